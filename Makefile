@@ -1,0 +1,42 @@
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types check conformance benchmark clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+# torch comes first and by exact pin: the range in pyproject.toml would fetch several GB of CUDA builds,
+# while the exact pin takes the CPU build where one is offered.
+$(READY): pyproject.toml constraints.txt
+	@echo "Installing whence and its tools into .venv (the first time takes minutes)"
+	@python3 -m venv .venv
+	@$(BIN)/pip install -q -c constraints.txt torch==2.13.0
+	@$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY) ## show what whence does, on a small model
+	@$(BIN)/whence demo
+
+test: $(READY) ## run the tests
+	$(BIN)/pytest -n 2
+
+lint: $(READY) ## check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(READY) ## check types
+	$(BIN)/mypy
+
+check: lint types test ## lint, types and test
+
+conformance: $(READY) ## run the slow tests
+	$(BIN)/pytest -n 2 -m slow
+
+benchmark: $(READY) ## measure time and memory
+	$(BIN)/python -m benchmarks
+
+clean: ## remove caches and build products (delete .venv to install afresh)
+	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

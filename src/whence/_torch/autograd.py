@@ -1,0 +1,126 @@
+"""Watch autograd run: which of its nodes is executing, and what it hands on.
+
+`torch.autograd.graph.Node` is public; its sequence numbers and the current counter are not. They are what ties
+a node of the backward graph to the moment of the forward pass that made it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+LEAF_SEQUENCE_NUMBER = 2**64 - 1
+
+GradientKey = tuple[int, int]
+"""Where the gradient of a tensor is collected: a node and an input of it, or a leaf tensor and -1.
+
+Made of identities, so it holds only while the node or tensor is kept alive.
+"""
+
+
+class BackwardListener(Protocol):
+    """What is told while a backward pass runs."""
+
+    def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
+        """`node` is about to run on the gradients of its outputs."""
+
+    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> None:
+        """`node` has run; `produced` are the gradients along its outgoing edges, in order."""
+
+
+def next_sequence_number() -> int:
+    """The number that the next autograd node made on this thread will carry."""
+    return torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined, no-any-return]
+
+
+def sequence_number(node: Node) -> int | None:
+    """When `node` was made; None for leaves, which carry no moment."""
+    number = node._sequence_nr()  # type: ignore[attr-defined]
+    return None if number == LEAF_SEQUENCE_NUMBER else number
+
+
+def gradient_key(tensor: Tensor) -> GradientKey | None:
+    """Where the gradient of `tensor` is collected; None when it needs none."""
+    with torch._C.DisableTorchFunction():
+        if not tensor.requires_grad:
+            return None
+        history = tensor.grad_fn
+        return (id(tensor), -1) if history is None else (id(history), tensor.output_nr)
+
+
+def keys_out(node: Node) -> list[GradientKey | None]:
+    """Where the gradients that `node` produces go, in order; None where nothing needs one."""
+    return [None if target is None else _key(target, index) for target, index in node.next_functions]
+
+
+def _key(target: Node, index: int) -> GradientKey:
+    return (id(target.variable), -1) if is_leaf_node(target) else (id(target), index)  # type: ignore[attr-defined]
+
+
+def history_of(tensor: Tensor) -> Node | None:
+    """The autograd node that made `tensor`."""
+    with torch._C.DisableTorchFunction():
+        return tensor.grad_fn
+
+
+def is_custom_function(node: Node) -> bool:
+    """Whether `node` is the backward of a `torch.autograd.Function` written in Python."""
+    return isinstance(node, torch._C._FunctionBase)
+
+
+def nodes_below(roots: Sequence[Node]) -> list[Node]:
+    """Every node reachable from `roots`."""
+    seen = {id(root): root for root in roots}
+    waiting = list(seen.values())
+    while waiting:
+        for target, _ in waiting.pop().next_functions:
+            if target is not None and id(target) not in seen:
+                seen[id(target)] = target
+                waiting.append(target)
+    return list(seen.values())
+
+
+def is_leaf_node(node: Node) -> bool:
+    """Whether `node` collects the gradient of a leaf tensor."""
+    return hasattr(node, "variable")
+
+
+@contextmanager
+def watched(nodes: Sequence[Node], listener: BackwardListener) -> Iterator[None]:
+    """Report to `listener` when each of `nodes` starts and ends."""
+    with ExitStack() as hooks:
+        for node in nodes:
+            if is_leaf_node(node):
+                continue
+            hooks.callback(node.register_prehook(_before(node, listener)).remove)
+            hooks.callback(node.register_hook(_after(node, listener)).remove)
+        yield
+
+
+def _before(node: Node, listener: BackwardListener) -> Any:
+    def starts(received: Sequence[Tensor | None]) -> None:
+        listener.node_starts(node, received)
+
+    return starts
+
+
+def _after(node: Node, listener: BackwardListener) -> Any:
+    def ends(produced: Sequence[Tensor | None], _received: Sequence[Tensor | None]) -> None:
+        listener.node_ends(node, produced)
+
+    return ends
+
+
+def run_backward(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    tangents: Sequence[Tensor | None],
+    listener: BackwardListener,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of `outputs` for `inputs`, run on the calling thread and reported node by node."""
+    nodes = nodes_below([node for output in outputs if (node := history_of(output)) is not None])
+    with torch.autograd.set_multithreading_enabled(False), watched(nodes, listener):
+        return torch.autograd.grad(outputs, inputs, tangents, allow_unused=True)  # type: ignore[arg-type]

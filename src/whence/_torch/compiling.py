@@ -1,0 +1,50 @@
+"""Tell library code on this thread that it is being captured.
+
+transformers and others ask `torch.compiler.is_compiling()` and take branches that read tensor values when the
+answer is no. The two flags behind the question are module globals, so they would also answer for models
+running in other threads; the object put in their place answers by thread.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class _TrueOnThread:
+    """A flag that is true on one thread only."""
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+
+    def __bool__(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def __or__(self, other: object) -> bool:
+        return bool(self) or bool(other)
+
+    def __and__(self, other: object) -> bool:
+        return bool(self) and bool(other)
+
+    __ror__ = __or__
+    __rand__ = __and__
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self) == other
+
+    def __hash__(self) -> int:
+        return hash(bool(self))
+
+
+@contextmanager
+def compiling_on_this_thread() -> Iterator[None]:
+    """Make `torch.compiler.is_compiling()` and `is_exporting()` true for the calling thread."""
+    before = (torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag)
+    flag = _TrueOnThread(threading.get_ident())
+    torch.compiler._is_compiling_flag = flag  # type: ignore[assignment]
+    torch.compiler._is_exporting_flag = flag  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before

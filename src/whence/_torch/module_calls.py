@@ -1,0 +1,132 @@
+"""See every module call and every access to a submodule, on one thread.
+
+Modules are called through `torch.nn.Module.__call__` and reached through `Module.__getattr__` or a container's
+own accessors. Global module hooks would not do: they change the path a call takes, are missed when a module
+raises, and fire in all threads. The patches below look at the thread first, so models running elsewhere only
+pay for one comparison.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol
+
+from torch import nn
+
+
+class CallObserver(Protocol):
+    """What is told about module calls and accesses."""
+
+    def called(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[Callable[[Any], None]]:
+        """A call of `module` lasts as long as the context; its result is reported through the value given."""
+
+    def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
+        """`child` was reached as the submodule `name` of `parent`."""
+
+
+@contextmanager
+def observed_modules(observer: CallObserver) -> Iterator[None]:
+    """Report the module calls and accesses of the calling thread to `observer`."""
+    here = threading.get_ident()
+
+    def is_observed() -> bool:
+        return threading.get_ident() == here
+
+    with ExitStack() as patches:
+        patches.enter_context(_patched(nn.Module, "__call__", _observed_call(observer, is_observed)))
+        patches.enter_context(_patched(nn.Module, "__getattr__", _observed_getattr(observer, is_observed)))
+        for container in (nn.Sequential, nn.ModuleList):
+            patches.enter_context(_patched(container, "__iter__", _observed_iter(observer, is_observed)))
+            patches.enter_context(_patched(container, "__getitem__", _observed_index(observer, is_observed)))
+        patches.enter_context(_patched(nn.ModuleDict, "__getitem__", _observed_index(observer, is_observed)))
+        for view in ("values", "items"):
+            patches.enter_context(_patched(nn.ModuleDict, view, _observed_view(observer, is_observed)))
+        yield
+
+
+@contextmanager
+def _patched(owner: type, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    before = owner.__dict__[name]
+    setattr(owner, name, wrap(before))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _observed_call(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
+    def wrap(call: Any) -> Any:
+        def observed_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if not is_observed():
+                return call(module, *args, **kwargs)
+            with observer.called(module, args, kwargs) as report:
+                result = call(module, *args, **kwargs)
+                report(result)
+            return result
+
+        return observed_call
+
+    return wrap
+
+
+def _observed_getattr(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
+    def wrap(lookup: Any) -> Any:
+        def observed_getattr(module: nn.Module, name: str) -> Any:
+            found = lookup(module, name)
+            if isinstance(found, nn.Module) and is_observed():
+                observer.accessed(module, name, found)
+            return found
+
+        return observed_getattr
+
+    return wrap
+
+
+def _observed_iter(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
+    def wrap(iterate: Any) -> Any:
+        def observed_iter(container: nn.Module) -> Iterator[nn.Module]:
+            if not is_observed():
+                return iterate(container)  # type: ignore[no-any-return]
+            return (child for _, child in _announced(observer, container))
+
+        return observed_iter
+
+    return wrap
+
+
+def _observed_index(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
+    def wrap(index: Any) -> Any:
+        def observed_index(container: nn.Module, key: Any) -> Any:
+            found = index(container, key)
+            if not isinstance(key, slice) and is_observed():
+                name = key if isinstance(key, str) else list(container._modules)[key]
+                observer.accessed(container, name, found)
+            return found
+
+        return observed_index
+
+    return wrap
+
+
+def _observed_view(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
+    def wrap(view: Any) -> Any:
+        wants_values = view.__name__ == "values"
+
+        def observed_view(container: nn.Module) -> Any:
+            if not is_observed():
+                return view(container)
+            pairs = _announced(observer, container)
+            return (child for _, child in pairs) if wants_values else pairs
+
+        return observed_view
+
+    return wrap
+
+
+def _announced(observer: CallObserver, container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in list(container._modules.items()):
+        if child is not None:
+            observer.accessed(container, name, child)
+            yield name, child

@@ -1,0 +1,84 @@
+"""What an operator's schema says: which arguments it changes, which results are views, its functional twin."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+
+__all__ = ["HigherOrderOperator", "OpOverload", "Traits", "functional_twin", "op_name", "traits"]
+
+aten = torch.ops.aten
+
+# Operators that change arguments without saying so in their schema, and the functional form that says it.
+_SILENT_MUTATION: dict[OpOverload, tuple[tuple[int, ...], OpOverload]] = {
+    aten.native_batch_norm.default: ((3, 4), aten._native_batch_norm_legit_functional.default),
+}
+# Functional forms that are not spelled as the in-place form without its underscore.
+_IRREGULAR_TWIN: dict[OpOverload, OpOverload] = {
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.normal_.default: aten.normal_functional.default,
+}
+
+
+@dataclass(frozen=True)
+class Traits:
+    """`mutates`: positions of changed arguments. `viewed`: position of the argument the results are views of."""
+
+    mutates: tuple[int, ...] = ()
+    viewed: int | None = None
+    moves_view: bool = False
+    random: bool = False
+
+
+def op_name(target: Any) -> str:
+    """`aten.mm.default` for an operator, the plain name for any other callable."""
+    if isinstance(target, OpOverload):
+        return str(target)
+    return getattr(target, "__name__", str(target))
+
+
+@cache
+def traits(target: Any) -> Traits:
+    """Read the schema of an operator; anything else has no traits."""
+    if not isinstance(target, OpOverload):
+        return Traits()
+    arguments = target._schema.arguments
+    mutates = tuple(i for i, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write)
+    if target in _SILENT_MUTATION:
+        mutates = _SILENT_MUTATION[target][0]
+    return Traits(
+        mutates=mutates,
+        viewed=None if mutates else _viewed_argument(target),
+        moves_view=torch.Tag.inplace_view in target.tags,
+        random=torch.Tag.nondeterministic_seeded in target.tags,
+    )
+
+
+def _viewed_argument(target: OpOverload) -> int | None:
+    if not any(result.alias_info for result in target._schema.returns):
+        return None
+    return next((i for i, argument in enumerate(target._schema.arguments) if argument.alias_info), None)
+
+
+@cache
+def functional_twin(target: OpOverload) -> OpOverload | None:
+    """The operator that computes what `target` writes, and writes nothing; None if there is none.
+
+    Found by PyTorch's naming rule (`add_.Tensor` and `add.Tensor`), checked against the schema, or listed above.
+    """
+    if target in _SILENT_MUTATION:
+        return _SILENT_MUTATION[target][1]
+    if target in _IRREGULAR_TWIN:
+        return _IRREGULAR_TWIN[target]
+    namespace, name = target._schema.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), re.sub(r"_$", "", name), None)
+    if packet is None or not name.endswith("_") or target._overloadname not in packet.overloads():
+        return None
+    twin: OpOverload = getattr(packet, target._overloadname)
+    same = [argument.name for argument in twin._schema.arguments] == [a.name for a in target._schema.arguments]
+    return twin if same and not traits(twin).mutates else None

@@ -1,0 +1,217 @@
+"""Record what runs on this thread into an fx graph, on fake tensors.
+
+This is PyTorch's make_fx machinery (`ProxyTorchDispatchMode` over `FakeTensorMode`) entered directly:
+`make_fx` itself runs through `fx.Tracer.trace`, which patches `nn.Module` and flags for every thread.
+
+The model's own tensors are never swapped for fake ones. They are recognised by identity when they reach an
+operation and replaced there, below autograd. So closures, lists of weights, hooks on parameters and ties work
+by themselves, and a model that runs in another thread meanwhile sees nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    unset_fake_temporarily,
+)
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    TorchFunctionMetadataMode,
+    disable_proxy_modes_tracing,
+    get_proxy_slot,
+    has_proxy_slot,
+    track_tensor_tree,
+)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from whence._torch.graphs import name_plainly
+
+__all__ = ["FakeTensor", "FakeTensorMode", "Recorder", "RecordingListener", "fake_mode_of", "is_wrapper_subclass"]
+
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_VALUE_READERS = frozenset({Tensor.numpy, Tensor.__array__})
+_CONTENT_READERS = frozenset({Tensor.tolist})
+_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+
+
+class RecordingListener(Protocol):
+    """What is told while a recording goes on, and asked what only it can know."""
+
+    def recorded(self, node: fx.Node) -> None:
+        """A node was appended to the graph."""
+
+    def met_tensor(self, tensor: Tensor) -> str:
+        """A real tensor nobody announced reached an operation; give it a placeholder name."""
+
+    def value_needed(self, operation: object) -> Exception:
+        """Python asked for a tensor's value; make the error to raise."""
+
+    def subclass_met(self, tensor: Tensor) -> Exception:
+        """A tensor subclass that cannot be recorded reached an operation; make the error to raise."""
+
+
+def is_wrapper_subclass(tensor: Tensor) -> bool:
+    """Whether a tensor is made of other tensors (DTensor, quantised weights, nested tensors)."""
+    return not isinstance(tensor, FakeTensor) and is_traceable_wrapper_subclass(tensor)
+
+
+def fake_mode_of(tensors: Iterator[Tensor]) -> FakeTensorMode:
+    """The mode that made the first fake tensor among `tensors`, or a new one."""
+    found = next((tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)), None)
+    return found or FakeTensorMode()
+
+
+class _Tracer(PythonKeyTracer):
+    """Appends nodes to a graph of its own and tells a listener about each."""
+
+    def __init__(self, listener: RecordingListener) -> None:
+        super().__init__()
+        self.root = nn.Module()
+        self.graph = fx.Graph(tracer_cls=PythonKeyTracer)
+        self.listener = listener
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        self.listener.recorded(node)
+        return node
+
+
+class _FunctionMode(TorchFunctionMetadataMode):
+    """Notes which torch function runs, and catches the few that read values behind the dispatcher's back."""
+
+    def __init__(self, recorder: "Recorder") -> None:
+        super().__init__(recorder.tracer)
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _VALUE_READERS:
+            raise self.recorder.listener.value_needed(func)
+        if func in _CONTENT_READERS:
+            args = self.recorder.recognised(args)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class Recorder(ProxyTorchDispatchMode):
+    """A recording in progress: a graph, and the fake tensor that stands for each real one."""
+
+    def __init__(self, listener: RecordingListener, fake_mode: FakeTensorMode) -> None:
+        super().__init__(_Tracer(listener), "fake")
+        self.listener = listener
+        self.fake_mode = fake_mode
+        self._stand_ins: dict[int, Tensor] = {}
+        self._kept: list[Tensor] = []
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph recorded so far."""
+        return self.tracer.graph  # type: ignore[no-any-return]
+
+    def placeholder(self, tensor: Tensor, name: str, *, shown: Tensor | None = None) -> fx.Node:
+        """Give a fake `tensor` a placeholder; `shown` is what the placeholder's metadata tells of it."""
+        proxy = self._placeholder_proxy(name)
+        track_tensor_tree(tensor, proxy, constant=None, tracer=self.tracer)
+        proxy.node.meta["val"] = tensor if shown is None else shown
+        return proxy.node  # type: ignore[no-any-return]
+
+    def _placeholder_proxy(self, name: str) -> fx.Proxy:
+        proxy = self.tracer.create_proxy("placeholder", name, (), {}, name=name)
+        name_plainly(proxy.node, name)
+        return proxy  # type: ignore[no-any-return]
+
+    def adopt(self, tensor: Tensor, name: str) -> fx.Node:
+        """Let the real (or the caller's own fake) `tensor` be known by a placeholder from now on."""
+        if isinstance(tensor, FakeTensor):
+            return self.placeholder(tensor, name)
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            shown = self.fake_mode.from_tensor(tensor, static_shapes=True)
+            stand_in = shown.detach() if shown.requires_grad else shown
+        self._stand_ins[id(tensor)] = stand_in
+        self._kept.append(tensor)
+        return self.placeholder(stand_in, name, shown=shown)
+
+    def fake_input(self, tensor: Tensor, name: str) -> tuple[Tensor, fx.Node]:
+        """A fake twin of a user input, a leaf of its own, with its placeholder."""
+        twin = tensor if isinstance(tensor, FakeTensor) else self.fake_mode.from_tensor(tensor, static_shapes=True)
+        if not twin.is_leaf:
+            twin = twin.detach().requires_grad_()
+        return twin, self.placeholder(twin, name)
+
+    def constant_input(self, value: object, name: str) -> fx.Node:
+        """A placeholder for a user input that is not a tensor."""
+        proxy = self._placeholder_proxy(name)
+        proxy.node.meta["val"] = value
+        return proxy.node  # type: ignore[no-any-return]
+
+    def tangent(self, output: Tensor, name: str) -> tuple[Tensor, fx.Node]:
+        """A fake gradient for `output`, with its placeholder."""
+        with disable_proxy_modes_tracing(), torch.no_grad():
+            fake = torch.empty_like(output)
+        return fake, self.placeholder(fake, name)
+
+    def node_of(self, tensor: Tensor) -> fx.Node | None:
+        """The node whose value `tensor` is now, if the recording knows it."""
+        known = self._stand_ins.get(id(tensor), tensor)
+        proxy = get_proxy_slot(known, self.tracer, None, lambda slot: slot.proxy)
+        return None if proxy is None else proxy.node  # type: ignore[no-any-return]
+
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """The fake tensor that stands for `tensor`, or the tensor itself."""
+        return self._stand_ins.get(id(tensor), tensor)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Record everything that runs on this thread inside the block."""
+        with self.fake_mode, _FunctionMode(self), self:
+            yield
+
+    def recognised(self, value: Any) -> Any:
+        """`value` with every tensor the recording has a stand-in for replaced by it."""
+        if isinstance(value, Tensor):
+            return self._recognise(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.recognised(item) for item in value])
+        return value
+
+    def _recognise(self, tensor: Tensor) -> Tensor:
+        known = self._stand_ins.get(id(tensor))
+        if known is not None:
+            return known
+        if has_proxy_slot(tensor, self.tracer):
+            return tensor
+        if is_wrapper_subclass(tensor):
+            raise self.listener.subclass_met(tensor)
+        if not isinstance(tensor, (FakeTensor, *_PLAIN_TENSORS)):
+            return tensor
+        self.adopt(tensor, self.listener.met_tensor(tensor))
+        return self.stand_in(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _LIFT_FRESH:
+            self._know_literal(args[0])
+        else:
+            args = self.recognised(args)
+            kwargs = {key: self.recognised(value) for key, value in kwargs.items()} if kwargs else {}
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise self.listener.value_needed(func) from error
+        except UnsupportedFakeTensorException as error:
+            raise self.listener.value_needed(func) from error
+
+    def _know_literal(self, literal: Tensor) -> None:
+        """`torch.tensor([...])` makes a real tensor first: give it a placeholder and keep its value for `item()`."""
+        if has_proxy_slot(literal, self.tracer):
+            return
+        node = self.adopt(literal, self.listener.met_tensor(literal))
+        track_tensor_tree(literal, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+        node.meta["val"] = self._stand_ins[id(literal)]
+

@@ -1,0 +1,36 @@
+"""Facts about tensors that have no public spelling."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Give tensors back as they were: version counter, gradient history and `requires_grad`.
+
+    A recording replaces tensors below autograd, so an in-place operation on a buffer changes no number but is
+    counted and linked above.
+    """
+    before = [(tensor, tensor._version, tensor.requires_grad, tensor.grad_fn) for tensor in tensors if _counts(tensor)]
+    try:
+        yield
+    finally:
+        for tensor, version, required, history in before:
+            if tensor.grad_fn is not history:
+                tensor.detach_()
+            if tensor.requires_grad != required:
+                tensor.requires_grad_(required)
+            if tensor._version != version:
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # type: ignore[attr-defined]
+
+
+def _counts(tensor: Tensor) -> bool:
+    return not tensor.is_inference()
+
+
+def clear_autocast_cache() -> None:
+    """Forget weights that autocast has cast, so that neither a capture nor eager meets the other's."""
+    torch.clear_autocast_cache()

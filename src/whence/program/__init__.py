@@ -1,0 +1,23 @@
+"""A captured program: hold it, select from it, print it, know whether it is well formed."""
+
+from whence.program.calls import Absent, Call, Calls, Constant, Named, Structure
+from whence.program.convention import Convention
+from whence.program.program import Adjoint, Contribution, ModuleRecord, Program
+from whence.program.signature import Input, Output, Signature
+
+__all__ = [
+    "Absent",
+    "Adjoint",
+    "Call",
+    "Calls",
+    "Constant",
+    "Contribution",
+    "Convention",
+    "Input",
+    "ModuleRecord",
+    "Named",
+    "Output",
+    "Program",
+    "Signature",
+    "Structure",
+]

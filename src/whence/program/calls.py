@@ -1,0 +1,141 @@
+"""The tree of module calls that a capture saw."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from whence._torch.trees import TreeSpec, tree_unflatten
+from whence.errors import SelectionError
+from whence.provenance import CallSite, ModulePath
+from whence.provenance.places import ancestors
+
+
+@dataclass(frozen=True)
+class Named:
+    """A leaf that is the value of the node `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A leaf that is the same in every run."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A leaf that the program does not compute, because nothing in it uses the value."""
+
+    reason: str
+
+
+Leaf = Named | Constant | Absent
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A pytree of graph values: how a module was called, or what it returned."""
+
+    spec: TreeSpec
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes among the leaves, once each, in order."""
+        return tuple(dict.fromkeys(leaf.name for leaf in self.leaves if isinstance(leaf, Named)))
+
+    def renamed(self, names: dict[str, Leaf]) -> "Structure":
+        """The same structure over other nodes."""
+        leaves = tuple(names.get(leaf.name, leaf) if isinstance(leaf, Named) else leaf for leaf in self.leaves)
+        return replace(self, leaves=leaves)
+
+    def filled(self, values: dict[str, Any]) -> Any:
+        """The structure over real values, taken by node name."""
+        return tree_unflatten([_filled(leaf, values) for leaf in self.leaves], self.spec)
+
+
+def _filled(leaf: Leaf, values: dict[str, Any]) -> Any:
+    match leaf:
+        case Named(name):
+            return values[name]
+        case Constant(value):
+            return value
+        case Absent():
+            return leaf
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one module, or (number 0) the program itself.
+
+    `number` is the position in the order of calls and `parent` the call it was made from. `inputs` is the
+    structure of `(args, kwargs)` and `outputs` that of the result.
+    """
+
+    number: int
+    site: CallSite
+    parent: int
+    inputs: Structure | None = None
+    outputs: Structure | None = None
+    parameters: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.site or '(root)'}: {self.site.type}"
+
+
+@dataclass(frozen=True)
+class Calls:
+    """All calls in the order they were made; the first is the program."""
+
+    rows: tuple[Call, ...]
+    _children: dict[int, list[Call]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        children: dict[int, list[Call]] = {row.number: [] for row in self.rows}
+        for row in self.rows[1:]:
+            children[row.parent].append(row)
+        object.__setattr__(self, "_children", children)
+
+    def __iter__(self) -> Iterator[Call]:
+        """The module calls, in the order they were made."""
+        return iter(self.rows[1:])
+
+    def __len__(self) -> int:
+        return len(self.rows) - 1
+
+    @property
+    def program(self) -> Call:
+        """The call of the captured callable itself."""
+        return self.rows[0]
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """The number of the caller of each call, by number."""
+        return tuple(row.parent for row in self.rows)
+
+    def children(self, call: Call) -> list[Call]:
+        """The calls made directly by `call`."""
+        return self._children[call.number]
+
+    def chain(self, call: Call) -> list[Call]:
+        """The call and its callers, innermost first, without the program."""
+        return [self.rows[number] for number in ancestors(self.parents, call.number) if number]
+
+    def at(self, path: str, index: int = 0) -> Call:
+        """The call of a module path; raises `SelectionError` when it was not called that often."""
+        wanted = ModulePath.parse(path)
+        for call in self:
+            if call.site.path == wanted and call.site.index == index:
+                return call
+        made = sum(call.site.path == wanted for call in self)
+        raise SelectionError(f"{path or '(root)'} has no call number {index}", why=f"it was called {made} times")
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines(self.program, 0))
+
+    def _lines(self, call: Call, depth: int) -> Iterator[str]:
+        for child in self.children(call):
+            yield f"{'  ' * depth}{str(child.site) or '(root)'}: {child.site.type}"
+            yield from self._lines(child, depth + 1)

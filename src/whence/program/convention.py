@@ -1,0 +1,184 @@
+"""How a captured callable is called: from arguments as a person writes them to flat values, and back.
+
+A call need not be spelled as the example was: keywords may come in any order, a positional argument may be
+given by keyword, and an argument left at its default may be written out. What must agree is which values
+arrive; everything that does not is reported at once.
+"""
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from whence._torch.trees import TreeSpec, key_segments, spelled, tree_flatten, tree_flatten_with_path, tree_unflatten
+from whence.errors import CallError
+from whence.program.signature import describe
+
+
+@dataclass(frozen=True)
+class Convention:
+    """The structure of `(args, kwargs)` and of the result, and what each leaf of the arguments was.
+
+    `parameters` is the Python signature of the callable where it has one. `leaves` are fake tensors or
+    constants, in flat order; `paths` their spelled accesses. `same` pairs leaves that were one tensor.
+    """
+
+    spec: TreeSpec
+    leaves: tuple[Any, ...]
+    paths: tuple[str, ...]
+    parameters: inspect.Signature | None = None
+    same: tuple[tuple[int, int], ...] = ()
+
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a call in the captured order; raises `CallError` naming every misfit."""
+        flat, spec = tree_flatten((args, kwargs))
+        if spec != self.spec:
+            flat, spec = self._respelled(args, kwargs)
+        if not same_structure(spec, self.spec):
+            raise CallError(
+                "the arguments have another structure than those of the capture",
+                why=f"expected {_shape_of(self.spec, self.leaves)}, got {_shape_of(spec, flat)}",
+                remedy="call it as it was captured, or capture again with these arguments",
+            )
+        self._check(flat)
+        return flat
+
+    def _check(self, flat: Sequence[Any]) -> None:
+        rows = zip(self.paths, self.leaves, flat, strict=True)
+        problems = [problem for path, expected, given in rows if (problem := misfit(path, expected, given))]
+        problems += [
+            f"{self.paths[first]} and {self.paths[second]} were one tensor at capture, and are two now"
+            for first, second in self.same
+            if flat[first] is not flat[second]
+        ]
+        if problems:
+            remedy = "capture again with these inputs"
+            raise CallError("the arguments do not fit the capture", why="; ".join(problems), remedy=remedy)
+
+    def _respelled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
+        """Spell a call as the capture spelled its own."""
+        if self.parameters is None:
+            return tree_flatten((args, kwargs))
+        captured_args, captured_kwargs = tree_unflatten(list(self.leaves), self.spec)
+        given = arguments_by_name(self.parameters, args, kwargs)
+        expected = arguments_by_name(self.parameters, captured_args, captured_kwargs)
+        given = _with_defaults(self.parameters, given, expected)
+        if set(given) != set(expected):
+            return tree_flatten((args, kwargs))
+        positional = list(arguments_by_name(self.parameters, captured_args, {}, partial=True))
+        new_args = tuple(given[name] for name in positional)
+        return tree_flatten((new_args, {name: given[name] for name in captured_kwargs}))
+
+
+def arguments_by_name(
+    parameters: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], *, partial: bool = False
+) -> dict[str, Any]:
+    """Arguments under the names of the parameters they bind to; the members of `*args` as `*0`, `*1`, …"""
+    try:
+        bound = parameters.bind_partial(*args, **kwargs) if partial else parameters.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CallError(str(error), why=f"the captured callable takes {parameters}") from error
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        match parameters.parameters[name].kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                named |= {f"*{position}": item for position, item in enumerate(value)}
+            case inspect.Parameter.VAR_KEYWORD:
+                named |= value
+            case _:
+                named[name] = value
+    return named
+
+
+def _with_defaults(parameters: inspect.Signature, given: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """Drop arguments that only write out a default, add those the capture wrote out."""
+
+    def default(name: str) -> Any:
+        parameter = parameters.parameters.get(name)
+        return inspect.Parameter.empty if parameter is None else parameter.default
+
+    kept = {name: value for name, value in given.items() if name in expected or value is not default(name)}
+    missing = {name: default(name) for name in expected if name not in kept}
+    return kept | {name: value for name, value in missing.items() if value is not inspect.Parameter.empty}
+
+
+def misfit(path: str, expected: Any, given: Any) -> str | None:
+    """Say in words how `given` differs from what was captured, or None."""
+    if not isinstance(expected, Tensor):
+        return None if _same_constant(expected, given) else f"{path} was {expected!r} at capture, is {describe(given)}"
+    if not isinstance(given, Tensor):
+        return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
+    if expected.shape != given.shape or expected.dtype != given.dtype:
+        return f"{path} was {describe(expected)} at capture, is {describe(given)}"
+    if given.requires_grad and not expected.requires_grad:
+        return f"{path} requires a gradient, and did not at capture"
+    return None
+
+
+def _same_constant(expected: Any, given: Any) -> bool:
+    if expected is given:
+        return True
+    return type(expected) is type(given) and not isinstance(given, Tensor) and bool(expected == given)
+
+
+def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
+    """Whether two structures agree, taking dict and OrderedDict with equal keys in equal order as one kind."""
+    if left == right:
+        return True
+    if left.is_leaf() or right.is_leaf() or _kind(left) is not _kind(right) or left.context != right.context:
+        return False
+    ours, theirs = left.children(), right.children()
+    return len(ours) == len(theirs) and all(map(same_structure, ours, theirs))
+
+
+def _kind(spec: TreeSpec) -> Any:
+    return dict if spec.type is OrderedDict else spec.type
+
+
+def _shape_of(spec: TreeSpec, leaves: Sequence[Any]) -> str:
+    args, kwargs = tree_unflatten([_Leaf(describe(leaf)) for leaf in leaves], spec)
+    spelled_args = [repr(value) for value in args]
+    return f"({', '.join([*spelled_args, *(f'{name}={value!r}' for name, value in kwargs.items())])})"
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def paths_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """The spelled access of every leaf: `args[0]['mask']`, `kwargs['ids']`."""
+    pairs, _ = tree_flatten_with_path((args, kwargs))
+    return tuple(("args", "kwargs")[path[0].idx] + spelled(path[1:]) for path, _ in pairs)  # type: ignore[attr-defined]
+
+
+def names_of(args: tuple[Any, ...], kwargs: dict[str, Any], parameters: inspect.Signature | None) -> tuple[str, ...]:
+    """A name for every leaf, from the callable's own argument names: `x`, `batch_mask`, `states_0`."""
+    pairs, _ = tree_flatten_with_path((args, kwargs))
+    positional = _positional_names(parameters, len(args))
+    return tuple(_leaf_name(positional, key_segments(path)) for path, _ in pairs)
+
+
+def _positional_names(parameters: inspect.Signature | None, count: int) -> list[str]:
+    names = [f"args_{position}" for position in range(count)]
+    if parameters is None:
+        return names
+    own = [
+        parameter.name
+        for parameter in parameters.parameters.values()
+        if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    rest = next((p.name for p in parameters.parameters.values() if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
+    return [*own[:count], *(f"{rest}_{position}" for position in range(count - len(own)))]
+
+
+def _leaf_name(positional: Sequence[str], segments: Sequence[str]) -> str:
+    side, first, *rest = segments
+    head = positional[int(first)] if side == "0" else first
+    return "_".join([head, *rest])

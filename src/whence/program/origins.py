@@ -1,0 +1,25 @@
+"""The one place where an origin is written to and read from a graph node."""
+
+from torch import fx
+
+from whence.provenance import Origin
+from whence.schema import Phase, Quality
+
+_KEY = "whence_origin"
+_UNKNOWN = Origin(Phase.FORWARD, quality=Quality.NONE)
+
+
+def set_origin(node: fx.Node, origin: Origin) -> None:
+    """Say where a node came from; copies of the node carry the origin along."""
+    node.meta[_KEY] = origin
+
+
+def origin_of(node: fx.Node) -> Origin:
+    """Where a node came from; an origin of quality `none` when nobody said."""
+    origin = node.meta.get(_KEY, _UNKNOWN)
+    return origin if isinstance(origin, Origin) else _UNKNOWN
+
+
+def has_origin(node: fx.Node) -> bool:
+    """Whether somebody said where the node came from."""
+    return _KEY in node.meta

@@ -1,0 +1,56 @@
+"""A program as a readable page: its signature, then its nodes under the modules that made them."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from whence._torch.operators import op_name
+from whence.program.origins import origin_of
+from whence.program.signature import describe
+from whence.provenance import Origin
+
+if TYPE_CHECKING:
+    from whence.program.program import Program
+
+
+def page(program: "Program") -> str:
+    """The whole program; one line per node, grouped by phase and module call."""
+    return "\n".join([f"program {program.name}", str(program.signature), *_body(program.graph)])
+
+
+def _body(graph: fx.Graph) -> Iterator[str]:
+    heading = ""
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        origin = origin_of(node)
+        if (now := _heading(origin)) != heading:
+            heading = now
+            yield f"\n{heading}"
+        yield f"  {_line(node)}"
+
+
+def _heading(origin: Origin) -> str:
+    where = " + ".join(str(site) or "(root)" for site in origin.calls) or "outside any module"
+    mark = " (recomputed)" if origin.recomputed else ""
+    return f"{origin.phase.value}  {where}{mark}"
+
+
+def _line(node: fx.Node) -> str:
+    arguments = [_spelled(argument) for argument in node.args]
+    arguments += [f"{key}={_spelled(value)}" for key, value in node.kwargs.items()]
+    called = str(node.target) if node.op == "get_attr" else f"{op_name(node.target)}({', '.join(arguments)})"
+    return f"{node.name}: {_described(node.meta.get('val'))} = {called}"
+
+
+def _described(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_described, value))})"
+    return describe(value)
+
+
+def _spelled(argument: object) -> str:
+    if isinstance(argument, (list, tuple)):
+        return f"[{', '.join(map(_spelled, argument))}]"
+    return str(argument)

@@ -1,0 +1,158 @@
+"""A captured program and the questions that only need it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any, Self
+
+from torch import Tensor, fx
+
+from whence._torch.trees import TreeSpec
+from whence.errors import SelectionError
+from whence.program.calls import Call, Calls, Structure
+from whence.program.convention import Convention
+from whence.program.finding import find_input, find_output
+from whence.program.origins import origin_of
+from whence.program.printing import page
+from whence.program.selecting import select
+from whence.program.signature import Input, Output, Signature
+from whence.provenance import ModulePath, Origin
+
+
+@dataclass(frozen=True)
+class ModuleRecord:
+    """One name in the module hierarchy of the captured model, in the model's own order.
+
+    `parameters` and `buffers` give the attribute name and the name of the program input that holds it (None
+    for an attribute that is None). `same_as` is the first path of a module that has several.
+    """
+
+    path: ModulePath
+    type: str
+    container: str | None
+    training: bool
+    parameters: tuple[tuple[str, str | None], ...] = ()
+    buffers: tuple[tuple[str, str | None, bool], ...] = ()
+    absent: tuple[str, ...] = ()
+    same_as: ModulePath | None = None
+    tensors: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One gradient that arrived for a value: the node that holds it, the call it came from, the running sum."""
+
+    node: str
+    scope: int
+    sum: str | None = None
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """The gradient of one forward value: its contributions in order of arrival, and their total."""
+
+    contributions: tuple[Contribution, ...]
+
+    @property
+    def total(self) -> str:
+        """The node that holds the whole gradient."""
+        last = self.contributions[-1]
+        return last.sum or last.node
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """One flat functional graph, its signature, origins, calls, and the tensors of the model it was captured from.
+
+    `state` maps names of inputs to the model's own tensors. `seed` is the node that starts the backward pass of
+    a program captured with a loss. `opaque` lists custom autograd functions that a forward-only program passes
+    through: it cannot be differentiated from outside.
+    """
+
+    graph_module: fx.GraphModule
+    signature: Signature
+    calls: Calls
+    convention: Convention
+    result: Structure
+    modules: tuple[ModuleRecord, ...]
+    state: Mapping[str, Tensor]
+    name: str
+    has_backward: bool = False
+    seed: str | None = None
+    entry: int = 0
+    adjoints: Mapping[str, Adjoint] = field(default_factory=dict)
+    opaque: tuple[str, ...] = ()
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The flat graph."""
+        return self.graph_module.graph
+
+    @property
+    def out_spec(self) -> TreeSpec:
+        """The structure of what the captured callable returns."""
+        return self.result.spec
+
+    def nodes(self) -> Iterator[fx.Node]:
+        """Every node of every nested graph, in order."""
+        return _nodes_of(self.graph_module)
+
+    @cached_property
+    def _by_name(self) -> dict[str, fx.Node]:
+        return {node.name: node for node in self.graph.nodes}
+
+    def node(self, name: str) -> fx.Node:
+        """The node of that name; raises `SelectionError` with near misses."""
+        found = self._by_name.get(name)
+        if found is None:
+            found = {node.name: node for node in self.graph.nodes}.get(name)
+        if found is None:
+            raise SelectionError(f"no node is called {name!r}", remedy=_near(name, self._by_name))
+        return found
+
+    def where(self, node: fx.Node | str) -> Origin:
+        """Where a node came from; raises `SelectionError` for a name that is not in the graph."""
+        return origin_of(self.node(node) if isinstance(node, str) else node)
+
+    def input(self, name: str) -> Input:
+        """The input with this placeholder name, fully qualified name, alias or pytree path."""
+        return find_input(self.signature, name)
+
+    def output(self, name: str) -> Output:
+        """The output with this name or path, or the only one that belongs to the input of that name."""
+        return find_output(self.signature, name)
+
+    def select(self, pattern: str) -> list[fx.Node]:
+        """The nodes that fit `path :: operation :: phase`, each part a glob and each but one optional.
+
+        A path fits a node when it fits the call that made the node or any module above it, so
+        `layers.*.self_attn` includes what its projections do. Raises `SelectionError` when nothing fits.
+        """
+        return select(list(self.nodes()), self.calls, pattern)
+
+    def call_of(self, node: fx.Node) -> Call:
+        """The call whose graph holds the node; the program itself for nodes outside any module."""
+        place = origin_of(node).place
+        return self.calls.program if place is None else self.calls.at(str(place.path), place.index)
+
+    def with_changes(self, **changes: Any) -> Self:
+        """A program that differs in these fields."""
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        return page(self)
+
+
+def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
+    for node in module.graph.nodes:
+        yield node
+        if node.op == "get_attr":
+            inner = getattr(module, str(node.target), None)
+            if isinstance(inner, fx.GraphModule):
+                yield from _nodes_of(inner)
+
+
+def _near(name: str, candidates: Mapping[str, object]) -> str:
+    close = get_close_matches(name, list(candidates), n=3)
+    return f"did you mean {', '.join(close)}?" if close else ""

@@ -1,0 +1,95 @@
+"""What each placeholder and each returned value of a program is, in graph order."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from whence.provenance import ModulePath
+from whence.schema import InputKind, OutputKind
+
+
+@dataclass(frozen=True)
+class Input:
+    """One placeholder (or, with state as attributes, one attribute) of a program.
+
+    `path` is the fully qualified name for state, and for user inputs the access a person would write:
+    `args[0]['mask']`, `kwargs['ids']`. `aliases` are the other names of a tied tensor. `of` is, for a
+    tangent, the name of the output it is the gradient of. `value` is a fake tensor (shape, dtype, strides,
+    device, `requires_grad`) or, for an input that is not a tensor, the constant it was captured with.
+    """
+
+    name: str
+    kind: InputKind
+    path: str
+    aliases: tuple[str, ...] = ()
+    module: ModulePath | None = None
+    module_type: str | None = None
+    of: str | None = None
+    value: Any = None
+    persistent: bool = True
+
+
+@dataclass(frozen=True)
+class Output:
+    """One returned value of a program.
+
+    `of` names the input that a gradient or a mutation belongs to. `node` is the name of the graph node that
+    holds the value; it is None for a value that is not computed: a constant (in `value`), or the absent
+    gradient of a parameter that nothing used.
+    """
+
+    name: str
+    kind: OutputKind
+    path: str
+    of: str | None = None
+    node: str | None = None
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """`inputs` has one row per placeholder, `outputs` one per returned value; `attributes` one per `get_attr`."""
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    attributes: tuple[Input, ...] = ()
+
+    @property
+    def state(self) -> tuple[Input, ...]:
+        """Parameters, buffers and constants, whichever way the graph reads them."""
+        kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
+        return tuple(row for row in (*self.attributes, *self.inputs) if row.kind in kinds)
+
+    def inputs_of(self, *kinds: InputKind) -> tuple[Input, ...]:
+        """The placeholders of these kinds."""
+        return tuple(row for row in self.inputs if row.kind in kinds)
+
+    def outputs_of(self, *kinds: OutputKind) -> tuple[Output, ...]:
+        """The returned values of these kinds."""
+        return tuple(row for row in self.outputs if row.kind in kinds)
+
+    def __str__(self) -> str:
+        rows = [*map(_input_line, (*self.attributes, *self.inputs)), *map(_output_line, self.outputs)]
+        return "\n".join(rows)
+
+
+def _input_line(row: Input) -> str:
+    notes = [f"= {', '.join(row.aliases)}"] if row.aliases else []
+    notes += [f"of {row.of}"] if row.of else []
+    return " ".join([f"  in   {row.kind.value:<9} {row.name}: {describe(row.value)}  {row.path}", *notes])
+
+
+def _output_line(row: Output) -> str:
+    held = row.node if row.node is not None else repr(row.value)
+    notes = [f"of {row.of}"] if row.of else []
+    return " ".join([f"  out  {row.kind.value:<9} {row.name} <- {held}  {row.path}", *notes])
+
+
+SHORT_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16", "int64": "i64"}
+
+
+def describe(value: Any) -> str:
+    """`f32[2, 8, 64]` for a tensor, the literal for anything else."""
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return repr(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{SHORT_DTYPES.get(dtype, dtype)}[{', '.join(map(str, value.shape))}]"

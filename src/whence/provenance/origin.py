@@ -1,0 +1,59 @@
+"""Where one node came from."""
+
+from dataclasses import dataclass
+
+from whence.provenance.path import ModulePath
+from whence.schema import Phase, Quality
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of Python: the user's own code where there is any on the stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """One call of one module: its path, which call of that path it is (0 for the first), and its class."""
+
+    path: ModulePath
+    index: int = 0
+    type: str = ""
+
+    def __str__(self) -> str:
+        """`layer` for the first call of a module, `layer@1` for the second."""
+        return f"{self.path}@{self.index}" if self.index else str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one node came from.
+
+    `calls` names the innermost module call with its full path; it is empty for operations outside any
+    module (a loss function, a free function) and has several entries only for accumulated gradients.
+    `place` is the call whose graph holds the node: the common ancestor of several contributors, and None
+    where that is the program itself. `forward` names the forward node that a backward node differentiates.
+    `recomputed` marks operations that a checkpoint runs a second time during the backward pass.
+    """
+
+    phase: Phase
+    calls: tuple[CallSite, ...] = ()
+    quality: Quality = Quality.EXACT
+    source: Source | None = None
+    forward: str | None = None
+    place: CallSite | None = None
+    recomputed: bool = False
+
+    def __str__(self) -> str:
+        module = " + ".join(str(call) or "(root)" for call in self.calls) or "outside any module"
+        parts = [self.phase.value, module, self.quality.value]
+        parts += ["recomputed"] if self.recomputed else []
+        parts += [f"of {self.forward}"] if self.forward else []
+        parts += [str(self.source)] if self.source else []
+        return " · ".join(parts)

@@ -1,0 +1,209 @@
+"""From notes and origins to a program: order placeholders, drop what nothing uses, write the signature."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, fx
+
+from whence._torch.autograd import history_of
+from whence._torch.graphs import graph_module
+from whence._torch.operators import traits
+from whence.program import Absent, Adjoint, Call, Calls, Constant, Contribution, Convention, Named, Program, Structure
+from whence.program.calls import Leaf
+from whence.program.origins import origin_of, set_origin
+from whence.tracing.attribution import custom_functions
+from whence.tracing.cutting import cut_gradients
+from whence.tracing.example import Example
+from whence.tracing.functional import Functional
+from whence.tracing.record import Recorded
+from whence.tracing.subject import Subject, module_records
+from whence.tracing.tables import Values, signature_of
+
+
+def assemble(
+    subject: Subject,
+    example: Example,
+    recorded: Recorded,
+    functional: Functional,
+    adjoints: Mapping[str, Adjoint],
+) -> Program:
+    """The program of one finished run."""
+    session = recorded.session
+    graph = session.recorder.graph
+    values = _final_values(recorded, functional)
+    opaque = {} if recorded.roots else custom_functions(_histories(recorded.results))
+    if not recorded.roots:
+        cut_gradients(graph, session.notes.marks, frozenset(opaque))
+    signature, outputs = signature_of(subject, example, recorded, values)
+    graph.output(tuple(outputs))
+    _drop_unused(graph, keep={row.name for row in signature.inputs if row.name not in session.notes.literals})
+    signature = replace(signature, inputs=tuple(row for row in signature.inputs if _has_placeholder(graph, row.name)))
+    _order_placeholders(graph, [row.name for row in signature.inputs])
+    names = _present_names(graph, functional)
+    _rename_forwards(graph, names)
+    return Program(
+        graph_module=graph_module({}, graph, subject.name),
+        signature=signature,
+        calls=_calls(recorded, names),
+        convention=Convention(
+            spec=example.spec,
+            leaves=tuple(node.meta["val"] for node in recorded.prepared.nodes),
+            paths=example.paths,
+            parameters=subject.parameters,
+            same=_same_inputs(example),
+        ),
+        result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
+        modules=module_records(subject, _tensor_names(recorded)),
+        state=_state(recorded, graph),
+        name=subject.name,
+        has_backward=bool(recorded.roots),
+        seed=_seed_name(recorded),
+        entry=int(subject.is_module),
+        adjoints=_renamed_adjoints(adjoints, names),
+        opaque=tuple(dict.fromkeys(opaque.values())),
+    )
+
+
+def _final_values(recorded: Recorded, functional: Functional) -> Values:
+    def final(node: fx.Node | None) -> fx.Node | None:
+        return None if node is None else functional.final(node)
+
+    inputs = [*(node for _, node in recorded.prepared.state), *recorded.prepared.nodes]
+    inputs += [node for node in recorded.session.recorder.graph.nodes if node.op == "placeholder"]
+    written = {node: value for node in dict.fromkeys(inputs) if (value := functional.final(node)) is not node}
+    written |= {placeholder: functional.final(node) for placeholder, node in recorded.reassigned}
+    return Values(
+        loss=final(recorded.loss),
+        results=tuple(map(final, recorded.result_nodes)),
+        written=written,
+        gradients=tuple(map(final, recorded.gradients)),
+    )
+
+
+def _histories(results: Iterable[Any]) -> list[Any]:
+    histories = [history_of(leaf) for leaf in results if isinstance(leaf, Tensor)]
+    return [history for history in histories if history is not None]
+
+
+def _drop_unused(graph: fx.Graph, keep: set[str]) -> None:
+    """Remove operations whose results nothing reads; those that draw random numbers stay."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "output" or node.users:
+            continue
+        if node.name in keep if node.op == "placeholder" else traits(node.target).random:
+            continue
+        graph.erase_node(node)
+
+
+def _has_placeholder(graph: fx.Graph, name: str) -> bool:
+    return any(node.op == "placeholder" and node.name == name for node in graph.nodes)
+
+
+def _order_placeholders(graph: fx.Graph, names: Sequence[str]) -> None:
+    placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    first = next(iter(graph.nodes))
+    for name in names:
+        first.prepend(placeholders[name]) if placeholders[name] is not first else None
+    for earlier, later in zip(names, names[1:], strict=False):
+        placeholders[earlier].append(placeholders[later])
+
+
+def _present_names(graph: fx.Graph, functional: Functional) -> dict[str, Leaf]:
+    """Where a name that was recorded is found now, for names that moved or went."""
+    present = {node.name for node in graph.nodes}
+    moved = {old.name: _final_name(functional, old) for old in functional.replaced}
+    names: dict[str, Leaf] = {old: Named(new) for old, new in moved.items() if new in present and old not in present}
+    return _Names(names, present)
+
+
+class _Names(dict[str, Leaf]):
+    """Recorded names to present leaves; a name that is gone is absent, and says why."""
+
+    def __init__(self, moved: dict[str, Leaf], present: set[str]) -> None:
+        super().__init__(moved)
+        self._present = present
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = super().get(name)
+        if found is not None:
+            return found
+        return default if name in self._present else Absent("nothing in the program uses this value")
+
+    def name(self, name: str) -> str | None:
+        """The present name of a recorded one, or None."""
+        leaf = self.get(name, Named(name))
+        return leaf.name if isinstance(leaf, Named) else None
+
+
+def _final_name(functional: Functional, node: fx.Node) -> str:
+    while node in functional.replaced:
+        node = functional.replaced[node]
+    return node.name
+
+
+def _rename_forwards(graph: fx.Graph, names: "_Names") -> None:
+    for node in graph.nodes:
+        origin = origin_of(node)
+        if origin.forward is not None and (now := names.name(origin.forward)) != origin.forward:
+            set_origin(node, replace(origin, forward=now))
+
+
+def _calls(recorded: Recorded, names: "_Names") -> Calls:
+    rows = [
+        Call(
+            number,
+            scope.site,
+            scope.parent,
+            scope.inputs.renamed(names) if scope.inputs else None,
+            scope.outputs.renamed(names) if scope.outputs else None,
+            scope.parameters,
+        )
+        for number, scope in enumerate(recorded.session.notes.scopes)
+    ]
+    return Calls(tuple(rows))
+
+
+def _result_leaves(recorded: Recorded, values: Values) -> tuple[Leaf, ...]:
+    return tuple(
+        Constant(leaf) if node is None else Named(node.name)
+        for leaf, node in zip(recorded.results, values.results, strict=True)
+    )
+
+
+def _same_inputs(example: Example) -> tuple[tuple[int, int], ...]:
+    first: dict[int, int] = {}
+    pairs = []
+    for position, leaf in enumerate(example.leaves):
+        if isinstance(leaf, Tensor) and first.setdefault(id(leaf), position) != position:
+            pairs.append((first[id(leaf)], position))
+    return tuple(pairs)
+
+
+def _tensor_names(recorded: Recorded) -> dict[int, str]:
+    names = {id(tensor): name for name, tensor in recorded.session.notes.literals.items()}
+    return names | {id(row.tensor): node.name for row, node in recorded.prepared.state}
+
+
+def _state(recorded: Recorded, graph: fx.Graph) -> dict[str, Tensor]:
+    state = {node.name: row.tensor for row, node in recorded.prepared.state}
+    present = {node.name for node in graph.nodes if node.op == "placeholder"}
+    literals = recorded.session.notes.literals
+    return state | {name: tensor for name, tensor in literals.items() if name in present}
+
+
+def _seed_name(recorded: Recorded) -> str | None:
+    return recorded.roots[0][1].name if recorded.loss is not None else None
+
+
+def _renamed_adjoints(adjoints: Mapping[str, Adjoint], names: "_Names") -> dict[str, Adjoint]:
+    renamed = {}
+    for value, adjoint in adjoints.items():
+        parts = [
+            Contribution(node, part.scope, None if part.sum is None else names.name(part.sum))
+            for part in adjoint.contributions
+            if (node := names.name(part.node)) is not None
+        ]
+        if (now := names.name(value)) is not None and len(parts) == len(adjoint.contributions):
+            renamed[now] = Adjoint(tuple(parts))
+    return renamed

@@ -1,0 +1,216 @@
+"""From the notes of a run to an origin for every node, and the gradient of every value that a module exchanged.
+
+Forward nodes were recorded inside a scope. A node of autograd's graph belongs to the innermost call that was
+running when it was made, and everything recorded while it runs is its backward. What is recorded between one
+autograd node and the next are sums: one for each outgoing edge, in order, whose target already holds a gradient.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from torch import fx
+
+from whence._torch.autograd import GradientKey, Node, is_custom_function, keys_out, nodes_below, sequence_number
+from whence.program import Adjoint, Contribution
+from whence.program.origins import set_origin
+from whence.provenance import CallSite, Origin
+from whence.provenance.places import PROGRAM, accumulation_place
+from whence.schema import Phase, Quality
+from whence.tracing.record import Recorded
+from whence.tracing.session import Notes, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A gradient that reached a value: who brought it, and the sum it became part of."""
+
+    node: fx.Node
+    scope: int
+    sum: fx.Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A recorded addition of gradients: the scope it belongs to and the scopes that contributed."""
+
+    place: int
+    contributors: tuple[int, ...]
+
+
+@dataclass
+class Gradients:
+    """Gradients as they arrived, value by value, and the sums they made."""
+
+    arrivals: dict[GradientKey, list[Arrival]] = field(default_factory=dict)
+    sums: dict[fx.Node, Sum] = field(default_factory=dict)
+
+
+def attribute(recorded: Recorded) -> dict[str, Adjoint]:
+    """Write an origin on every recorded node; return the adjoints of the values that modules exchanged."""
+    notes = recorded.session.notes
+    sites = [scope.site for scope in notes.scopes]
+    for node in notes.order:
+        if notes.marks[node].phase is Phase.FORWARD:
+            set_origin(node, _seen(sites, notes, node, Phase.FORWARD))
+    gradients = follow(recorded)
+    makers = _first_of_each_moment(notes)
+    for step in notes.steps:
+        for node in notes.order[step.start : step.end]:
+            set_origin(node, _of_step(sites, notes, step, node, makers))
+    for node, total in gradients.sums.items():
+        set_origin(node, _of_sum(sites, total))
+    _attribute_rest(notes, sites, gradients)
+    return _adjoints(notes.keys, gradients)
+
+
+def custom_functions(results: Sequence[Node]) -> dict[int, str]:
+    """The custom autograd functions that lead to `results`, by the moment each was applied."""
+    return {
+        number: type(node).__name__.removesuffix("Backward")
+        for node in nodes_below(results)
+        if is_custom_function(node) and (number := sequence_number(node)) is not None
+    }
+
+
+def _site(sites: Sequence[CallSite], scope: int) -> tuple[CallSite, ...]:
+    return (sites[scope],) if scope != PROGRAM else ()
+
+
+def _place(sites: Sequence[CallSite], scope: int) -> CallSite | None:
+    return sites[scope] if scope != PROGRAM else None
+
+
+def _seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node, phase: Phase) -> Origin:
+    mark = notes.marks[node]
+    return Origin(phase, _site(sites, mark.scope), source=mark.source, place=_place(sites, mark.scope))
+
+
+def _first_of_each_moment(notes: Notes) -> dict[int, fx.Node]:
+    """The operation that made each autograd node: the first recorded after it was made."""
+    makers: dict[int, fx.Node] = {}
+    for node in notes.order:
+        mark = notes.marks[node]
+        if mark.phase is Phase.FORWARD:
+            makers.setdefault(mark.moment, node)
+    return makers
+
+
+def _of_step(
+    sites: Sequence[CallSite], notes: Notes, step: Step, node: fx.Node, makers: Mapping[int, fx.Node]
+) -> Origin:
+    mark = notes.marks[node]
+    number = sequence_number(step.node)
+    maker = None if number is None else makers.get(number)
+    recomputed = mark.scope != PROGRAM
+    scope = mark.scope if recomputed else notes.scope_of(step.node)
+    source = mark.source or (notes.marks[maker].source if maker else None)
+    return Origin(
+        Phase.BACKWARD,
+        _site(sites, scope),
+        source=source,
+        forward=maker.name if maker else None,
+        place=_place(sites, scope),
+        recomputed=recomputed,
+    )
+
+
+def _of_sum(sites: Sequence[CallSite], total: Sum) -> Origin:
+    calls = tuple(dict.fromkeys(sites[scope] for scope in total.contributors if scope != PROGRAM))
+    return Origin(Phase.BACKWARD, calls, Quality.ACCUMULATED, place=_place(sites, total.place))
+
+
+def _attribute_rest(notes: Notes, sites: Sequence[CallSite], gradients: Gradients) -> None:
+    """What autograd recorded between its nodes and is no sum: the seed, and what hooks on tensors computed.
+
+    A hook on a tensor runs right before the autograd node that made the tensor, so it is given to that node's
+    call; that is a deduction, and says so.
+    """
+    inside = {index for step in notes.steps for index in range(step.start, step.end)}
+    for index, node in enumerate(notes.order):
+        mark = notes.marks[node]
+        if mark.phase is Phase.FORWARD or index in inside or node in gradients.sums:
+            continue
+        following = next((step for step in notes.steps if step.start >= index), None)
+        is_seed = following is notes.steps[0] if notes.steps else True
+        scope = PROGRAM if is_seed or following is None else notes.scope_of(following.node)
+        quality = Quality.EXACT if is_seed else Quality.INFERRED
+        set_origin(
+            node, Origin(Phase.BACKWARD, _site(sites, scope), quality, mark.source, place=_place(sites, scope))
+        )
+
+
+def follow(recorded: Recorded) -> Gradients:
+    """Replay what autograd handed from node to node, and find the sums among the recorded operations."""
+    notes = recorded.session.notes
+    gradients = Gradients()
+    producers = _Producers(notes)
+    roots = [(notes.keys.get(value), tangent) for value, tangent in recorded.roots]
+    first = notes.steps[0].start if notes.steps else len(notes.order)
+    _deliver(gradients, producers, roots, PROGRAM, _unclaimed(notes, _seed_end(notes, recorded), first))
+    for step, following in zip_longest(notes.steps, notes.steps[1:]):
+        edges = list(zip(keys_out(step.node), step.produced, strict=False))
+        end = len(notes.order) if following is None else following.start
+        _deliver(gradients, producers, edges, notes.scope_of(step.node), _unclaimed(notes, step.end, end))
+    return gradients
+
+
+def _seed_end(notes: Notes, recorded: Recorded) -> int:
+    """The position after the seed of the loss, if there is one."""
+    seeds = [tangent for _, tangent in recorded.roots if tangent.op != "placeholder"]
+    return notes.order.index(seeds[-1]) + 1 if seeds else _backward_start(notes)
+
+
+def _backward_start(notes: Notes) -> int:
+    backward = (index for index, node in enumerate(notes.order) if notes.marks[node].phase is Phase.BACKWARD)
+    return next(backward, len(notes.order))
+
+
+def _unclaimed(notes: Notes, start: int, end: int) -> Iterator[fx.Node]:
+    return iter(notes.order[start:end])
+
+
+class _Producers:
+    """The scope that made the value a gradient is for."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.parents = notes.parents
+        self._scopes = {id(step.node): notes.scope_of(step.node) for step in notes.steps}
+
+    def scope(self, key: GradientKey) -> int:
+        """The program itself for leaves."""
+        identity, index = key
+        return PROGRAM if index < 0 else self._scopes.get(identity, PROGRAM)
+
+
+def _deliver(
+    gradients: Gradients,
+    producers: _Producers,
+    edges: Sequence[tuple[GradientKey | None, fx.Node | None]],
+    scope: int,
+    sums: Iterator[fx.Node],
+) -> None:
+    for key, node in edges:
+        if key is None or node is None:
+            continue
+        held = gradients.arrivals.setdefault(key, [])
+        total = next(sums, None) if held else None
+        held.append(Arrival(node, scope, total))
+        if total is not None:
+            contributors = tuple(arrival.scope for arrival in held)
+            place = accumulation_place(producers.parents, contributors, producers.scope(key))
+            gradients.sums[total] = Sum(place, contributors)
+
+
+def _adjoints(keys: Mapping[fx.Node, GradientKey], gradients: Gradients) -> dict[str, Adjoint]:
+    return {
+        node.name: Adjoint(
+            tuple(
+                Contribution(arrival.node.name, arrival.scope, arrival.sum.name if arrival.sum else None)
+                for arrival in gradients.arrivals[key]
+            )
+        )
+        for node, key in keys.items()
+        if key in gradients.arrivals
+    }
+

@@ -1,0 +1,29 @@
+"""Capture, step by step."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from whence.program import Program
+from whence.tracing.assemble import assemble
+from whence.tracing.attribution import attribute
+from whence.tracing.example import example_of
+from whence.tracing.functional import functionalize
+from whence.tracing.record import record
+from whence.tracing.subject import subject_of
+
+
+def capture(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    backward: bool | Callable[[Any], Tensor],
+) -> Program:
+    """The program of `model` on these example inputs, with its state as inputs."""
+    subject = subject_of(model)
+    example = example_of(subject, args, kwargs)
+    recorded = record(subject, example, backward)
+    adjoints = attribute(recorded)
+    functional = functionalize(recorded.session.recorder.graph)
+    return assemble(subject, example, recorded, functional, adjoints)

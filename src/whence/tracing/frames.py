@@ -1,0 +1,70 @@
+"""Which line of the user's code is running."""
+
+import os.path
+import sys
+from types import CodeType, FrameType
+from typing import Literal
+
+import torch
+
+from whence.provenance import Source
+
+Kind = Literal["user", "module", "engine", "boundary"]
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_MODULES = os.path.join(_TORCH, "nn", "modules") + os.sep
+_WHENCE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+class SourceFinder:
+    """Finds the innermost line of user code below a boundary, remembering what it learnt of each code object."""
+
+    def __init__(self, boundaries: tuple[CodeType, ...]) -> None:
+        self._kinds: dict[CodeType, Kind] = dict.fromkeys(boundaries, "boundary")
+        self._sources: dict[tuple[CodeType, int], Source] = {}
+
+    def current(self) -> Source | None:
+        """The innermost user line; failing that, the innermost line of a torch module; failing that, None."""
+        frame: FrameType | None = sys._getframe(1)
+        fallback: FrameType | None = None
+        while frame is not None:
+            kind = self._kind(frame.f_code)
+            if kind == "user":
+                return self._source(frame)
+            if kind == "boundary":
+                break
+            if kind == "module" and fallback is None:
+                fallback = frame
+            frame = frame.f_back
+        return None if fallback is None else self._source(fallback)
+
+    def raised_at(self, error: BaseException) -> Source | None:
+        """The innermost user line that an exception passed through."""
+        trace, found = error.__traceback__, None
+        while trace is not None:
+            if self._kind(trace.tb_frame.f_code) == "user":
+                code = trace.tb_frame.f_code
+                found = Source(code.co_filename, trace.tb_lineno, code.co_qualname)
+            trace = trace.tb_next
+        return found
+
+    def _kind(self, code: CodeType) -> Kind:
+        kind = self._kinds.get(code)
+        if kind is None:
+            kind = self._kinds[code] = _classify(code)
+        return kind
+
+    def _source(self, frame: FrameType) -> Source:
+        key = (frame.f_code, frame.f_lineno)
+        source = self._sources.get(key)
+        if source is None:
+            source = self._sources[key] = Source(key[0].co_filename, key[1], key[0].co_qualname)
+        return source
+
+
+def _classify(code: CodeType) -> Kind:
+    file = code.co_filename
+    if file.startswith(_MODULES):
+        return "module" if not file.endswith("module.py") else "engine"
+    if file.startswith((_TORCH, _WHENCE)) or file.startswith("<"):
+        return "engine" if not file.startswith("<stdin") and not file.startswith("<ipython") else "user"
+    return "user"

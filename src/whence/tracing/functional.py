@@ -1,0 +1,230 @@
+"""Give a recorded graph its functional form: no node changes an input of another.
+
+In-place operations become their functional twins, and every later reader is pointed at the new value. Views are
+followed through a chain of steps to the tensor they look into: writing to a view writes the inverse of each step
+back into that base, and a view read after its base has changed is taken again.
+"""
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.operators import Traits, functional_twin, op_name, traits
+from whence.errors import Place, UnsupportedMutation
+from whence.program.origins import origin_of, set_origin
+from whence.tracing.inverse import inverse_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class View:
+    """A node that looks into `base` through `steps`, each a view operation in recording order."""
+
+    base: fx.Node
+    steps: tuple[fx.Node, ...]
+
+
+@dataclass
+class Functional:
+    """A graph being rewritten.
+
+    `same` leads from a node that returned one of its arguments to that argument. `latest` and `versions` hold the
+    newest value of a tensor and how often it was written; `taken` the value of a view and the version it shows.
+    `replaced` leads from a removed node to the node that holds its value.
+    """
+
+    graph: fx.Graph
+    views: dict[fx.Node, View] = field(default_factory=dict)
+    same: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    latest: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    versions: dict[fx.Node, int] = field(default_factory=dict)
+    taken: dict[fx.Node, tuple[int, fx.Node]] = field(default_factory=dict)
+    replaced: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def final(self, node: fx.Node) -> fx.Node:
+        """The node that holds, at the end of the graph, the value of the tensor that `node` recorded."""
+        last = next(iter(reversed(self.graph.nodes)))
+        return self.current(node, _Writer(self.graph, last, after=True))
+
+    def current(self, node: fx.Node, writer: "_Writer") -> fx.Node:
+        """The node that holds the value of the tensor that `node` recorded, at the writer's position."""
+        tensor = self.identity(node)
+        view = self.views.get(tensor)
+        if view is None:
+            return self.latest.get(tensor, tensor)
+        version, value = self.taken[tensor]
+        newest = self.versions.get(view.base, 0)
+        if version == newest:
+            return value
+        value = _looked_through(self, view, writer)[-1]
+        self.taken[tensor] = (newest, value)
+        return value
+
+    def identity(self, node: fx.Node) -> fx.Node:
+        """The node that first stood for the tensor."""
+        while node in self.same:
+            node = self.same[node]
+        return node
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Inserts operations next to a node, with that node's origin."""
+
+    graph: fx.Graph
+    node: fx.Node
+    after: bool = False
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        with self.graph.inserting_after(self.node) if self.after else self.graph.inserting_before(self.node):
+            made = self.graph.call_function(target, args, kwargs)
+        set_origin(made, origin_of(self.node))
+        made.meta["val"] = fake_result(target, args, kwargs)
+        return made
+
+
+def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation returns, on the fake values of its arguments."""
+    fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda node: node.meta["val"])  # type: ignore[misc]
+    with torch.no_grad():
+        return target(*fake_args, **fake_kwargs)
+
+
+def functionalize(graph: fx.Graph) -> Functional:
+    """Rewrite `graph` in place; what is returned finds values by the nodes that were recorded."""
+    state = Functional(graph)
+    if not any(_writes(node) for node in graph.nodes):
+        return state
+    for node in list(graph.nodes):
+        if node.op == "call_function":
+            _rewrite(state, node)
+    for node in reversed(list(state.replaced)):
+        if not node.users:
+            graph.erase_node(node)
+    return state
+
+
+def _writes(node: fx.Node) -> bool:
+    written = traits(node.target).mutates
+    return any(position < len(node.args) and isinstance(node.args[position], fx.Node) for position in written) and (
+        node.target is not aten.native_batch_norm.default or node.args[5] is True
+    )
+
+
+def _rewrite(state: Functional, node: fx.Node) -> None:
+    writer = _Writer(state.graph, node)
+    recorded = node.args
+    node.args, node.kwargs = fx.map_arg(  # type: ignore[assignment,misc]
+        (node.args, node.kwargs), lambda argument: state.current(argument, writer)
+    )
+    kind = traits(node.target)
+    if kind.moves_view:
+        _move_view(state, node, recorded, writer)
+    elif _writes(node):
+        _write_functionally(state, node, recorded, kind, writer)
+    elif kind.viewed is not None:
+        _note_view(state, node, recorded[kind.viewed])
+    elif node.target is operator.getitem and recorded[0] in state.views:
+        _note_view(state, node, recorded[0])
+
+
+def _note_view(state: Functional, node: fx.Node, viewed: Any) -> None:
+    if not isinstance(viewed, fx.Node):
+        return
+    source = state.identity(viewed)
+    around = state.views.get(source, View(source, ()))
+    state.views[node] = View(around.base, (*around.steps, node))
+    state.taken[node] = (state.versions.get(around.base, 0), node)
+
+
+def _move_view(state: Functional, node: fx.Node, recorded: Any, writer: _Writer) -> None:
+    """`x.squeeze_()`: from now on the tensor is a view of what it was."""
+    twin = _twin_of(node)
+    moved = writer(twin, *node.args, **node.kwargs)
+    tensor = state.identity(recorded[0])
+    _note_view(state, moved, tensor)
+    state.same[tensor] = moved
+    state.same[node] = moved
+    state.replaced[node] = moved
+
+
+def _write_functionally(state: Functional, node: fx.Node, recorded: Any, kind: Traits, writer: _Writer) -> None:
+    twin = _twin_of(node)
+    made = writer(twin, *node.args, **node.kwargs)
+    positions = [position for position in kind.mutates if isinstance(recorded[position], fx.Node)]
+    own = len(twin._schema.returns) - len(positions)
+    for offset, position in enumerate(positions):
+        value = made if len(twin._schema.returns) == 1 else writer(operator.getitem, made, own + offset)
+        _write(state, recorded[position], _as_before(value, recorded[position], writer), writer)
+    if own > 0:
+        node.replace_all_uses_with(made)
+        state.same[node] = made
+        state.replaced[node] = made
+        return
+    state.same[node] = state.identity(recorded[positions[0]])
+    state.replaced[node] = state.current(recorded[positions[0]], writer)
+
+
+def _as_before(value: fx.Node, tensor: fx.Node, writer: _Writer) -> fx.Node:
+    """In-place operations keep the dtype and shape of the tensor they write; their twins may not."""
+    before, now = tensor.meta["val"], value.meta["val"]
+    if isinstance(now, Tensor) and now.dtype != before.dtype:
+        value = writer(aten._to_copy.default, value, dtype=before.dtype)
+    if isinstance(now, Tensor) and now.shape != before.shape:
+        value = writer(aten.expand.default, value, list(before.shape))
+    return value
+
+
+def _twin_of(node: fx.Node) -> Any:
+    twin = functional_twin(node.target)
+    if twin is None:
+        raise _no_form(node, f"{op_name(node.target)} has no functional form")
+    return twin
+
+
+def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _Writer) -> None:
+    tensor = state.identity(recorded)
+    view = state.views.get(tensor)
+    base = tensor if view is None else view.base
+    state.latest[base] = value if view is None else _written_through(state, view, value, writer)
+    state.versions[base] = state.versions.get(base, 0) + 1
+    if view is not None:
+        state.taken[tensor] = (state.versions[base], value)
+
+
+def _looked_through(state: Functional, view: View, writer: _Writer) -> list[fx.Node]:
+    """The newest value of the base, and of each step of the view."""
+    values = [state.latest.get(view.base, view.base)]
+    for step in view.steps:
+        values.append(writer(step.target, values[-1], *step.args[1:], **step.kwargs))
+    return values
+
+
+def _written_through(state: Functional, view: View, value: fx.Node, writer: _Writer) -> fx.Node:
+    values = _looked_through(state, View(view.base, view.steps[:-1]), writer)
+    for position in reversed(range(len(view.steps))):
+        step = view.steps[position]
+        if step.target is operator.getitem:
+            continue
+        following = view.steps[position + 1] if position + 1 < len(view.steps) else None
+        index = following.args[1] if following is not None and following.target is operator.getitem else None
+        written = inverse_of(step, index, values[position], value, writer)  # type: ignore[arg-type]
+        if written is None:
+            raise _no_form(writer.node, f"it writes through {op_name(step.target)}, whose inverse is not known")
+        value = written
+    return value
+
+
+def _no_form(node: fx.Node, why: str) -> UnsupportedMutation:
+    origin = origin_of(node)
+    module = " + ".join(map(str, origin.calls)) or None
+    return UnsupportedMutation(
+        f"{op_name(node.target)} cannot be written without changing its input",
+        where=Place(module, str(origin.source) if origin.source else None),
+        why=why,
+        remedy="use the out-of-place operation there, or clone the tensor before writing to it",
+    )

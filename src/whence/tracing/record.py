@@ -1,0 +1,240 @@
+"""Run the model once, forward and backward, and take notes."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.autograd import gradient_key, run_backward
+from whence._torch.compiling import compiling_on_this_thread
+from whence._torch.module_calls import observed_modules
+from whence._torch.recording import fake_mode_of
+from whence._torch.tensors import clear_autocast_cache, untouched
+from whence._torch.trees import TreeSpec, tree_flatten
+from whence.errors import InvalidLoss, NestedCapture, UnsupportedInput
+from whence.program.naming import state_name
+from whence.schema import InputKind, Phase
+from whence.tracing.example import Example, is_constant
+from whence.tracing.modules import modules_restored, reassigned_buffers
+from whence.tracing.session import Session
+from whence.tracing.subject import StateTensor, Subject, attribute_names, state_tensors
+
+Loss = Callable[[Any], Tensor]
+
+# One capture at a time: the patches that see module calls are process-wide, and two captures that put them on
+# and take them off in turns would leave one behind.
+_turn = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The inputs of a run: state tensors and fake user inputs, each with its placeholder."""
+
+    state: tuple[tuple[StateTensor, fx.Node], ...]
+    leaves: tuple[Any, ...]
+    nodes: tuple[fx.Node, ...]
+
+    def differentiable(self) -> list[tuple[Tensor, fx.Node]]:
+        """Every tensor that requires a gradient, state first, once each."""
+        state = [(row.tensor, node) for row, node in self.state]
+        user = [(leaf, node) for leaf, node in zip(self.leaves, self.nodes, strict=True) if isinstance(leaf, Tensor)]
+        unique = {id(tensor): (tensor, node) for tensor, node in reversed([*state, *user])}
+        return [pair for pair in reversed(unique.values()) if gradient_key(pair[0]) is not None]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One finished run: the notes, and which nodes are results, tangents and gradients.
+
+    `reassigned` pairs the placeholder of a buffer with the node that replaced it. `roots` pairs each value that
+    the backward pass starts from with its gradient.
+    """
+
+    session: Session
+    prepared: Prepared
+    result_spec: TreeSpec
+    results: tuple[Any, ...]
+    result_nodes: tuple[fx.Node | None, ...]
+    reassigned: tuple[tuple[fx.Node, fx.Node], ...]
+    loss: fx.Node | None = None
+    tangents: tuple[tuple[int, fx.Node], ...] = ()
+    roots: tuple[tuple[fx.Node, fx.Node], ...] = ()
+    targets: tuple[fx.Node, ...] = ()
+    gradients: tuple[fx.Node | None, ...] = ()
+
+
+def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorded:
+    """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
+    state = state_tensors(subject)
+    with _alone(), _surroundings_kept(subject, state), ExitStack() as active:
+        session = Session(subject, fake_mode_of(_tensors(example.leaves, state)), (_run.__code__, _loss.__code__))
+        session.know({key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()})
+        prepared = _prepare(session, example, state)
+        active.enter_context(compiling_on_this_thread())
+        active.enter_context(observed_modules(session))
+        active.enter_context(torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled()))
+        active.enter_context(session.recorder.active())
+        result = _run(session, subject, example.with_leaves(list(prepared.leaves)))
+        loss = _loss(session, backward, result) if callable(backward) else None
+        forward = _forward_half(session, subject, prepared, result)
+        return _with_backward(session, forward, prepared, loss) if backward else forward
+
+
+def _prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:
+    leaves, nodes = _user_placeholders(session, example)
+    adopted = tuple((row, session.recorder.adopt(row.tensor, _name_of(row))) for row in state)
+    for tensor, _ in (prepared := Prepared(adopted, tuple(leaves), tuple(nodes))).differentiable():
+        session.note_key(tensor)
+    return prepared
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    nested = _turn._is_owned()  # type: ignore[attr-defined]
+    if nested:
+        raise NestedCapture(
+            "a capture was started inside a capture",
+            why="the model (or its loss) calls whence.capture while it is being captured",
+            remedy="capture the outer model only, and select the part you need",
+        )
+    with _turn:
+        yield
+
+
+@contextmanager
+def _surroundings_kept(subject: Subject, state: Sequence[StateTensor]) -> Iterator[None]:
+    """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
+    python, cpu = random.getstate(), torch.get_rng_state()
+    clear_autocast_cache()
+    try:
+        with modules_restored(subject), untouched(row.tensor for row in state):
+            yield
+    finally:
+        clear_autocast_cache()
+        random.setstate(python)
+        torch.set_rng_state(cpu)
+
+
+def _tensors(leaves: Sequence[Any], state: Sequence[StateTensor]) -> Iterator[Tensor]:
+    yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
+    yield from (row.tensor for row in state)
+
+
+def _name_of(row: StateTensor) -> str:
+    return state_name(InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER, row.paths[0])
+
+
+def _user_placeholders(session: Session, example: Example) -> tuple[list[Any], list[fx.Node]]:
+    """Fake twins of the inputs, one for each distinct tensor, and a placeholder for every leaf."""
+    leaves, nodes, twins = [], [], {}
+    for leaf, name in zip(example.leaves, example.names, strict=True):
+        if not isinstance(leaf, Tensor):
+            leaves.append(leaf)
+            nodes.append(session.recorder.constant_input(leaf, name))
+        elif id(leaf) in twins:
+            leaves.append(twins[id(leaf)])
+            nodes.append(session.recorder.constant_input(twins[id(leaf)], name))
+        else:
+            twin, node = session.recorder.fake_input(leaf, name)
+            twins[id(leaf)] = twin
+            leaves.append(twin)
+            nodes.append(node)
+    return leaves, nodes
+
+
+def _run(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    """Call the model; this frame is where the search for user code stops."""
+    args, kwargs = inputs
+    with session.blaming(subject.name):
+        return subject.call(*args, **kwargs)
+
+
+def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
+    with session.blaming("the loss function"):
+        loss = loss_function(result)
+    if not isinstance(loss, Tensor):
+        raise InvalidLoss(f"the loss function returned a {type(loss).__name__}", remedy="return a scalar tensor")
+    if loss.numel() != 1 or loss.is_complex():
+        raise InvalidLoss(
+            f"the loss has shape {list(loss.shape)} and dtype {loss.dtype}, not one real number",
+            remedy="reduce it: loss.mean() or loss.sum(); for several outputs use backward=True",
+        )
+    if not loss.requires_grad:
+        raise InvalidLoss(
+            "the loss does not require a gradient",
+            why="no parameter or input that requires one leads to it",
+            remedy="check requires_grad of the parameters, no_grad blocks and .detach() calls",
+        )
+    return loss
+
+
+def _forward_half(session: Session, subject: Subject, prepared: Prepared, result: Any) -> Recorded:
+    leaves, spec = tree_flatten(result)
+    nodes = tuple(_result_node(session, leaf) for leaf in leaves)
+    placeholders = {id(row.tensor): node for row, node in prepared.state}
+    return Recorded(
+        session=session,
+        prepared=prepared,
+        result_spec=spec,
+        results=tuple(leaves),
+        result_nodes=nodes,
+        reassigned=tuple(
+            (placeholders[id(before)], node)
+            for before, after in reassigned_buffers(subject, prepared.state)
+            if (node := session.note_key(after)) is not None
+        ),
+    )
+
+
+def _result_node(session: Session, leaf: Any) -> fx.Node | None:
+    if isinstance(leaf, Tensor):
+        return session.known(leaf)
+    if is_constant(leaf):
+        return None
+    raise UnsupportedInput(
+        f"{session.notes.scopes[0].site.type} returned a {type(leaf).__name__}",
+        why="a result is a tensor, a constant, or a container that pytree knows; tensors inside other objects "
+        "would be lost",
+        remedy="return tensors in a tuple, dict or dataclass, or register the class with pytree",
+    )
+
+
+def _with_backward(session: Session, forward: Recorded, prepared: Prepared, loss: Tensor | None) -> Recorded:
+    wanted = [*prepared.differentiable(), *session.differentiable_literals()]
+    session.phase = Phase.BACKWARD
+    if loss is not None:
+        loss_node = session.known(loss)
+        seed = torch.ones_like(loss, memory_format=torch.preserve_format)
+        gradients = run_backward([loss], [tensor for tensor, _ in wanted], [seed], session)
+        tangents: tuple[tuple[int, fx.Node], ...] = ()
+        roots = ((loss_node, session.known(seed)),)
+    else:
+        outputs = [(i, leaf) for i, leaf in enumerate(forward.results) if _is_differentiable(leaf)]
+        if not outputs:
+            raise InvalidLoss(
+                "no output requires a gradient",
+                why="backward=True asks for the gradients of the outputs",
+                remedy="check requires_grad of the parameters, no_grad blocks and .detach() calls",
+            )
+        fakes = [session.recorder.tangent(leaf, f"tangent_{i}") for i, leaf in outputs]
+        tangents = tuple((i, node) for (i, _), (_, node) in zip(outputs, fakes, strict=True))
+        roots = tuple((session.known(leaf), node) for (_, leaf), (_, node) in zip(outputs, fakes, strict=True))
+        tensors = [tensor for tensor, _ in wanted]
+        gradients = run_backward([leaf for _, leaf in outputs], tensors, [fake for fake, _ in fakes], session)
+    return replace(
+        forward,
+        loss=None if loss is None else loss_node,
+        tangents=tangents,
+        roots=roots,
+        targets=tuple(node for _, node in wanted),
+        gradients=tuple(None if gradient is None else session.known(gradient) for gradient in gradients),
+    )
+
+
+def _is_differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and gradient_key(leaf) is not None

@@ -1,0 +1,322 @@
+"""What is written down while a model runs: one mark per node, one scope per module call."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from operator import itemgetter
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from whence._torch.autograd import (
+    GradientKey,
+    Node,
+    gradient_key,
+    history_of,
+    next_sequence_number,
+    sequence_number,
+)
+from whence._torch.operators import op_name
+from whence._torch.recording import FakeTensorMode, Recorder
+from whence._torch.trees import tree_flatten
+from whence.errors import CaptureError, DataDependent, Place, UnsupportedInput
+from whence.program import Absent, Constant, Named, Structure
+from whence.provenance import CallSite, ModulePath, Source
+from whence.provenance.places import PROGRAM, ancestors
+from whence.schema import Phase
+from whence.tracing.frames import SourceFinder
+from whence.tracing.subject import Subject
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What was known when a node was recorded.
+
+    `moment` is the number of the newest autograd node: the one this operation made, if it made one.
+    `cut` are the nodes whose gradient stops here, because the operation ran without grad mode.
+    """
+
+    scope: int
+    phase: Phase
+    moment: int
+    source: Source | None
+    cut: tuple[fx.Node, ...] = ()
+
+
+@dataclass
+class Scope:
+    """One module call while it is being recorded."""
+
+    site: CallSite
+    parent: int
+    parameters: tuple[str, ...] = ()
+    inputs: Structure | None = None
+    outputs: Structure | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One autograd node that ran: which nodes were recorded meanwhile, what it received and handed on."""
+
+    node: Node
+    start: int
+    end: int
+    received: tuple[fx.Node | None, ...]
+    produced: tuple[fx.Node | None, ...]
+
+
+@dataclass
+class Notes:
+    """Everything written down in one capture."""
+
+    order: list[fx.Node] = field(default_factory=list)
+    marks: dict[fx.Node, Mark] = field(default_factory=dict)
+    scopes: list[Scope] = field(default_factory=list)
+    transitions: list[tuple[int, int]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    keys: dict[fx.Node, GradientKey] = field(default_factory=dict)
+    literals: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def parents(self) -> list[int]:
+        """The caller of each scope."""
+        return [scope.parent for scope in self.scopes]
+
+    def scope_of(self, node: Node) -> int:
+        """The innermost call that was running when an autograd node was made."""
+        number = sequence_number(node)
+        if number is None:
+            return PROGRAM
+        return self.transitions[bisect_right(self.transitions, number, key=itemgetter(0)) - 1][1]
+
+
+class Session:
+    """Listens to modules, operations and autograd on one thread, and takes notes."""
+
+    def __init__(self, subject: Subject, fake_mode: FakeTensorMode, boundaries: tuple[CodeType, ...]) -> None:
+        self.notes = Notes()
+        self.recorder = Recorder(self, fake_mode)
+        self.phase = Phase.FORWARD
+        self.cuts_gradients = torch.is_grad_enabled()
+        self._names = _names_by_module(subject)
+        self._current = {identity: paths[0] for identity, paths in self._names.items()}
+        self._counts: dict[ModulePath, int] = {}
+        self._finder = SourceFinder(boundaries)
+        self._stack: list[int] = []
+        self._alive: list[object] = []
+        self._started: list[tuple[Node, int, tuple[fx.Node | None, ...]]] = []
+        self._known_tensors: dict[int, str] = {}
+        self._failed: int | None = None
+        self._enter(self._open(CallSite(ModulePath(), 0, subject.name), PROGRAM))
+
+    # --- modules -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def called(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Callable[[Any], None]]:
+        """A module call: a new scope in the forward pass, the old one again where a checkpoint recomputes."""
+        path = self._current.get(id(module))
+        if path is None:
+            yield _ignore
+        elif self.phase is Phase.BACKWARD:
+            with self._inside(self._recomputed_scope(path)):
+                yield _ignore
+        else:
+            scope = self._begin(module, path, args, kwargs)
+            with self._inside(scope):
+                yield lambda result: self._describe_result(scope, result)
+
+    @contextmanager
+    def _inside(self, scope: int) -> Iterator[None]:
+        self._enter(scope)
+        finished = False
+        try:
+            yield
+            finished = True
+        finally:
+            if not finished and self._failed is None:
+                self._failed = scope
+            self._stack.pop()
+            self.notes.transitions.append((next_sequence_number(), self._stack[-1]))
+
+    def _enter(self, scope: int) -> None:
+        self._failed = None
+        self._stack.append(scope)
+        self.notes.transitions.append((next_sequence_number(), scope))
+
+    def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
+        """A module with several names is known by the one it was last reached through."""
+        names = self._names.get(id(child), ())
+        around = self._current.get(id(parent))
+        if len(names) > 1 and around is not None and (path := around.child(name)) in names:
+            self._current[id(child)] = path
+
+    def _begin(self, module: nn.Module, path: ModulePath, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        index = self._counts.get(path, 0)
+        self._counts[path] = index + 1
+        number = self._open(CallSite(path, index, type(module).__name__), self._stack[-1])
+        self.notes.scopes[number].inputs = self._structure((args, kwargs))
+        return number
+
+    def _open(self, site: CallSite, parent: int) -> int:
+        self.notes.scopes.append(Scope(site, parent))
+        return len(self.notes.scopes) - 1
+
+    def _describe_result(self, number: int, result: Any) -> None:
+        self.notes.scopes[number].outputs = self._structure(result)
+
+    def _recomputed_scope(self, path: ModulePath) -> int:
+        """The forward call that a recomputation repeats: the one nearest to the autograd node that asked for it."""
+        made = [number for number, scope in enumerate(self.notes.scopes) if number and scope.site.path == path]
+        if len(made) < 2:
+            return made[0] if made else PROGRAM
+        asked = self._stack[-1] or self.notes.scope_of(self._started[-1][0])
+        around = ancestors(self.notes.parents, asked)
+        enclosing = [number for number in made if number in around]
+        return (enclosing or [number for number in made if self.notes.scopes[number].parent in around] or made)[0]
+
+    # --- values --------------------------------------------------------------------------------------
+
+    def _structure(self, value: Any) -> Structure:
+        leaves, spec = tree_flatten(value)
+        return Structure(spec, tuple(self._leaf(leaf) for leaf in leaves))
+
+    def _leaf(self, leaf: Any) -> Named | Constant | Absent:
+        if isinstance(leaf, Tensor):
+            node = self.note_key(leaf)
+            return Absent("a tensor the capture does not know") if node is None else Named(node.name)
+        if isinstance(leaf, _PLAIN):
+            return Constant(leaf)
+        return Absent(f"an object of type {type(leaf).__name__}")
+
+    def note_key(self, tensor: Tensor) -> fx.Node | None:
+        """The node that holds `tensor` now, noting where its gradient will be collected."""
+        node = self.recorder.node_of(tensor)
+        if node is not None and node not in self.notes.keys and (key := gradient_key(tensor)) is not None:
+            self._alive += (tensor, history_of(tensor))
+            self.notes.keys[node] = key
+        return node
+
+    def known(self, tensor: Tensor) -> fx.Node:
+        """The node that holds `tensor`; a tensor that no operation has met becomes a constant."""
+        node = self.note_key(tensor)
+        if node is not None:
+            return node
+        self.recorder.recognised(tensor)
+        return self.known(tensor)
+
+    def differentiable_literals(self) -> list[tuple[Tensor, fx.Node]]:
+        """Tensors from outside the model that require a gradient, such as those a function closes over."""
+        return [(tensor, self.known(tensor)) for tensor in self.notes.literals.values() if gradient_key(tensor)]
+
+    def know(self, names: dict[int, str]) -> None:
+        """Names for tensors that may turn up: attributes that are neither parameters nor buffers."""
+        self._known_tensors |= names
+
+    # --- operations ----------------------------------------------------------------------------------
+
+    def recorded(self, node: fx.Node) -> None:
+        """Mark a node with everything that is only known now."""
+        if node.op == "placeholder":
+            return
+        self.notes.order.append(node)
+        self.notes.marks[node] = Mark(
+            self._stack[-1], self.phase, next_sequence_number() - 1, self._finder.current(), self._cut(node)
+        )
+
+    def _cut(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        if not self.cuts_gradients or self.phase is not Phase.FORWARD or torch.is_grad_enabled():
+            return ()
+        return tuple(node.all_input_nodes)
+
+    def met_tensor(self, tensor: Tensor) -> str:
+        """Name a tensor that is neither an input nor state of the model."""
+        literals = sum(name.startswith("c_lifted_tensor_") for name in self.notes.literals)
+        name = self._known_tensors.get(id(tensor), f"c_lifted_tensor_{literals}")
+        self.notes.literals[name] = tensor
+        return name
+
+    # --- autograd ------------------------------------------------------------------------------------
+
+    def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
+        """An autograd node begins: what is recorded until it ends is its backward."""
+        self._started.append((node, len(self.notes.order), self._nodes(received)))
+
+    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> None:
+        """An autograd node has ended: note what it hands on, edge by edge."""
+        _, start, received = self._started.pop()
+        step = Step(node, start, len(self.notes.order), received, self._nodes(produced))
+        self.notes.steps.append(step)
+
+    def _nodes(self, tensors: Sequence[Tensor | None]) -> tuple[fx.Node | None, ...]:
+        return tuple(None if tensor is None else self.recorder.node_of(tensor) for tensor in tensors)
+
+    # --- errors --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def blaming(self, name: str) -> Iterator[None]:
+        """An error of the model stays the model's own; a note says that a capture was running, and where."""
+        with _Noting(self, name):
+            yield
+
+    def here(self) -> Place:
+        """The module that is running and the user's line."""
+        source = self._finder.current()
+        site = self.notes.scopes[self._stack[-1]].site
+        return Place(str(site), str(source) if source else None)
+
+    def here_failed(self, error: BaseException) -> Place:
+        """The module whose call raised `error` and the innermost line of user code it passed through."""
+        scope = self._stack[-1] if self._failed is None else self._failed
+        source = self._finder.raised_at(error)
+        return Place(str(self.notes.scopes[scope].site), str(source) if source else None)
+
+    def value_needed(self, operation: object) -> DataDependent:
+        """The error for a Python decision that needs a tensor's value."""
+        return DataDependent(
+            f"{op_name(operation)} needs the value of a tensor, which a capture does not have",
+            where=self.here(),
+            why="the model runs on fake tensors: shapes without numbers. if, while, int(), .item(), .tolist() and "
+            "results whose size depends on data need numbers",
+            remedy="use torch.where instead of a branch, keep the value as a tensor, pass it in as a Python "
+            "constant, or move the decision out of the captured function",
+        )
+
+    def subclass_met(self, tensor: Tensor) -> UnsupportedInput:
+        """The error for a tensor that is made of other tensors."""
+        return UnsupportedInput(
+            f"{type(tensor).__name__} tensors cannot be captured yet",
+            where=self.here(),
+            why="a tensor subclass made of other tensors has a layout that the signature does not describe",
+            remedy="capture the model with plain tensors",
+        )
+
+
+class _Noting(AbstractContextManager[None]):
+    """Adds a line to any exception that passes through, and swallows none."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session = session
+        self._name = name
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None and not isinstance(error, CaptureError):
+            error.add_note(f"whence was capturing {self._name} ({self._session.here_failed(error)}); "
+                           "the model's own tensors and state are as before")
+
+
+def _ignore(_result: Any) -> None:
+    """The call of a module that has no name in the model: its operations belong to the caller."""
+
+
+def _names_by_module(subject: Subject) -> dict[int, tuple[ModulePath, ...]]:
+    names: dict[int, tuple[ModulePath, ...]] = {}
+    for path, module in subject.named_modules():
+        names[id(module)] = (*names.get(id(module), ()), path)
+    return names

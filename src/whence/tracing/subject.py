@@ -1,0 +1,167 @@
+"""What is captured: a callable, the modules it reaches, and how they are named."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence.errors import NotCallable
+from whence.program import ModuleRecord
+from whence.provenance import ROOT, ModulePath
+
+_KEPT_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A callable to capture.
+
+    `roots` are the modules it reaches and the path each is known by: the module itself at the root, or, for a
+    plain function, the modules among its globals and closure under their variable names.
+    """
+
+    call: Callable[..., Any]
+    roots: tuple[tuple[ModulePath, nn.Module], ...]
+    name: str
+    is_module: bool
+    parameters: inspect.Signature | None
+
+    def named_modules(self) -> Iterator[tuple[ModulePath, nn.Module]]:
+        """Every module under every name it has, parents before children, in registration order."""
+        for path, root in self.roots:
+            yield from _walk(path, root)
+
+
+def subject_of(model: object) -> Subject:
+    """Look at what the caller wants captured; raises `NotCallable` when it cannot be."""
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise NotCallable(
+            f"{type(model).__name__} cannot be captured",
+            why="TorchScript does not run through Python",
+            remedy="capture the module it was scripted from",
+        )
+    if isinstance(model, nn.Module):
+        return Subject(model, ((ROOT, model),), type(model).__name__, True, _signature(model.forward))
+    if not callable(model):
+        raise NotCallable(
+            f"expected a module or a callable, got {type(model).__name__}",
+            remedy="pass the model itself, a function, or a bound method such as model.encode",
+        )
+    owner = getattr(model, "__self__", None)
+    if isinstance(owner, nn.Module):
+        name = f"{type(owner).__name__}.{getattr(model, '__name__', 'method')}"
+        return Subject(model, ((ROOT, owner),), name, False, _signature(model))
+    name = getattr(model, "__name__", type(model).__name__)
+    return Subject(model, tuple(_modules_around(model)), name, False, _signature(model))
+
+
+def _signature(call: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(call)
+    except (TypeError, ValueError):  # builtins have none
+        return None
+
+
+def _modules_around(function: Callable[..., Any]) -> Iterator[tuple[ModulePath, nn.Module]]:
+    """Modules a function names: in its closure and globals, or among the arguments a partial holds."""
+    if isinstance(function, functools.partial):
+        held = {**{f"args_{i}": value for i, value in enumerate(function.args)}, **function.keywords}
+        yield from _modules_in(held)
+        yield from _modules_around(function.func)
+    elif isinstance(function, nn.Module):
+        yield ROOT, function
+    elif inspect.isfunction(inspect.unwrap(function)):
+        scope = inspect.getclosurevars(inspect.unwrap(function))
+        yield from _modules_in({**scope.globals, **scope.nonlocals})
+
+
+def _modules_in(names: dict[str, Any]) -> Iterator[tuple[ModulePath, nn.Module]]:
+    return ((ModulePath((name,)), value) for name, value in names.items() if isinstance(value, nn.Module))
+
+
+def _walk(path: ModulePath, module: nn.Module, above: tuple[int, ...] = ()) -> Iterator[tuple[ModulePath, nn.Module]]:
+    yield path, module
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in above:
+            yield from _walk(path.child(name), child, (*above, id(module)))
+
+
+def module_records(subject: Subject, names: dict[int, str]) -> tuple[ModuleRecord, ...]:
+    """The hierarchy as data; `names` gives the program input of a tensor by its identity."""
+    first: dict[int, ModulePath] = {}
+    records = []
+    for path, module in subject.named_modules():
+        same_as = first.setdefault(id(module), path)
+        records.append(_record(path, module, names, None if same_as == path else same_as))
+    return tuple(records)
+
+
+def _record(path: ModulePath, module: nn.Module, names: dict[int, str], same_as: ModulePath | None) -> ModuleRecord:
+    def held(tensor: Tensor | None) -> str | None:
+        return None if tensor is None else names[id(tensor)]
+
+    container = next((kind.__name__ for kind in _KEPT_CONTAINERS if type(module) is kind), None)
+    loose = module._non_persistent_buffers_set
+    return ModuleRecord(
+        path=path,
+        type=type(module).__name__,
+        container=container,
+        training=module.training,
+        parameters=tuple((name, held(tensor)) for name, tensor in module._parameters.items()),
+        buffers=tuple((name, held(tensor), name not in loose) for name, tensor in module._buffers.items()),
+        absent=tuple(name for name, child in module._modules.items() if child is None),
+        same_as=same_as,
+        tensors=tuple((name, names[id(value)]) for name, value in _loose_tensors(module) if id(value) in names),
+    )
+
+
+def _loose_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return ((name, value) for name, value in vars(module).items() if isinstance(value, Tensor))
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A parameter, buffer or tensor attribute of the model, under all its names."""
+
+    tensor: Tensor
+    paths: tuple[ModulePath, ...]
+    is_parameter: bool
+    persistent: bool
+    owner: str
+
+
+def state_tensors(subject: Subject) -> list[StateTensor]:
+    """Parameters, then buffers, each once however many names it has."""
+    found: dict[int, StateTensor] = {}
+    for wants_parameters in (True, False):
+        for path, module in subject.named_modules():
+            for name, tensor in (module._parameters if wants_parameters else module._buffers).items():
+                if tensor is not None:
+                    persistent = name not in module._non_persistent_buffers_set
+                    _add(found, tensor, path.child(name), wants_parameters, persistent, type(module).__name__)
+    return list(found.values())
+
+
+def _add(
+    found: dict[int, StateTensor], tensor: Tensor, path: ModulePath, is_parameter: bool, persistent: bool, owner: str
+) -> None:
+    known = found.get(id(tensor))
+    if known is None:
+        found[id(tensor)] = StateTensor(tensor, (path,), is_parameter, persistent, owner)
+    elif path not in known.paths:
+        found[id(tensor)] = StateTensor(
+            tensor, (*known.paths, path), known.is_parameter, known.persistent or persistent, known.owner
+        )
+
+
+def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:
+    """Tensors that modules hold as plain attributes, by identity: constants with a name."""
+    return {
+        id(value): (path.child(name), type(module).__name__)
+        for path, module in subject.named_modules()
+        for name, value in _loose_tensors(module)
+    }

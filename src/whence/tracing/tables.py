@@ -1,0 +1,115 @@
+"""The rows of the signature."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from whence._torch.trees import key_segments, spelled, tree_flatten_with_path, tree_unflatten
+from whence.program import Input, Output, Signature
+from whence.schema import InputKind, OutputKind
+from whence.tracing.example import Example
+from whence.tracing.record import Recorded
+from whence.tracing.subject import StateTensor, Subject, attribute_names
+
+
+@dataclass(frozen=True)
+class Values:
+    """The nodes that hold, in the functional graph, what the run returned, wrote and differentiated."""
+
+    loss: fx.Node | None
+    results: tuple[fx.Node | None, ...]
+    written: Mapping[fx.Node, fx.Node]
+    gradients: tuple[fx.Node | None, ...]
+
+
+def signature_of(
+    subject: Subject, example: Example, recorded: Recorded, values: Values
+) -> tuple[Signature, list[Any]]:
+    """All rows, and the values of the output node in the same order."""
+    state = [_state_row(row, node) for row, node in recorded.prepared.state]
+    constants = list(_constant_rows(subject, recorded))
+    user = [
+        Input(node.name, InputKind.USER, path, value=node.meta["val"])
+        for node, path in zip(recorded.prepared.nodes, example.paths, strict=True)
+    ]
+    results = list(_result_rows(recorded, values))
+    names = [row.name for row, _ in results]
+    tangents = [
+        Input(node.name, InputKind.TANGENT, results[i][0].path, of=names[i], value=node.meta["val"])
+        for i, node in recorded.tangents
+    ]
+    inputs = (*state, *constants, *user, *tangents)
+    by_name = {row.name: row for row in inputs}
+    outputs = [
+        *_loss_rows(values),
+        *results,
+        *_mutation_rows(values, by_name),
+        *_gradient_rows(recorded, values, by_name),
+    ]
+    return Signature(inputs, tuple(row for row, _ in outputs)), [value for _, value in outputs]
+
+
+def _state_row(row: StateTensor, node: fx.Node) -> Input:
+    first, *others = row.paths
+    return Input(
+        name=node.name,
+        kind=InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER,
+        path=str(first),
+        aliases=tuple(map(str, others)),
+        module=first.parent,
+        module_type=row.owner,
+        value=node.meta["val"],
+        persistent=row.persistent,
+    )
+
+
+def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
+    named = attribute_names(subject)
+    nodes = {node.name: node for node in recorded.session.recorder.graph.nodes if node.op == "placeholder"}
+    for name, tensor in recorded.session.notes.literals.items():
+        path, owner = named.get(id(tensor), (None, None))
+        yield Input(
+            name=name,
+            kind=InputKind.CONSTANT,
+            path=str(path) if path else name.removeprefix("c_"),
+            module=path.parent if path else None,
+            module_type=owner,
+            value=nodes[name].meta["val"],
+        )
+
+
+def _loss_rows(values: Values) -> Iterator[tuple[Output, Any]]:
+    if values.loss is not None:
+        yield Output("loss", OutputKind.LOSS, "loss", node=values.loss.name), values.loss
+
+
+def _result_rows(recorded: Recorded, values: Values) -> Iterator[tuple[Output, Any]]:
+    pairs, _ = tree_flatten_with_path(tree_unflatten(list(range(len(recorded.results))), recorded.result_spec))
+    for (path, position), leaf in zip(pairs, recorded.results, strict=True):
+        node = values.results[position]
+        name = "_".join(["output", *key_segments(path)])
+        constant = None if isinstance(leaf, Tensor) else leaf
+        held = None if node is None else node.name
+        yield Output(name, OutputKind.USER, f"output{spelled(path)}", node=held, value=constant), (
+            constant if node is None else node
+        )
+
+
+def _mutation_rows(values: Values, inputs: Mapping[str, Input]) -> Iterator[tuple[Output, Any]]:
+    for placeholder, value in values.written.items():
+        changed = inputs[placeholder.name]
+        yield (
+            Output(f"new_{changed.name}", OutputKind.MUTATION, changed.path, of=changed.name, node=value.name),
+            value,
+        )
+
+
+def _gradient_rows(
+    recorded: Recorded, values: Values, inputs: Mapping[str, Input]
+) -> Iterator[tuple[Output, Any]]:
+    for placeholder, value in zip(recorded.targets, values.gradients, strict=True):
+        source = inputs[placeholder.name]
+        held = None if value is None else value.name
+        yield Output(f"grad_{source.name}", OutputKind.GRADIENT, source.path, of=source.name, node=held), value

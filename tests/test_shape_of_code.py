@@ -1,0 +1,84 @@
+"""The source of whence keeps its shape: short functions, short files, no shortcuts."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "whence"
+FUNCTION_LINES = 60
+FILE_LINES = 500
+BROAD = {"Exception", "BaseException"}
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function, its docstring included and its decorators not."""
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def is_broad(caught: ast.expr | None) -> bool:
+    """Whether an except clause catches everything, alone or in a tuple."""
+    return caught is None or any(isinstance(n, ast.Name) and n.id in BROAD for n in ast.walk(caught))
+
+
+def node_faults(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and fault of everything in the tree that we do not write."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if (lines := length(node)) > FUNCTION_LINES:
+                yield node.lineno, f"{node.name} has {lines} lines"
+            case ast.Assert(lineno=line):
+                yield line, "assert: raise one of our errors"
+            case ast.ExceptHandler(lineno=line, type=caught) if is_broad(caught):
+                yield line, "broad except: name what is caught"
+            case ast.Call(lineno=line, func=ast.Name(id="print")):
+                yield line, "print: log it, or let the command line write it"
+
+
+def faults(source: str) -> list[str]:
+    """Every fault of one file."""
+    lines = len(source.splitlines())
+    too_long = [f"1: the file has {lines} lines"] if lines > FILE_LINES else []
+    return too_long + [f"{line}: {fault}" for line, fault in node_faults(ast.parse(source))]
+
+
+def test_source_keeps_its_shape() -> None:
+    """No file of the package has a fault."""
+    files = sorted(SOURCE.rglob("*.py"))
+    assert files
+    assert [
+        f"{file.relative_to(SOURCE)}:{fault}" for file in files for fault in faults(file.read_text())
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def long():\n" + "    pass\n" * FUNCTION_LINES,
+        "class A:\n    async def long(self):\n" + "        pass\n" * FUNCTION_LINES,
+        "pass\n" * (FILE_LINES + 1),
+        "assert True",
+        "try:\n    pass\nexcept:\n    pass",
+        "try:\n    pass\nexcept Exception as error:\n    pass",
+        "try:\n    pass\nexcept (KeyError, BaseException):\n    pass",
+        "print('here')",
+    ],
+)
+def test_fault_is_found(source: str) -> None:
+    """Each fault is found where it stands."""
+    assert len(faults(source)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def short():\n" + "    pass\n" * (FUNCTION_LINES - 1),
+        "pass\n" * FILE_LINES,
+        "try:\n    pass\nexcept (KeyError, ValueError):\n    raise",
+        "console.print('here')",
+    ],
+)
+def test_good_shape_is_allowed(source: str) -> None:
+    """What stays inside the limits is no fault."""
+    assert faults(source) == []
