@@ -77,8 +77,12 @@ def functional_twin(target: OpOverload) -> OpOverload | None:
         return _IRREGULAR_TWIN[target]
     namespace, name = target._schema.name.split("::")
     packet = getattr(getattr(torch.ops, namespace), re.sub(r"_$", "", name), None)
-    if packet is None or not name.endswith("_") or target._overloadname not in packet.overloads():
+    if packet is None or not name.endswith("_"):
         return None
-    twin: OpOverload = getattr(packet, target._overloadname)
-    same = [argument.name for argument in twin._schema.arguments] == [a.name for a in target._schema.arguments]
-    return twin if same and not traits(twin).mutates else None
+    arguments = [argument.name for argument in target._schema.arguments]
+    twins = (getattr(packet, overload) for overload in sorted(packet.overloads(), key=target._overloadname.__ne__))
+    return next((twin for twin in twins if _is_twin(twin, arguments)), None)
+
+
+def _is_twin(candidate: OpOverload, arguments: list[str]) -> bool:
+    return [argument.name for argument in candidate._schema.arguments] == arguments and not traits(candidate).mutates

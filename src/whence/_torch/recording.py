@@ -154,7 +154,7 @@ class Recorder(ProxyTorchDispatchMode):
     def tangent(self, output: Tensor, name: str) -> tuple[Tensor, fx.Node]:
         """A fake gradient for `output`, with its placeholder."""
         with disable_proxy_modes_tracing(), torch.no_grad():
-            fake = torch.empty_like(output)
+            fake = torch.empty_like(self.stand_in(output))
         return fake, self.placeholder(fake, name)
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:

@@ -46,6 +46,11 @@ class Convention:
         self._check(flat)
         return flat
 
+    def unflatten(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` of the captured structure over these leaves."""
+        args, kwargs = tree_unflatten(list(leaves), self.spec)
+        return args, kwargs
+
     def _check(self, flat: Sequence[Any]) -> None:
         rows = zip(self.paths, self.leaves, flat, strict=True)
         problems = [problem for path, expected, given in rows if (problem := misfit(path, expected, given))]
@@ -113,8 +118,6 @@ def misfit(path: str, expected: Any, given: Any) -> str | None:
         return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
     if expected.shape != given.shape or expected.dtype != given.dtype:
         return f"{path} was {describe(expected)} at capture, is {describe(given)}"
-    if given.requires_grad and not expected.requires_grad:
-        return f"{path} requires a gradient, and did not at capture"
     return None
 
 

@@ -67,7 +67,8 @@ class Program:
 
     `state` maps names of inputs to the model's own tensors. `seed` is the node that starts the backward pass of
     a program captured with a loss. `opaque` lists custom autograd functions that a forward-only program passes
-    through: it cannot be differentiated from outside.
+    through: it cannot be differentiated from outside. `histories` lists, for each input that is written, the
+    nodes that hold its successive values.
     """
 
     graph_module: fx.GraphModule
@@ -83,6 +84,7 @@ class Program:
     entry: int = 0
     adjoints: Mapping[str, Adjoint] = field(default_factory=dict)
     opaque: tuple[str, ...] = ()
+    histories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:

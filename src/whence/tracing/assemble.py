@@ -62,6 +62,7 @@ def assemble(
         entry=int(subject.is_module),
         adjoints=_renamed_adjoints(adjoints, names),
         opaque=tuple(dict.fromkeys(opaque.values())),
+        histories=_histories_of_inputs(values, functional),
     )
 
 
@@ -79,6 +80,13 @@ def _final_values(recorded: Recorded, functional: Functional) -> Values:
         written=written,
         gradients=tuple(map(final, recorded.gradients)),
     )
+
+
+def _histories_of_inputs(values: Values, functional: Functional) -> dict[str, tuple[str, ...]]:
+    return {
+        placeholder.name: tuple(node.name for node in functional.history.get(placeholder, [])) or (value.name,)
+        for placeholder, value in values.written.items()
+    }
 
 
 def _histories(results: Iterable[Any]) -> list[Any]:

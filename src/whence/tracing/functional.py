@@ -34,7 +34,8 @@ class Functional:
 
     `same` leads from a node that returned one of its arguments to that argument. `latest` and `versions` hold the
     newest value of a tensor and how often it was written; `taken` the value of a view and the version it shows.
-    `replaced` leads from a removed node to the node that holds its value.
+    `replaced` leads from a removed node to the node that holds its value; `history` lists the values that a
+    tensor went through.
     """
 
     graph: fx.Graph
@@ -44,6 +45,7 @@ class Functional:
     versions: dict[fx.Node, int] = field(default_factory=dict)
     taken: dict[fx.Node, tuple[int, fx.Node]] = field(default_factory=dict)
     replaced: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    history: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
 
     def final(self, node: fx.Node) -> fx.Node:
         """The node that holds, at the end of the graph, the value of the tensor that `node` recorded."""
@@ -192,6 +194,7 @@ def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _Writer
     base = tensor if view is None else view.base
     state.latest[base] = value if view is None else _written_through(state, view, value, writer)
     state.versions[base] = state.versions.get(base, 0) + 1
+    state.history.setdefault(base, []).append(state.latest[base])
     if view is not None:
         state.taken[tensor] = (state.versions[base], value)
 

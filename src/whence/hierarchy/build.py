@@ -1,0 +1,23 @@
+"""A program becomes modules: plan, check, emit."""
+
+from whence.hierarchy.check import check
+from whence.hierarchy.emit import emit
+from whence.hierarchy.plan import plan
+from whence.hierarchy.tree import Tree
+from whence.program import Program
+
+
+def unflatten(program: Program, *, copy: bool = False) -> Tree:
+    """The module tree of a program, runnable and trainable."""
+    return _built(program, flat=False, copy=copy)
+
+
+def flat_module(program: Program, *, copy: bool = False) -> Tree:
+    """The program as one module with one graph, holding the original's state under its own names."""
+    return _built(program, flat=True, copy=copy)
+
+
+def _built(program: Program, *, flat: bool, copy: bool) -> Tree:
+    planned = plan(program, flat=flat)
+    check(planned)
+    return emit(planned, copy=copy)

@@ -1,0 +1,67 @@
+"""Prove a plan before it is emitted.
+
+Each body is walked in its order: every value must be there before it is read, every node must run exactly once,
+and everything a call hands out must exist. A region that was not convex could not pass.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from whence.errors import MalformedProgram
+from whence.hierarchy.plan import Body, Plan, pack_of
+from whence.schema import Phase
+
+
+def check(plan: Plan) -> None:
+    """Raise `MalformedProgram` naming every fault of the plan."""
+    faults = [*_coverage_faults(plan), *(fault for number in plan.calls for fault in _order_faults(plan, number))]
+    if faults:
+        raise MalformedProgram("the plan of the tree is wrong", why="; ".join(faults[:10]), remedy="this is our error")
+
+
+def _coverage_faults(plan: Plan) -> Iterator[str]:
+    bodies = [body for call in plan.calls.values() for body in (call.forward, call.backward) if body is not None]
+    placed = Counter(step for body in bodies for step in body.steps if isinstance(step, str))
+    for name in plan.regions:
+        if placed[name] != 1:
+            yield f"{name} runs {placed[name]} times"
+
+
+def _order_faults(plan: Plan, number: int) -> Iterator[str]:
+    call = plan.calls[number]
+    yield from _body_faults(plan, Phase.FORWARD, call.forward, number)
+    if call.backward is not None:
+        yield from _body_faults(plan, Phase.BACKWARD, call.backward, number)
+
+
+def _body_faults(plan: Plan, phase: Phase, body: Body, number: int) -> Iterator[str]:
+    site = str(plan.program.calls.rows[number].site) or "(root)"
+    present = {*body.inputs, *(name for name, _ in body.reads)}
+    if phase is Phase.BACKWARD:
+        present |= set(body.kept)
+    for step in body.steps:
+        missing = _needs(plan, phase, step) - present
+        if missing:
+            yield f"{site} ({phase.value}): {step} runs before {', '.join(sorted(missing))}"
+        present |= _gives(plan, phase, step)
+    wanted = {*body.outputs, *(body.kept if phase is Phase.FORWARD else ())}
+    if phase is Phase.FORWARD:
+        wanted -= {row.name for row in plan.program.signature.inputs}
+    if wanted - present:
+        yield f"{site} ({phase.value}): hands out {', '.join(sorted(wanted - present))} without having it"
+
+
+def _needs(plan: Plan, phase: Phase, step: str | int) -> set[str]:
+    if isinstance(step, str):
+        return {source.name for source in plan.nodes[step].all_input_nodes}
+    body = plan.body(phase, step)
+    packs = {pack_of(step)} if phase is Phase.BACKWARD and body.kept else set()
+    return {*body.inputs} | packs
+
+
+def _gives(plan: Plan, phase: Phase, step: str | int) -> set[str]:
+    if isinstance(step, str):
+        return {step}
+    body = plan.body(phase, step)
+    packs = {pack_of(step)} if phase is Phase.FORWARD and body.kept else set()
+    return {*body.outputs} | packs

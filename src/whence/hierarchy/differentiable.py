@@ -1,0 +1,160 @@
+"""Run a captured call under autograd: its captured forward, and later its captured backward."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from whence.errors import NotDifferentiable
+from whence.hierarchy.interface import Gradients
+from whence.hierarchy.plan import CallPlan
+
+
+class Runner(Protocol):
+    """The two captured halves of a call."""
+
+    def run_forward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
+        """The outputs, and last what is kept, if anything."""
+
+    def run_backward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
+        """The gradients that leave the call."""
+
+
+@dataclass(frozen=True)
+class Differentiation:
+    """One differentiable run: which halves to run, on which module, and how gradients are wired."""
+
+    runner: Runner
+    module: nn.Module
+    plan: CallPlan
+    gradients: Gradients
+    needs: dict[str, frozenset[str]]
+    versions: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the tensors that autograd sees going in: parameters, then the inputs of the body."""
+        return (*(name for name, _ in self.gradients.parameters), *self.plan.forward.inputs)
+
+
+def run_differentiably(run: Differentiation, parameters: Sequence[Tensor], values: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of the body, connected to `parameters` and `values` through the captured backward."""
+    return CapturedCall.apply(run, *parameters, *values)  # type: ignore[no-any-return]
+
+
+class CapturedCall(torch.autograd.Function):
+    """A captured call as one node of autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Differentiation, *tensors: Any) -> tuple[Any, ...]:
+        """Run the forward and keep what the backward needs."""
+        count = len(run.gradients.parameters)
+        results = run.runner.run_forward(run.module, *tensors[count:])
+        kept = ()
+        if run.plan.forward.kept:
+            *outputs, kept = results
+            results = tuple(outputs)
+        leaves, ctx.layout = _flattened(kept)
+        watched = [tensors[position] for position in run.versions]
+        ctx.kept_count = len(leaves)
+        ctx.save_for_backward(*leaves, *watched)
+        ctx.run = run
+        ctx.set_materialize_grads(False)
+        ctx.shapes = [(r.shape, r.dtype, r.device) if isinstance(r, Tensor) else None for r in results]
+        differentiable = {name for name, _ in run.gradients.tangents}
+        named = zip(run.plan.forward.outputs, results, strict=True)
+        ctx.mark_non_differentiable(*(r for name, r in named if name not in differentiable and isinstance(r, Tensor)))
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *received: Tensor | None) -> tuple[Any, ...]:
+        """Run the captured backward on the gradients that arrived."""
+        run: Differentiation = ctx.run
+        saved = ctx.saved_tensors[: ctx.kept_count]
+        body = run.plan.backward
+        if body is None or run.gradients.refusal:
+            raise NotDifferentiable(
+                "this module cannot be differentiated alone", why=run.gradients.refusal, remedy="call the whole tree"
+            )
+        arrived, missing = _tangents(run, received, ctx.shapes)
+        kept = (_packed(ctx.layout, iter(saved)),) if body.kept else ()
+        produced = run.runner.run_backward(run.module, *kept, *(arrived[name] for name in body.inputs))
+        values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
+        return (None, *(_gradient(run, name, values, missing) for name in run.inputs))
+
+
+def _tangents(
+    run: Differentiation, received: Sequence[Tensor | None], shapes: Sequence[Any]
+) -> tuple[dict[str, Tensor], set[str]]:
+    """The gradients by the names the backward knows them by; zeros for those that did not arrive."""
+    by_output = dict(zip(run.plan.forward.outputs, zip(received, shapes, strict=True), strict=True))
+    arrived, missing = {}, set()
+    for output, tangent in run.gradients.tangents:
+        gradient, described = by_output.get(output, (None, None))
+        if gradient is None and described is None:
+            missing.add(tangent)
+            continue
+        if gradient is None:
+            missing.add(tangent)
+            shape, dtype, device = described
+            gradient = torch.zeros(shape, dtype=dtype, device=device)
+        arrived[tangent] = gradient
+    return arrived, missing
+
+
+def _gradient(run: Differentiation, name: str, values: dict[str, Tensor], missing: set[str]) -> Tensor | None:
+    terms = run.gradients.terms.get(name, ())
+    if missing and terms and all(run.needs.get(term, frozenset()) <= missing for term in terms):
+        return None
+    total: Tensor | None = None
+    for term in terms:
+        total = values[term] if total is None else total + values[term]
+    return total
+
+
+def _flattened(pack: Any) -> tuple[list[Tensor], Any]:
+    """The tensors of a nested tuple, and its layout with their positions."""
+    leaves: list[Tensor] = []
+
+    def walk(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return tuple(walk(item) for item in part)
+        if isinstance(part, Tensor):
+            leaves.append(part)
+            return _Slot
+        return part
+
+    return leaves, walk(pack)
+
+
+class _Slot:
+    """Stands for a tensor in the layout of what was kept."""
+
+
+def _packed(layout: Any, leaves: Any) -> Any:
+    if isinstance(layout, tuple):
+        return tuple(_packed(item, leaves) for item in layout)
+    return next(leaves) if layout is _Slot else layout
+
+
+class Refusal(torch.autograd.Function):
+    """Values that may be used, and raise when somebody differentiates through them."""
+
+    @staticmethod
+    def forward(ctx: Any, reason: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Pass the tensors on."""
+        ctx.reason = reason
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *_received: Tensor) -> Any:
+        """Say why there is no gradient."""
+        raise NotDifferentiable(
+            "this program cannot be differentiated from outside",
+            why=ctx.reason,
+            remedy="capture with backward=True or with a loss function",
+        )

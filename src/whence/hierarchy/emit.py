@@ -1,0 +1,114 @@
+"""Make the modules of a plan."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+from torch import Tensor, nn
+
+from whence.hierarchy.plan import ROOT_CALL, Plan
+from whence.hierarchy.run import CallBody, Compiler
+from whence.hierarchy.tree import Tree, TreeList
+from whence.program import ModuleRecord
+from whence.provenance import ROOT, ModulePath
+
+_CONTAINERS: dict[str, type[nn.Module]] = {
+    "ModuleList": nn.ModuleList,
+    "ModuleDict": nn.ModuleDict,
+    "Sequential": nn.Sequential,
+    "ParameterList": nn.ParameterList,
+    "ParameterDict": nn.ParameterDict,
+}
+
+
+def emit(plan: Plan, *, copy: bool = False) -> Tree:
+    """The tree of a plan. It shares the captured model's tensors unless `copy` is asked for."""
+    program = plan.program
+    called = _calls_by_path(plan)
+    state = dict(program.state)
+    root = Tree(program.name)
+    made: dict[ModulePath, nn.Module] = {ROOT: root}
+    for record in program.modules:
+        module = made[record.same_as] if record.same_as is not None else _module(record, called.get(record.path, ()))
+        if record.path == ROOT:
+            module = root
+            root.type_name = record.type
+        else:
+            _parent(made, root, record.path).add_module(record.path.name, module)
+        made[record.path] = module
+        if record.same_as is None:
+            _fill(module, record, state)
+        else:
+            module.calls = (*module.calls, *called.get(record.path, ())) if isinstance(module, Tree) else ()
+    root.calls = called.get(ROOT, ())
+    _add_constants(root, plan, state)
+    _point_to_root(root, plan, made)
+    return deepcopy(root) if copy else root
+
+
+def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
+    compiler = Compiler(plan)
+    found: dict[ModulePath, tuple[CallBody, ...]] = {}
+    for number in plan.calls:
+        path = ROOT if number == ROOT_CALL else plan.program.calls.rows[number].site.path
+        found[path] = (*found.get(path, ()), CallBody(plan, number, compiler))
+    return found
+
+
+def _module(record: ModuleRecord, calls: tuple[CallBody, ...]) -> nn.Module:
+    if record.container and not calls:
+        return _CONTAINERS[record.container]()
+    module = TreeList(record.type) if record.container in ("Sequential", "ModuleList") else Tree(record.type)
+    module.calls = calls
+    return module
+
+
+def _parent(made: dict[ModulePath, nn.Module], root: Tree, path: ModulePath) -> nn.Module:
+    return made.get(path.parent, root)
+
+
+def _fill(module: nn.Module, record: ModuleRecord, state: dict[str, Tensor]) -> None:
+    for name, held in record.parameters:
+        tensor = None if held is None else state[held]
+        if isinstance(module, nn.ParameterList | nn.ParameterDict):
+            _add_entry(module, name, tensor)
+        else:
+            module.register_parameter(name, tensor)  # type: ignore[arg-type]
+    for name, held, persistent in record.buffers:
+        module.register_buffer(name, None if held is None else state[held], persistent=persistent)
+    for name in record.absent:
+        module.add_module(name, None)
+    for name, held in record.tensors:
+        if held in state:
+            setattr(module, name, state[held])
+    module.training = record.training
+
+
+def _add_entry(module: nn.ParameterList | nn.ParameterDict, name: str, tensor: Tensor | None) -> None:
+    if isinstance(module, nn.ParameterList):
+        module.append(tensor)
+    else:
+        module[name] = tensor
+
+
+def _add_constants(root: Tree, plan: Plan, state: dict[str, Tensor]) -> None:
+    """Tensors that no module holds live at the root, as plain attributes."""
+    held = {name for record in plan.program.modules for _, name in record.tensors}
+    for row in plan.program.signature.state:
+        if row.module is None and row.name in state and row.name not in held:
+            setattr(root, row.path, state[row.name])
+
+
+def _point_to_root(root: Tree, plan: Plan, made: dict[ModulePath, nn.Module]) -> None:
+    """A module that calls another which is not below it finds it from the root."""
+    for caller, called in _edges(plan):
+        rows = plan.program.calls.rows
+        if not rows[called].site.path.is_within(rows[caller].site.path) or rows[called].site.path == rows[caller].site.path:
+            made[rows[caller].site.path].__dict__["root"] = root
+
+
+def _edges(plan: Plan) -> Iterator[tuple[int, int]]:
+    for number, call in plan.calls.items():
+        for body in (call.forward, call.backward):
+            for step in body.steps if body else ():
+                if isinstance(step, int):
+                    yield number, step

@@ -1,0 +1,57 @@
+"""Show a body as an fx graph: its own operations, and one `call_module` for each call inside it."""
+
+import operator
+from dataclasses import replace
+
+from torch import fx
+
+from whence.hierarchy.plan import Body, Plan, pack_of
+from whence.program.origins import origin_of, set_origin
+from whence.provenance import ModulePath
+from whence.schema import Phase
+
+
+def as_graph(plan: Plan, phase: Phase, number: int) -> fx.Graph:
+    """The graph of one call in one phase, for people and passes to read."""
+    body = plan.body(phase, number)
+    graph = fx.Graph()
+    made: dict[str, fx.Node] = {}
+    for name in _taken(phase, body):
+        made[name] = graph.placeholder(name.replace("@", "_"))
+    for name, path in body.reads:
+        made[name] = graph.create_node("get_attr", str(path), name=name)
+    for step in body.steps:
+        if isinstance(step, str):
+            made[step] = graph.node_copy(plan.nodes[step], lambda node: made[node.name])
+        else:
+            _add_call(graph, plan, phase, (number, step), made)
+    for name, node in made.items():
+        if name in plan.nodes and "val" in plan.nodes[name].meta:
+            node.meta["val"] = plan.nodes[name].meta["val"]
+            set_origin(node, origin_of(plan.nodes[name]))
+    graph.output(tuple(made[name] for name in _given(phase, body)))
+    return graph
+
+
+def _taken(phase: Phase, body: Body) -> tuple[str, ...]:
+    return (*body.kept, *body.inputs) if phase is Phase.BACKWARD else body.inputs
+
+
+def _given(phase: Phase, body: Body) -> tuple[str, ...]:
+    return (*body.outputs, *body.kept) if phase is Phase.FORWARD else body.outputs
+
+
+def _add_call(graph: fx.Graph, plan: Plan, phase: Phase, edge: tuple[int, int], made: dict[str, fx.Node]) -> None:
+    caller, called = (plan.program.calls.rows[number].site for number in edge)
+    body = plan.body(phase, edge[1])
+    taken = (*((pack_of(edge[1]),) if body.kept and phase is Phase.BACKWARD else ()), *body.inputs)
+    given = (*body.outputs, *((pack_of(edge[1]),) if body.kept and phase is Phase.FORWARD else ()))
+    inside = called.path.is_within(caller.path)
+    target = str(replace(called, path=called.path.relative_to(caller.path) if inside else called.path))
+    node = graph.create_node("call_module", target, tuple(made[name] for name in taken), name=_label(called.path))
+    for position, name in enumerate(given):
+        made[name] = graph.call_function(operator.getitem, (node, position))
+
+
+def _label(path: ModulePath) -> str:
+    return "_".join(path) or "root"

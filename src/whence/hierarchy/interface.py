@@ -1,0 +1,222 @@
+"""How a person calls one module of a tree, and what its gradients are then.
+
+Inside the tree a call passes flat values. Alone, it takes the arguments the original takes and gives back what
+the original gives; its gradients are the contributions its own autograd nodes made, in the order they arrived.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from whence.hierarchy.plan import ROOT_CALL, Plan
+from whence.program import Absent, Constant, Convention, Named, Structure
+from whence.program.convention import paths_of
+from whence.program.program import Adjoint, Program
+from whence.provenance import ModulePath
+from whence.provenance.places import ancestors
+from whence.schema import InputKind, OutputKind
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """How gradients enter and leave a call.
+
+    `tangents` pairs a value the call gives with the value its backward takes for it. `terms` are, for each value
+    the call takes (inputs and parameters by name), the values that add up to its gradient, in order.
+    `parameters` says where the module holds the parameters among them. `refusal` is the reason why the call
+    cannot be differentiated alone.
+    """
+
+    tangents: tuple[tuple[str, str], ...]
+    terms: Mapping[str, tuple[str, ...]]
+    parameters: tuple[tuple[str, ModulePath], ...]
+    frozen: tuple[tuple[str, ModulePath], ...]
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A call as a person makes it.
+
+    `leaves` names the value of each flat argument (None for constants). `state` are body inputs that the module
+    reads from itself. `writes` pairs new values with the attribute, or the position of the argument, they
+    replace. `hidden` are body inputs that no argument supplies.
+    """
+
+    convention: Convention
+    leaves: tuple[str | None, ...]
+    state: tuple[tuple[str, ModulePath], ...]
+    result: Structure
+    writes: tuple[tuple[str, ModulePath | int], ...]
+    hidden: tuple[str, ...]
+    gradients: Gradients | None
+    loss: str | None = None
+
+
+def interface_of(plan: Plan, number: int) -> Interface | None:
+    """The interface of a call; None where the capture could not describe its arguments."""
+    program = plan.program
+    call = program.calls.rows[number]
+    if number == ROOT_CALL:
+        convention, leaves, result = program.convention, _root_leaves(program), program.result
+    elif call.inputs is None or call.outputs is None:
+        return None
+    else:
+        convention, result = _convention(plan, call.inputs, call.parameters), call.outputs
+        leaves = tuple(leaf.name if isinstance(leaf, Named) else None for leaf in call.inputs.leaves)
+    state = tuple(_own_state(plan, number, leaves))
+    known = {*leaves, *(name for name, _ in state)}
+    loss = next((row.node for row in program.signature.outputs_of(OutputKind.LOSS)), None)
+    return Interface(
+        convention=convention,
+        leaves=leaves,
+        state=state,
+        result=result,
+        writes=tuple(_writes(plan, number, leaves)),
+        hidden=tuple(name for name in plan.calls[number].forward.inputs if name not in known),
+        gradients=_gradients(plan, number, leaves, result) if program.has_backward else None,
+        loss=loss if number == ROOT_CALL else None,
+    )
+
+
+def _root_leaves(program: Program) -> tuple[str, ...]:
+    return tuple(row.name for row in program.signature.inputs_of(InputKind.USER))
+
+
+def _convention(plan: Plan, inputs: Structure, parameters: object) -> Convention:
+    values = {row.name: row.value for row in (*plan.program.signature.inputs, *plan.program.signature.attributes)}
+    leaves = []
+    for leaf in inputs.leaves:
+        match leaf:
+            case Named(name):
+                leaves.append(values[name] if name in values else plan.nodes[name].meta["val"])
+            case Constant(value):
+                leaves.append(value)
+            case Absent():
+                leaves.append(leaf)
+    args, kwargs = Structure(inputs.spec, tuple(map(Constant, leaves))).filled({})
+    return Convention(inputs.spec, tuple(leaves), paths_of(args, kwargs), parameters)  # type: ignore[arg-type]
+
+
+def readable(plan: Plan, name: str, number: int) -> ModulePath | None:
+    """The attribute path by which the module of a call holds a piece of state."""
+    here = plan.program.calls.rows[number].site.path
+    row = plan.program.input(name)
+    paths = map(ModulePath.parse, (row.path, *row.aliases))
+    return next((path.relative_to(here) for path in paths if path.is_within(here)), None)
+
+
+def _own_state(plan: Plan, number: int, leaves: tuple[str | None, ...]) -> Iterator[tuple[str, ModulePath]]:
+    """Body inputs that are state of the module, or a value its state had when the call was made."""
+    versions = {value: name for name, history in plan.program.histories.items() for value in history}
+    state = {row.name for row in plan.program.signature.state}
+    for name in plan.calls[number].forward.inputs:
+        holder = name if name in state else versions.get(name)
+        if name not in leaves and holder in state and (path := readable(plan, holder, number)) is not None:
+            yield name, path
+
+
+def _writes(plan: Plan, number: int, leaves: tuple[str | None, ...]) -> Iterator[tuple[str, ModulePath | int]]:
+    given = set(plan.calls[number].forward.outputs)
+    state = {row.name for row in plan.program.signature.state}
+    for name, history in plan.program.histories.items():
+        last = next((value for value in reversed(history) if value in given), None)
+        if last is None and number == ROOT_CALL:
+            last = history[-1]
+        if last is None:
+            continue
+        if name in leaves:
+            yield last, leaves.index(name)
+        elif name in state and (path := readable(plan, name, number)) is not None:
+            yield last, path
+
+
+def _gradients(plan: Plan, number: int, leaves: tuple[str | None, ...], result: Structure) -> Gradients:
+    return _root_gradients(plan) if number == ROOT_CALL else _inner_gradients(plan, number, leaves, result)
+
+
+def _root_gradients(plan: Plan) -> Gradients:
+    signature = plan.program.signature
+    outputs = {row.name: row.node for row in signature.outputs}
+    tangents = [(outputs[row.of], row.name) for row in signature.inputs_of(InputKind.TANGENT) if row.of]
+    if plan.program.seed:
+        tangents = [(outputs["loss"], plan.program.seed)]
+    rows = {row.of: row.node for row in signature.outputs_of(OutputKind.GRADIENT)}
+    terms = {name: (node,) if node else () for name, node in rows.items() if name is not None}
+    return Gradients(
+        tangents=tuple((output, tangent) for output, tangent in tangents if output is not None),
+        terms=terms,
+        parameters=_held(plan, ROOT_CALL, list(terms)),
+        frozen=_held(plan, ROOT_CALL, _frozen(plan)),
+    )
+
+
+def _frozen(plan: Plan) -> list[str]:
+    rows = plan.program.signature.state
+    return [row.name for row in rows if row.kind is InputKind.PARAMETER and not row.value.requires_grad]
+
+
+def _held(plan: Plan, number: int, names: list[str]) -> tuple[tuple[str, ModulePath], ...]:
+    state = {row.name for row in plan.program.signature.state}
+    return tuple((name, path) for name in names if name in state and (path := readable(plan, name, number)) is not None)
+
+
+def _inner_gradients(plan: Plan, number: int, leaves: tuple[str | None, ...], result: Structure) -> Gradients:
+    adjoints = plan.program.adjoints
+    backward = plan.calls[number].backward
+    entering = () if backward is None else backward.inputs
+    inside = _inside(plan, number)
+    tangents: list[tuple[str, str]] = []
+    unclear: list[str] = []
+    for output in result.names:
+        met = [name for name in entering if name in _values(adjoints.get(output))]
+        through = _passed_through(adjoints.get(output), inside)
+        tangents += [(output, name) for name in (met or through)[:1]]
+        unclear += [output] if len(met) > 1 else []
+    names = [name for _, name in tangents]
+    missing = [name for name in entering if name not in names]
+    shared = [name for name in names if names.count(name) > 1]
+    candidates = [*(leaf for leaf in leaves if leaf), *(row.name for row in plan.program.signature.state)]
+    terms = {name: found for name in candidates if (found := _terms(adjoints.get(name), inside, plan, number))}
+    reasons = {
+        "gradients of several results arrive as one value": shared or unclear,
+        "its backward needs values computed outside it": missing,
+        "its backward is part of its caller's": [] if backward and (backward.steps or not terms) else _flat(plan, number),
+    }
+    refusal = "; ".join(f"{reason}: {', '.join(found)}" for reason, found in reasons.items() if found)
+    return Gradients(tuple(tangents), terms, _held(plan, number, list(terms)), _held(plan, number, _frozen(plan)), refusal)
+
+
+def _flat(plan: Plan, number: int) -> list[str]:
+    return [flat.reason for flat in plan.flattened if flat.number == number]
+
+
+def _inside(plan: Plan, number: int) -> frozenset[int]:
+    parents = plan.program.calls.parents
+    return frozenset(call.number for call in plan.program.calls.rows if number in ancestors(parents, call.number))
+
+
+def _values(adjoint: Adjoint | None) -> set[str]:
+    """Every node that is a gradient of the value: contributions and running sums."""
+    parts = () if adjoint is None else adjoint.contributions
+    return {name for part in parts for name in (part.node, part.sum) if name}
+
+
+def _passed_through(adjoint: Adjoint | None, inside: frozenset[int]) -> list[str]:
+    """The gradient of a value whose own backward hands it on unchanged, so that no node reads it."""
+    if adjoint is None or any(part.scope in inside for part in adjoint.contributions):
+        return []
+    return [adjoint.total]
+
+
+def _terms(adjoint: Adjoint | None, inside: frozenset[int], plan: Plan, number: int) -> tuple[str, ...]:
+    """What the call contributed to a gradient; sums that were made inside the call stand for their parts."""
+    if adjoint is None:
+        return ()
+    terms: list[str] = []
+    for part in adjoint.contributions:
+        if part.scope not in inside:
+            continue
+        summed_here = part.sum is not None and plan.regions.get(part.sum, (None, -1))[1] in inside
+        terms = [part.sum] if summed_here and part.sum else [*terms, part.node]
+    del number
+    return tuple(terms)

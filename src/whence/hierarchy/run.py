@@ -1,0 +1,265 @@
+"""Captured calls, ready to run: by their caller in the tree, or alone, by a person."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import CodeType, FunctionType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, fx, nn
+
+from whence.errors import CallError
+from whence.hierarchy.differentiable import Differentiation, Refusal, run_differentiably
+from whence.hierarchy.graphs import as_graph
+from whence.hierarchy.hooked import has_hooks, run_hooked
+from whence.hierarchy.interface import Gradients, Interface, interface_of
+from whence.hierarchy.plan import CallPlan, Plan
+from whence.hierarchy.source import write
+from whence.hierarchy.tree import Tree
+from whence.provenance import ModulePath
+from whence.schema import Phase
+
+
+@dataclass
+class Compiler:
+    """Writes and compiles the functions of a plan when they are first needed; equal source is compiled once."""
+
+    plan: Plan
+    codes: dict[str, CodeType] = field(default_factory=dict)
+
+    def function(self, phase: Phase, number: int) -> tuple[FunctionType, tuple["ChildCall", ...]]:
+        """The function of a call in a phase, and the calls that its code makes."""
+        source = write(self.plan, phase, number)
+        code = self.codes.get(source.text)
+        if code is None:
+            code = self.codes[source.text] = compile(source.text, "<whence>", "exec")
+        names = dict(source.names)
+        exec(code, names)  # noqa: S102 - our own text, as fx does for its graphs
+        return names["run"], tuple(self._child(phase, number, called) for called in source.calls)
+
+    def _child(self, phase: Phase, caller: int, called: int) -> "ChildCall":
+        rows = self.plan.program.calls.rows
+        path, around = rows[called].site.path, rows[caller].site.path
+        inside = path.is_within(around) and caller != called
+        return ChildCall(path.relative_to(around) if inside else path, inside, called, phase)
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
+
+
+@dataclass(frozen=True)
+class ChildCall:
+    """One call in a caller's code: the way to the module, from the caller or from the root, and the call's number."""
+
+    path: ModulePath
+    from_caller: bool
+    number: int
+    phase: Phase
+
+    def __call__(self, caller: Tree, *values: Any) -> tuple[Any, ...]:
+        module: Any = caller if self.from_caller else caller.__dict__["root"]
+        for segment in self.path:
+            module = module._modules[segment]
+        call = module.call(self.number) if isinstance(module, Tree) else None
+        if call is None:
+            raise self._replaced(module)
+        if self.phase is Phase.BACKWARD:
+            return call.run_backward(module, *values)  # type: ignore[no-any-return]
+        if has_hooks(module):
+            return run_hooked(call, module, values)
+        return call.run_forward(module, *values)  # type: ignore[no-any-return]
+
+    def _replaced(self, module: Any) -> CallError:
+        return CallError(
+            f"{self.path} was replaced by a {type(module).__name__}, which has no captured graph",
+            why="the graph around it calls the captured module by its flat values",
+            remedy="replace the module in the original model and capture again",
+        )
+
+
+@dataclass(frozen=True)
+class CallBody:
+    """One captured call of one module."""
+
+    plan: Plan
+    number: int
+    compiler: Compiler
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
+
+    @property
+    def name(self) -> str:
+        """`layer`, `layer@1`, `layer@2`."""
+        site = self.plan.program.calls.rows[self.number].site
+        return str(replace(site, path=ModulePath(site.path[-1:])))
+
+    @cached_property
+    def call_plan(self) -> CallPlan:
+        """What the call computes."""
+        return self.plan.calls[self.number]
+
+    @cached_property
+    def interface(self) -> Interface | None:
+        """How a person makes the call."""
+        return interface_of(self.plan, self.number)
+
+    def graph(self, phase: Phase) -> fx.Graph | None:
+        """The call's graph in a phase, freshly made."""
+        if phase is Phase.BACKWARD and not self.plan.program.has_backward:
+            return None
+        return as_graph(self.plan, phase, self.number)
+
+    @cached_property
+    def _forward(self) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+        return self.compiler.function(Phase.FORWARD, self.number)
+
+    @cached_property
+    def _backward(self) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+        return self.compiler.function(Phase.BACKWARD, self.number)
+
+    def run_forward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
+        """The forward on flat values; last comes what is kept, if anything."""
+        function, calls = self._forward
+        return function(module, calls, *values)  # type: ignore[no-any-return]
+
+    def run_backward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
+        """The backward on what was kept, if anything, and flat values."""
+        function, calls = self._backward
+        return function(module, calls, *values)  # type: ignore[no-any-return]
+
+    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the call was captured with such arguments."""
+        try:
+            self._called().convention.flatten(args, kwargs)
+        except CallError:
+            return False
+        return True
+
+    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the call as a person makes it; state that it changes is changed in place."""
+        interface = self._called()
+        flat = interface.convention.flatten(args, kwargs)
+        values = {name: leaf for name, leaf in zip(interface.leaves, flat, strict=True) if name is not None}
+        values |= {name: attribute_of(module, path) for name, path in interface.state}
+        values |= {interface.leaves[at]: flat[at].clone() for _, at in interface.writes if isinstance(at, int)}
+        inputs = [values[name] for name in self.call_plan.forward.inputs]
+        values |= self._outputs(interface, module, inputs)
+        self._write(interface, module, values, flat)
+        return self._result(interface, module, values)
+
+    def _called(self) -> Interface:
+        interface = self.interface
+        if interface is None or interface.hidden:
+            site = self.plan.program.calls.rows[self.number].site
+            hidden = ", ".join(interface.hidden) if interface else "arguments that are not tensors or constants"
+            raise CallError(
+                f"{site} cannot be called alone",
+                why=f"it needs {hidden}, computed outside it and not among its arguments",
+                remedy="call the module around it",
+            )
+        return interface
+
+    def _outputs(self, interface: Interface, module: nn.Module, inputs: Sequence[Any]) -> dict[str, Any]:
+        names = self.call_plan.forward.outputs
+        gradients = interface.gradients
+        if gradients is None:
+            return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
+        parameters = [attribute_of(module, path) for _, path in gradients.parameters]
+        self._check_trainable(module, gradients, interface, inputs)
+        if not torch.is_grad_enabled() or not any(_requires(value) for value in (*parameters, *inputs)):
+            return dict(zip(names, self.run_forward(module, *inputs), strict=False))
+        run = Differentiation(self, module, self.call_plan, gradients, self._needs, self._watched)
+        return dict(zip(names, run_differentiably(run, parameters, inputs), strict=True))
+
+    def _check_trainable(
+        self, module: nn.Module, gradients: Gradients, interface: Interface, inputs: Sequence[Any]
+    ) -> None:
+        if not torch.is_grad_enabled():
+            return
+        thawed = [name for name, path in gradients.frozen if attribute_of(module, path).requires_grad]
+        names = self.call_plan.forward.inputs
+        thawed += [n for n, value in zip(names, inputs, strict=True) if _requires(value) and n not in gradients.terms]
+        del interface
+        if thawed:
+            raise CallError(
+                f"{', '.join(thawed)} require a gradient now, and did not at capture",
+                why="the captured backward does not compute their gradients",
+                remedy="capture again, or turn requires_grad off for them",
+            )
+
+    def _refused(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        """Outputs of a forward-only program that autograd must not differentiate raise when it tries."""
+        opaque = self.plan.program.opaque
+        carrying = [name for name, value in outputs.items() if _requires(value)]
+        if not opaque or not carrying:
+            return outputs
+        reason = f"it ran the custom autograd function {', '.join(opaque)}, whose backward was not captured"
+        return outputs | dict(zip(carrying, Refusal.apply(reason, *(outputs[n] for n in carrying)), strict=True))
+
+    def _write(self, interface: Interface, module: nn.Module, values: Mapping[str, Any], flat: Sequence[Any]) -> None:
+        with torch.no_grad():
+            for name, target in interface.writes:
+                new = values[name].detach()
+                if isinstance(target, int):
+                    flat[target].copy_(new)
+                else:
+                    _assign(module, target, new)
+
+    def _result(self, interface: Interface, module: nn.Module, values: dict[str, Any]) -> Any:
+        for name in interface.result.names:
+            if name not in values:
+                row = self.plan.program.input(name)
+                values[name] = attribute_of(module, ModulePath.parse(row.path))
+        for name, target in interface.writes:
+            if isinstance(target, int) and interface.leaves[target] is not None:
+                values[name] = values[interface.leaves[target]]  # type: ignore[index]
+        result = interface.result.filled(values)
+        return result if interface.loss is None else (values[interface.loss], result)
+
+    @cached_property
+    def _needs(self) -> dict[str, frozenset[str]]:
+        """For every gradient, the incoming gradients it is computed from."""
+        interface = self.interface
+        if interface is None or interface.gradients is None:
+            return {}
+        needs = {name: frozenset({name}) for _, name in interface.gradients.tangents}
+        for node in self.plan.nodes.values():
+            if node.name in self.plan.regions and node.name not in needs:
+                sources = [needs[s.name] for s in node.all_input_nodes if s.name in needs]
+                if sources:
+                    needs[node.name] = frozenset().union(*sources)
+        return needs
+
+    @cached_property
+    def _watched(self) -> tuple[int, ...]:
+        """Positions of the parameters that the backward reads: they must not change in between."""
+        interface = self.interface
+        if interface is None or interface.gradients is None:
+            return ()
+        bodies = [call.backward for call in self.plan.calls.values() if call.backward is not None]
+        read = {name for body in bodies for name, _ in body.reads}
+        return tuple(i for i, (name, _) in enumerate(interface.gradients.parameters) if name in read)
+
+
+def _requires(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def attribute_of(module: nn.Module, path: ModulePath) -> Any:
+    """The tensor at an attribute path."""
+    held: Any = module
+    for segment in path:
+        held = getattr(held, segment)
+    return held
+
+
+def _assign(module: nn.Module, path: ModulePath, new: Tensor) -> None:
+    held = attribute_of(module, path)
+    if held.shape == new.shape and held.dtype == new.dtype:
+        held.copy_(new)
+    else:
+        setattr(attribute_of(module, path.parent), path.name, new)
+
+

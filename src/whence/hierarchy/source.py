@@ -1,0 +1,174 @@
+"""Write a body as the source of a Python function, and compile it.
+
+Local names are numbers in order of appearance, so equal layers have equal source and are compiled once. Values
+are deleted after their last use, as the interpreter of fx graphs does, to free memory early.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from whence._torch.operators import OpOverload
+from whence.hierarchy.plan import Body, Plan, pack_of
+from whence.provenance import ModulePath
+from whence.schema import Phase
+
+_PLAIN = (bool, int, str, type(None))
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a function, the objects its global names stand for, and the calls it makes, in order."""
+
+    text: str
+    names: Mapping[str, Any]
+    calls: tuple[int, ...]
+
+
+@dataclass
+class _Writer:
+    plan: Plan
+    locals: dict[str, str] = field(default_factory=dict)
+    globals: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+
+    def local(self, name: str) -> str:
+        """The variable of a value."""
+        if name not in self.locals:
+            self.locals[name] = f"v{len(self.locals)}"
+        return self.locals[name]
+
+    def write(self, line: str) -> None:
+        self.lines.append(f"    {line}")
+
+    def callee(self, target: Any) -> str:
+        """A global name for an operation."""
+        if isinstance(target, OpOverload):
+            name = f"{target.namespace}_{target._opname}_{target._overloadname}"
+        else:
+            name = f"function_{getattr(target, '__name__', 'call')}"
+        while self.globals.setdefault(name, target) is not target:
+            name += "_"
+        return name
+
+    def constant(self, value: Any) -> str:
+        name = f"constant_{sum(key.startswith('constant_') for key in self.globals)}"
+        self.globals[name] = value
+        return name
+
+    def spelled(self, argument: Any) -> str:
+        """An argument as source."""
+        if isinstance(argument, fx.Node):
+            return self.local(argument.name)
+        if isinstance(argument, (list, tuple)):
+            items = ", ".join(map(self.spelled, argument))
+            return f"[{items}]" if isinstance(argument, list) else f"({items},)" if argument else "()"
+        if type(argument) in _PLAIN or (type(argument) is float and math.isfinite(argument)):
+            return repr(argument)
+        if isinstance(argument, (torch.dtype, torch.layout, torch.memory_format)):
+            self.globals["torch"] = torch
+            return str(argument)
+        return self.constant(argument)
+
+
+def write(plan: Plan, phase: Phase, number: int) -> Source:
+    """The function of one call in one phase.
+
+    The forward takes the module, the calls it makes and its inputs; it returns its outputs, and last what it
+    keeps, if anything. The backward takes the module, its calls, what was kept, if anything, and its inputs.
+    """
+    body = plan.body(phase, number)
+    writer = _Writer(plan)
+    parameters = [writer.local(name) for name in body.inputs]
+    is_backward = phase is Phase.BACKWARD
+    if is_backward and body.kept:
+        parameters.insert(0, "kept")
+        writer.write(f"{_targets(writer, body.kept)} = kept")
+        writer.write("del kept")
+    for name, path in body.reads:
+        changing = not plan.program.has_backward and name in plan.program.histories
+        writer.write(f"{writer.local(name)} = {attribute('module', path)}{'.clone()' if changing else ''}")
+    last_uses = _last_uses(plan, phase, body)
+    for position, step in enumerate(body.steps):
+        _write_step(writer, phase, step)
+        dead = [writer.local(name) for name in last_uses.get(position, ()) if name in writer.locals]
+        if dead:
+            writer.write(f"del {', '.join(dead)}")
+    results = [writer.local(name) for name in body.outputs]
+    if not is_backward and body.kept:
+        results.append(f"({''.join(f'{_kept(writer, name)}, ' for name in body.kept)})")
+    writer.write(f"return ({''.join(f'{result}, ' for result in results)})")
+    head = f"def run({', '.join(['module', 'calls', *parameters])}):"
+    return Source("\n".join([head, *writer.lines, ""]), writer.globals, tuple(writer.calls))
+
+
+def _kept(writer: _Writer, name: str) -> str:
+    """State that the program writes is kept as a copy: the module's own tensor changes before the backward runs."""
+    local = writer.local(name)
+    return f"{local}.clone()" if name in writer.plan.program.histories else local
+
+
+def _targets(writer: _Writer, names: tuple[str, ...]) -> str:
+    return "".join(f"{writer.local(name)}, " for name in names)
+
+
+def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
+    if isinstance(step, int):
+        _write_call(writer, phase, step)
+        return
+    node = writer.plan.nodes[step]
+    arguments = [writer.spelled(argument) for argument in node.args]
+    arguments += [f"{key}={writer.spelled(value)}" for key, value in node.kwargs.items()]
+    callee = writer.callee(node.target)
+    writer.write(f"{writer.local(step)} = {callee}({', '.join(arguments)})")
+
+
+def _write_call(writer: _Writer, phase: Phase, number: int) -> None:
+    body = writer.plan.body(phase, number)
+    results = list(body.outputs)
+    arguments = [writer.local(name) for name in body.inputs]
+    if body.kept and phase is Phase.FORWARD:
+        results.append(pack_of(number))
+    if body.kept and phase is Phase.BACKWARD:
+        arguments.insert(0, writer.local(pack_of(number)))
+    called = f"calls[{len(writer.calls)}]({', '.join(['module', *arguments])})"
+    writer.calls.append(number)
+    writer.write(f"{_targets(writer, tuple(results))} = {called}" if results else called)
+
+
+def attribute(owner: str, path: ModulePath) -> str:
+    """The expression that reads an attribute path."""
+    for segment in path:
+        owner = f"{owner}.{segment}" if segment.isidentifier() else f"getattr({owner}, {segment!r})"
+    return owner
+
+
+def _last_uses(plan: Plan, phase: Phase, body: Body) -> dict[int, list[str]]:
+    """Which values are needed no more after each step."""
+    held = {*body.outputs, *(body.kept if phase is Phase.FORWARD else ())}
+    last: dict[str, int] = {}
+    for position, step in enumerate(body.steps):
+        for name in _touched(plan, phase, step):
+            last[name] = position
+    ended: dict[int, list[str]] = {}
+    for name, position in last.items():
+        if name not in held:
+            ended.setdefault(position, []).append(name)
+    return ended
+
+
+def _touched(plan: Plan, phase: Phase, step: str | int) -> Iterator[str]:
+    if isinstance(step, str):
+        yield step
+        yield from (source.name for source in plan.nodes[step].all_input_nodes)
+        return
+    body = plan.body(phase, step)
+    yield from body.inputs
+    yield from body.outputs
+    if body.kept:
+        yield pack_of(step)

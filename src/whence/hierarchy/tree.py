@@ -1,0 +1,95 @@
+"""The modules of a captured program: ordinary `nn.Module`s that run captured graphs.
+
+A module holds a body for every call the capture saw of it. Bodies call each other by identity: the call site is
+written into the caller's code, and nothing is chosen by counting calls.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch import fx, nn
+
+from whence.errors import CallError
+from whence.schema import Phase
+
+
+class Callable(Protocol):
+    """A captured call of a module, ready to run."""
+
+    @property
+    def number(self) -> int:
+        """Which call of the program it is."""
+
+    @property
+    def name(self) -> str:
+        """The last segment of its call site, with `@1`, `@2` for later calls."""
+
+    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether it was called with such arguments."""
+
+    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it as a person calls it."""
+
+    def graph(self, phase: Phase) -> fx.Graph | None:
+        """What it computes in a phase."""
+
+
+class Tree(nn.Module):
+    """One module of a captured program: the original's parameters, buffers, children and call.
+
+    `type_name` is the class of the original. `forward_graph` and `backward_graph` are what its first call
+    computed, and `calls` holds all of them.
+    """
+
+    def __init__(self, type_name: str) -> None:
+        super().__init__()
+        self.type_name = type_name
+        self.calls: tuple[Callable, ...] = ()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run what was captured, called as the original is called.
+
+        Raises `CallError` when the arguments are not those of a captured call.
+        """
+        if not self.calls:
+            raise CallError(
+                f"{self.type_name} has no graph of its own, so there is nothing to run",
+                why="it was never called during the capture, or its operations are part of its caller's graph",
+                remedy="call the module around it, or capture a program that calls this one",
+            )
+        return self._fitting(args, kwargs).run(self, args, kwargs)
+
+    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable:
+        if len(self.calls) == 1:
+            return self.calls[0]
+        return next((call for call in self.calls if call.fits(args, kwargs)), self.calls[0])
+
+    def call(self, number: int) -> Callable | None:
+        """The program's call of that number, if it is a call of this module."""
+        return next((call for call in self.calls if call.number == number), None)
+
+    @property
+    def forward_graph(self) -> fx.Graph | None:
+        """The graph of the first call; None for a module that was never called."""
+        return self.calls[0].graph(Phase.FORWARD) if self.calls else None
+
+    @property
+    def backward_graph(self) -> fx.Graph | None:
+        """The graph of the backward of the first call; None in a forward-only tree."""
+        return self.calls[0].graph(Phase.BACKWARD) if self.calls else None
+
+    def _get_name(self) -> str:
+        return self.type_name
+
+
+class TreeList(Tree):
+    """A captured container that can be indexed, iterated and measured."""
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(module for module in self._modules.values() if module is not None)
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return list(self)[index]
