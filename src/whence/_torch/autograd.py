@@ -124,3 +124,14 @@ def run_backward(
     nodes = nodes_below([node for output in outputs if (node := history_of(output)) is not None])
     with torch.autograd.set_multithreading_enabled(False), watched(nodes, listener):
         return torch.autograd.grad(outputs, inputs, tangents, allow_unused=True)  # type: ignore[arg-type]
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Run operations as autograd runs them: recording nothing, with grad mode on.
+
+    Some kernels look at grad mode to decide what to keep for their backward (oneDNN's LSTM does), so `no_grad`
+    would change what they return.
+    """
+    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        yield

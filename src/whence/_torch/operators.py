@@ -65,6 +65,13 @@ def _viewed_argument(target: OpOverload) -> int | None:
     return next((i for i, argument in enumerate(target._schema.arguments) if argument.alias_info), None)
 
 
+def is_custom_operator(target: Any) -> bool:
+    """Whether an operator was defined outside PyTorch and has a derivative of its own."""
+    if not isinstance(target, OpOverload) or target.namespace in ("aten", "prim", "prims"):
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "Autograd")
+
+
 @cache
 def functional_twin(target: OpOverload) -> OpOverload | None:
     """The operator that computes what `target` writes, and writes nothing; None if there is none.

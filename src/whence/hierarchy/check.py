@@ -35,7 +35,7 @@ def _order_faults(plan: Plan, number: int) -> Iterator[str]:
 
 
 def _body_faults(plan: Plan, phase: Phase, body: Body, number: int) -> Iterator[str]:
-    site = str(plan.program.calls.rows[number].site) or "(root)"
+    site = str(plan.site(number)) or "(root)"
     present = {*body.inputs, *(name for name, _ in body.reads)}
     if phase is Phase.BACKWARD:
         present |= set(body.kept)

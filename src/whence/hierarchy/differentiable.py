@@ -1,6 +1,6 @@
 """Run a captured call under autograd: its captured forward, and later its captured backward."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from whence._torch.autograd import below_autograd
 from whence.errors import NotDifferentiable
 from whence.hierarchy.interface import Gradients
 from whence.hierarchy.plan import CallPlan
@@ -52,7 +53,8 @@ class CapturedCall(torch.autograd.Function):
     def forward(ctx: Any, run: Differentiation, *tensors: Any) -> tuple[Any, ...]:
         """Run the forward and keep what the backward needs."""
         count = len(run.gradients.parameters)
-        results = run.runner.run_forward(run.module, *tensors[count:])
+        with below_autograd():
+            results = run.runner.run_forward(run.module, *tensors[count:])
         kept = ()
         if run.plan.forward.kept:
             *outputs, kept = results
@@ -158,3 +160,24 @@ class Refusal(torch.autograd.Function):
             why=ctx.reason,
             remedy="capture with backward=True or with a loss function",
         )
+
+
+def straight_through(operation: Callable[..., Tensor], tensor: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """`operation(tensor, …)`, with the gradient of the result handed to `tensor` unchanged."""
+    with torch.no_grad():
+        value = operation(tensor, *rest, **options)
+    return _StraightThrough.apply(value, tensor) if tensor.requires_grad else value  # type: ignore[no-any-return]
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The number of one tensor with the history of another."""
+
+    @staticmethod
+    def forward(_ctx: Any, value: Tensor, _tensor: Tensor) -> Tensor:
+        """The number."""
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(_ctx: Any, received: Tensor) -> Any:
+        """The gradient, for the history."""
+        return None, received

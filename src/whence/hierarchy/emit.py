@@ -37,9 +37,9 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
         made[record.path] = module
         if record.same_as is None:
             _fill(module, record, state)
-        else:
-            module.calls = (*module.calls, *called.get(record.path, ())) if isinstance(module, Tree) else ()
-    root.calls = called.get(ROOT, ())
+        elif isinstance(module, Tree):
+            _give_calls(module, called.get(record.path, ()))
+    _give_calls(root, called.get(ROOT, ()))
     _add_constants(root, plan, state)
     _point_to_root(root, plan, made)
     return deepcopy(root) if copy else root
@@ -49,7 +49,7 @@ def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
     compiler = Compiler(plan)
     found: dict[ModulePath, tuple[CallBody, ...]] = {}
     for number in plan.calls:
-        path = ROOT if number == ROOT_CALL else plan.program.calls.rows[number].site.path
+        path = ROOT if number == ROOT_CALL else plan.site(number).path
         found[path] = (*found.get(path, ()), CallBody(plan, number, compiler))
     return found
 
@@ -58,8 +58,13 @@ def _module(record: ModuleRecord, calls: tuple[CallBody, ...]) -> nn.Module:
     if record.container and not calls:
         return _CONTAINERS[record.container]()
     module = TreeList(record.type) if record.container in ("Sequential", "ModuleList") else Tree(record.type)
-    module.calls = calls
+    _give_calls(module, calls)
     return module
+
+
+def _give_calls(module: Tree, calls: tuple[CallBody, ...]) -> None:
+    module.calls = (*module.calls, *(call for call in calls if not call.is_recomputation))
+    module.recomputations = (*module.recomputations, *(call for call in calls if call.is_recomputation))
 
 
 def _parent(made: dict[ModulePath, nn.Module], root: Tree, path: ModulePath) -> nn.Module:
@@ -101,9 +106,9 @@ def _add_constants(root: Tree, plan: Plan, state: dict[str, Tensor]) -> None:
 def _point_to_root(root: Tree, plan: Plan, made: dict[ModulePath, nn.Module]) -> None:
     """A module that calls another which is not below it finds it from the root."""
     for caller, called in _edges(plan):
-        rows = plan.program.calls.rows
-        if not rows[called].site.path.is_within(rows[caller].site.path) or rows[called].site.path == rows[caller].site.path:
-            made[rows[caller].site.path].__dict__["root"] = root
+        around, path = plan.site(caller).path, plan.site(called).path
+        if not path.is_within(around):
+            made[around].__dict__["root"] = root
 
 
 def _edges(plan: Plan) -> Iterator[tuple[int, int]]:

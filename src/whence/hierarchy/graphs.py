@@ -42,7 +42,7 @@ def _given(phase: Phase, body: Body) -> tuple[str, ...]:
 
 
 def _add_call(graph: fx.Graph, plan: Plan, phase: Phase, edge: tuple[int, int], made: dict[str, fx.Node]) -> None:
-    caller, called = (plan.program.calls.rows[number].site for number in edge)
+    caller, called = (plan.site(number) for number in edge)
     body = plan.body(phase, edge[1])
     taken = (*((pack_of(edge[1]),) if body.kept and phase is Phase.BACKWARD else ()), *body.inputs)
     given = (*body.outputs, *((pack_of(edge[1]),) if body.kept and phase is Phase.FORWARD else ()))

@@ -13,7 +13,7 @@ from torch import fx
 from whence.hierarchy.order import CyclicError, topological
 from whence.program import Program
 from whence.program.origins import origin_of
-from whence.provenance import ModulePath
+from whence.provenance import CallSite, ModulePath
 from whence.schema import InputKind, Phase
 
 ROOT_CALL = 0
@@ -62,17 +62,31 @@ class Flattened:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every call that gets a graph of its own, by number; `nodes` are the operations the plan places."""
+    """Every call that gets a graph of its own, by number; `nodes` are the operations the plan places.
+
+    What a checkpoint computes again in the backward is a call of its own there: it runs before the backward that
+    asked for it. Such calls are numbered after those of the program, and `repeats` gives the call each repeats.
+    """
 
     program: Program
     calls: Mapping[int, CallPlan]
     flattened: tuple[Flattened, ...]
     regions: Mapping[str, Region]
+    repeats: tuple[int, ...] = ()
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:
         """The nodes of the program by name."""
         return {node.name: node for node in self.program.graph.nodes}
+
+    def original(self, number: int) -> int:
+        """The call of the program that a call of the plan is, or repeats."""
+        count = len(self.program.calls.rows)
+        return number if number < count else self.repeats[number - count]
+
+    def site(self, number: int) -> CallSite:
+        """The call site of a call of the plan."""
+        return self.program.calls.rows[self.original(number)].site
 
     def body(self, phase: Phase, number: int) -> Body:
         """What a call computes in a phase; nothing, where the program has no backward."""
@@ -104,11 +118,20 @@ class Layout:
     state_paths: Mapping[str, tuple[ModulePath, ...]]
     tangents: frozenset[str]
     users: frozenset[str]
+    repeats: tuple[int, ...]
 
     def readable(self, name: str, call: int) -> ModulePath | None:
         """The attribute path by which the module of `call` reads a piece of state, if it holds it."""
-        here = self.program.calls.rows[call].site.path
+        count = len(self.program.calls.rows)
+        here = self.program.calls.rows[call if call < count else self.repeats[call - count]].site.path
         return next((path.relative_to(here) for path in self.state_paths[name] if path.is_within(here)), None)
+
+    def label(self, call: int) -> str:
+        """A call in words."""
+        count = len(self.program.calls.rows)
+        if call < count:
+            return str(self.program.calls.rows[call].site)
+        return f"{self.program.calls.rows[self.repeats[call - count]].site} (recomputed)"
 
 
 def plan(program: Program, *, flat: bool = False) -> Plan:
@@ -117,17 +140,25 @@ def plan(program: Program, *, flat: bool = False) -> Plan:
     while True:
         layout = _layout(program, flattened, flat=flat)
         borders = trace_borders(layout)
-        try:
-            orders = {region: topological(waits, ranks(layout, region[0])) for region, waits in borders.waits.items()}
-        except CyclicError as error:
-            flattened |= _dissolved(layout, borders, error)
-            continue
-        return _finished(layout, borders, orders, flattened)
+        rank = {phase: ranks(layout, phase) for phase in layout.parents}
+        orders: dict[Region, tuple[str | int, ...]] = {}
+        circles: dict[Region, str] = {}
+        for region, waits in borders.waits.items():
+            try:
+                orders[region] = topological(waits, rank[region[0]])
+            except CyclicError as error:
+                circles |= _dissolved(layout, region[0], error)
+        if not circles:
+            return _finished(layout, borders, orders, flattened)
+        flattened |= circles
 
 
 def _layout(program: Program, flattened: Mapping[Region, str], *, flat: bool) -> Layout:
+    placed = tuple(n for n in program.graph.nodes if n.op not in NOT_PLACED and n.name != program.seed)
     numbers = {(call.site.path, call.site.index): call.number for call in program.calls}
-    parents = {phase: _callers(program, flattened, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)}
+    repeats = () if flat else _repeated(placed, numbers)
+    repeat_of = {call: len(program.calls.rows) + position for position, call in enumerate(repeats)}
+    parents = {phase: _callers(program, flattened, phase, repeats) for phase in (Phase.FORWARD, Phase.BACKWARD)}
 
     def home(node: fx.Node) -> Region:
         origin = origin_of(node)
@@ -135,10 +166,10 @@ def _layout(program: Program, flattened: Mapping[Region, str], *, flat: bool) ->
         if flat or origin.place is None:
             return phase, ROOT_CALL
         number = numbers[origin.place.path, origin.place.index]
+        number = repeat_of[number] if origin.recomputed else number
         stays = number != program.entry and (phase, number) not in flattened
         return phase, number if stays else parents[phase][number]
 
-    placed = tuple(n for n in program.graph.nodes if n.op not in NOT_PLACED and n.name != program.seed)
     tangents = {row.name for row in program.signature.inputs_of(InputKind.TANGENT)}
     return Layout(
         program=program,
@@ -149,12 +180,26 @@ def _layout(program: Program, flattened: Mapping[Region, str], *, flat: bool) ->
         state_paths={row.name: _paths(row.path, row.aliases) for row in program.signature.state},
         tangents=frozenset(tangents | ({program.seed} if program.seed else set())),
         users=frozenset(row.name for row in program.signature.inputs_of(InputKind.USER)),
+        repeats=repeats,
     )
 
 
-def _callers(program: Program, flattened: Mapping[Region, str], phase: Phase) -> tuple[int, ...]:
-    """The call whose graph each call is a part of: its caller, unless that one is flattened or the root itself."""
+def _repeated(nodes: Iterable[fx.Node], numbers: Mapping[tuple[ModulePath, int], int]) -> tuple[int, ...]:
+    """The calls that a checkpoint runs again, callers first."""
+    places = (origin.place for node in nodes if (origin := origin_of(node)).recomputed)
+    return tuple(sorted({numbers[place.path, place.index] for place in places if place is not None}))
+
+
+def _callers(
+    program: Program, flattened: Mapping[Region, str], phase: Phase, repeats: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The call whose graph each call is a part of: its caller, unless that one is flattened or the root itself.
+
+    A repeated call is a part of its caller's repetition, if there is one.
+    """
     callers = list(program.calls.parents)
+    repeat_of = {call: len(callers) + position for position, call in enumerate(repeats)}
+    callers += [_caller_of_repeat(callers, repeat_of, call) for call in repeats]
     for number, caller in enumerate(callers):
         while caller != ROOT_CALL and (caller == program.entry or (phase, caller) in flattened):
             caller = callers[caller]
@@ -162,15 +207,25 @@ def _callers(program: Program, flattened: Mapping[Region, str], phase: Phase) ->
     return tuple(callers)
 
 
+def _caller_of_repeat(callers: Sequence[int], repeat_of: Mapping[int, int], call: int) -> int:
+    around = callers[call]
+    while around != ROOT_CALL and around not in repeat_of:
+        around = callers[around]
+    return repeat_of.get(around, callers[call])
+
+
 def _paths(path: str, aliases: Iterable[str]) -> tuple[ModulePath, ...]:
     return tuple(map(ModulePath.parse, (path, *aliases)))
 
 
 def _depths(parents: Sequence[int]) -> tuple[int, ...]:
-    depths = [0]
-    for parent in parents[1:]:
-        depths.append(depths[parent] + 1)
-    return tuple(depths)
+    def depth(call: int) -> int:
+        steps = 0
+        while call != ROOT_CALL:
+            call, steps = parents[call], steps + 1
+        return steps
+
+    return tuple(map(depth, range(len(parents))))
 
 
 def pack_of(call: int) -> str:
@@ -307,6 +362,8 @@ class _Router:
         return self._encloses(call, maker)
 
     def _encloses(self, call: int, inner: int) -> bool:
+        if call >= len(self.layout.program.calls.rows):
+            return False  # a repetition has no forward
         depths, parents = self.layout.depths[Phase.FORWARD], self.layout.parents[Phase.FORWARD]
         while depths[inner] > depths[call]:
             inner = parents[inner]
@@ -331,11 +388,10 @@ def ranks(layout: Layout, phase: Phase) -> Mapping[str | int, int]:
     return found
 
 
-def _dissolved(layout: Layout, borders: Borders, error: CyclicError) -> dict[Region, str]:
+def _dissolved(layout: Layout, phase: Phase, error: CyclicError) -> dict[Region, str]:
     """Flatten the calls on a circle; one without a forward of its own cannot have a backward of its own either."""
-    phase = next(region[0] for region, waits in borders.waits.items() if error.parts <= waits.keys())
     calls = [part for part in error.parts if isinstance(part, int)]
-    sites = ", ".join(str(layout.program.calls.rows[call].site) for call in calls)
+    sites = ", ".join(map(layout.label, calls))
     reason = f"a value leaves {sites} in the {phase.value} and comes back before it has finished"
     phases = (Phase.FORWARD, Phase.BACKWARD) if phase is Phase.FORWARD else (phase,)
     return {(each, call): reason for each in phases for call in calls}
@@ -349,10 +405,11 @@ def _finished(
 ) -> Plan:
     program = layout.program
     inlined = {program.entry, *(call for phase, call in flattened if phase is Phase.FORWARD)} - {ROOT_CALL}
-    numbers = (call.number for call in program.calls.rows if call.number not in inlined)
+    inlined |= {call for phase, call in flattened if call >= len(program.calls.rows)}
+    numbers = (number for number in range(len(layout.parents[Phase.FORWARD])) if number not in inlined)
     calls = {number: _call_plan(layout, borders, orders, number) for number in numbers}
     reasons = tuple(Flattened(call, phase, reason) for (phase, call), reason in flattened.items())
-    return Plan(program, calls, reasons, layout.regions)
+    return Plan(program, calls, reasons, layout.regions, layout.repeats)
 
 
 def _call_plan(

@@ -39,9 +39,8 @@ class Compiler:
         return names["run"], tuple(self._child(phase, number, called) for called in source.calls)
 
     def _child(self, phase: Phase, caller: int, called: int) -> "ChildCall":
-        rows = self.plan.program.calls.rows
-        path, around = rows[called].site.path, rows[caller].site.path
-        inside = path.is_within(around) and caller != called
+        path, around = self.plan.site(called).path, self.plan.site(caller).path
+        inside = path.is_within(around)
         return ChildCall(path.relative_to(around) if inside else path, inside, called, phase)
 
     def __deepcopy__(self, _memo: object) -> Self:
@@ -92,8 +91,13 @@ class CallBody:
     @property
     def name(self) -> str:
         """`layer`, `layer@1`, `layer@2`."""
-        site = self.plan.program.calls.rows[self.number].site
+        site = self.plan.site(self.number)
         return str(replace(site, path=ModulePath(site.path[-1:])))
+
+    @property
+    def is_recomputation(self) -> bool:
+        """Whether it repeats a call in the backward, for a checkpoint."""
+        return self.plan.original(self.number) != self.number
 
     @cached_property
     def call_plan(self) -> CallPlan:
@@ -152,7 +156,7 @@ class CallBody:
     def _called(self) -> Interface:
         interface = self.interface
         if interface is None or interface.hidden:
-            site = self.plan.program.calls.rows[self.number].site
+            site = self.plan.site(self.number)
             hidden = ", ".join(interface.hidden) if interface else "arguments that are not tensors or constants"
             raise CallError(
                 f"{site} cannot be called alone",

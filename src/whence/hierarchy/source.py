@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from whence._torch.operators import OpOverload
+from whence.hierarchy.differentiable import straight_through
 from whence.hierarchy.plan import Body, Plan, pack_of
 from whence.provenance import ModulePath
 from whence.schema import Phase
@@ -125,6 +126,9 @@ def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
     arguments = [writer.spelled(argument) for argument in node.args]
     arguments += [f"{key}={writer.spelled(value)}" for key, value in node.kwargs.items()]
     callee = writer.callee(node.target)
+    if step in writer.plan.program.straight_through:
+        arguments.insert(0, callee)
+        callee = writer.callee(straight_through)
     writer.write(f"{writer.local(step)} = {callee}({', '.join(arguments)})")
 
 

@@ -68,7 +68,8 @@ class Program:
     `state` maps names of inputs to the model's own tensors. `seed` is the node that starts the backward pass of
     a program captured with a loss. `opaque` lists custom autograd functions that a forward-only program passes
     through: it cannot be differentiated from outside. `histories` lists, for each input that is written, the
-    nodes that hold its successive values.
+    nodes that hold its successive values. `straight_through` are nodes of a forward-only program that hand the
+    gradient of their result to their first argument unchanged.
     """
 
     graph_module: fx.GraphModule
@@ -85,6 +86,7 @@ class Program:
     adjoints: Mapping[str, Adjoint] = field(default_factory=dict)
     opaque: tuple[str, ...] = ()
     histories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    straight_through: frozenset[str] = frozenset()
 
     @property
     def graph(self) -> fx.Graph:

@@ -16,6 +16,7 @@ from whence.tracing.attribution import custom_functions
 from whence.tracing.cutting import cut_gradients
 from whence.tracing.example import Example
 from whence.tracing.functional import Functional
+from whence.tracing.recomputation import reuse_random_draws
 from whence.tracing.record import Recorded
 from whence.tracing.subject import Subject, module_records
 from whence.tracing.tables import Values, signature_of
@@ -32,11 +33,13 @@ def assemble(
     session = recorded.session
     graph = session.recorder.graph
     values = _final_values(recorded, functional)
-    opaque = {} if recorded.roots else custom_functions(_histories(recorded.results))
+    opaque = {} if recorded.roots else custom_functions(session.notes, _histories(recorded.results))
+    straight: frozenset[str] = frozenset()
     if not recorded.roots:
-        cut_gradients(graph, session.notes.marks, frozenset(opaque))
+        straight = cut_gradients(graph, session.notes.marks, functional.sources, frozenset(opaque))
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
+    reuse_random_draws(graph)
     _drop_unused(graph, keep={row.name for row in signature.inputs if row.name not in session.notes.literals})
     signature = replace(signature, inputs=tuple(row for row in signature.inputs if _has_placeholder(graph, row.name)))
     _order_placeholders(graph, [row.name for row in signature.inputs])
@@ -62,6 +65,7 @@ def assemble(
         entry=int(subject.is_module),
         adjoints=_renamed_adjoints(adjoints, names),
         opaque=tuple(dict.fromkeys(opaque.values())),
+        straight_through=straight,
         histories=_histories_of_inputs(values, functional),
     )
 

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from torch import fx
 
 from whence._torch.autograd import GradientKey, Node, is_custom_function, keys_out, nodes_below, sequence_number
+from whence._torch.operators import is_custom_operator
 from whence.program import Adjoint, Contribution
 from whence.program.origins import set_origin
 from whence.provenance import CallSite, Origin
@@ -64,12 +65,20 @@ def attribute(recorded: Recorded) -> dict[str, Adjoint]:
     return _adjoints(notes.keys, gradients)
 
 
-def custom_functions(results: Sequence[Node]) -> dict[int, str]:
-    """The custom autograd functions that lead to `results`, by the moment each was applied."""
+def custom_functions(notes: Notes, results: Sequence[Node]) -> dict[int, str]:
+    """The custom autograd functions that lead to `results`, by the moment each was applied.
+
+    Custom operators carry their derivative with them wherever they run, so they are not among these.
+    """
+    made: dict[int, list[fx.Node]] = {}
+    for node in notes.order:
+        made.setdefault(notes.marks[node].moment, []).append(node)
     return {
         number: type(node).__name__.removesuffix("Backward")
         for node in nodes_below(results)
-        if is_custom_function(node) and (number := sequence_number(node)) is not None
+        if is_custom_function(node)
+        and (number := sequence_number(node)) is not None
+        and not any(is_custom_operator(operation.target) for operation in made.get(number, [])[:1])
     }
 
 

@@ -2,38 +2,60 @@
 
 A forward-only program is differentiated by autograd when it runs, and autograd would walk straight through what
 the model computed under `no_grad`. Each value that enters such a region and carries a gradient is detached.
+
+An in-place operation under `no_grad` is different: it changes the number and leaves the gradient as if nothing had
+happened (`F.cosine_similarity` clamps its norms so). Its functional twin must pass the gradient straight through.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import torch
 from torch import Tensor, fx
 
+from whence._torch.operators import traits
 from whence.program.origins import origin_of, set_origin
 from whence.tracing.session import Mark
 
 _DETACH = torch.ops.aten.detach.default
 
 
-def cut_gradients(graph: fx.Graph, marks: Mapping[fx.Node, Mark], custom: frozenset[int]) -> None:
-    """Insert `detach` in front of operations recorded without grad mode; `custom` autograd functions excepted."""
-    carrying: set[fx.Node] = set()
+def cut_gradients(
+    graph: fx.Graph, marks: Mapping[fx.Node, Mark], sources: Mapping[fx.Node, fx.Node], custom: frozenset[int]
+) -> frozenset[str]:
+    """Insert `detach` in front of operations recorded without grad mode; `custom` autograd functions excepted.
+
+    `sources` leads from a node of the functional form to the recorded one. Returns the names of the nodes that
+    pass the gradient of their first argument straight through.
+    """
+    carrying: set[fx.Node | None] = set()
     detached: dict[fx.Node, fx.Node] = {}
+    straight: list[str] = []
     for node in list(graph.nodes):
-        mark = marks.get(node)
+        mark = marks.get(sources.get(node, node))
         if node.op == "placeholder":
             carries = isinstance(value := node.meta.get("val"), Tensor) and value.requires_grad
         elif mark is not None and mark.cut and mark.moment not in custom:
-            _detach_inputs(graph, node, carrying, detached)
-            carries = False
+            held = _written_argument(node, sources)
+            _detach_inputs(graph, node, carrying - {held}, detached)
+            carries = held in carrying
+            straight += [node.name] if carries else []
         else:
             carries = any(source in carrying for source in node.all_input_nodes)
         if carries:
             carrying.add(node)
+    return frozenset(straight)
+
+
+def _written_argument(node: fx.Node, sources: Mapping[fx.Node, fx.Node]) -> fx.Node | None:
+    """The value that the recorded operation wrote in place."""
+    recorded = sources.get(node)
+    first = node.args[0] if node.args else None
+    wrote = recorded is not None and 0 in traits(recorded.target).mutates
+    return first if wrote and isinstance(first, fx.Node) else None
 
 
 def _detach_inputs(
-    graph: fx.Graph, node: fx.Node, carrying: set[fx.Node], detached: dict[fx.Node, fx.Node]
+    graph: fx.Graph, node: fx.Node, carrying: Set[fx.Node | None], detached: dict[fx.Node, fx.Node]
 ) -> None:
     for source in node.all_input_nodes:
         if source not in carrying:

@@ -35,7 +35,7 @@ class Functional:
     `same` leads from a node that returned one of its arguments to that argument. `latest` and `versions` hold the
     newest value of a tensor and how often it was written; `taken` the value of a view and the version it shows.
     `replaced` leads from a removed node to the node that holds its value; `history` lists the values that a
-    tensor went through.
+    tensor went through; `sources` leads from a node made here to the recorded one it was made for.
     """
 
     graph: fx.Graph
@@ -46,11 +46,12 @@ class Functional:
     taken: dict[fx.Node, tuple[int, fx.Node]] = field(default_factory=dict)
     replaced: dict[fx.Node, fx.Node] = field(default_factory=dict)
     history: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+    sources: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def final(self, node: fx.Node) -> fx.Node:
         """The node that holds, at the end of the graph, the value of the tensor that `node` recorded."""
         last = next(iter(reversed(self.graph.nodes)))
-        return self.current(node, _Writer(self.graph, last, after=True))
+        return self.current(node, _Writer(self, last, after=True))
 
     def current(self, node: fx.Node, writer: "_Writer") -> fx.Node:
         """The node that holds the value of the tensor that `node` recorded, at the writer's position."""
@@ -77,13 +78,15 @@ class Functional:
 class _Writer:
     """Inserts operations next to a node, with that node's origin."""
 
-    graph: fx.Graph
+    state: Functional
     node: fx.Node
     after: bool = False
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        with self.graph.inserting_after(self.node) if self.after else self.graph.inserting_before(self.node):
-            made = self.graph.call_function(target, args, kwargs)
+        graph = self.state.graph
+        with graph.inserting_after(self.node) if self.after else graph.inserting_before(self.node):
+            made = graph.call_function(target, args, kwargs)
+        self.state.sources[made] = self.node
         set_origin(made, origin_of(self.node))
         made.meta["val"] = fake_result(target, args, kwargs)
         return made
@@ -118,7 +121,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _rewrite(state: Functional, node: fx.Node) -> None:
-    writer = _Writer(state.graph, node)
+    writer = _Writer(state, node)
     recorded = node.args
     node.args, node.kwargs = fx.map_arg(  # type: ignore[assignment,misc]
         (node.args, node.kwargs), lambda argument: state.current(argument, writer)
@@ -156,7 +159,7 @@ def _move_view(state: Functional, node: fx.Node, recorded: Any, writer: _Writer)
 
 def _write_functionally(state: Functional, node: fx.Node, recorded: Any, kind: Traits, writer: _Writer) -> None:
     twin = _twin_of(node)
-    made = writer(twin, *node.args, **node.kwargs)
+    made = _computed(twin, node, writer)
     positions = [position for position in kind.mutates if isinstance(recorded[position], fx.Node)]
     own = len(twin._schema.returns) - len(positions)
     for offset, position in enumerate(positions):
@@ -169,6 +172,34 @@ def _write_functionally(state: Functional, node: fx.Node, recorded: Any, kind: T
         return
     state.same[node] = state.identity(recorded[positions[0]])
     state.replaced[node] = state.current(recorded[positions[0]], writer)
+
+
+def _computed(twin: Any, node: fx.Node, writer: _Writer) -> fx.Node:
+    """What the in-place operation writes, computed without writing; two twins would not give its numbers."""
+    if twin is aten.copy.default:
+        return _copied(node, writer)
+    tensor = node.args[0]
+    if twin is aten.bernoulli.p and isinstance(tensor, fx.Node) and not tensor.meta["val"].is_contiguous():
+        return _drawn_in_memory_order(twin, node, writer)
+    return writer(twin, *node.args, **node.kwargs)
+
+
+def _copied(node: fx.Node, writer: _Writer) -> fx.Node:
+    """`aten.copy` has no derivative; a clone in the shape, dtype and layout of the target has."""
+    target, source = node.args[:2]
+    value = _as_before(source, target, writer)  # type: ignore[arg-type]
+    if target.meta["val"].is_contiguous():  # type: ignore[union-attr]
+        return writer(aten.clone.default, value, memory_format=torch.contiguous_format)
+    return writer(aten.clone.default, value)
+
+
+def _drawn_in_memory_order(twin: Any, node: fx.Node, writer: _Writer) -> fx.Node:
+    """`bernoulli_` draws in the order of memory, `bernoulli` in the order of dimensions."""
+    tensor, *rest = node.args
+    strides = tensor.meta["val"].stride()  # type: ignore[union-attr]
+    order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
+    drawn = writer(twin, writer(aten.permute.default, tensor, order), *rest, **node.kwargs)
+    return writer(aten.permute.default, drawn, [order.index(axis) for axis in range(len(order))])
 
 
 def _as_before(value: fx.Node, tensor: fx.Node, writer: _Writer) -> fx.Node:
