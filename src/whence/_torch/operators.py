@@ -65,6 +65,17 @@ def _viewed_argument(target: OpOverload) -> int | None:
     return next((i for i, argument in enumerate(target._schema.arguments) if argument.alias_info), None)
 
 
+def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of an operator draws random numbers; attention does only with a dropout above zero."""
+    if not traits(target).random:
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    return bool(args[position] if position < len(args) else kwargs.get("dropout_p", 0.0))
+
+
 def is_custom_operator(target: Any) -> bool:
     """Whether an operator was defined outside PyTorch and has a derivative of its own."""
     if not isinstance(target, OpOverload) or target.namespace in ("aten", "prim", "prims"):

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd import history_of
 from whence._torch.graphs import graph_module
-from whence._torch.operators import traits
+from whence._torch.operators import draws
 from whence.program import Absent, Adjoint, Call, Calls, Constant, Contribution, Convention, Named, Program, Structure
 from whence.program.calls import Leaf
 from whence.program.origins import origin_of, set_origin
@@ -103,7 +103,7 @@ def _drop_unused(graph: fx.Graph, keep: set[str]) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op == "output" or node.users:
             continue
-        if node.name in keep if node.op == "placeholder" else traits(node.target).random:
+        if node.name in keep if node.op == "placeholder" else draws(node.target, node.args, node.kwargs):
             continue
         graph.erase_node(node)
 

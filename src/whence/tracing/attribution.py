@@ -111,8 +111,7 @@ def _of_step(
     mark = notes.marks[node]
     number = sequence_number(step.node)
     maker = None if number is None else makers.get(number)
-    recomputed = mark.scope != PROGRAM
-    scope = mark.scope if recomputed else notes.scope_of(step.node)
+    scope = mark.scope if mark.recomputed else notes.scope_of(step.node)
     source = mark.source or (notes.marks[maker].source if maker else None)
     return Origin(
         Phase.BACKWARD,
@@ -120,7 +119,7 @@ def _of_step(
         source=source,
         forward=maker.name if maker else None,
         place=_place(sites, scope),
-        recomputed=recomputed,
+        recomputed=mark.recomputed,
     )
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from torch import fx
 
-from whence._torch.operators import op_name, traits
+from whence._torch.operators import draws, op_name
 from whence.errors import CaptureError, Place
 from whence.program.origins import origin_of
 from whence.provenance import CallSite
@@ -22,7 +22,7 @@ def reuse_random_draws(graph: fx.Graph) -> None:
     first: Draws = defaultdict(list)
     again: Draws = defaultdict(list)
     for node in graph.nodes:
-        if node.op == "call_function" and traits(node.target).random:
+        if node.op == "call_function" and draws(node.target, node.args, node.kwargs):
             origin = origin_of(node)
             if origin.phase is Phase.FORWARD or origin.recomputed:
                 (again if origin.recomputed else first)[origin.place, node.target].append(node)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.autograd import gradient_key, run_backward
+from whence._torch.checkpoints import observed_checkpoints
 from whence._torch.compiling import compiling_on_this_thread
 from whence._torch.module_calls import observed_modules
 from whence._torch.recording import fake_mode_of
@@ -77,6 +78,7 @@ def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorde
         prepared = _prepare(session, example, state)
         active.enter_context(compiling_on_this_thread())
         active.enter_context(observed_modules(session))
+        active.enter_context(observed_checkpoints(session))
         active.enter_context(torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled()))
         active.enter_context(session.recorder.active())
         result = _run(session, subject, example.with_leaves(list(prepared.leaves)))

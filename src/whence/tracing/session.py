@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from types import CodeType
 from typing import Any
@@ -25,7 +26,7 @@ from whence._torch.trees import tree_flatten
 from whence.errors import CaptureError, DataDependent, Place, UnsupportedInput
 from whence.program import Absent, Constant, Named, Structure
 from whence.provenance import CallSite, ModulePath, Source
-from whence.provenance.places import PROGRAM, ancestors
+from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.frames import SourceFinder
 from whence.tracing.subject import Subject
@@ -46,6 +47,7 @@ class Mark:
     moment: int
     source: Source | None
     cut: tuple[fx.Node, ...] = ()
+    recomputed: bool = False
 
 
 @dataclass
@@ -111,6 +113,7 @@ class Session:
         self._alive: list[object] = []
         self._started: list[tuple[Node, int, tuple[fx.Node | None, ...]]] = []
         self._known_tensors: dict[int, str] = {}
+        self._repeats: list[int] = []
         self._failed: int | None = None
         self._enter(self._open(CallSite(ModulePath(), 0, subject.name), PROGRAM))
 
@@ -125,7 +128,7 @@ class Session:
         if path is None:
             yield _ignore
         elif self.phase is Phase.BACKWARD:
-            with self._inside(self._recomputed_scope(path)):
+            with self._inside(self._repeated(path)):
                 yield _ignore
         else:
             scope = self._begin(module, path, args, kwargs)
@@ -171,15 +174,32 @@ class Session:
     def _describe_result(self, number: int, result: Any) -> None:
         self.notes.scopes[number].outputs = self._structure(result)
 
-    def _recomputed_scope(self, path: ModulePath) -> int:
-        """The forward call that a recomputation repeats: the one nearest to the autograd node that asked for it."""
-        made = [number for number, scope in enumerate(self.notes.scopes) if number and scope.site.path == path]
-        if len(made) < 2:
-            return made[0] if made else PROGRAM
-        asked = self._stack[-1] or self.notes.scope_of(self._started[-1][0])
-        around = ancestors(self.notes.parents, asked)
-        enclosing = [number for number in made if number in around]
-        return (enclosing or [number for number in made if self.notes.scopes[number].parent in around] or made)[0]
+    def checkpoint_starts(self) -> Callable[[], AbstractContextManager[None]]:
+        """A checkpointed region begins here: its recomputations happen in this call and repeat the calls that follow."""
+        return partial(self._recomputing, self._stack[-1], len(self.notes.scopes))
+
+    @contextmanager
+    def _recomputing(self, scope: int, first: int) -> Iterator[None]:
+        self._repeats.append(first)
+        try:
+            with self._inside(scope):
+                yield
+        finally:
+            self._repeats.pop()
+
+    def _repeated(self, path: ModulePath) -> int:
+        """The forward call that a call in the backward repeats: the next of that path in the checkpointed region.
+
+        Modules called in the backward without a checkpoint (by a custom autograd function) repeat their first call.
+        """
+        start = self._repeats[-1] if self._repeats else 1
+        scopes = self.notes.scopes
+        found = next((n for n in range(start, len(scopes)) if scopes[n].site.path == path), None)
+        if found is None:
+            return self._stack[-1]
+        if self._repeats:
+            self._repeats[-1] = found + 1
+        return found
 
     # --- values --------------------------------------------------------------------------------------
 
@@ -227,7 +247,8 @@ class Session:
             return
         self.notes.order.append(node)
         self.notes.marks[node] = Mark(
-            self._stack[-1], self.phase, next_sequence_number() - 1, self._finder.current(), self._cut(node)
+            self._stack[-1], self.phase, next_sequence_number() - 1, self._finder.current(), self._cut(node),
+            recomputed=self.phase is Phase.BACKWARD and (bool(self._repeats) or self._stack[-1] != PROGRAM),
         )
 
     def _cut(self, node: fx.Node) -> tuple[fx.Node, ...]:

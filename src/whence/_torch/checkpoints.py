@@ -1,0 +1,44 @@
+"""See where checkpoints begin, and when they run their region again.
+
+`torch.utils.checkpoint` has no hook for this. Its frame object is made when the region starts and calls the
+function it is given when the backward needs the region again; wrapping that function is the only handle.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from torch.utils.checkpoint import _CheckpointFrame
+
+
+class CheckpointObserver(Protocol):
+    """What is told about checkpoints."""
+
+    def checkpoint_starts(self) -> Callable[[], AbstractContextManager[None]]:
+        """A checkpointed region begins; the result is entered around every recomputation of it."""
+
+
+@contextmanager
+def observed_checkpoints(observer: CheckpointObserver) -> Iterator[None]:
+    """Report the checkpoints of the calling thread to `observer`."""
+    here = threading.get_ident()
+    before = _CheckpointFrame.__init__
+
+    def observed_init(frame: Any, recompute: Callable[..., None], *rest: Any, **options: Any) -> None:
+        if threading.get_ident() != here:
+            before(frame, recompute, *rest, **options)
+            return
+        around = observer.checkpoint_starts()
+
+        def recompute_observed(*args: Any) -> None:
+            with around():
+                recompute(*args)
+
+        before(frame, recompute_observed, *rest, **options)
+
+    _CheckpointFrame.__init__ = observed_init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _CheckpointFrame.__init__ = before  # type: ignore[method-assign]
