@@ -6,20 +6,24 @@ running in other threads; the object put in their place answers by thread.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 
 class _TrueOnThread:
-    """A flag that is true on one thread only."""
+    """A flag that is true on one thread only, and tells who asks there."""
 
-    def __init__(self, thread: int) -> None:
+    def __init__(self, thread: int, asked: Callable[[], None]) -> None:
         self._thread = thread
+        self._asked = asked
 
     def __bool__(self) -> bool:
-        return threading.get_ident() == self._thread
+        if threading.get_ident() != self._thread:
+            return False
+        self._asked()
+        return True
 
     def __or__(self, other: object) -> bool:
         return bool(self) or bool(other)
@@ -38,10 +42,13 @@ class _TrueOnThread:
 
 
 @contextmanager
-def compiling_on_this_thread() -> Iterator[None]:
-    """Make `torch.compiler.is_compiling()` and `is_exporting()` true for the calling thread."""
+def compiling_on_this_thread(asked: Callable[[], None]) -> Iterator[None]:
+    """Make `torch.compiler.is_compiling()` and `is_exporting()` true for the calling thread.
+
+    `asked` is called whenever code on this thread looks at the answer.
+    """
     before = (torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag)
-    flag = _TrueOnThread(threading.get_ident())
+    flag = _TrueOnThread(threading.get_ident(), asked)
     torch.compiler._is_compiling_flag = flag  # type: ignore[assignment]
     torch.compiler._is_exporting_flag = flag  # type: ignore[assignment]
     try:

@@ -65,6 +65,24 @@ def _viewed_argument(target: OpOverload) -> int | None:
     return next((i for i, argument in enumerate(target._schema.arguments) if argument.alias_info), None)
 
 
+def written_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments of a call that an operator writes to, in the order of its schema."""
+    if not isinstance(target, OpOverload):
+        return []
+    if target is aten.native_batch_norm.default and args[5] is not True:
+        return []
+    names = [argument.name for argument in target._schema.arguments]
+    positions = traits(target).mutates
+    values = [args[i] if i < len(args) else kwargs.get(names[i]) for i in positions]
+    return [value for value in values if value is not None]
+
+
+def without_outputs(target: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments without those that only say where to write."""
+    outputs = {argument.name for argument in target._schema.arguments if argument.is_out}
+    return {name: value for name, value in kwargs.items() if name not in outputs}
+
+
 def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of an operator draws random numbers; attention does only with a dropout above zero."""
     if not traits(target).random:
@@ -87,7 +105,8 @@ def is_custom_operator(target: Any) -> bool:
 def functional_twin(target: OpOverload) -> OpOverload | None:
     """The operator that computes what `target` writes, and writes nothing; None if there is none.
 
-    Found by PyTorch's naming rule (`add_.Tensor` and `add.Tensor`), checked against the schema, or listed above.
+    Found by PyTorch's naming rule (`add_.Tensor` or `add.out`, and `add.Tensor`), checked against the schema, or
+    listed above.
     """
     if target in _SILENT_MUTATION:
         return _SILENT_MUTATION[target][1]
@@ -95,9 +114,11 @@ def functional_twin(target: OpOverload) -> OpOverload | None:
         return _IRREGULAR_TWIN[target]
     namespace, name = target._schema.name.split("::")
     packet = getattr(getattr(torch.ops, namespace), re.sub(r"_$", "", name), None)
-    if packet is None or not name.endswith("_"):
+    if packet is None:
         return None
-    arguments = [argument.name for argument in target._schema.arguments]
+    arguments = [argument.name for argument in target._schema.arguments if not argument.is_out]
+    if not name.endswith("_") and len(arguments) == len(target._schema.arguments):
+        return None
     twins = (getattr(packet, overload) for overload in sorted(packet.overloads(), key=target._overloadname.__ne__))
     return next((twin for twin in twins if _is_twin(twin, arguments)), None)
 

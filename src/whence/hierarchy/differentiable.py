@@ -23,6 +23,9 @@ class Runner(Protocol):
     def run_backward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
         """The gradients that leave the call."""
 
+    def described(self, name: str) -> Tensor:
+        """A fake tensor with the shape and dtype of a value."""
+
 
 @dataclass(frozen=True)
 class Differentiation:
@@ -65,7 +68,6 @@ class CapturedCall(torch.autograd.Function):
         ctx.save_for_backward(*leaves, *watched)
         ctx.run = run
         ctx.set_materialize_grads(False)
-        ctx.shapes = [(r.shape, r.dtype, r.device) if isinstance(r, Tensor) else None for r in results]
         differentiable = {name for name, _ in run.gradients.tangents}
         named = zip(run.plan.forward.outputs, results, strict=True)
         ctx.mark_non_differentiable(*(r for name, r in named if name not in differentiable and isinstance(r, Tensor)))
@@ -82,28 +84,28 @@ class CapturedCall(torch.autograd.Function):
             raise NotDifferentiable(
                 "this module cannot be differentiated alone", why=run.gradients.refusal, remedy="call the whole tree"
             )
-        arrived, missing = _tangents(run, received, ctx.shapes)
+        arrived, missing = _tangents(run, received)
         kept = (_packed(ctx.layout, iter(saved)),) if body.kept else ()
         produced = run.runner.run_backward(run.module, *kept, *(arrived[name] for name in body.inputs))
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
         return (None, *(_gradient(run, name, values, missing) for name in run.inputs))
 
 
-def _tangents(
-    run: Differentiation, received: Sequence[Tensor | None], shapes: Sequence[Any]
-) -> tuple[dict[str, Tensor], set[str]]:
-    """The gradients by the names the backward knows them by; zeros for those that did not arrive."""
-    by_output = dict(zip(run.plan.forward.outputs, zip(received, shapes, strict=True), strict=True))
-    arrived, missing = {}, set()
+def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], set[str]]:
+    """The gradients by the names the backward knows them by; zeros for those that did not arrive.
+
+    A value returned twice is one tensor, so its gradients arrive as one sum: the first name takes it.
+    """
+    waiting = dict(zip(run.plan.forward.outputs, received, strict=True))
+    device = next((gradient.device for gradient in received if gradient is not None), None)
+    arrived: dict[str, Tensor] = {}
+    missing: set[str] = set()
     for output, tangent in run.gradients.tangents:
-        gradient, described = by_output.get(output, (None, None))
-        if gradient is None and described is None:
-            missing.add(tangent)
-            continue
+        gradient = waiting.pop(output, None)
         if gradient is None:
             missing.add(tangent)
-            shape, dtype, device = described
-            gradient = torch.zeros(shape, dtype=dtype, device=device)
+            expected = run.runner.described(tangent)
+            gradient = torch.zeros(expected.shape, dtype=expected.dtype, device=device)
         arrived[tangent] = gradient
     return arrived, missing
 

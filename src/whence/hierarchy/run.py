@@ -133,6 +133,10 @@ class CallBody:
         function, calls = self._backward
         return function(module, calls, *values)  # type: ignore[no-any-return]
 
+    def described(self, name: str) -> Tensor:
+        """A fake tensor with the shape and dtype of a value."""
+        return self.plan.nodes[name].meta["val"]  # type: ignore[no-any-return]
+
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the call was captured with such arguments."""
         try:

@@ -1,6 +1,6 @@
 """A captured program and the questions that only need it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -17,7 +17,7 @@ from whence.program.origins import origin_of
 from whence.program.printing import page
 from whence.program.selecting import select
 from whence.program.signature import Input, Output, Signature
-from whence.provenance import ModulePath, Origin
+from whence.provenance import ModulePath, Origin, Source
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Program:
     a program captured with a loss. `opaque` lists custom autograd functions that a forward-only program passes
     through: it cannot be differentiated from outside. `histories` lists, for each input that is written, the
     nodes that hold its successive values. `straight_through` are nodes of a forward-only program that hand the
-    gradient of their result to their first argument unchanged.
+    gradient of their result to their first argument unchanged. `asked` are the lines where the model asked
+    whether it is being compiled: there it may have done something else than it does in eager mode.
     """
 
     graph_module: fx.GraphModule
@@ -87,6 +88,8 @@ class Program:
     opaque: tuple[str, ...] = ()
     histories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     straight_through: frozenset[str] = frozenset()
+    asked: tuple[Source, ...] = ()
+    loss_function: Callable[[Any], Tensor] | None = None
 
     @property
     def graph(self) -> fx.Graph:

@@ -12,7 +12,7 @@ from whence._torch.operators import draws
 from whence.program import Absent, Adjoint, Call, Calls, Constant, Contribution, Convention, Named, Program, Structure
 from whence.program.calls import Leaf
 from whence.program.origins import origin_of, set_origin
-from whence.tracing.attribution import custom_functions
+from whence.tracing.attribution import custom_functions, without_operators
 from whence.tracing.cutting import cut_gradients
 from whence.tracing.example import Example
 from whence.tracing.functional import Functional
@@ -33,10 +33,11 @@ def assemble(
     session = recorded.session
     graph = session.recorder.graph
     values = _final_values(recorded, functional)
-    opaque = {} if recorded.roots else custom_functions(session.notes, _histories(recorded.results))
+    custom = {} if recorded.roots else custom_functions(_histories(recorded.results))
+    opaque = without_operators(custom, session.notes)
     straight: frozenset[str] = frozenset()
     if not recorded.roots:
-        straight = cut_gradients(graph, session.notes.marks, functional.sources, frozenset(opaque))
+        straight = cut_gradients(graph, session.notes.marks, functional.sources, frozenset(custom))
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
     reuse_random_draws(graph)
@@ -66,6 +67,7 @@ def assemble(
         adjoints=_renamed_adjoints(adjoints, names),
         opaque=tuple(dict.fromkeys(opaque.values())),
         straight_through=straight,
+        asked=tuple(session.notes.asked),
         histories=_histories_of_inputs(values, functional),
     )
 

@@ -65,20 +65,22 @@ def attribute(recorded: Recorded) -> dict[str, Adjoint]:
     return _adjoints(notes.keys, gradients)
 
 
-def custom_functions(notes: Notes, results: Sequence[Node]) -> dict[int, str]:
-    """The custom autograd functions that lead to `results`, by the moment each was applied.
-
-    Custom operators carry their derivative with them wherever they run, so they are not among these.
-    """
-    made: dict[int, list[fx.Node]] = {}
-    for node in notes.order:
-        made.setdefault(notes.marks[node].moment, []).append(node)
+def custom_functions(results: Sequence[Node]) -> dict[int, str]:
+    """The custom autograd functions that lead to `results`, by the moment each was applied."""
     return {
         number: type(node).__name__.removesuffix("Backward")
         for node in nodes_below(results)
-        if is_custom_function(node)
-        and (number := sequence_number(node)) is not None
-        and not any(is_custom_operator(operation.target) for operation in made.get(number, [])[:1])
+        if is_custom_function(node) and (number := sequence_number(node)) is not None
+    }
+
+
+def without_operators(functions: Mapping[int, str], notes: Notes) -> dict[int, str]:
+    """Those among the custom functions that are not custom operators: these carry their derivative wherever they run."""
+    makers = _first_of_each_moment(notes)
+    return {
+        moment: name
+        for moment, name in functions.items()
+        if moment not in makers or not is_custom_operator(makers[moment].target)
     }
 
 

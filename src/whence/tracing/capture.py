@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from whence.program import Program
+from whence.program.wellformed import check
 from whence.tracing.assemble import assemble
 from whence.tracing.attribution import attribute
 from whence.tracing.example import example_of
@@ -26,4 +27,6 @@ def capture(
     recorded = record(subject, example, backward)
     adjoints = attribute(recorded)
     functional = functionalize(recorded.session.recorder.graph)
-    return assemble(subject, example, recorded, functional, adjoints)
+    program = assemble(subject, example, recorded, functional, adjoints)
+    check(program)
+    return program.with_changes(loss_function=backward if callable(backward) else None)

@@ -12,6 +12,7 @@ from whence.provenance import Source
 Kind = Literal["user", "module", "engine", "boundary"]
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MODULES = os.path.join(_TORCH, "nn", "modules") + os.sep
+_COMPILER = os.path.join(_TORCH, "compiler") + os.sep
 _WHENCE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
@@ -36,6 +37,23 @@ class SourceFinder:
                 fallback = frame
             frame = frame.f_back
         return None if fallback is None else self._source(fallback)
+
+    def asked(self) -> Source | None:
+        """Who asked torch's compiler a question, if it was not torch itself.
+
+        Libraries ask through a helper in a file of its own; the line in another file that led there says more.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and self._kind(frame.f_code) == "engine":
+            if not frame.f_code.co_filename.startswith((_COMPILER, _WHENCE)):
+                return None
+            frame = frame.f_back
+        if frame is None or self._kind(frame.f_code) != "user":
+            return None
+        helper, asking = frame.f_code.co_filename, frame
+        while asking.f_back is not None and asking.f_code.co_filename == helper:
+            asking = asking.f_back
+        return self._source(asking if self._kind(asking.f_code) == "user" else frame)
 
     def raised_at(self, error: BaseException) -> Source | None:
         """The innermost user line that an exception passed through."""

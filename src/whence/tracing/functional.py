@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.operators import Traits, functional_twin, op_name, traits
+from whence._torch.operators import functional_twin, op_name, traits, without_outputs, written_arguments
 from whence.errors import Place, UnsupportedMutation
 from whence.program.origins import origin_of, set_origin
 from whence.tracing.inverse import inverse_of
@@ -114,23 +114,21 @@ def functionalize(graph: fx.Graph) -> Functional:
 
 
 def _writes(node: fx.Node) -> bool:
-    written = traits(node.target).mutates
-    return any(position < len(node.args) and isinstance(node.args[position], fx.Node) for position in written) and (
-        node.target is not aten.native_batch_norm.default or node.args[5] is True
-    )
+    return node.op == "call_function" and bool(written_arguments(node.target, node.args, node.kwargs))
 
 
 def _rewrite(state: Functional, node: fx.Node) -> None:
     writer = _Writer(state, node)
     recorded = node.args
+    written = written_arguments(node.target, node.args, node.kwargs) if _writes(node) else []
     node.args, node.kwargs = fx.map_arg(  # type: ignore[assignment,misc]
         (node.args, node.kwargs), lambda argument: state.current(argument, writer)
     )
     kind = traits(node.target)
     if kind.moves_view:
         _move_view(state, node, recorded, writer)
-    elif _writes(node):
-        _write_functionally(state, node, recorded, kind, writer)
+    elif written:
+        _write_functionally(state, node, written, writer)
     elif kind.viewed is not None:
         _note_view(state, node, recorded[kind.viewed])
     elif node.target is operator.getitem and recorded[0] in state.views:
@@ -157,21 +155,22 @@ def _move_view(state: Functional, node: fx.Node, recorded: Any, writer: _Writer)
     state.replaced[node] = moved
 
 
-def _write_functionally(state: Functional, node: fx.Node, recorded: Any, kind: Traits, writer: _Writer) -> None:
+def _write_functionally(state: Functional, node: fx.Node, written: list[Any], writer: _Writer) -> None:
+    if not all(isinstance(tensor, fx.Node) for tensor in written):
+        raise _no_form(node, "it writes to a list of tensors")
     twin = _twin_of(node)
     made = _computed(twin, node, writer)
-    positions = [position for position in kind.mutates if isinstance(recorded[position], fx.Node)]
-    own = len(twin._schema.returns) - len(positions)
-    for offset, position in enumerate(positions):
+    own = len(twin._schema.returns) - len(written)
+    for offset, tensor in enumerate(written):
         value = made if len(twin._schema.returns) == 1 else writer(operator.getitem, made, own + offset)
-        _write(state, recorded[position], _as_before(value, recorded[position], writer), writer)
+        _write(state, tensor, _as_before(value, tensor, writer), writer)
     if own > 0:
         node.replace_all_uses_with(made)
         state.same[node] = made
         state.replaced[node] = made
         return
-    state.same[node] = state.identity(recorded[positions[0]])
-    state.replaced[node] = state.current(recorded[positions[0]], writer)
+    state.same[node] = state.identity(written[0])
+    state.replaced[node] = state.current(written[0], writer)
 
 
 def _computed(twin: Any, node: fx.Node, writer: _Writer) -> fx.Node:
@@ -181,7 +180,7 @@ def _computed(twin: Any, node: fx.Node, writer: _Writer) -> fx.Node:
     tensor = node.args[0]
     if twin is aten.bernoulli.p and isinstance(tensor, fx.Node) and not tensor.meta["val"].is_contiguous():
         return _drawn_in_memory_order(twin, node, writer)
-    return writer(twin, *node.args, **node.kwargs)
+    return writer(twin, *node.args, **without_outputs(node.target, node.kwargs))  # type: ignore[arg-type]
 
 
 def _copied(node: fx.Node, writer: _Writer) -> fx.Node:

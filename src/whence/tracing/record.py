@@ -76,7 +76,7 @@ def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorde
         session = Session(subject, fake_mode_of(_tensors(example.leaves, state)), (_run.__code__, _loss.__code__))
         session.know({key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()})
         prepared = _prepare(session, example, state)
-        active.enter_context(compiling_on_this_thread())
+        active.enter_context(compiling_on_this_thread(session.asked))
         active.enter_context(observed_modules(session))
         active.enter_context(observed_checkpoints(session))
         active.enter_context(torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled()))

@@ -28,6 +28,7 @@ from whence.program import Absent, Constant, Named, Structure
 from whence.provenance import CallSite, ModulePath, Source
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
+from whence.tracing.callnames import CallNames
 from whence.tracing.frames import SourceFinder
 from whence.tracing.subject import Subject
 
@@ -83,6 +84,7 @@ class Notes:
     steps: list[Step] = field(default_factory=list)
     keys: dict[fx.Node, GradientKey] = field(default_factory=dict)
     literals: dict[str, Tensor] = field(default_factory=dict)
+    asked: dict[Source, None] = field(default_factory=dict)
 
     @property
     def parents(self) -> list[int]:
@@ -105,9 +107,7 @@ class Session:
         self.recorder = Recorder(self, fake_mode)
         self.phase = Phase.FORWARD
         self.cuts_gradients = torch.is_grad_enabled()
-        self._names = _names_by_module(subject)
-        self._current = {identity: paths[0] for identity, paths in self._names.items()}
-        self._counts: dict[ModulePath, int] = {}
+        self.names = CallNames(subject)
         self._finder = SourceFinder(boundaries)
         self._stack: list[int] = []
         self._alive: list[object] = []
@@ -124,7 +124,7 @@ class Session:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Callable[[Any], None]]:
         """A module call: a new scope in the forward pass, the old one again where a checkpoint recomputes."""
-        path = self._current.get(id(module))
+        path = self.names.path(module)
         if path is None:
             yield _ignore
         elif self.phase is Phase.BACKWARD:
@@ -155,15 +155,10 @@ class Session:
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
         """A module with several names is known by the one it was last reached through."""
-        names = self._names.get(id(child), ())
-        around = self._current.get(id(parent))
-        if len(names) > 1 and around is not None and (path := around.child(name)) in names:
-            self._current[id(child)] = path
+        self.names.reached(parent, name, child)
 
     def _begin(self, module: nn.Module, path: ModulePath, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        index = self._counts.get(path, 0)
-        self._counts[path] = index + 1
-        number = self._open(CallSite(path, index, type(module).__name__), self._stack[-1])
+        number = self._open(self.names.next_site(module, path), self._stack[-1])
         self.notes.scopes[number].inputs = self._structure((args, kwargs))
         return number
 
@@ -263,6 +258,12 @@ class Session:
         self.notes.literals[name] = tensor
         return name
 
+    def asked(self) -> None:
+        """The model asked whether it is being compiled; it may do something else than it does in eager mode."""
+        source = self._finder.asked()
+        if source is not None:
+            self.notes.asked[source] = None
+
     # --- autograd ------------------------------------------------------------------------------------
 
     def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
@@ -334,10 +335,3 @@ class _Noting(AbstractContextManager[None]):
 
 def _ignore(_result: Any) -> None:
     """The call of a module that has no name in the model: its operations belong to the caller."""
-
-
-def _names_by_module(subject: Subject) -> dict[int, tuple[ModulePath, ...]]:
-    names: dict[int, tuple[ModulePath, ...]] = {}
-    for path, module in subject.named_modules():
-        names[id(module)] = (*names.get(id(module), ()), path)
-    return names

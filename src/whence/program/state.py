@@ -1,0 +1,70 @@
+"""Two views of a program's state: inputs of the graph, or attributes of its module. Origins are the same in both."""
+
+from collections.abc import Mapping
+from typing import Literal, TypeVar
+
+from torch import Tensor, fx
+
+from whence._torch.graphs import graph_module, name_plainly
+from whence.errors import UsageError
+from whence.program.program import Program
+from whence.program.signature import Input, Signature
+from whence.schema import STATE_KINDS
+
+StateView = Literal["inputs", "attributes"]
+P = TypeVar("P", bound=Program)
+
+
+def with_state(program: P, view: str) -> P:
+    """The program with its state as `"inputs"` or `"attributes"`; a new graph, the same names and origins."""
+    match view:
+        case "inputs":
+            return _rebuilt(program, held=()) if program.signature.attributes else program
+        case "attributes":
+            rows = tuple(row for row in program.signature.inputs if row.kind in STATE_KINDS)
+            return _rebuilt(program, held=(*program.signature.attributes, *rows)) if rows else program
+        case _:
+            raise UsageError(f"state cannot be {view!r}", remedy='use "inputs" or "attributes"')
+
+
+def _rebuilt(program: P, held: tuple[Input, ...]) -> P:
+    """The program with exactly the rows `held` as attributes."""
+    every = (*program.signature.state, *(row for row in program.signature.inputs if row.kind not in STATE_KINDS))
+    names = {row.name for row in held}
+    inputs = tuple(row for row in every if row.name not in names)
+    graph = _graph_over(program.graph, held, inputs)
+    root = {row.path: program.state[row.name] for row in held}
+    return program.with_changes(
+        graph_module=graph_module(root, graph, program.name),
+        signature=Signature(inputs, program.signature.outputs, held),
+    )
+
+
+def _graph_over(old: fx.Graph, held: tuple[Input, ...], inputs: tuple[Input, ...]) -> fx.Graph:
+    before = {node.name: node for node in old.nodes if node.op in ("placeholder", "get_attr")}
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for row in inputs:
+        made[before[row.name]] = _read(graph, "placeholder", row.name, row.name, before[row.name])
+    for row in held:
+        made[before[row.name]] = _read(graph, "get_attr", row.path, row.name, before[row.name])
+    for node in old.nodes:
+        if node not in made:
+            made[node] = graph.node_copy(node, lambda source: made[source])
+    return graph
+
+
+def _read(graph: fx.Graph, kind: str, target: str, name: str, before: fx.Node) -> fx.Node:
+    node = graph.create_node(kind, target, name=name)
+    node.meta = dict(before.meta)
+    if kind == "placeholder":
+        name_plainly(node, name)
+    return node
+
+
+def bound_state(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The program's state with tensors of another model in place of the captured ones, by qualified name."""
+    return {
+        row.name: next((tensors[path] for path in (row.path, *row.aliases) if path in tensors), program.state[row.name])
+        for row in program.signature.state
+    }

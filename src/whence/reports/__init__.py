@@ -1,0 +1,1 @@
+"""Questions about a program, answered as plain data and then as text."""

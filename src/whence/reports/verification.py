@@ -1,0 +1,108 @@
+"""Is the program the model, bit for bit?
+
+Eager PyTorch is the oracle. Both run from the same seed on the same inputs and state; outputs, all gradients,
+buffers, everything the run changes, and the random number generator's state are compared with `torch.equal`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from whence import hierarchy
+from whence.program import Program
+from whence.program.state import bound_state
+from whence.reports.comparing import Comparison, compare
+from whence.reports.divergence import first_divergence
+from whence.reports.running import run_eager, run_module, same_start
+from whence.tracing.subject import Subject, state_tensors, subject_of
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The comparisons, one row each, and what is known about the first difference.
+
+    `divergence` names the first module call whose result differs. `asked` are the lines where the model asked
+    whether it is being compiled; `explained` is true when the program equals eager bit for bit once eager is told
+    that it is: the difference is then the model's own choice. It never makes `ok` true.
+    """
+
+    rows: tuple[Comparison, ...]
+    divergence: str | None = None
+    asked: tuple[str, ...] = ()
+    explained: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether every comparison was bitwise equal."""
+        return all(row.equal for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "ok": self.ok,
+            "rows": [row.to_dict() for row in self.rows],
+            "divergence": self.divergence,
+            "asked": list(self.asked),
+            "explained": self.explained,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def verify(
+    program: Program, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> Verification:
+    """Compare `program` with `model` on these inputs; the model, its gradients and all seeds are left as they were.
+
+    Raises `CallError` when the inputs do not fit the capture.
+    """
+    subject = subject_of(model)
+    inputs = (args, kwargs or {})
+    program.convention.flatten(*inputs)
+    bound = program.with_changes(state=bound_state(program, _tensors_by_name(subject)))
+    eager = _run(subject, inputs, lambda given: run_eager(program, subject, *given))
+    captured = _run(subject, inputs, lambda given: run_module(hierarchy.flat_module(bound), bound, *given))
+    rows = compare(eager, captured)
+    if all(row.equal for row in rows):
+        return Verification(rows)
+    told = _run(subject, inputs, lambda given: run_eager(program, subject, *given, told=True)) if program.asked else None
+    return Verification(
+        rows=rows,
+        divergence=_run(subject, inputs, lambda given: first_divergence(bound, subject, *given)),
+        asked=tuple(map(str, program.asked)),
+        explained=told is not None and all(row.equal for row in compare(told, captured)),
+    )
+
+
+def _run(subject: Subject, inputs: tuple[Any, Any], work: Callable[[tuple[Any, Any]], Any]) -> Any:
+    with same_start(subject, inputs) as given:
+        return work(given)
+
+
+def _tensors_by_name(subject: Subject) -> dict[str, Tensor]:
+    return {str(path): row.tensor for row in state_tensors(subject) for path in row.paths}
+
+
+def _lines(result: Verification) -> Sequence[str]:
+    counts: dict[str, list[Comparison]] = {}
+    for row in result.rows:
+        counts.setdefault(row.kind, []).append(row)
+    lines = [_summary(kind, rows) for kind, rows in counts.items()]
+    lines += [f"  {row}" for row in result.rows if not row.equal][:20]
+    lines += [f"first module that differs: {result.divergence}"] if result.divergence else []
+    if result.asked:
+        outcome = "equal, bit for bit" if result.explained else "still different"
+        lines += [f"the model asks whether it is being compiled; eager that is told so is {outcome}:"]
+        lines += [f"  {line}" for line in result.asked[:5]]
+    verdict = "bitwise equal to eager" if result.ok else "NOT bitwise equal to eager"
+    return [*lines, verdict]
+
+
+def _summary(kind: str, rows: Sequence[Comparison]) -> str:
+    equal = sum(row.equal for row in rows)
+    return f"{kind:<10} {equal} of {len(rows)} bitwise equal"
+
+
