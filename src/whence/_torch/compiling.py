@@ -5,9 +5,11 @@ answer is no. The two flags behind the question are module globals, so they woul
 running in other threads; the object put in their place answers by thread.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 
 import torch
 
@@ -15,14 +17,17 @@ import torch
 class _TrueOnThread:
     """A flag that is true on one thread only, and tells who asks there."""
 
-    def __init__(self, thread: int, asked: Callable[[], None]) -> None:
+    def __init__(self, thread: int, asked: Callable[[], bool]) -> None:
         self._thread = thread
         self._asked = asked
+        self._ignored: set[CodeType] = set()
 
     def __bool__(self) -> bool:
         if threading.get_ident() != self._thread:
             return False
-        self._asked()
+        asking = sys._getframe(1).f_code
+        if asking not in self._ignored and not self._asked():
+            self._ignored.add(asking)
         return True
 
     def __or__(self, other: object) -> bool:
@@ -42,10 +47,11 @@ class _TrueOnThread:
 
 
 @contextmanager
-def compiling_on_this_thread(asked: Callable[[], None]) -> Iterator[None]:
+def compiling_on_this_thread(asked: Callable[[], bool]) -> Iterator[None]:
     """Make `torch.compiler.is_compiling()` and `is_exporting()` true for the calling thread.
 
-    `asked` is called whenever code on this thread looks at the answer.
+    `asked` is called when code on this thread looks at the answer, and says whether that code is worth noting;
+    code that is not (torch's own, which asks ten times for every operation) is not reported again.
     """
     before = (torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag)
     flag = _TrueOnThread(threading.get_ident(), asked)

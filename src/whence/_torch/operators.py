@@ -42,6 +42,11 @@ def op_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
+def entry_point(target: Any) -> Any:
+    """The C++ function behind an operator: calling it skips one Python frame per operation."""
+    return target._op if isinstance(target, OpOverload) else target
+
+
 @cache
 def traits(target: Any) -> Traits:
     """Read the schema of an operator; anything else has no traits."""

@@ -8,12 +8,15 @@ operation and replaced there, below autograd. So closures, lists of weights, hoo
 by themselves, and a model that runs in another thread meanwhile sees nothing.
 """
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -26,9 +29,11 @@ from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
     TorchFunctionMetadataMode,
+    _ProxyTensor,
     disable_proxy_modes_tracing,
     get_proxy_slot,
     has_proxy_slot,
+    snapshot_fake,
     track_tensor_tree,
 )
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -70,6 +75,15 @@ def fake_mode_of(tensors: Iterator[Tensor]) -> FakeTensorMode:
     return found or FakeTensorMode()
 
 
+def note_function(tracer: PythonKeyTracer, node: fx.Node) -> None:
+    """Say on an operation which torch function was running, in the spelling that torch.export uses."""
+    function = tracer.torch_fn_metadata
+    if function is None or node.op != "call_function":
+        return
+    name = getattr(function, "__name__", str(function))
+    node.meta["torch_fn"] = (f"{name}_{tracer.torch_fn_counts[function]}", f"{type(function).__name__}.{name}")
+
+
 class _Tracer(PythonKeyTracer):
     """Appends nodes to a graph of its own and tells a listener about each."""
 
@@ -81,6 +95,7 @@ class _Tracer(PythonKeyTracer):
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
+        note_function(self, node)
         self.listener.recorded(node)
         return node
 
@@ -98,6 +113,29 @@ class _FunctionMode(TorchFunctionMetadataMode):
         if func in _CONTENT_READERS:
             args = self.recorder.recognised(args)
         return super().__torch_function__(func, types, args, kwargs)
+
+
+class _NotPlain(Exception):  # noqa: N818 - a signal inside this file
+    """An argument needs PyTorch's own recording."""
+
+
+_PLAIN_ARGUMENTS = frozenset(
+    {*(int, float, bool, str, complex, type(None)), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+
+
+@cache
+def _is_plain(func: Any) -> bool:
+    """Whether an operator returns tensors, is no composite, and never needs a tensor's value."""
+    if not isinstance(func, OpOverload) or func in _SPECIAL or torch.Tag.data_dependent_output in func.tags:
+        return False
+    if func.namespace != "aten" or func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return False
+    returned = [str(result.type) for result in func._schema.returns]
+    return bool(returned) and (set(returned) == {"Tensor"} or returned == ["List[Tensor]"])
+
+
+_SPECIAL = frozenset({_LIFT_FRESH, torch.ops.aten.is_nonzero.default})
 
 
 class Recorder(ProxyTorchDispatchMode):
@@ -201,11 +239,60 @@ class Recorder(ProxyTorchDispatchMode):
             args = self.recognised(args)
             kwargs = {key: self.recognised(value) for key, value in kwargs.items()} if kwargs else {}
         try:
+            if _is_plain(func):
+                return self._record_plainly(func, args, kwargs)
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except _NotPlain:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise self.listener.value_needed(func) from error
         except UnsupportedFakeTensorException as error:
             raise self.listener.value_needed(func) from error
+
+    def _record_plainly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator on fake tensors and append its node: what PyTorch's mode does for the common case.
+
+        Anything uncommon among the arguments (symbolic sizes, known constants, subclasses) goes the long way.
+        """
+        node_args, node_kwargs = self._as_nodes(args), {key: self._as_nodes(value) for key, value in kwargs.items()}
+        result = func(*args, **kwargs)
+        tracer = self.tracer
+        node = tracer.graph.create_node("call_function", func, node_args, node_kwargs, func.overloadpacket.__name__)
+        note_function(tracer, node)
+        self._track(result, node)
+        self.listener.recorded(node)
+        if not isinstance(result, Tensor):
+            for position, part in enumerate(result):
+                self._track_part(node, position, part)
+        return result
+
+    def _track_part(self, node: fx.Node, position: int, part: Any) -> None:
+        if not isinstance(part, Tensor):
+            return
+        item = self.tracer.graph.create_node("call_function", operator.getitem, (node, position), {})
+        note_function(self.tracer, item)
+        self._track(part, item)
+        self.listener.recorded(item)
+
+    def _track(self, result: Any, node: fx.Node) -> None:
+        if isinstance(result, Tensor):
+            node.meta["val"] = snapshot_fake(result)
+            self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
+        else:
+            node.meta["val"] = tuple(snapshot_fake(part) if isinstance(part, Tensor) else part for part in result)
+
+    def _as_nodes(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is FakeTensor:
+            slot = self.tracer.tensor_tracker.get(value)
+            if slot is None or slot.constant is not None:
+                raise _NotPlain
+            return slot.proxy.node
+        if kind in _PLAIN_ARGUMENTS:
+            return value
+        if kind is list or kind is tuple:
+            return kind([self._as_nodes(item) for item in value])
+        raise _NotPlain
 
     def _know_literal(self, literal: Tensor) -> None:
         """`torch.tensor([...])` makes a real tensor first: give it a placeholder and keep its value for `item()`."""

@@ -64,7 +64,7 @@ def _module(record: ModuleRecord, calls: tuple[CallBody, ...]) -> nn.Module:
 
 def _give_calls(module: Tree, calls: tuple[CallBody, ...]) -> None:
     module.calls = (*module.calls, *(call for call in calls if not call.is_recomputation))
-    module.recomputations = (*module.recomputations, *(call for call in calls if call.is_recomputation))
+    module.bodies |= {call.number: call for call in calls}
 
 
 def _parent(made: dict[ModulePath, nn.Module], root: Tree, path: ModulePath) -> nn.Module:

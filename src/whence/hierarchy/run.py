@@ -60,14 +60,15 @@ class ChildCall:
         module: Any = caller if self.from_caller else caller.__dict__["root"]
         for segment in self.path:
             module = module._modules[segment]
-        call = module.call(self.number) if isinstance(module, Tree) else None
+        call = module.bodies.get(self.number) if isinstance(module, Tree) else None
         if call is None:
             raise self._replaced(module)
         if self.phase is Phase.BACKWARD:
             return call.run_backward(module, *values)  # type: ignore[no-any-return]
         if has_hooks(module):
             return run_hooked(call, module, values)
-        return call.run_forward(module, *values)  # type: ignore[no-any-return]
+        function, calls = call.forward_function
+        return function(module, calls, *values)  # type: ignore[no-any-return]
 
     def _replaced(self, module: Any) -> CallError:
         return CallError(
@@ -116,21 +117,23 @@ class CallBody:
         return as_graph(self.plan, phase, self.number)
 
     @cached_property
-    def _forward(self) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+    def forward_function(self) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+        """The function that runs the forward, and the calls its code makes."""
         return self.compiler.function(Phase.FORWARD, self.number)
 
     @cached_property
-    def _backward(self) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+    def backward_function(self) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+        """The function that runs the backward, and the calls its code makes."""
         return self.compiler.function(Phase.BACKWARD, self.number)
 
     def run_forward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
         """The forward on flat values; last comes what is kept, if anything."""
-        function, calls = self._forward
+        function, calls = self.forward_function
         return function(module, calls, *values)  # type: ignore[no-any-return]
 
     def run_backward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
         """The backward on what was kept, if anything, and flat values."""
-        function, calls = self._backward
+        function, calls = self.backward_function
         return function(module, calls, *values)  # type: ignore[no-any-return]
 
     def described(self, name: str) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from whence._torch.operators import OpOverload
+from whence._torch.operators import OpOverload, entry_point
 from whence.hierarchy.differentiable import straight_through
 from whence.hierarchy.plan import Body, Plan, pack_of
 from whence.provenance import ModulePath
@@ -53,7 +53,8 @@ class _Writer:
             name = f"{target.namespace}_{target._opname}_{target._overloadname}"
         else:
             name = f"function_{getattr(target, '__name__', 'call')}"
-        while self.globals.setdefault(name, target) is not target:
+        function = entry_point(target)
+        while self.globals.setdefault(name, function) is not function:
             name += "_"
         return name
 

@@ -38,14 +38,15 @@ class Tree(nn.Module):
     """One module of a captured program: the original's parameters, buffers, children and call.
 
     `type_name` is the class of the original. `forward_graph` and `backward_graph` are what its first call
-    computed, and `calls` holds all of them. `recomputations` are the calls that a checkpoint runs again.
+    computed, and `calls` holds all of them. `bodies` finds them by the number of the call,
+    together with those that a checkpoint runs again in the backward.
     """
 
     def __init__(self, type_name: str) -> None:
         super().__init__()
         self.type_name = type_name
         self.calls: tuple[Callable, ...] = ()
-        self.recomputations: tuple[Callable, ...] = ()
+        self.bodies: dict[int, Callable] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run what was captured, called as the original is called.
@@ -64,10 +65,6 @@ class Tree(nn.Module):
         if len(self.calls) == 1:
             return self.calls[0]
         return next((call for call in self.calls if call.fits(args, kwargs)), self.calls[0])
-
-    def call(self, number: int) -> Callable | None:
-        """The plan's call of that number, if it is a call of this module."""
-        return next((call for call in (*self.calls, *self.recomputations) if call.number == number), None)
 
     @property
     def forward_graph(self) -> fx.Graph | None:

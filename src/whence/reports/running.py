@@ -70,7 +70,7 @@ def _copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
 
 def run_eager(program: Program, subject: Subject, args: Any, kwargs: Any, *, told: bool = False) -> Run:
     """The model as it is; with `told`, it is told that it is being compiled."""
-    asked = compiling_on_this_thread(lambda: None) if told else nullcontext()
+    asked = compiling_on_this_thread(lambda: False) if told else nullcontext()
     with asked:
         result = subject.call(*args, **kwargs)
         loss = None if program.loss_function is None else program.loss_function(result)

@@ -44,9 +44,7 @@ class SourceFinder:
         Libraries ask through a helper in a file of its own; the line in another file that led there says more.
         """
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and self._kind(frame.f_code) == "engine":
-            if not frame.f_code.co_filename.startswith((_COMPILER, _WHENCE)):
-                return None
+        while frame is not None and frame.f_code.co_filename.startswith((_COMPILER, _WHENCE)):
             frame = frame.f_back
         if frame is None or self._kind(frame.f_code) != "user":
             return None

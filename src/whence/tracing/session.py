@@ -258,11 +258,12 @@ class Session:
         self.notes.literals[name] = tensor
         return name
 
-    def asked(self) -> None:
-        """The model asked whether it is being compiled; it may do something else than it does in eager mode."""
+    def asked(self) -> bool:
+        """Somebody asked whether the model is being compiled: it may do something else than it does in eager mode."""
         source = self._finder.asked()
         if source is not None:
             self.notes.asked[source] = None
+        return source is not None
 
     # --- autograd ------------------------------------------------------------------------------------
 
