@@ -37,13 +37,14 @@ class Program(_Program):
     """A captured program, with everything that can be asked of it."""
 
     def with_state(self, state: str) -> Self:
-        """The same program with its state as `"inputs"` (placeholders) or `"attributes"` (`get_attr` nodes)."""
+        """The same program with its state as `"inputs"` (placeholders) or `"attributes"` (`get_attr`)."""
         return with_state(self, state)
 
     def module(self, *, copy: bool = False) -> Tree:
         """The program as one flat runnable module with the original's calling convention.
 
-        With a loss function it returns `(loss, outputs)`. It shares the captured model's tensors unless `copy`.
+        With a loss function it returns `(loss, outputs)`. It shares the captured model's tensors unless
+        `copy`.
         """
         return hierarchy.flat_module(self, copy=copy)
 
@@ -85,7 +86,9 @@ def capture(
     model itself stays its own, with a note that a capture was running.
     """
     program = tracing.capture(model, args, kwargs, backward)
-    return Program(**{field.name: getattr(program, field.name) for field in fields(program)}).with_state(state)
+    return Program(**{field.name: getattr(program, field.name) for field in fields(program)}).with_state(
+        state
+    )
 
 
 def unflatten(program: _Program, *, copy: bool = False) -> Tree:

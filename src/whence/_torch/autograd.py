@@ -1,7 +1,7 @@
 """Watch autograd run: which of its nodes is executing, and what it hands on.
 
-`torch.autograd.graph.Node` is public; its sequence numbers and the current counter are not. They are what ties
-a node of the backward graph to the moment of the forward pass that made it.
+`torch.autograd.graph.Node` is public; its sequence numbers and the current counter are not. They are what
+ties a node of the backward graph to the moment of the forward pass that made it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,12 +33,12 @@ class BackwardListener(Protocol):
 
 def next_sequence_number() -> int:
     """The number that the next autograd node made on this thread will carry."""
-    return torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined, no-any-return]
+    return torch._C._autograd._get_sequence_nr()
 
 
 def sequence_number(node: Node) -> int | None:
     """When `node` was made; None for leaves, which carry no moment."""
-    number = node._sequence_nr()  # type: ignore[attr-defined]
+    number = node._sequence_nr()
     return None if number == LEAF_SEQUENCE_NUMBER else number
 
 
@@ -123,15 +123,15 @@ def run_backward(
     """Gradients of `outputs` for `inputs`, run on the calling thread and reported node by node."""
     nodes = nodes_below([node for output in outputs if (node := history_of(output)) is not None])
     with torch.autograd.set_multithreading_enabled(False), watched(nodes, listener):
-        return torch.autograd.grad(outputs, inputs, tangents, allow_unused=True)  # type: ignore[arg-type]
+        return torch.autograd.grad(outputs, inputs, tangents, allow_unused=True)
 
 
 @contextmanager
 def below_autograd() -> Iterator[None]:
     """Run operations as autograd runs them: recording nothing, with grad mode on.
 
-    Some kernels look at grad mode to decide what to keep for their backward (oneDNN's LSTM does), so `no_grad`
-    would change what they return.
+    Some kernels look at grad mode to decide what to keep for their backward (oneDNN's LSTM does), so
+    `no_grad` would change what they return.
     """
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
         yield

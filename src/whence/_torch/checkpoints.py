@@ -37,7 +37,7 @@ def observed_checkpoints(observer: CheckpointObserver) -> Iterator[None]:
 
         before(frame, recompute_observed, *rest, **options)
 
-    _CheckpointFrame.__init__ = observed_init  # type: ignore[method-assign]
+    _CheckpointFrame.__init__ = observed_init  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -50,8 +50,8 @@ class _TrueOnThread:
 def compiling_on_this_thread(asked: Callable[[], bool]) -> Iterator[None]:
     """Make `torch.compiler.is_compiling()` and `is_exporting()` true for the calling thread.
 
-    `asked` is called when code on this thread looks at the answer, and says whether that code is worth noting;
-    code that is not (torch's own, which asks ten times for every operation) is not reported again.
+    `asked` is called when code on this thread looks at the answer, and says whether that code is worth
+    noting; code that is not (torch's own, which asks ten times for every operation) is not reported again.
     """
     before = (torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag)
     flag = _TrueOnThread(threading.get_ident(), asked)

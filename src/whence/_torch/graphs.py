@@ -1,7 +1,7 @@
 """fx graph modules whose Python code is written only when somebody runs or reads it.
 
-The lazy kind is private; the public `fx.GraphModule` prints the whole graph as source in its constructor, which
-costs as much as a tenth of a capture.
+The lazy kind is private; the public `fx.GraphModule` prints the whole graph as source in its constructor,
+which costs as much as a tenth of a capture.
 """
 
 import builtins

@@ -1,9 +1,9 @@
 """See every module call and every access to a submodule, on one thread.
 
-Modules are called through `torch.nn.Module.__call__` and reached through `Module.__getattr__` or a container's
-own accessors. Global module hooks would not do: they change the path a call takes, are missed when a module
-raises, and fire in all threads. The patches below look at the thread first, so models running elsewhere only
-pay for one comparison.
+Modules are called through `torch.nn.Module.__call__` and reached through `Module.__getattr__` or a
+container's own accessors. Global module hooks would not do: they change the path a call takes, are missed
+when a module raises, and fire in all threads. The patches below look at the thread first, so models running
+elsewhere only pay for one comparison.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""What an operator's schema says: which arguments it changes, which results are views, its functional twin."""
+"""What an operator's schema says: what it changes, which results are views, its functional twin."""
 
 import re
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _IRREGULAR_TWIN: dict[OpOverload, OpOverload] = {
 
 @dataclass(frozen=True)
 class Traits:
-    """`mutates`: positions of changed arguments. `viewed`: position of the argument the results are views of."""
+    """`mutates`: positions of changed arguments. `viewed`: that of the argument the results look into."""
 
     mutates: tuple[int, ...] = ()
     viewed: int | None = None
@@ -53,7 +53,9 @@ def traits(target: Any) -> Traits:
     if not isinstance(target, OpOverload):
         return Traits()
     arguments = target._schema.arguments
-    mutates = tuple(i for i, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write)
+    mutates = tuple(
+        i for i, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write
+    )
     if target in _SILENT_MUTATION:
         mutates = _SILENT_MUTATION[target][0]
     return Traits(
@@ -110,8 +112,8 @@ def is_custom_operator(target: Any) -> bool:
 def functional_twin(target: OpOverload) -> OpOverload | None:
     """The operator that computes what `target` writes, and writes nothing; None if there is none.
 
-    Found by PyTorch's naming rule (`add_.Tensor` or `add.out`, and `add.Tensor`), checked against the schema, or
-    listed above.
+    Found by PyTorch's naming rule (`add_.Tensor` or `add.out`, and `add.Tensor`), checked against the
+    schema, or listed above.
     """
     if target in _SILENT_MUTATION:
         return _SILENT_MUTATION[target][1]
@@ -124,9 +126,13 @@ def functional_twin(target: OpOverload) -> OpOverload | None:
     arguments = [argument.name for argument in target._schema.arguments if not argument.is_out]
     if not name.endswith("_") and len(arguments) == len(target._schema.arguments):
         return None
-    twins = (getattr(packet, overload) for overload in sorted(packet.overloads(), key=target._overloadname.__ne__))
+    twins = (
+        getattr(packet, overload) for overload in sorted(packet.overloads(), key=target._overloadname.__ne__)
+    )
     return next((twin for twin in twins if _is_twin(twin, arguments)), None)
 
 
 def _is_twin(candidate: OpOverload, arguments: list[str]) -> bool:
-    return [argument.name for argument in candidate._schema.arguments] == arguments and not traits(candidate).mutates
+    return [argument.name for argument in candidate._schema.arguments] == arguments and not traits(
+        candidate
+    ).mutates

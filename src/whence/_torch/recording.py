@@ -40,11 +40,18 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.graphs import name_plainly
 
-__all__ = ["FakeTensor", "FakeTensorMode", "Recorder", "RecordingListener", "fake_mode_of", "is_wrapper_subclass"]
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "Recorder",
+    "RecordingListener",
+    "fake_mode_of",
+    "is_wrapper_subclass",
+]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
-_VALUE_READERS = frozenset({Tensor.numpy, Tensor.__array__})
-_CONTENT_READERS = frozenset({Tensor.tolist})
+_VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__)
+_CONTENT_READERS: tuple[object, ...] = (Tensor.tolist,)
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -75,13 +82,16 @@ def fake_mode_of(tensors: Iterator[Tensor]) -> FakeTensorMode:
     return found or FakeTensorMode()
 
 
-def note_function(tracer: PythonKeyTracer, node: fx.Node) -> None:
+def note_function(tracer: Any, node: fx.Node) -> None:
     """Say on an operation which torch function was running, in the spelling that torch.export uses."""
     function = tracer.torch_fn_metadata
     if function is None or node.op != "call_function":
         return
     name = getattr(function, "__name__", str(function))
-    node.meta["torch_fn"] = (f"{name}_{tracer.torch_fn_counts[function]}", f"{type(function).__name__}.{name}")
+    node.meta["torch_fn"] = (
+        f"{name}_{tracer.torch_fn_counts[function]}",
+        f"{type(function).__name__}.{name}",
+    )
 
 
 class _Tracer(PythonKeyTracer):
@@ -115,12 +125,18 @@ class _FunctionMode(TorchFunctionMetadataMode):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-class _NotPlain(Exception):  # noqa: N818 - a signal inside this file
+class _NotPlain(Exception):
     """An argument needs PyTorch's own recording."""
 
 
 _PLAIN_ARGUMENTS = frozenset(
-    {*(int, float, bool, str, complex, type(None)), torch.dtype, torch.device, torch.layout, torch.memory_format}
+    {
+        *(int, float, bool, str, complex, type(None)),
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    }
 )
 
 
@@ -129,7 +145,9 @@ def _is_plain(func: Any) -> bool:
     """Whether an operator returns tensors, is no composite, and never needs a tensor's value."""
     if not isinstance(func, OpOverload) or func in _SPECIAL or torch.Tag.data_dependent_output in func.tags:
         return False
-    if func.namespace != "aten" or func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+    if func.namespace != "aten" or func.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.CompositeImplicitAutograd
+    ):
         return False
     returned = [str(result.type) for result in func._schema.returns]
     return bool(returned) and (set(returned) == {"Tensor"} or returned == ["List[Tensor]"])
@@ -151,19 +169,19 @@ class Recorder(ProxyTorchDispatchMode):
     @property
     def graph(self) -> fx.Graph:
         """The graph recorded so far."""
-        return self.tracer.graph  # type: ignore[no-any-return]
+        return self.tracer.graph
 
     def placeholder(self, tensor: Tensor, name: str, *, shown: Tensor | None = None) -> fx.Node:
         """Give a fake `tensor` a placeholder; `shown` is what the placeholder's metadata tells of it."""
         proxy = self._placeholder_proxy(name)
         track_tensor_tree(tensor, proxy, constant=None, tracer=self.tracer)
         proxy.node.meta["val"] = tensor if shown is None else shown
-        return proxy.node  # type: ignore[no-any-return]
+        return proxy.node
 
     def _placeholder_proxy(self, name: str) -> fx.Proxy:
         proxy = self.tracer.create_proxy("placeholder", name, (), {}, name=name)
         name_plainly(proxy.node, name)
-        return proxy  # type: ignore[no-any-return]
+        return proxy
 
     def adopt(self, tensor: Tensor, name: str) -> fx.Node:
         """Let the real (or the caller's own fake) `tensor` be known by a placeholder from now on."""
@@ -178,7 +196,9 @@ class Recorder(ProxyTorchDispatchMode):
 
     def fake_input(self, tensor: Tensor, name: str) -> tuple[Tensor, fx.Node]:
         """A fake twin of a user input, a leaf of its own, with its placeholder."""
-        twin = tensor if isinstance(tensor, FakeTensor) else self.fake_mode.from_tensor(tensor, static_shapes=True)
+        twin: Tensor = tensor
+        if not isinstance(tensor, FakeTensor):
+            twin = self.fake_mode.from_tensor(tensor, static_shapes=True)
         if not twin.is_leaf:
             twin = twin.detach().requires_grad_()
         return twin, self.placeholder(twin, name)
@@ -187,7 +207,7 @@ class Recorder(ProxyTorchDispatchMode):
         """A placeholder for a user input that is not a tensor."""
         proxy = self._placeholder_proxy(name)
         proxy.node.meta["val"] = value
-        return proxy.node  # type: ignore[no-any-return]
+        return proxy.node
 
     def tangent(self, output: Tensor, name: str) -> tuple[Tensor, fx.Node]:
         """A fake gradient for `output`, with its placeholder."""
@@ -199,7 +219,7 @@ class Recorder(ProxyTorchDispatchMode):
         """The node whose value `tensor` is now, if the recording knows it."""
         known = self._stand_ins.get(id(tensor), tensor)
         proxy = get_proxy_slot(known, self.tracer, None, lambda slot: slot.proxy)
-        return None if proxy is None else proxy.node  # type: ignore[no-any-return]
+        return None if proxy is None else proxy.node
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """The fake tensor that stands for `tensor`, or the tensor itself."""
@@ -254,10 +274,15 @@ class Recorder(ProxyTorchDispatchMode):
 
         Anything uncommon among the arguments (symbolic sizes, known constants, subclasses) goes the long way.
         """
-        node_args, node_kwargs = self._as_nodes(args), {key: self._as_nodes(value) for key, value in kwargs.items()}
+        node_args, node_kwargs = (
+            self._as_nodes(args),
+            {key: self._as_nodes(value) for key, value in kwargs.items()},
+        )
         result = func(*args, **kwargs)
         tracer = self.tracer
-        node = tracer.graph.create_node("call_function", func, node_args, node_kwargs, func.overloadpacket.__name__)
+        node = tracer.graph.create_node(
+            "call_function", func, node_args, node_kwargs, func.overloadpacket.__name__
+        )
         note_function(tracer, node)
         self._track(result, node)
         self.listener.recorded(node)
@@ -279,7 +304,9 @@ class Recorder(ProxyTorchDispatchMode):
             node.meta["val"] = snapshot_fake(result)
             self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
         else:
-            node.meta["val"] = tuple(snapshot_fake(part) if isinstance(part, Tensor) else part for part in result)
+            node.meta["val"] = tuple(
+                snapshot_fake(part) if isinstance(part, Tensor) else part for part in result
+            )
 
     def _as_nodes(self, value: Any) -> Any:
         kind = type(value)
@@ -295,10 +322,9 @@ class Recorder(ProxyTorchDispatchMode):
         raise _NotPlain
 
     def _know_literal(self, literal: Tensor) -> None:
-        """`torch.tensor([...])` makes a real tensor first: give it a placeholder and keep its value for `item()`."""
+        """`torch.tensor([...])` makes a real tensor first: it becomes an input whose value `item()` knows."""
         if has_proxy_slot(literal, self.tracer):
             return
         node = self.adopt(literal, self.listener.met_tensor(literal))
         track_tensor_tree(literal, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
         node.meta["val"] = self._stand_ins[id(literal)]
-

@@ -14,7 +14,11 @@ def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
     A recording replaces tensors below autograd, so an in-place operation on a buffer changes no number but is
     counted and linked above.
     """
-    before = [(tensor, tensor._version, tensor.requires_grad, tensor.grad_fn) for tensor in tensors if _counts(tensor)]
+    before = [
+        (tensor, tensor._version, tensor.requires_grad, tensor.grad_fn)
+        for tensor in tensors
+        if _counts(tensor)
+    ]
     try:
         yield
     finally:
@@ -24,7 +28,7 @@ def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
             if tensor.requires_grad != required:
                 tensor.requires_grad_(required)
             if tensor._version != version:
-                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # type: ignore[attr-defined]
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def _counts(tensor: Tensor) -> bool:

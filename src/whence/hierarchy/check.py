@@ -1,7 +1,7 @@
 """Prove a plan before it is emitted.
 
-Each body is walked in its order: every value must be there before it is read, every node must run exactly once,
-and everything a call hands out must exist. A region that was not convex could not pass.
+Each body is walked in its order: every value must be there before it is read, every node must run exactly
+once, and everything a call hands out must exist. A region that was not convex could not pass.
 """
 
 from collections import Counter
@@ -14,13 +14,20 @@ from whence.schema import Phase
 
 def check(plan: Plan) -> None:
     """Raise `MalformedProgram` naming every fault of the plan."""
-    faults = [*_coverage_faults(plan), *(fault for number in plan.calls for fault in _order_faults(plan, number))]
+    faults = [
+        *_coverage_faults(plan),
+        *(fault for number in plan.calls for fault in _order_faults(plan, number)),
+    ]
     if faults:
-        raise MalformedProgram("the plan of the tree is wrong", why="; ".join(faults[:10]), remedy="this is our error")
+        raise MalformedProgram(
+            "the plan of the tree is wrong", why="; ".join(faults[:10]), remedy="this is our error"
+        )
 
 
 def _coverage_faults(plan: Plan) -> Iterator[str]:
-    bodies = [body for call in plan.calls.values() for body in (call.forward, call.backward) if body is not None]
+    bodies = [
+        body for call in plan.calls.values() for body in (call.forward, call.backward) if body is not None
+    ]
     placed = Counter(step for body in bodies for step in body.steps if isinstance(step, str))
     for name in plan.regions:
         if placed[name] != 1:

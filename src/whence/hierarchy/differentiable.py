@@ -44,12 +44,14 @@ class Differentiation:
         return (*(name for name, _ in self.gradients.parameters), *self.plan.forward.inputs)
 
 
-def run_differentiably(run: Differentiation, parameters: Sequence[Tensor], values: Sequence[Any]) -> tuple[Any, ...]:
+def run_differentiably(
+    run: Differentiation, parameters: Sequence[Tensor], values: Sequence[Any]
+) -> tuple[Any, ...]:
     """The outputs of the body, connected to `parameters` and `values` through the captured backward."""
-    return CapturedCall.apply(run, *parameters, *values)  # type: ignore[no-any-return]
+    return CapturedFunction.apply(run, *parameters, *values)  # type: ignore[no-any-return]
 
 
-class CapturedCall(torch.autograd.Function):
+class CapturedFunction(torch.autograd.Function):
     """A captured call as one node of autograd's graph."""
 
     @staticmethod
@@ -70,7 +72,9 @@ class CapturedCall(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         differentiable = {name for name, _ in run.gradients.tangents}
         named = zip(run.plan.forward.outputs, results, strict=True)
-        ctx.mark_non_differentiable(*(r for name, r in named if name not in differentiable and isinstance(r, Tensor)))
+        ctx.mark_non_differentiable(
+            *(r for name, r in named if name not in differentiable and isinstance(r, Tensor))
+        )
         return results
 
     @staticmethod
@@ -82,7 +86,9 @@ class CapturedCall(torch.autograd.Function):
         body = run.plan.backward
         if body is None or run.gradients.refusal:
             raise NotDifferentiable(
-                "this module cannot be differentiated alone", why=run.gradients.refusal, remedy="call the whole tree"
+                "this module cannot be differentiated alone",
+                why=run.gradients.refusal,
+                remedy="call the whole tree",
             )
         arrived, missing = _tangents(run, received)
         kept = (_packed(ctx.layout, iter(saved)),) if body.kept else ()
@@ -168,7 +174,7 @@ def straight_through(operation: Callable[..., Tensor], tensor: Tensor, *rest: An
     """`operation(tensor, …)`, with the gradient of the result handed to `tensor` unchanged."""
     with torch.no_grad():
         value = operation(tensor, *rest, **options)
-    return _StraightThrough.apply(value, tensor) if tensor.requires_grad else value  # type: ignore[no-any-return]
+    return _StraightThrough.apply(value, tensor) if tensor.requires_grad else value
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -28,7 +28,11 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
     root = Tree(program.name)
     made: dict[ModulePath, nn.Module] = {ROOT: root}
     for record in program.modules:
-        module = made[record.same_as] if record.same_as is not None else _module(record, called.get(record.path, ()))
+        module = (
+            made[record.same_as]
+            if record.same_as is not None
+            else _module(record, called.get(record.path, ()))
+        )
         if record.path == ROOT:
             module = root
             root.type_name = record.type

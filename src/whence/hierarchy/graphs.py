@@ -41,14 +41,18 @@ def _given(phase: Phase, body: Body) -> tuple[str, ...]:
     return (*body.outputs, *body.kept) if phase is Phase.FORWARD else body.outputs
 
 
-def _add_call(graph: fx.Graph, plan: Plan, phase: Phase, edge: tuple[int, int], made: dict[str, fx.Node]) -> None:
+def _add_call(
+    graph: fx.Graph, plan: Plan, phase: Phase, edge: tuple[int, int], made: dict[str, fx.Node]
+) -> None:
     caller, called = (plan.site(number) for number in edge)
     body = plan.body(phase, edge[1])
     taken = (*((pack_of(edge[1]),) if body.kept and phase is Phase.BACKWARD else ()), *body.inputs)
     given = (*body.outputs, *((pack_of(edge[1]),) if body.kept and phase is Phase.FORWARD else ()))
     inside = called.path.is_within(caller.path)
     target = str(replace(called, path=called.path.relative_to(caller.path) if inside else called.path))
-    node = graph.create_node("call_module", target, tuple(made[name] for name in taken), name=_label(called.path))
+    node = graph.create_node(
+        "call_module", target, tuple(made[name] for name in taken), name=_label(called.path)
+    )
     for position, name in enumerate(given):
         made[name] = graph.call_function(operator.getitem, (node, position))
 

@@ -1,53 +1,45 @@
 """Forward hooks on the modules of a tree: they see the arguments and the result as on the original."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 from whence._torch.trees import tree_flatten
 from whence.errors import CallError
-from whence.hierarchy.interface import Interface
-from whence.hierarchy.plan import CallPlan
+from whence.hierarchy.tree import CapturedCall
 from whence.program import Named
-
-
-class Hooked(Protocol):
-    """A captured call that hooks can look at."""
-
-    interface: Interface | None
-    call_plan: CallPlan
-
-    def run_forward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
-        """The forward on flat values."""
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether somebody put a hook on the module since the tree was made."""
     return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
     )
 
 
-def run_hooked(call: Hooked, module: nn.Module, values: Sequence[Any]) -> tuple[Any, ...]:
+def run_hooked(call: CapturedCall, module: nn.Module, values: Sequence[Any]) -> tuple[Any, ...]:
     """Run a call inside the tree with its module's forward hooks around it.
 
-    A hook may replace the result. Replacing the arguments, and backward hooks, are refused: the captured graph
-    around the call would not see them.
+    A hook may replace the result. Replacing the arguments, and backward hooks, are refused: the captured
+    graph around the call would not see them.
     """
     _refuse_backward(module)
     named = dict(zip(call.call_plan.forward.inputs, values, strict=True))
     args, kwargs = _arguments(call, named)
     for identifier, hook in module._forward_pre_hooks.items():
         with_kwargs = identifier in module._forward_pre_hooks_with_kwargs
-        changed = hook(module, args, kwargs) if with_kwargs else hook(module, args)  # type: ignore[arg-type, call-arg]
+        changed = hook(module, args, kwargs) if with_kwargs else hook(module, args)
         if changed is not None:
             raise _refusal(module, "a forward pre-hook returned new arguments")
     results = call.run_forward(module, *values)
     return _after(call, module, named, results, (args, kwargs))
 
 
-def _arguments(call: Hooked, named: dict[str, Any]) -> tuple[Any, Any]:
+def _arguments(call: CapturedCall, named: dict[str, Any]) -> tuple[Any, Any]:
     interface = call.interface
     if interface is None:
         return (), {}
@@ -60,7 +52,11 @@ def _arguments(call: Hooked, named: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _after(
-    call: Hooked, module: nn.Module, named: dict[str, Any], results: tuple[Any, ...], arguments: tuple[Any, Any]
+    call: CapturedCall,
+    module: nn.Module,
+    named: dict[str, Any],
+    results: tuple[Any, ...],
+    arguments: tuple[Any, Any],
 ) -> tuple[Any, ...]:
     interface = call.interface
     if interface is None or not module._forward_hooks:

@@ -1,7 +1,8 @@
 """How a person calls one module of a tree, and what its gradients are then.
 
-Inside the tree a call passes flat values. Alone, it takes the arguments the original takes and gives back what
-the original gives; its gradients are the contributions its own autograd nodes made, in the order they arrived.
+Inside the tree a call passes flat values. Alone, it takes the arguments the original takes and gives back
+what the original gives; its gradients are the contributions its own autograd nodes made, in the order they
+arrived.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,8 +21,8 @@ from whence.schema import InputKind, OutputKind
 class Gradients:
     """How gradients enter and leave a call.
 
-    `tangents` pairs a value the call gives with the value its backward takes for it. `terms` are, for each value
-    the call takes (inputs and parameters by name), the values that add up to its gradient, in order.
+    `tangents` pairs a value the call gives with the value its backward takes for it. `terms` are, for each
+    value the call takes (inputs and parameters by name), the values that add up to its gradient, in order.
     `parameters` says where the module holds the parameters among them. `refusal` is the reason why the call
     cannot be differentiated alone.
     """
@@ -37,9 +38,9 @@ class Gradients:
 class Interface:
     """A call as a person makes it.
 
-    `leaves` names the value of each flat argument (None for constants). `state` are body inputs that the module
-    reads from itself. `writes` pairs new values with the attribute, or the position of the argument, they
-    replace. `hidden` are body inputs that no argument supplies.
+    `leaves` names the value of each flat argument (None for constants). `state` are body inputs that the
+    module reads from itself. `writes` pairs new values with the attribute, or the position of the argument,
+    they replace. `hidden` are body inputs that no argument supplies.
     """
 
     convention: Convention
@@ -56,6 +57,7 @@ def interface_of(plan: Plan, number: int) -> Interface | None:
     """The interface of a call; None where the capture could not describe its arguments."""
     program = plan.program
     call = program.calls.rows[number]
+    leaves: tuple[str | None, ...]
     if number == ROOT_CALL:
         convention, leaves, result = program.convention, _root_leaves(program), program.result
     elif call.inputs is None or call.outputs is None:
@@ -83,7 +85,9 @@ def _root_leaves(program: Program) -> tuple[str, ...]:
 
 
 def _convention(plan: Plan, inputs: Structure, parameters: object) -> Convention:
-    values = {row.name: row.value for row in (*plan.program.signature.inputs, *plan.program.signature.attributes)}
+    values = {
+        row.name: row.value for row in (*plan.program.signature.inputs, *plan.program.signature.attributes)
+    }
     leaves = []
     for leaf in inputs.leaves:
         match leaf:
@@ -115,7 +119,9 @@ def _own_state(plan: Plan, number: int, leaves: tuple[str | None, ...]) -> Itera
             yield name, path
 
 
-def _writes(plan: Plan, number: int, leaves: tuple[str | None, ...]) -> Iterator[tuple[str, ModulePath | int]]:
+def _writes(
+    plan: Plan, number: int, leaves: tuple[str | None, ...]
+) -> Iterator[tuple[str, ModulePath | int]]:
     given = set(plan.calls[number].forward.outputs)
     state = {row.name for row in plan.program.signature.state}
     for name, history in plan.program.histories.items():
@@ -157,7 +163,9 @@ def _frozen(plan: Plan) -> list[str]:
 
 def _held(plan: Plan, number: int, names: list[str]) -> tuple[tuple[str, ModulePath], ...]:
     state = {row.name for row in plan.program.signature.state}
-    return tuple((name, path) for name in names if name in state and (path := readable(plan, name, number)) is not None)
+    return tuple(
+        (name, path) for name in names if name in state and (path := readable(plan, name, number)) is not None
+    )
 
 
 def _inner_gradients(plan: Plan, number: int, leaves: tuple[str | None, ...], result: Structure) -> Gradients:
@@ -176,14 +184,20 @@ def _inner_gradients(plan: Plan, number: int, leaves: tuple[str | None, ...], re
     missing = [name for name in entering if name not in names]
     shared = [name for name in names if names.count(name) > 1]
     candidates = [*(leaf for leaf in leaves if leaf), *(row.name for row in plan.program.signature.state)]
-    terms = {name: found for name in candidates if (found := _terms(adjoints.get(name), inside, plan, number))}
+    terms = {
+        name: found for name in candidates if (found := _terms(adjoints.get(name), inside, plan, number))
+    }
     reasons = {
         "gradients of several results arrive as one value": shared or unclear,
         "its backward needs values computed outside it": missing,
-        "its backward is part of its caller's": [] if backward and (backward.steps or not terms) else _flat(plan, number),
+        "its backward is part of its caller's": []
+        if backward and (backward.steps or not terms)
+        else _flat(plan, number),
     }
     refusal = "; ".join(f"{reason}: {', '.join(found)}" for reason, found in reasons.items() if found)
-    return Gradients(tuple(tangents), terms, _held(plan, number, list(terms)), _held(plan, number, _frozen(plan)), refusal)
+    return Gradients(
+        tuple(tangents), terms, _held(plan, number, list(terms)), _held(plan, number, _frozen(plan)), refusal
+    )
 
 
 def _flat(plan: Plan, number: int) -> list[str]:
@@ -192,7 +206,9 @@ def _flat(plan: Plan, number: int) -> list[str]:
 
 def _inside(plan: Plan, number: int) -> frozenset[int]:
     parents = plan.program.calls.parents
-    return frozenset(call.number for call in plan.program.calls.rows if number in ancestors(parents, call.number))
+    return frozenset(
+        call.number for call in plan.program.calls.rows if number in ancestors(parents, call.number)
+    )
 
 
 def _values(adjoint: Adjoint | None) -> set[str]:

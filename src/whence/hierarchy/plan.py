@@ -4,7 +4,7 @@ A plan is data: it can be checked, printed and emitted, and nothing in it change
 numbers (their order in the program), values are names of graph nodes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,9 +25,10 @@ Region = tuple[Phase, int]
 class Body:
     """What one call computes in one phase.
 
-    `inputs` and `outputs` are the values that cross its border, `reads` the state it takes from its own module
-    (name of the input and attribute path from the module). `steps` are its own nodes (by name) and the calls
-    inside it (by number), in the order they run. `kept` are values of the forward that its backward needs.
+    `inputs` and `outputs` are the values that cross its border, `reads` the state it takes from its own
+    module (name of the input and attribute path from the module). `steps` are its own nodes (by name) and
+    the calls inside it (by number), in the order they run. `kept` are values of the forward that its
+    backward needs.
     """
 
     inputs: tuple[str, ...]
@@ -64,8 +65,9 @@ class Flattened:
 class Plan:
     """Every call that gets a graph of its own, by number; `nodes` are the operations the plan places.
 
-    What a checkpoint computes again in the backward is a call of its own there: it runs before the backward that
-    asked for it. Such calls are numbered after those of the program, and `repeats` gives the call each repeats.
+    What a checkpoint computes again in the backward is a call of its own there: it runs before the backward
+    that asked for it. Such calls are numbered after those of the program, and `repeats` gives the call each
+    repeats.
     """
 
     program: Program
@@ -108,7 +110,7 @@ class Borders:
 
 @dataclass(frozen=True)
 class Layout:
-    """The facts a plan is made from: where each node lives, and the state that each module can read by itself."""
+    """The facts a plan is made from: where each node lives, and where the state is held."""
 
     program: Program
     nodes: tuple[fx.Node, ...]
@@ -135,7 +137,7 @@ class Layout:
 
 
 def plan(program: Program, *, flat: bool = False) -> Plan:
-    """The plan of a tree; with `flat`, of a single graph. Calls that cannot be cut out are flattened, with a reason."""
+    """The plan of a tree; with `flat`, of a single graph. Calls that cannot be cut out are flattened."""
     flattened: dict[Region, str] = {}
     while True:
         layout = _layout(program, flattened, flat=flat)
@@ -158,7 +160,9 @@ def _layout(program: Program, flattened: Mapping[Region, str], *, flat: bool) ->
     numbers = {(call.site.path, call.site.index): call.number for call in program.calls}
     repeats = () if flat else _repeated(placed, numbers)
     repeat_of = {call: len(program.calls.rows) + position for position, call in enumerate(repeats)}
-    parents = {phase: _callers(program, flattened, phase, repeats) for phase in (Phase.FORWARD, Phase.BACKWARD)}
+    parents = {
+        phase: _callers(program, flattened, phase, repeats) for phase in (Phase.FORWARD, Phase.BACKWARD)
+    }
 
     def home(node: fx.Node) -> Region:
         origin = origin_of(node)
@@ -193,18 +197,24 @@ def _repeated(nodes: Iterable[fx.Node], numbers: Mapping[tuple[ModulePath, int],
 def _callers(
     program: Program, flattened: Mapping[Region, str], phase: Phase, repeats: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The call whose graph each call is a part of: its caller, unless that one is flattened or the root itself.
+    """The call whose graph each call is a part of: its caller, unless that one is flattened or the root
+    itself.
 
     A repeated call is a part of its caller's repetition, if there is one.
     """
     callers = list(program.calls.parents)
     repeat_of = {call: len(callers) + position for position, call in enumerate(repeats)}
     callers += [_caller_of_repeat(callers, repeat_of, call) for call in repeats]
-    for number, caller in enumerate(callers):
-        while caller != ROOT_CALL and (caller == program.entry or (phase, caller) in flattened):
-            caller = callers[caller]
-        callers[number] = caller
-    return tuple(callers)
+    inlined = {program.entry} | {number for region, number in flattened if region is phase}
+    return tuple(_nearest(callers, number, inlined) for number in range(len(callers)))
+
+
+def _nearest(callers: Sequence[int], number: int, inlined: Set[int]) -> int:
+    """The innermost caller that has a graph of its own."""
+    caller = callers[number]
+    while caller != ROOT_CALL and caller in inlined:
+        caller = callers[caller]
+    return caller
 
 
 def _caller_of_repeat(callers: Sequence[int], repeat_of: Mapping[int, int], call: int) -> int:
@@ -240,24 +250,32 @@ def trace_borders(layout: Layout) -> Borders:
     for node in layout.nodes:
         router.place(node)
     for phase in (Phase.FORWARD, Phase.BACKWARD):
-        for node in layout.nodes:
-            if layout.regions[node.name][0] is phase:
-                for source in node.all_input_nodes:
-                    router.use(source.name, node.name, layout.regions[node.name])
-    for output in layout.program.signature.outputs:
-        if output.node is not None:
-            router.give_back(output.node)
-    for history in layout.program.histories.values():
-        for value in history:
-            router.give_back(value)
-    for call in layout.program.calls:
-        if call.outputs is not None and (Phase.FORWARD, call.number) in borders.waits:
-            for value in call.outputs.names:
-                router.show(value, call.number)
+        _trace_uses(layout, router, phase)
+    _trace_results(layout, borders, router)
     for call in reversed(layout.program.calls.rows[1:]):
         if borders.kept.get(call.number):
             router.pack(call.number)
     return borders
+
+
+def _trace_uses(layout: Layout, router: "_Router", phase: Phase) -> None:
+    for node in layout.nodes:
+        region = layout.regions[node.name]
+        if region[0] is phase:
+            for source in node.all_input_nodes:
+                router.use(source.name, node.name, region)
+
+
+def _trace_results(layout: Layout, borders: Borders, router: "_Router") -> None:
+    """What the program returns, the values its state goes through, and what each call returns."""
+    returned = [row.node for row in layout.program.signature.outputs if row.node is not None]
+    histories = layout.program.histories.values()
+    for value in (*returned, *(value for history in histories for value in history)):
+        router.give_back(value)
+    for call in layout.program.calls:
+        if call.outputs is not None and (Phase.FORWARD, call.number) in borders.waits:
+            for value in call.outputs.names:
+                router.show(value, call.number)
 
 
 class _Router:
@@ -389,7 +407,7 @@ def ranks(layout: Layout, phase: Phase) -> Mapping[str | int, int]:
 
 
 def _dissolved(layout: Layout, phase: Phase, error: CyclicError) -> dict[Region, str]:
-    """Flatten the calls on a circle; one without a forward of its own cannot have a backward of its own either."""
+    """Flatten the calls on a circle; without a forward of its own a call can have no backward either."""
     calls = [part for part in error.parts if isinstance(part, int)]
     sites = ", ".join(map(layout.label, calls))
     reason = f"a value leaves {sites} in the {phase.value} and comes back before it has finished"
@@ -423,7 +441,9 @@ def _body(
     layout: Layout, borders: Borders, orders: Mapping[Region, tuple[str | int, ...]], region: Region
 ) -> Body:
     return Body(
-        inputs=_root_inputs(layout, region[0]) if region[1] == ROOT_CALL else tuple(borders.inputs.get(region, {})),
+        inputs=_root_inputs(layout, region[0])
+        if region[1] == ROOT_CALL
+        else tuple(borders.inputs.get(region, {})),
         outputs=tuple(borders.outputs.get(region, {})),
         reads=tuple(borders.reads.get(region, {}).items()),
         steps=orders.get(region, ()),

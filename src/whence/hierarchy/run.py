@@ -23,7 +23,7 @@ from whence.schema import Phase
 
 @dataclass
 class Compiler:
-    """Writes and compiles the functions of a plan when they are first needed; equal source is compiled once."""
+    """Compiles the functions of a plan when they are first needed; equal source is compiled once."""
 
     plan: Plan
     codes: dict[str, CodeType] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Compiler:
         if code is None:
             code = self.codes[source.text] = compile(source.text, "<whence>", "exec")
         names = dict(source.names)
-        exec(code, names)  # noqa: S102 - our own text, as fx does for its graphs
+        exec(code, names)
         return names["run"], tuple(self._child(phase, number, called) for called in source.calls)
 
     def _child(self, phase: Phase, caller: int, called: int) -> "ChildCall":
@@ -49,7 +49,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class ChildCall:
-    """One call in a caller's code: the way to the module, from the caller or from the root, and the call's number."""
+    """One call in a caller's code: the way to the module, from the caller or the root, and its number."""
 
     path: ModulePath
     from_caller: bool
@@ -64,7 +64,7 @@ class ChildCall:
         if call is None:
             raise self._replaced(module)
         if self.phase is Phase.BACKWARD:
-            return call.run_backward(module, *values)  # type: ignore[no-any-return]
+            return call.run_backward(module, *values)
         if has_hooks(module):
             return run_hooked(call, module, values)
         function, calls = call.forward_function
@@ -154,7 +154,11 @@ class CallBody:
         flat = interface.convention.flatten(args, kwargs)
         values = {name: leaf for name, leaf in zip(interface.leaves, flat, strict=True) if name is not None}
         values |= {name: attribute_of(module, path) for name, path in interface.state}
-        values |= {interface.leaves[at]: flat[at].clone() for _, at in interface.writes if isinstance(at, int)}
+        values |= {
+            name: flat[at].clone()
+            for _, at in interface.writes
+            if isinstance(at, int) and (name := interface.leaves[at]) is not None
+        }
         inputs = [values[name] for name in self.call_plan.forward.inputs]
         values |= self._outputs(interface, module, inputs)
         self._write(interface, module, values, flat)
@@ -164,7 +168,9 @@ class CallBody:
         interface = self.interface
         if interface is None or interface.hidden:
             site = self.plan.site(self.number)
-            hidden = ", ".join(interface.hidden) if interface else "arguments that are not tensors or constants"
+            hidden = (
+                ", ".join(interface.hidden) if interface else "arguments that are not tensors or constants"
+            )
             raise CallError(
                 f"{site} cannot be called alone",
                 why=f"it needs {hidden}, computed outside it and not among its arguments",
@@ -191,7 +197,9 @@ class CallBody:
             return
         thawed = [name for name, path in gradients.frozen if attribute_of(module, path).requires_grad]
         names = self.call_plan.forward.inputs
-        thawed += [n for n, value in zip(names, inputs, strict=True) if _requires(value) and n not in gradients.terms]
+        thawed += [
+            n for n, value in zip(names, inputs, strict=True) if _requires(value) and n not in gradients.terms
+        ]
         del interface
         if thawed:
             raise CallError(
@@ -207,9 +215,13 @@ class CallBody:
         if not opaque or not carrying:
             return outputs
         reason = f"it ran the custom autograd function {', '.join(opaque)}, whose backward was not captured"
-        return outputs | dict(zip(carrying, Refusal.apply(reason, *(outputs[n] for n in carrying)), strict=True))
+        return outputs | dict(
+            zip(carrying, Refusal.apply(reason, *(outputs[n] for n in carrying)), strict=True)
+        )
 
-    def _write(self, interface: Interface, module: nn.Module, values: Mapping[str, Any], flat: Sequence[Any]) -> None:
+    def _write(
+        self, interface: Interface, module: nn.Module, values: Mapping[str, Any], flat: Sequence[Any]
+    ) -> None:
         with torch.no_grad():
             for name, target in interface.writes:
                 new = values[name].detach()
@@ -272,5 +284,3 @@ def _assign(module: nn.Module, path: ModulePath, new: Tensor) -> None:
         held.copy_(new)
     else:
         setattr(attribute_of(module, path.parent), path.name, new)
-
-

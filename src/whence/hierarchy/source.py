@@ -1,7 +1,7 @@
 """Write a body as the source of a Python function, and compile it.
 
-Local names are numbers in order of appearance, so equal layers have equal source and are compiled once. Values
-are deleted after their last use, as the interpreter of fx graphs does, to free memory early.
+Local names are numbers in order of appearance, so equal layers have equal source and are compiled once.
+Values are deleted after their last use, as the interpreter of fx graphs does, to free memory early.
 """
 
 import math
@@ -110,7 +110,7 @@ def write(plan: Plan, phase: Phase, number: int) -> Source:
 
 
 def _kept(writer: _Writer, name: str) -> str:
-    """State that the program writes is kept as a copy: the module's own tensor changes before the backward runs."""
+    """State that the program writes is kept as a copy: the tensor changes before the backward runs."""
     local = writer.local(name)
     return f"{local}.clone()" if name in writer.plan.program.histories else local
 

@@ -1,19 +1,22 @@
 """The modules of a captured program: ordinary `nn.Module`s that run captured graphs.
 
-A module holds a body for every call the capture saw of it. Bodies call each other by identity: the call site is
-written into the caller's code, and nothing is chosen by counting calls.
+A module holds a body for every call the capture saw of it. Bodies call each other by identity: the call
+site is written into the caller's code, and nothing is chosen by counting calls.
 """
 
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any, Protocol
 
 from torch import fx, nn
 
 from whence.errors import CallError
+from whence.hierarchy.interface import Interface
+from whence.hierarchy.plan import CallPlan
 from whence.schema import Phase
 
 
-class Callable(Protocol):
+class CapturedCall(Protocol):
     """A captured call of a module, ready to run."""
 
     @property
@@ -30,6 +33,24 @@ class Callable(Protocol):
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it as a person calls it."""
 
+    @property
+    def forward_function(self) -> tuple[FunctionType, tuple[Any, ...]]:
+        """The function that runs its forward, and the calls that its code makes."""
+
+    @property
+    def interface(self) -> Interface | None:
+        """How a person makes the call."""
+
+    @property
+    def call_plan(self) -> CallPlan:
+        """What the call computes."""
+
+    def run_forward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
+        """Its forward on flat values."""
+
+    def run_backward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
+        """Its backward on what was kept and flat values."""
+
     def graph(self, phase: Phase) -> fx.Graph | None:
         """What it computes in a phase."""
 
@@ -45,8 +66,8 @@ class Tree(nn.Module):
     def __init__(self, type_name: str) -> None:
         super().__init__()
         self.type_name = type_name
-        self.calls: tuple[Callable, ...] = ()
-        self.bodies: dict[int, Callable] = {}
+        self.calls: tuple[CapturedCall, ...] = ()
+        self.bodies: dict[int, CapturedCall] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run what was captured, called as the original is called.
@@ -56,12 +77,12 @@ class Tree(nn.Module):
         if not self.calls:
             raise CallError(
                 f"{self.type_name} has no graph of its own, so there is nothing to run",
-                why="it was never called during the capture, or its operations are part of its caller's graph",
+                why="it was never called in the capture, or its operations are part of its caller's graph",
                 remedy="call the module around it, or capture a program that calls this one",
             )
         return self._fitting(args, kwargs).run(self, args, kwargs)
 
-    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable:
+    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CapturedCall:
         if len(self.calls) == 1:
             return self.calls[0]
         return next((call for call in self.calls if call.fits(args, kwargs)), self.calls[0])

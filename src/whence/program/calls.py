@@ -48,7 +48,9 @@ class Structure:
 
     def renamed(self, names: dict[str, Leaf]) -> "Structure":
         """The same structure over other nodes."""
-        leaves = tuple(names.get(leaf.name, leaf) if isinstance(leaf, Named) else leaf for leaf in self.leaves)
+        leaves = tuple(
+            names.get(leaf.name, leaf) if isinstance(leaf, Named) else leaf for leaf in self.leaves
+        )
         return replace(self, leaves=leaves)
 
     def filled(self, values: dict[str, Any]) -> Any:
@@ -130,7 +132,9 @@ class Calls:
             if call.site.path == wanted and call.site.index == index:
                 return call
         made = sum(call.site.path == wanted for call in self)
-        raise SelectionError(f"{path or '(root)'} has no call number {index}", why=f"it was called {made} times")
+        raise SelectionError(
+            f"{path or '(root)'} has no call number {index}", why=f"it was called {made} times"
+        )
 
     def __str__(self) -> str:
         return "\n".join(self._lines(self.program, 0))

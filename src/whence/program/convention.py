@@ -13,7 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from whence._torch.trees import TreeSpec, key_segments, spelled, tree_flatten, tree_flatten_with_path, tree_unflatten
+from whence._torch.trees import (
+    TreeSpec,
+    key_segments,
+    spelled,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
 from whence.errors import CallError
 from whence.program.signature import describe
 
@@ -98,7 +105,9 @@ def arguments_by_name(
     return named
 
 
-def _with_defaults(parameters: inspect.Signature, given: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(
+    parameters: inspect.Signature, given: dict[str, Any], expected: dict[str, Any]
+) -> dict[str, Any]:
     """Drop arguments that only write out a default, add those the capture wrote out."""
 
     def default(name: str) -> Any:
@@ -113,7 +122,11 @@ def _with_defaults(parameters: inspect.Signature, given: dict[str, Any], expecte
 def misfit(path: str, expected: Any, given: Any) -> str | None:
     """Say in words how `given` differs from what was captured, or None."""
     if not isinstance(expected, Tensor):
-        return None if _same_constant(expected, given) else f"{path} was {expected!r} at capture, is {describe(given)}"
+        return (
+            None
+            if _same_constant(expected, given)
+            else f"{path} was {expected!r} at capture, is {describe(given)}"
+        )
     if not isinstance(given, Tensor):
         return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
     if expected.shape != given.shape or expected.dtype != given.dtype:
@@ -128,7 +141,7 @@ def _same_constant(expected: Any, given: Any) -> bool:
 
 
 def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
-    """Whether two structures agree, taking dict and OrderedDict with equal keys in equal order as one kind."""
+    """Whether two structures agree; dict and OrderedDict with equal keys in equal order are one kind."""
     if left == right:
         return True
     if left.is_leaf() or right.is_leaf() or _kind(left) is not _kind(right) or left.context != right.context:
@@ -161,7 +174,9 @@ def paths_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
     return tuple(("args", "kwargs")[path[0].idx] + spelled(path[1:]) for path, _ in pairs)  # type: ignore[attr-defined]
 
 
-def names_of(args: tuple[Any, ...], kwargs: dict[str, Any], parameters: inspect.Signature | None) -> tuple[str, ...]:
+def names_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any], parameters: inspect.Signature | None
+) -> tuple[str, ...]:
     """A name for every leaf, from the callable's own argument names: `x`, `batch_mask`, `states_0`."""
     pairs, _ = tree_flatten_with_path((args, kwargs))
     positional = _positional_names(parameters, len(args))
@@ -177,7 +192,9 @@ def _positional_names(parameters: inspect.Signature | None, count: int) -> list[
         for parameter in parameters.parameters.values()
         if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     ]
-    rest = next((p.name for p in parameters.parameters.values() if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
+    rest = next(
+        (p.name for p in parameters.parameters.values() if p.kind is inspect.Parameter.VAR_POSITIONAL), "args"
+    )
     return [*own[:count], *(f"{rest}_{position}" for position in range(count - len(own)))]
 
 

@@ -36,11 +36,17 @@ def find_output(signature: Signature, name: str) -> Output:
 
 def _only(found: Sequence[Row], name: str, spellings: Iterable[str]) -> Row:
     if len(found) > 1:
-        raise SelectionError(f"{name!r} fits several: {', '.join(spellings)}", remedy="use one of these names")
+        raise SelectionError(
+            f"{name!r} fits several: {', '.join(spellings)}", remedy="use one of these names"
+        )
     return found[0]
 
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> SelectionError:
     close = get_close_matches(name, known, n=3)
-    remedy = f"did you mean {', '.join(close)}?" if close else f"the {what}s are listed by print(program.signature)"
+    remedy = (
+        f"did you mean {', '.join(close)}?"
+        if close
+        else f"the {what}s are listed by print(program.signature)"
+    )
     return SelectionError(f"no {what} is called {name!r}", remedy=remedy)

@@ -28,7 +28,7 @@ def _body(graph: fx.Graph) -> Iterator[str]:
         if (now := _heading(origin)) != heading:
             heading = now
             yield f"\n{heading}"
-        yield f"  {_line(node)}"
+        yield f"  {line(node)}"
 
 
 def _heading(origin: Origin) -> str:
@@ -37,7 +37,8 @@ def _heading(origin: Origin) -> str:
     return f"{origin.phase.value}  {where}{mark}"
 
 
-def _line(node: fx.Node) -> str:
+def line(node: fx.Node) -> str:
+    """One operation: its name, what it is, and the call that makes it."""
     arguments = [_spelled(argument) for argument in node.args]
     arguments += [f"{key}={_spelled(value)}" for key, value in node.kwargs.items()]
     called = str(node.target) if node.op == "get_attr" else f"{op_name(node.target)}({', '.join(arguments)})"

@@ -41,7 +41,7 @@ class ModuleRecord:
 
 @dataclass(frozen=True)
 class Contribution:
-    """One gradient that arrived for a value: the node that holds it, the call it came from, the running sum."""
+    """One gradient that arrived for a value: its node, the call it came from, and the running sum."""
 
     node: str
     scope: int
@@ -63,14 +63,16 @@ class Adjoint:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """One flat functional graph, its signature, origins, calls, and the tensors of the model it was captured from.
+    """One flat functional graph, its signature, origins, calls, and the tensors of the model it was
+    captured from.
 
-    `state` maps names of inputs to the model's own tensors. `seed` is the node that starts the backward pass of
-    a program captured with a loss. `opaque` lists custom autograd functions that a forward-only program passes
-    through: it cannot be differentiated from outside. `histories` lists, for each input that is written, the
-    nodes that hold its successive values. `straight_through` are nodes of a forward-only program that hand the
-    gradient of their result to their first argument unchanged. `asked` are the lines where the model asked
-    whether it is being compiled: there it may have done something else than it does in eager mode.
+    `state` maps names of inputs to the model's own tensors. `seed` is the node that starts the backward
+    pass of a program captured with a loss. `opaque` lists custom autograd functions that a forward-only
+    program passes through: it cannot be differentiated from outside. `histories` lists, for each input that
+    is written, the nodes that hold its successive values. `straight_through` are nodes of a forward-only
+    program that hand the gradient of their result to their first argument unchanged. `asked` are the lines
+    where the model asked whether it is being compiled: there it may have done something else than it does
+    in eager mode.
     """
 
     graph_module: fx.GraphModule

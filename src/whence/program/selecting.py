@@ -50,14 +50,18 @@ def select(nodes: Sequence[fx.Node], calls: Calls, pattern: str) -> list[fx.Node
     by_path = [node for node in operations if fits_path(node)]
     if not by_path:
         raise SelectionError(f"no module fits {pattern!r}", remedy=_near_paths(pattern, calls))
-    by_operation = [node for node in by_path if wanted.operation is None or _is_operation(node, wanted.operation)]
+    by_operation = [
+        node for node in by_path if wanted.operation is None or _is_operation(node, wanted.operation)
+    ]
     if not by_operation:
         here = sorted({op_name(node.target) for node in by_path})
         raise SelectionError(f"no operation fits {pattern!r}", remedy=_suggest(wanted.operation or "", here))
     found = [node for node in by_operation if wanted.phase in (None, origin_of(node).phase)]
     if not found:
         phases = sorted({origin_of(node).phase.value for node in by_operation})
-        raise SelectionError(f"nothing in that phase fits {pattern!r}", remedy=f"found only in {', '.join(phases)}")
+        raise SelectionError(
+            f"nothing in that phase fits {pattern!r}", remedy=f"found only in {', '.join(phases)}"
+        )
     return found
 
 

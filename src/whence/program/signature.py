@@ -47,7 +47,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Signature:
-    """`inputs` has one row per placeholder, `outputs` one per returned value; `attributes` one per `get_attr`."""
+    """A row of `inputs` per placeholder, of `outputs` per returned value, of `attributes` per `get_attr`."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]

@@ -1,4 +1,4 @@
-"""Two views of a program's state: inputs of the graph, or attributes of its module. Origins are the same in both."""
+"""Two views of a program's state: inputs of the graph, or attributes of its module; one set of origins."""
 
 from collections.abc import Mapping
 from typing import Literal, TypeVar
@@ -29,7 +29,10 @@ def with_state(program: P, view: str) -> P:
 
 def _rebuilt(program: P, held: tuple[Input, ...]) -> P:
     """The program with exactly the rows `held` as attributes."""
-    every = (*program.signature.state, *(row for row in program.signature.inputs if row.kind not in STATE_KINDS))
+    every = (
+        *program.signature.state,
+        *(row for row in program.signature.inputs if row.kind not in STATE_KINDS),
+    )
     names = {row.name for row in held}
     inputs = tuple(row for row in every if row.name not in names)
     graph = _graph_over(program.graph, held, inputs)
@@ -65,6 +68,8 @@ def _read(graph: fx.Graph, kind: str, target: str, name: str, before: fx.Node) -
 def bound_state(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The program's state with tensors of another model in place of the captured ones, by qualified name."""
     return {
-        row.name: next((tensors[path] for path in (row.path, *row.aliases) if path in tensors), program.state[row.name])
+        row.name: next(
+            (tensors[path] for path in (row.path, *row.aliases) if path in tensors), program.state[row.name]
+        )
         for row in program.signature.state
     }

@@ -25,7 +25,7 @@ def inputs_match(program: Program) -> Iterator[str]:
     placeholders = [node.name for node in program.graph.nodes if node.op == "placeholder"]
     rows = [row.name for row in program.signature.inputs]
     if placeholders != rows:
-        differing = [name for name in {*placeholders} ^ {*rows}] or ["their order"]
+        differing = list({*placeholders} ^ {*rows}) or ["their order"]
         yield f"placeholders and inputs differ: {', '.join(sorted(differing))}"
 
 
@@ -52,7 +52,7 @@ def outputs_match(program: Program) -> Iterator[str]:
 
 def _returned(graph: fx.Graph) -> tuple[object, ...]:
     last = next(iter(reversed(graph.nodes)), None)
-    return tuple(last.args[0]) if last is not None and last.op == "output" else ()  # type: ignore[arg-type]
+    return tuple(last.args[0]) if last is not None and last.op == "output" else ()
 
 
 def origins_present(program: Program) -> Iterator[str]:

@@ -31,14 +31,12 @@ class Comparison:
 
 def compare(expected: Run, found: Run) -> tuple[Comparison, ...]:
     """Every value of `expected` beside that of `found`."""
-    return tuple(
-        [
-            *_table("output", expected.outputs, found.outputs),
-            *_table("gradient", expected.gradients, found.gradients),
-            *_table("buffer", expected.state, found.state),
-            *_table("input", expected.inputs, found.inputs),
-            _row("generator", "state of the CPU generator", expected.generator, found.generator),
-        ]
+    return (
+        *_table("output", expected.outputs, found.outputs),
+        *_table("gradient", expected.gradients, found.gradients),
+        *_table("state", expected.state, found.state),
+        *_table("input", expected.inputs, found.inputs),
+        _row("generator", "state of the CPU generator", expected.generator, found.generator),
     )
 
 
@@ -48,13 +46,17 @@ def _table(kind: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> 
             yield _row(kind, name, value, found[name])
         else:
             yield Comparison(kind, name, equal=False, note="missing in the program")
-    yield from (Comparison(kind, name, equal=False, note="only in the program") for name in found.keys() - expected)
+    yield from (
+        Comparison(kind, name, equal=False, note="only in the program") for name in found.keys() - expected
+    )
 
 
 def _row(kind: str, name: str, expected: Any, found: Any) -> Comparison:
     if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
         equal = type(expected) is type(found) and bool(expected == found)
-        return Comparison(kind, name, equal, note="" if equal else f"{_short(found)} instead of {_short(expected)}")
+        return Comparison(
+            kind, name, equal, note="" if equal else f"{_short(found)} instead of {_short(expected)}"
+        )
     if expected.shape != found.shape or expected.dtype != found.dtype:
         note = f"{found.dtype} {list(found.shape)} instead of {expected.dtype} {list(expected.shape)}"
         return Comparison(kind, name, equal=False, note=note)

@@ -1,7 +1,7 @@
 """Which module is the first whose result differs?
 
-Eager is watched call by call; the program's graph is walked node by node. The calls are compared in the order in
-which they finish, so the innermost module at fault is named before those around it.
+Eager is watched call by call; the program's graph is walked node by node. The calls are compared in the
+order in which they finish, so the innermost module at fault is named before those around it.
 """
 
 from collections.abc import Callable, Iterator
@@ -61,8 +61,8 @@ def _forward_values(program: Program, flat: list[Any]) -> dict[str, Any]:
             if node.op == "get_attr":
                 values[node.name] = program.state[node.name].detach().clone()
             elif node.op == "call_function" and origin_of(node).phase is Phase.FORWARD:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])  # type: ignore[misc]
-                values[node.name] = node.target(*args, **kwargs)  # type: ignore[operator]
+                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])
+                values[node.name] = node.target(*args, **kwargs)
     return values
 
 
@@ -86,4 +86,6 @@ class _Watcher:
 
     def _note(self, site: CallSite, result: Any) -> None:
         leaves, _ = tree_flatten(result)
-        self.finished.append((site, [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]))
+        self.finished.append(
+            (site, [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+        )

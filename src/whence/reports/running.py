@@ -98,12 +98,19 @@ def _finish(
     leaves, _ = tree_flatten(result)
     _differentiate(program, leaves, loss)
     given, _ = tree_flatten(inputs)
-    arguments = [(path, leaf) for path, leaf in zip(program.convention.paths, given, strict=True) if _is(leaf)]
+    arguments = [
+        (path, leaf) for path, leaf in zip(program.convention.paths, given, strict=True) if _is(leaf)
+    ]
     names = [row.name for row in program.signature.outputs_of(OutputKind.USER)]
     outputs = {} if loss is None else {"loss": loss.detach()}
-    wanted = [(name, tensor) for name, tensor in (*tensors.items(), *arguments) if tensor.requires_grad and tensor.is_leaf]
+    wanted = [
+        (name, tensor)
+        for name, tensor in (*tensors.items(), *arguments)
+        if tensor.requires_grad and tensor.is_leaf
+    ]
     return Run(
-        outputs=outputs | {n: leaf.detach() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)},
+        outputs=outputs
+        | {n: leaf.detach() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)},
         gradients={name: None if tensor.grad is None else tensor.grad.clone() for name, tensor in wanted},
         state={name: tensor.detach().clone() for name, tensor in tensors.items()},
         inputs={path: leaf.detach().clone() for path, leaf in arguments},

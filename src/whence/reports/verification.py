@@ -23,9 +23,9 @@ from whence.tracing.subject import Subject, state_tensors, subject_of
 class Verification:
     """The comparisons, one row each, and what is known about the first difference.
 
-    `divergence` names the first module call whose result differs. `asked` are the lines where the model asked
-    whether it is being compiled; `explained` is true when the program equals eager bit for bit once eager is told
-    that it is: the difference is then the model's own choice. It never makes `ok` true.
+    `divergence` names the first module call whose result differs. `asked` are the lines where the model
+    asked whether it is being compiled; `explained` is true when the program equals eager bit for bit once
+    eager is told that it is: the difference is then the model's own choice. It never makes `ok` true.
     """
 
     rows: tuple[Comparison, ...]
@@ -55,7 +55,8 @@ class Verification:
 def verify(
     program: Program, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None
 ) -> Verification:
-    """Compare `program` with `model` on these inputs; the model, its gradients and all seeds are left as they were.
+    """Compare `program` with `model` on these inputs; the model, its gradients and all seeds are left as
+    they were.
 
     Raises `CallError` when the inputs do not fit the capture.
     """
@@ -68,7 +69,11 @@ def verify(
     rows = compare(eager, captured)
     if all(row.equal for row in rows):
         return Verification(rows)
-    told = _run(subject, inputs, lambda given: run_eager(program, subject, *given, told=True)) if program.asked else None
+    told = (
+        _run(subject, inputs, lambda given: run_eager(program, subject, *given, told=True))
+        if program.asked
+        else None
+    )
     return Verification(
         rows=rows,
         divergence=_run(subject, inputs, lambda given: first_divergence(bound, subject, *given)),
@@ -97,12 +102,17 @@ def _lines(result: Verification) -> Sequence[str]:
         outcome = "equal, bit for bit" if result.explained else "still different"
         lines += [f"the model asks whether it is being compiled; eager that is told so is {outcome}:"]
         lines += [f"  {line}" for line in result.asked[:5]]
-    verdict = "bitwise equal to eager" if result.ok else "NOT bitwise equal to eager"
-    return [*lines, verdict]
+    return [*lines, _verdict(result)]
+
+
+def _verdict(result: Verification) -> str:
+    if not result.ok:
+        return "NOT bitwise equal to eager"
+    if any(row.kind == "gradient" for row in result.rows):
+        return "outputs and all gradients are bitwise equal to eager"
+    return "outputs are bitwise equal to eager"
 
 
 def _summary(kind: str, rows: Sequence[Comparison]) -> str:
     equal = sum(row.equal for row in rows)
     return f"{kind:<10} {equal} of {len(rows)} bitwise equal"
-
-

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, fx
@@ -9,7 +10,18 @@ from torch import Tensor, fx
 from whence._torch.autograd import history_of
 from whence._torch.graphs import graph_module
 from whence._torch.operators import draws
-from whence.program import Absent, Adjoint, Call, Calls, Constant, Contribution, Convention, Named, Program, Structure
+from whence.program import (
+    Absent,
+    Adjoint,
+    Call,
+    Calls,
+    Constant,
+    Contribution,
+    Convention,
+    Named,
+    Program,
+    Structure,
+)
 from whence.program.calls import Leaf
 from whence.program.origins import origin_of, set_origin
 from whence.tracing.attribution import custom_functions, without_operators
@@ -42,7 +54,9 @@ def assemble(
     graph.output(tuple(outputs))
     reuse_random_draws(graph)
     _drop_unused(graph, keep={row.name for row in signature.inputs if row.name not in session.notes.literals})
-    signature = replace(signature, inputs=tuple(row for row in signature.inputs if _has_placeholder(graph, row.name)))
+    signature = replace(
+        signature, inputs=tuple(row for row in signature.inputs if _has_placeholder(graph, row.name))
+    )
     _order_placeholders(graph, [row.name for row in signature.inputs])
     names = _present_names(graph, functional)
     _rename_forwards(graph, names)
@@ -90,7 +104,8 @@ def _final_values(recorded: Recorded, functional: Functional) -> Values:
 
 def _histories_of_inputs(values: Values, functional: Functional) -> dict[str, tuple[str, ...]]:
     return {
-        placeholder.name: tuple(node.name for node in functional.history.get(placeholder, [])) or (value.name,)
+        placeholder.name: tuple(node.name for node in functional.history.get(placeholder, []))
+        or (value.name,)
         for placeholder, value in values.written.items()
     }
 
@@ -119,15 +134,17 @@ def _order_placeholders(graph: fx.Graph, names: Sequence[str]) -> None:
     first = next(iter(graph.nodes))
     for name in names:
         first.prepend(placeholders[name]) if placeholders[name] is not first else None
-    for earlier, later in zip(names, names[1:], strict=False):
+    for earlier, later in pairwise(names):
         placeholders[earlier].append(placeholders[later])
 
 
-def _present_names(graph: fx.Graph, functional: Functional) -> dict[str, Leaf]:
+def _present_names(graph: fx.Graph, functional: Functional) -> "_Names":
     """Where a name that was recorded is found now, for names that moved or went."""
     present = {node.name for node in graph.nodes}
     moved = {old.name: _final_name(functional, old) for old in functional.replaced}
-    names: dict[str, Leaf] = {old: Named(new) for old, new in moved.items() if new in present and old not in present}
+    names: dict[str, Leaf] = {
+        old: Named(new) for old, new in moved.items() if new in present and old not in present
+    }
     return _Names(names, present)
 
 

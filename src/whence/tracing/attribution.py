@@ -1,8 +1,10 @@
-"""From the notes of a run to an origin for every node, and the gradient of every value that a module exchanged.
+"""From the notes of a run to an origin for every node, and the gradient of every value that a module
+exchanged.
 
-Forward nodes were recorded inside a scope. A node of autograd's graph belongs to the innermost call that was
-running when it was made, and everything recorded while it runs is its backward. What is recorded between one
-autograd node and the next are sums: one for each outgoing edge, in order, whose target already holds a gradient.
+Forward nodes were recorded inside a scope. A node of autograd's graph belongs to the innermost call that
+was running when it was made, and everything recorded while it runs is its backward. What is recorded
+between one autograd node and the next are sums: one for each outgoing edge, in order, whose target already
+holds a gradient.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +12,15 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from torch import fx
+from torch.autograd.graph import Node
 
-from whence._torch.autograd import GradientKey, Node, is_custom_function, keys_out, nodes_below, sequence_number
+from whence._torch.autograd import (
+    GradientKey,
+    is_custom_function,
+    keys_out,
+    nodes_below,
+    sequence_number,
+)
 from whence._torch.operators import is_custom_operator
 from whence.program import Adjoint, Contribution
 from whence.program.origins import set_origin
@@ -75,7 +84,7 @@ def custom_functions(results: Sequence[Node]) -> dict[int, str]:
 
 
 def without_operators(functions: Mapping[int, str], notes: Notes) -> dict[int, str]:
-    """Those among the custom functions that are not custom operators: these carry their derivative wherever they run."""
+    """The custom functions without custom operators: those carry their derivative wherever they run."""
     makers = _first_of_each_moment(notes)
     return {
         moment: name
@@ -146,7 +155,8 @@ def _attribute_rest(notes: Notes, sites: Sequence[CallSite], gradients: Gradient
         scope = PROGRAM if is_seed or following is None else notes.scope_of(following.node)
         quality = Quality.EXACT if is_seed else Quality.INFERRED
         set_origin(
-            node, Origin(Phase.BACKWARD, _site(sites, scope), quality, mark.source, place=_place(sites, scope))
+            node,
+            Origin(Phase.BACKWARD, _site(sites, scope), quality, mark.source, place=_place(sites, scope)),
         )
 
 
@@ -223,4 +233,3 @@ def _adjoints(keys: Mapping[fx.Node, GradientKey], gradients: Gradients) -> dict
         for node, key in keys.items()
         if key in gradients.arrivals
     }
-

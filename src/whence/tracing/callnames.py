@@ -9,7 +9,8 @@ from whence.tracing.subject import Subject
 class CallNames:
     """Names module calls while a model runs.
 
-    A module with several names is known by the one it was last reached through, as the model's own code spells it.
+    A module with several names is known by the one it was last reached through, as the model's own code
+    spells it.
     """
 
     def __init__(self, subject: Subject) -> None:

@@ -1,10 +1,12 @@
 """Keep gradients stopped where the model stopped them.
 
-A forward-only program is differentiated by autograd when it runs, and autograd would walk straight through what
-the model computed under `no_grad`. Each value that enters such a region and carries a gradient is detached.
+A forward-only program is differentiated by autograd when it runs, and autograd would walk straight through
+what the model computed under `no_grad`. Each value that enters such a region and carries a gradient is
+detached.
 
-An in-place operation under `no_grad` is different: it changes the number and leaves the gradient as if nothing had
-happened (`F.cosine_similarity` clamps its norms so). Its functional twin must pass the gradient straight through.
+An in-place operation under `no_grad` is different: it changes the number and leaves the gradient as if
+nothing had happened (`F.cosine_similarity` clamps its norms so). Its functional twin must pass the gradient
+straight through.
 """
 
 from collections.abc import Mapping, Set
@@ -22,10 +24,11 @@ _DETACH = torch.ops.aten.detach.default
 def cut_gradients(
     graph: fx.Graph, marks: Mapping[fx.Node, Mark], sources: Mapping[fx.Node, fx.Node], custom: frozenset[int]
 ) -> frozenset[str]:
-    """Insert `detach` in front of operations recorded without grad mode; `custom` autograd functions excepted.
+    """Insert `detach` in front of operations recorded without grad mode; `custom` autograd functions
+    excepted.
 
-    `sources` leads from a node of the functional form to the recorded one. Returns the names of the nodes that
-    pass the gradient of their first argument straight through.
+    `sources` leads from a node of the functional form to the recorded one. Returns the names of the nodes
+    that pass the gradient of their first argument straight through.
     """
     carrying: set[fx.Node | None] = set()
     detached: dict[fx.Node, fx.Node] = {}

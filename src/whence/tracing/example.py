@@ -37,13 +37,15 @@ class Example:
 
 
 def example_of(subject: Subject, args: object, kwargs: object) -> Example:
-    """Check and flatten example inputs; raises `InputMismatch` or `UnsupportedInput` naming every offender."""
+    """Check and flatten example inputs; raises `InputMismatch` or `UnsupportedInput`, naming all."""
     args, kwargs = _checked(args, kwargs)
     _bind(subject, args, kwargs)
     leaves, spec = tree_flatten((args, kwargs))
     paths = paths_of(args, kwargs)
     offenders = [
-        f"{path} is a {type(leaf).__name__}" for path, leaf in zip(paths, leaves, strict=True) if not _fits(leaf)
+        f"{path} is a {type(leaf).__name__}"
+        for path, leaf in zip(paths, leaves, strict=True)
+        if not _fits(leaf)
     ]
     if offenders:
         raise UnsupportedInput(
@@ -82,7 +84,9 @@ def _bind(subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 
 
 def _readable(parameters: inspect.Signature) -> str:
-    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters.parameters.values()]
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters.parameters.values()
+    ]
     return str(inspect.Signature(bare))
 
 

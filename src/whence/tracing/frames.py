@@ -1,7 +1,8 @@
 """Which line of the user's code is running."""
 
-import os.path
+import os
 import sys
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Literal
 
@@ -10,14 +11,14 @@ import torch
 from whence.provenance import Source
 
 Kind = Literal["user", "module", "engine", "boundary"]
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_MODULES = os.path.join(_TORCH, "nn", "modules") + os.sep
-_COMPILER = os.path.join(_TORCH, "compiler") + os.sep
-_WHENCE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_MODULES = f"{Path(torch.__file__).parent / 'nn' / 'modules'}{os.sep}"
+_COMPILER = f"{Path(torch.__file__).parent / 'compiler'}{os.sep}"
+_WHENCE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class SourceFinder:
-    """Finds the innermost line of user code below a boundary, remembering what it learnt of each code object."""
+    """Finds the innermost line of user code below a boundary, and remembers what it learnt."""
 
     def __init__(self, boundaries: tuple[CodeType, ...]) -> None:
         self._kinds: dict[CodeType, Kind] = dict.fromkeys(boundaries, "boundary")
@@ -41,7 +42,8 @@ class SourceFinder:
     def asked(self) -> Source | None:
         """Who asked torch's compiler a question, if it was not torch itself.
 
-        Libraries ask through a helper in a file of its own; the line in another file that led there says more.
+        Libraries ask through a helper in a file of its own; the line in another file that led there says
+        more.
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith((_COMPILER, _WHENCE)):

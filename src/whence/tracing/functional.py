@@ -1,8 +1,8 @@
 """Give a recorded graph its functional form: no node changes an input of another.
 
-In-place operations become their functional twins, and every later reader is pointed at the new value. Views are
-followed through a chain of steps to the tensor they look into: writing to a view writes the inverse of each step
-back into that base, and a view read after its base has changed is taken again.
+In-place operations become their functional twins, and every later reader is pointed at the new value. Views
+are followed through a chain of steps to the tensor they look into: writing to a view writes the inverse of
+each step back into that base, and a view read after its base has changed is taken again.
 """
 
 import operator
@@ -32,10 +32,11 @@ class View:
 class Functional:
     """A graph being rewritten.
 
-    `same` leads from a node that returned one of its arguments to that argument. `latest` and `versions` hold the
-    newest value of a tensor and how often it was written; `taken` the value of a view and the version it shows.
-    `replaced` leads from a removed node to the node that holds its value; `history` lists the values that a
-    tensor went through; `sources` leads from a node made here to the recorded one it was made for.
+    `same` leads from a node that returned one of its arguments to that argument. `latest` and `versions`
+    hold the newest value of a tensor and how often it was written; `taken` the value of a view and the
+    version it shows. `replaced` leads from a removed node to the node that holds its value; `history` lists
+    the values that a tensor went through; `sources` leads from a node made here to the recorded one it was
+    made for.
     """
 
     graph: fx.Graph
@@ -94,7 +95,7 @@ class _Writer:
 
 def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
     """What an operation returns, on the fake values of its arguments."""
-    fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda node: node.meta["val"])  # type: ignore[misc]
+    fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
     with torch.no_grad():
         return target(*fake_args, **fake_kwargs)
 
@@ -121,7 +122,7 @@ def _rewrite(state: Functional, node: fx.Node) -> None:
     writer = _Writer(state, node)
     recorded = node.args
     written = written_arguments(node.target, node.args, node.kwargs) if _writes(node) else []
-    node.args, node.kwargs = fx.map_arg(  # type: ignore[assignment,misc]
+    node.args, node.kwargs = fx.map_arg(
         (node.args, node.kwargs), lambda argument: state.current(argument, writer)
     )
     kind = traits(node.target)
@@ -247,7 +248,9 @@ def _written_through(state: Functional, view: View, value: fx.Node, writer: _Wri
         index = following.args[1] if following is not None and following.target is operator.getitem else None
         written = inverse_of(step, index, values[position], value, writer)  # type: ignore[arg-type]
         if written is None:
-            raise _no_form(writer.node, f"it writes through {op_name(step.target)}, whose inverse is not known")
+            raise _no_form(
+                writer.node, f"it writes through {op_name(step.target)}, whose inverse is not known"
+            )
         value = written
     return value
 

@@ -44,11 +44,11 @@ def inverse_of(step: fx.Node, index: int | None, base: fx.Node, new: fx.Node, ca
     if target in _SELF_INVERSE:
         return call(target, new, *rest)
     if target in _SCATTERS:
-        return call(_SCATTERS[target], base, new, *rest, **step.kwargs)  # type: ignore[index]
+        return call(_SCATTERS[target], base, new, *rest, **step.kwargs)
     if target in _RESHAPES:
         return call(aten.reshape.default, new, list(base.meta["val"].shape))
     if target in _PAIRS:
-        return call(_PAIRS[target], new)  # type: ignore[index]
+        return call(_PAIRS[target], new)
     if target is aten.permute.default:
         return call(target, new, _inverse_permutation(rest[0]))  # type: ignore[arg-type]
     if target is aten.view.dtype:

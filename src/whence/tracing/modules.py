@@ -28,12 +28,18 @@ def _contents(module: nn.Module) -> dict[str, dict[Any, Any]]:
     return {name: dict(value) for name, value in vars(module).items() if isinstance(value, dict)}
 
 
-def _restore(module: nn.Module, attributes: Mapping[str, Any], contents: Mapping[str, dict[Any, Any]]) -> None:
+def _restore(
+    module: nn.Module, attributes: Mapping[str, Any], contents: Mapping[str, dict[Any, Any]]
+) -> None:
     now = vars(module)
-    lost = [name for name, value in now.items() if value is not attributes.get(name) and isinstance(value, FakeTensor)]
+    lost = [
+        name
+        for name, value in now.items()
+        if value is not attributes.get(name) and isinstance(value, FakeTensor)
+    ]
     if lost:
         warnings.warn(
-            f"{type(module).__name__} assigned tensors to its attributes while it was captured: {', '.join(lost)}. "
+            f"{type(module).__name__} assigned tensors to attributes during the capture: {', '.join(lost)}. "
             "A captured program does not repeat that; register them as buffers to keep them",
             stacklevel=2,
         )
@@ -55,6 +61,10 @@ def reassigned_buffers(
     subject: Subject, state: Sequence[tuple[StateTensor, fx.Node]]
 ) -> list[tuple[Tensor, Tensor]]:
     """Buffers that the run replaced by another tensor: each with its successor, once."""
-    now = {path.child(name): held for path, module in subject.named_modules() for name, held in module._buffers.items()}
+    now = {
+        path.child(name): held
+        for path, module in subject.named_modules()
+        for name, held in module._buffers.items()
+    }
     pairs = [(row.tensor, now.get(row.paths[0])) for row, _ in state if not row.is_parameter]
     return [(before, after) for before, after in pairs if after is not None and after is not before]

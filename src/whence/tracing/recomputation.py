@@ -1,7 +1,7 @@
 """A checkpoint runs its forward again in the backward, and must draw the same random numbers.
 
-Eager rewinds the random number generator for that. In the program the second draw is replaced by the first one's
-result: the same numbers, the same state of the generator afterwards.
+Eager rewinds the random number generator for that. In the program the second draw is replaced by the first
+one's result: the same numbers, the same state of the generator afterwards.
 """
 
 from collections import defaultdict
@@ -38,7 +38,9 @@ def _unmatched(node: fx.Node) -> CaptureError:
     origin = origin_of(node)
     return CaptureError(
         f"a recomputed {op_name(node.target)} cannot be matched with the draw it repeats",
-        where=Place(str(origin.place) if origin.place else None, str(origin.source) if origin.source else None),
+        where=Place(
+            str(origin.place) if origin.place else None, str(origin.source) if origin.source else None
+        ),
         why="the checkpoint did not draw as many random numbers the second time as the first",
         remedy="turn checkpointing off for the capture",
     )

@@ -43,7 +43,11 @@ class Prepared:
     def differentiable(self) -> list[tuple[Tensor, fx.Node]]:
         """Every tensor that requires a gradient, state first, once each."""
         state = [(row.tensor, node) for row, node in self.state]
-        user = [(leaf, node) for leaf, node in zip(self.leaves, self.nodes, strict=True) if isinstance(leaf, Tensor)]
+        user = [
+            (leaf, node)
+            for leaf, node in zip(self.leaves, self.nodes, strict=True)
+            if isinstance(leaf, Tensor)
+        ]
         unique = {id(tensor): (tensor, node) for tensor, node in reversed([*state, *user])}
         return [pair for pair in reversed(unique.values()) if gradient_key(pair[0]) is not None]
 
@@ -52,8 +56,8 @@ class Prepared:
 class Recorded:
     """One finished run: the notes, and which nodes are results, tangents and gradients.
 
-    `reassigned` pairs the placeholder of a buffer with the node that replaced it. `roots` pairs each value that
-    the backward pass starts from with its gradient.
+    `reassigned` pairs the placeholder of a buffer with the node that replaced it. `roots` pairs each value
+    that the backward pass starts from with its gradient.
     """
 
     session: Session
@@ -73,13 +77,19 @@ def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorde
     """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
     state = state_tensors(subject)
     with _alone(), _surroundings_kept(subject, state), ExitStack() as active:
-        session = Session(subject, fake_mode_of(_tensors(example.leaves, state)), (_run.__code__, _loss.__code__))
-        session.know({key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()})
+        session = Session(
+            subject, fake_mode_of(_tensors(example.leaves, state)), (_run.__code__, _loss.__code__)
+        )
+        session.know(
+            {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
+        )
         prepared = _prepare(session, example, state)
         active.enter_context(compiling_on_this_thread(session.asked))
         active.enter_context(observed_modules(session))
         active.enter_context(observed_checkpoints(session))
-        active.enter_context(torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled()))
+        active.enter_context(
+            torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled())
+        )
         active.enter_context(session.recorder.active())
         result = _run(session, subject, example.with_leaves(list(prepared.leaves)))
         loss = _loss(session, backward, result) if callable(backward) else None
@@ -133,7 +143,9 @@ def _name_of(row: StateTensor) -> str:
 
 def _user_placeholders(session: Session, example: Example) -> tuple[list[Any], list[fx.Node]]:
     """Fake twins of the inputs, one for each distinct tensor, and a placeholder for every leaf."""
-    leaves, nodes, twins = [], [], {}
+    leaves: list[Any] = []
+    nodes: list[fx.Node] = []
+    twins: dict[int, Tensor] = {}
     for leaf, name in zip(example.leaves, example.names, strict=True):
         if not isinstance(leaf, Tensor):
             leaves.append(leaf)
@@ -160,7 +172,9 @@ def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
     with session.blaming("the loss function"):
         loss = loss_function(result)
     if not isinstance(loss, Tensor):
-        raise InvalidLoss(f"the loss function returned a {type(loss).__name__}", remedy="return a scalar tensor")
+        raise InvalidLoss(
+            f"the loss function returned a {type(loss).__name__}", remedy="return a scalar tensor"
+        )
     if loss.numel() != 1 or loss.is_complex():
         raise InvalidLoss(
             f"the loss has shape {list(loss.shape)} and dtype {loss.dtype}, not one real number",
@@ -200,7 +214,7 @@ def _result_node(session: Session, leaf: Any) -> fx.Node | None:
         return None
     raise UnsupportedInput(
         f"{session.notes.scopes[0].site.type} returned a {type(leaf).__name__}",
-        why="a result is a tensor, a constant, or a container that pytree knows; tensors inside other objects "
+        why="a result is a tensor, a constant, or a container that pytree knows; tensors in other objects "
         "would be lost",
         remedy="return tensors in a tuple, dict or dataclass, or register the class with pytree",
     )
@@ -214,7 +228,7 @@ def _with_backward(session: Session, forward: Recorded, prepared: Prepared, loss
         seed = torch.ones_like(loss, memory_format=torch.preserve_format)
         gradients = run_backward([loss], [tensor for tensor, _ in wanted], [seed], session)
         tangents: tuple[tuple[int, fx.Node], ...] = ()
-        roots = ((loss_node, session.known(seed)),)
+        roots: tuple[tuple[fx.Node, fx.Node], ...] = ((loss_node, session.known(seed)),)
     else:
         outputs = [(i, leaf) for i, leaf in enumerate(forward.results) if _is_differentiable(leaf)]
         if not outputs:
@@ -225,7 +239,9 @@ def _with_backward(session: Session, forward: Recorded, prepared: Prepared, loss
             )
         fakes = [session.recorder.tangent(leaf, f"tangent_{i}") for i, leaf in outputs]
         tangents = tuple((i, node) for (i, _), (_, node) in zip(outputs, fakes, strict=True))
-        roots = tuple((session.known(leaf), node) for (_, leaf), (_, node) in zip(outputs, fakes, strict=True))
+        roots = tuple(
+            (session.known(leaf), node) for (_, leaf), (_, node) in zip(outputs, fakes, strict=True)
+        )
         tensors = [tensor for tensor, _ in wanted]
         gradients = run_backward([leaf for _, leaf in outputs], tensors, [fake for fake, _ in fakes], session)
     return replace(

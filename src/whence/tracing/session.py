@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.graph import Node
 
 from whence._torch.autograd import (
     GradientKey,
-    Node,
     gradient_key,
     history_of,
     next_sequence_number,
@@ -157,7 +157,9 @@ class Session:
         """A module with several names is known by the one it was last reached through."""
         self.names.reached(parent, name, child)
 
-    def _begin(self, module: nn.Module, path: ModulePath, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def _begin(
+        self, module: nn.Module, path: ModulePath, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> int:
         number = self._open(self.names.next_site(module, path), self._stack[-1])
         self.notes.scopes[number].inputs = self._structure((args, kwargs))
         return number
@@ -170,7 +172,7 @@ class Session:
         self.notes.scopes[number].outputs = self._structure(result)
 
     def checkpoint_starts(self) -> Callable[[], AbstractContextManager[None]]:
-        """A checkpointed region begins here: its recomputations happen in this call and repeat the calls that follow."""
+        """A checkpointed region begins here: it is computed again in this call, with those that follow."""
         return partial(self._recomputing, self._stack[-1], len(self.notes.scopes))
 
     @contextmanager
@@ -183,9 +185,11 @@ class Session:
             self._repeats.pop()
 
     def _repeated(self, path: ModulePath) -> int:
-        """The forward call that a call in the backward repeats: the next of that path in the checkpointed region.
+        """The forward call that a call in the backward repeats: the next of that path in the checkpointed
+        region.
 
-        Modules called in the backward without a checkpoint (by a custom autograd function) repeat their first call.
+        Modules called in the backward without a checkpoint (by a custom autograd function) repeat their
+        first call.
         """
         start = self._repeats[-1] if self._repeats else 1
         scopes = self.notes.scopes
@@ -228,7 +232,9 @@ class Session:
 
     def differentiable_literals(self) -> list[tuple[Tensor, fx.Node]]:
         """Tensors from outside the model that require a gradient, such as those a function closes over."""
-        return [(tensor, self.known(tensor)) for tensor in self.notes.literals.values() if gradient_key(tensor)]
+        return [
+            (tensor, self.known(tensor)) for tensor in self.notes.literals.values() if gradient_key(tensor)
+        ]
 
     def know(self, names: dict[int, str]) -> None:
         """Names for tensors that may turn up: attributes that are neither parameters nor buffers."""
@@ -242,7 +248,11 @@ class Session:
             return
         self.notes.order.append(node)
         self.notes.marks[node] = Mark(
-            self._stack[-1], self.phase, next_sequence_number() - 1, self._finder.current(), self._cut(node),
+            self._stack[-1],
+            self.phase,
+            next_sequence_number() - 1,
+            self._finder.current(),
+            self._cut(node),
             recomputed=self.phase is Phase.BACKWARD and (bool(self._repeats) or self._stack[-1] != PROGRAM),
         )
 
@@ -259,7 +269,7 @@ class Session:
         return name
 
     def asked(self) -> bool:
-        """Somebody asked whether the model is being compiled: it may do something else than it does in eager mode."""
+        """Somebody asked whether the model is being compiled: it may do otherwise than in eager mode."""
         source = self._finder.asked()
         if source is not None:
             self.notes.asked[source] = None
@@ -305,8 +315,8 @@ class Session:
         return DataDependent(
             f"{op_name(operation)} needs the value of a tensor, which a capture does not have",
             where=self.here(),
-            why="the model runs on fake tensors: shapes without numbers. if, while, int(), .item(), .tolist() and "
-            "results whose size depends on data need numbers",
+            why="the model runs on fake tensors, shapes without numbers; if, while, int(), .item(), "
+            ".tolist() and results whose size depends on data need numbers",
             remedy="use torch.where instead of a branch, keep the value as a tensor, pass it in as a Python "
             "constant, or move the decision out of the captured function",
         )
@@ -330,8 +340,10 @@ class _Noting(AbstractContextManager[None]):
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None and not isinstance(error, CaptureError):
-            error.add_note(f"whence was capturing {self._name} ({self._session.here_failed(error)}); "
-                           "the model's own tensors and state are as before")
+            error.add_note(
+                f"whence was capturing {self._name} ({self._session.here_failed(error)}); "
+                "the model's own tensors and state are as before"
+            )
 
 
 def _ignore(_result: Any) -> None:

@@ -83,7 +83,9 @@ def _modules_in(names: dict[str, Any]) -> Iterator[tuple[ModulePath, nn.Module]]
     return ((ModulePath((name,)), value) for name, value in names.items() if isinstance(value, nn.Module))
 
 
-def _walk(path: ModulePath, module: nn.Module, above: tuple[int, ...] = ()) -> Iterator[tuple[ModulePath, nn.Module]]:
+def _walk(
+    path: ModulePath, module: nn.Module, above: tuple[int, ...] = ()
+) -> Iterator[tuple[ModulePath, nn.Module]]:
     yield path, module
     for name, child in module._modules.items():
         if child is not None and id(child) not in above:
@@ -100,7 +102,9 @@ def module_records(subject: Subject, names: dict[int, str]) -> tuple[ModuleRecor
     return tuple(records)
 
 
-def _record(path: ModulePath, module: nn.Module, names: dict[int, str], same_as: ModulePath | None) -> ModuleRecord:
+def _record(
+    path: ModulePath, module: nn.Module, names: dict[int, str], same_as: ModulePath | None
+) -> ModuleRecord:
     def held(tensor: Tensor | None) -> str | None:
         return None if tensor is None else names[id(tensor)]
 
@@ -115,7 +119,9 @@ def _record(path: ModulePath, module: nn.Module, names: dict[int, str], same_as:
         buffers=tuple((name, held(tensor), name not in loose) for name, tensor in module._buffers.items()),
         absent=tuple(name for name, child in module._modules.items() if child is None),
         same_as=same_as,
-        tensors=tuple((name, names[id(value)]) for name, value in _loose_tensors(module) if id(value) in names),
+        tensors=tuple(
+            (name, names[id(value)]) for name, value in _loose_tensors(module) if id(value) in names
+        ),
     )
 
 
@@ -147,7 +153,12 @@ def state_tensors(subject: Subject) -> list[StateTensor]:
 
 
 def _add(
-    found: dict[int, StateTensor], tensor: Tensor, path: ModulePath, is_parameter: bool, persistent: bool, owner: str
+    found: dict[int, StateTensor],
+    tensor: Tensor,
+    path: ModulePath,
+    is_parameter: bool,
+    persistent: bool,
+    owner: str,
 ) -> None:
     known = found.get(id(tensor))
     if known is None:

@@ -86,14 +86,17 @@ def _loss_rows(values: Values) -> Iterator[tuple[Output, Any]]:
 
 
 def _result_rows(recorded: Recorded, values: Values) -> Iterator[tuple[Output, Any]]:
-    pairs, _ = tree_flatten_with_path(tree_unflatten(list(range(len(recorded.results))), recorded.result_spec))
+    pairs, _ = tree_flatten_with_path(
+        tree_unflatten(list(range(len(recorded.results))), recorded.result_spec)
+    )
     for (path, position), leaf in zip(pairs, recorded.results, strict=True):
         node = values.results[position]
         name = "_".join(["output", *key_segments(path)])
         constant = None if isinstance(leaf, Tensor) else leaf
         held = None if node is None else node.name
-        yield Output(name, OutputKind.USER, f"output{spelled(path)}", node=held, value=constant), (
-            constant if node is None else node
+        yield (
+            Output(name, OutputKind.USER, f"output{spelled(path)}", node=held, value=constant),
+            (constant if node is None else node),
         )
 
 
@@ -101,7 +104,9 @@ def _mutation_rows(values: Values, inputs: Mapping[str, Input]) -> Iterator[tupl
     for placeholder, value in values.written.items():
         changed = inputs[placeholder.name]
         yield (
-            Output(f"new_{changed.name}", OutputKind.MUTATION, changed.path, of=changed.name, node=value.name),
+            Output(
+                f"new_{changed.name}", OutputKind.MUTATION, changed.path, of=changed.name, node=value.name
+            ),
             value,
         )
 
@@ -112,4 +117,7 @@ def _gradient_rows(
     for placeholder, value in zip(recorded.targets, values.gradients, strict=True):
         source = inputs[placeholder.name]
         held = None if value is None else value.name
-        yield Output(f"grad_{source.name}", OutputKind.GRADIENT, source.path, of=source.name, node=held), value
+        yield (
+            Output(f"grad_{source.name}", OutputKind.GRADIENT, source.path, of=source.name, node=held),
+            value,
+        )

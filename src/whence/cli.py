@@ -1,0 +1,193 @@
+"""The command line: a thin handle on the library.
+
+Exit status 0: all is well. 1: a check failed, or the model could not be captured. 2: bad usage.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from whence.api import Program, capture
+from whence.demo import gpt, next_token_loss
+from whence.errors import SelectionError, UsageError, WhenceError
+from whence.models import NamedModel, load
+from whence.program.printing import line
+from whence.reports.modules import FoldedRow, ModuleReport, ModuleRow, folded, module_report
+from whence.reports.verification import Verification
+
+OK, FAILED, USAGE = 0, 1, 2
+MODEL_HELP = "package.module:factory, or hf:LlamaForCausalLM(num_hidden_layers=2, hidden_size=64)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        return int(options.run(options, console))
+    except (UsageError, SelectionError) as error:
+        print_error(str(error))
+        return USAGE
+    except WhenceError as error:
+        print_error(str(error))
+        return FAILED
+
+
+def print_error(text: str) -> None:
+    """Write an error for a person."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"whence: {text}", markup=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="whence",
+        description="Capture what a PyTorch model computes, and know where every value came from.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    demo = _command(commands, "demo", _demo, "capture the training step of a small GPT and verify it")
+    show = _command(commands, "show", _show, "show a model's calls, operations and signature")
+    show.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    show.add_argument(
+        "--backward", action="store_true", help="capture the training step, not only the forward"
+    )
+    show.add_argument(
+        "--select", metavar="PATTERN", help="list the operations that fit path :: operation :: phase"
+    )
+    show.add_argument("--depth", type=_depth, metavar="N", help="how deep the tree of modules goes")
+    verify = _command(commands, "verify", _verify, "compare the captured program with eager, bit for bit")
+    verify.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    verify.add_argument(
+        "--forward", action="store_true", help="verify the forward only, not the training step"
+    )
+    for command in (demo, show, verify):
+        command.add_argument("--json", action="store_true", help="print plain data")
+    return parser
+
+
+def _depth(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError("a depth is a whole number, 0 or more")
+    return int(text)
+
+
+def _command(commands: Any, name: str, run: Callable[..., int], purpose: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=purpose, description=purpose)
+    command.set_defaults(run=run)
+    return command
+
+
+def _demo(options: argparse.Namespace, console: Console) -> int:
+    model, args = gpt()
+    with console.status("capturing the training step of a GPT") if not options.json else nullcontext():
+        program = capture(model, args, backward=next_token_loss)
+        verification = program.verify(model, args)
+    report = module_report(program)
+    if options.json:
+        return _print_json(
+            console, {**report.to_dict(), "verification": verification.to_dict()}, verification.ok
+        )
+    console.print(_tree_table(report))
+    console.print(_signature_line(report))
+    console.print(str(verification), markup=False)
+    return OK if verification.ok else FAILED
+
+
+def _show(options: argparse.Namespace, console: Console) -> int:
+    named = load(options.model)
+    program = _captured(named, backward=options.backward)
+    if options.select:
+        return _show_selection(program, options, console)
+    report = module_report(program, depth=options.depth)
+    if options.json:
+        return _print_json(console, report.to_dict(), ok=True)
+    console.print(_tree_table(report))
+    console.print(_signature_line(report))
+    return OK
+
+
+def _show_selection(program: Program, options: argparse.Namespace, console: Console) -> int:
+    nodes = program.select(options.select)
+    if options.json:
+        rows = [
+            {"node": node.name, "operation": str(node.target), **_plain(program, node.name)} for node in nodes
+        ]
+        return _print_json(console, rows, ok=True)
+    for node in nodes:
+        console.print(line(node), markup=False)
+        console.print(f"    {program.where(node)}", markup=False, style="dim")
+    return OK
+
+
+def _plain(program: Program, name: str) -> dict[str, Any]:
+    origin = program.where(name)
+    return {
+        "phase": origin.phase.value,
+        "calls": [str(call) for call in origin.calls],
+        "quality": origin.quality.value,
+        "source": None if origin.source is None else str(origin.source),
+        "forward": origin.forward,
+    }
+
+
+def _verify(options: argparse.Namespace, console: Console) -> int:
+    named = load(options.model)
+    program = _captured(named, backward=not options.forward)
+    verification: Verification = program.verify(named.model, named.args, named.kwargs)
+    if options.json:
+        return _print_json(console, verification.to_dict(), verification.ok)
+    console.print(str(verification), markup=False)
+    return OK if verification.ok else FAILED
+
+
+def _captured(named: NamedModel, *, backward: bool) -> Program:
+    return capture(named.model, named.args, named.kwargs, backward=named.loss if backward else False)
+
+
+def _print_json(console: Console, data: Any, ok: bool) -> int:
+    console.print(json.dumps(data, indent=2), markup=False)
+    return OK if ok else FAILED
+
+
+def _tree_table(report: ModuleReport) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("module call")
+    table.add_column("class", style="dim")
+    for heading in ("forward", "backward", "parameters"):
+        table.add_column(heading, justify="right")
+    for shown in folded(report.rows):
+        table.add_row(_label(shown, report), shown.row.type, *_figures(shown.row))
+    return table
+
+
+def _label(shown: FoldedRow, report: ModuleReport) -> str:
+    row = shown.row
+    if row.depth == 0:
+        return report.program
+    name = row.path or "(root)"
+    called = f"{name}@{row.index}" if row.index else name
+    several = f" … {shown.last.rpartition('.')[2]}  × {shown.times}" if shown.times > 1 else ""
+    return "  " * (row.depth - 1) + called + several
+
+
+def _figures(row: ModuleRow) -> tuple[str, str, str]:
+    return (
+        f"{row.forward:,}",
+        f"{row.backward:,}" if row.backward else "",
+        f"{row.parameters:,}" if row.parameters else "",
+    )
+
+
+def _signature_line(report: ModuleReport) -> str:
+    inputs = ", ".join(f"{count} {kind}" for kind, count in report.inputs.items())
+    outputs = ", ".join(f"{count} {kind}" for kind, count in report.outputs.items())
+    return f"\ninputs: {inputs}\noutputs: {outputs}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

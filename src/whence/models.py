@@ -1,0 +1,157 @@
+"""Find the model a command line names: `package.module:factory` or `hf:Architecture(option=value)`."""
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.trees import tree_flatten
+from whence.errors import UsageError
+
+HUGGING_FACE = "hf:"
+BATCH, LENGTH = 2, 16
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model with example inputs, and the loss a training step would use."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss: Callable[[Any], Tensor]
+
+
+def load(name: str) -> NamedModel:
+    """The model of that name; raises `UsageError` in one sentence when it cannot be found or built."""
+    if name.startswith(HUGGING_FACE):
+        return _from_transformers(name.removeprefix(HUGGING_FACE))
+    return _from_factory(name)
+
+
+def _from_factory(name: str) -> NamedModel:
+    module_name, _, factory_name = name.partition(":")
+    if not module_name or not factory_name:
+        raise UsageError(f"{name!r} is not package.module:factory or hf:Architecture(...)")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        factory = getattr(importlib.import_module(module_name), factory_name)
+    except ImportError as error:
+        raise UsageError(f"cannot import {module_name}: {error}") from error
+    except AttributeError as error:
+        raise UsageError(f"{module_name} has no {factory_name}") from error
+    finally:
+        sys.path.pop(0)
+    return _with_inputs(name, factory())
+
+
+def _with_inputs(name: str, made: Any) -> NamedModel:
+    match made:
+        case (nn.Module() as model, tuple() as args, dict() as kwargs):
+            return NamedModel(model, args, kwargs, mean_square)
+        case (nn.Module() as model, tuple() as args):
+            return NamedModel(model, args, {}, mean_square)
+        case (nn.Module() as model, dict() as kwargs):
+            return NamedModel(model, (), kwargs, mean_square)
+        case nn.Module() as model if hasattr(model, "main_input_name"):
+            return _with_example(model)
+    raise UsageError(
+        f"{name} must return (module, args) or (module, args, kwargs): example inputs are needed"
+    )
+
+
+def mean_square(outputs: Any) -> Tensor:
+    """`outputs.loss` if there is one; otherwise the mean square of every floating-point output."""
+    loss = getattr(outputs, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    leaves, _ = tree_flatten(outputs)
+    parts = [
+        leaf.float().pow(2).mean() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    if not parts:
+        raise UsageError("the model returns no floating-point tensor to make a loss from")
+    return torch.stack(parts).sum()
+
+
+def _from_transformers(expression: str) -> NamedModel:
+    architecture, options = _parsed(expression)
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise UsageError("hf: models need transformers: pip install transformers") from error
+    model_class = getattr(transformers, architecture, None)
+    config_class = getattr(model_class, "config_class", None)
+    if model_class is None or config_class is None:
+        raise UsageError(f"transformers has no model called {architecture}")
+    torch.manual_seed(0)
+    try:
+        return _with_example(model_class(config_class(**options)).eval())
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{architecture} cannot be built from these options: {error}") from error
+
+
+def _parsed(expression: str) -> tuple[str, dict[str, Any]]:
+    try:
+        tree = ast.parse(expression, mode="eval").body
+        match tree:
+            case ast.Name(id=name):
+                return name, {}
+            case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(k.arg for k in keywords):
+                return name, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"cannot read {expression!r}: write Architecture(option=value)") from error
+    raise UsageError(f"cannot read {expression!r}: write Architecture(option=value)")
+
+
+def _with_example(model: Any) -> NamedModel:
+    generator = torch.Generator().manual_seed(0)
+    kwargs = _example(model, model.config, generator)
+    return NamedModel(model, (), kwargs, mean_square)
+
+
+def _example(model: Any, config: Any, generator: torch.Generator) -> dict[str, Any]:
+    """Inputs by the model's main input; sizes from its configuration."""
+    match model.main_input_name:
+        case "pixel_values":
+            inputs = {"pixel_values": _images(_part(config, "vision_config"), generator)}
+        case "input_features":
+            frames = 2 * getattr(config, "max_source_positions", 50)
+            inputs = {"input_features": torch.randn(BATCH, config.num_mel_bins, frames, generator=generator)}
+        case "input_values":
+            inputs = {"input_values": torch.randn(BATCH, 4000, generator=generator)}
+        case _:
+            inputs = {"input_ids": _ids(_part(config, "text_config"), generator)}
+    if hasattr(config, "text_config") and hasattr(config, "vision_config"):
+        inputs |= {
+            "input_ids": _ids(config.text_config, generator),
+            "pixel_values": _images(config.vision_config, generator),
+        }
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = _ids(config, generator)
+    if "input_ids" in inputs and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM")):
+        inputs["labels"] = inputs["input_ids"]
+    if hasattr(config, "use_cache"):
+        return {**inputs, "use_cache": False}
+    return inputs
+
+
+def _part(config: Any, name: str) -> Any:
+    return getattr(config, name, config)
+
+
+def _ids(config: Any, generator: torch.Generator) -> Tensor:
+    length = min(LENGTH, getattr(config, "max_position_embeddings", LENGTH))
+    return torch.randint(3, config.vocab_size, (BATCH, length), generator=generator)
+
+
+def _images(config: Any, generator: torch.Generator) -> Tensor:
+    size = getattr(config, "image_size", 224)
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.randn(BATCH, getattr(config, "num_channels", 3), height, width, generator=generator)

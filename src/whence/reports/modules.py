@@ -1,0 +1,154 @@
+"""What each module call contributes: operations, forward and backward, and parameters."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from torch import Tensor
+
+from whence.program import Call, Program
+from whence.program.origins import origin_of
+from whence.schema import InputKind, Phase
+
+FOLD_FROM = 3
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """One module call. Counts include the calls inside it; `parameters` counts elements, shared ones once."""
+
+    path: str
+    index: int
+    type: str
+    depth: int
+    forward: int
+    backward: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class ModuleReport:
+    """The calls of a program in order, and a summary of its signature."""
+
+    program: str
+    rows: tuple[ModuleRow, ...]
+    inputs: dict[str, int]
+    outputs: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def module_report(program: Program, *, depth: int | None = None) -> ModuleReport:
+    """Count what each call holds; `depth` limits how deep the rows go (the program is 0)."""
+    counts = _counts_by_call(program)
+    sizes = _sizes_by_path(program)
+    rows = [row for row in _rows(program, counts, sizes) if depth is None or row.depth <= depth]
+    return ModuleReport(
+        program.name,
+        tuple(rows),
+        dict(Counter(row.kind.value for row in program.signature.inputs)),
+        dict(Counter(row.kind.value for row in program.signature.outputs)),
+    )
+
+
+@dataclass(frozen=True)
+class FoldedRow:
+    """A row that stands for `times` equal siblings; `last` is the path of the last of them."""
+
+    row: ModuleRow
+    times: int
+    last: str
+
+
+def folded(rows: tuple[ModuleRow, ...]) -> list[FoldedRow]:
+    """The rows with neighbouring equal subtrees shown once."""
+    return [folded for group in _runs(_subtrees(rows)) for folded in _shown(group)]
+
+
+def _subtrees(rows: Sequence[ModuleRow]) -> list[tuple[ModuleRow, ...]]:
+    """The rows cut before every row of the least depth."""
+    starts = [i for i, row in enumerate(rows) if row.depth == rows[0].depth]
+    return [tuple(rows[start:end]) for start, end in zip(starts, [*starts[1:], len(rows)], strict=True)]
+
+
+def _runs(subtrees: Sequence[tuple[ModuleRow, ...]]) -> Iterator[list[tuple[ModuleRow, ...]]]:
+    for _, run in groupby(subtrees, key=_shape):
+        yield list(run)
+
+
+def _shape(subtree: tuple[ModuleRow, ...]) -> tuple[object, ...]:
+    """What must be equal for two subtrees to be shown as one: everything but their own names."""
+    return tuple(
+        (
+            r.type,
+            r.depth,
+            r.forward,
+            r.backward,
+            r.parameters,
+            r.path.rpartition(".")[2] if r.depth > subtree[0].depth else "",
+        )
+        for r in subtree
+    )
+
+
+def _shown(group: list[tuple[ModuleRow, ...]]) -> Iterator[FoldedRow]:
+    first = group[0]
+    if len(group) < FOLD_FROM:
+        for head, *below in group:
+            yield FoldedRow(head, 1, head.path)
+            yield from folded(tuple(below)) if below else ()
+        return
+    yield FoldedRow(first[0], len(group), group[-1][0].path)
+    yield from folded(first[1:]) if len(first) > 1 else ()
+
+
+def _counts_by_call(program: Program) -> Counter[tuple[int, Phase]]:
+    numbers = {(call.site.path, call.site.index): call.number for call in program.calls}
+    parents = program.calls.parents
+    counts: Counter[tuple[int, Phase]] = Counter()
+    for node in program.nodes():
+        if node.op != "call_function":
+            continue
+        origin = origin_of(node)
+        number = 0 if origin.place is None else numbers[origin.place.path, origin.place.index]
+        while True:
+            counts[number, origin.phase] += 1
+            if number == 0:
+                break
+            number = parents[number]
+    return counts
+
+
+def _sizes_by_path(program: Program) -> list[tuple[tuple[str, ...], int]]:
+    rows = program.signature.state
+    tensors = [
+        (row, row.value) for row in rows if row.kind is InputKind.PARAMETER and isinstance(row.value, Tensor)
+    ]
+    return [(tuple(path.split(".")), value.numel()) for row, value in tensors for path in (row.path,)]
+
+
+def _rows(
+    program: Program, counts: Counter[tuple[int, Phase]], sizes: list[tuple[tuple[str, ...], int]]
+) -> Iterator[ModuleRow]:
+    def row(call: Call, depth: int) -> ModuleRow:
+        path = call.site.path
+        return ModuleRow(
+            path=str(path),
+            index=call.site.index,
+            type=call.site.type,
+            depth=depth,
+            forward=counts[call.number, Phase.FORWARD],
+            backward=counts[call.number, Phase.BACKWARD],
+            parameters=sum(size for held, size in sizes if held[: len(path)] == tuple(path)),
+        )
+
+    def walk(call: Call, depth: int) -> Iterator[ModuleRow]:
+        yield row(call, depth)
+        for child in program.calls.children(call):
+            yield from walk(child, depth + 1)
+
+    yield from walk(program.calls.program, 0)
