@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from torch import fx
 
-from whence.hierarchy.plan import Body, Plan, pack_of
+from whence.hierarchy.plan import Body, Plan, pack_label, pack_of
 from whence.program.origins import origin_of, set_origin
-from whence.provenance import ModulePath
 from whence.schema import Phase
 
 
@@ -17,7 +16,7 @@ def as_graph(plan: Plan, phase: Phase, number: int) -> fx.Graph:
     graph = fx.Graph()
     made: dict[str, fx.Node] = {}
     for name in _taken(phase, body):
-        made[name] = graph.placeholder(name.replace("@", "_"))
+        made[name] = graph.placeholder(label(plan, name))
     for name, path in body.reads:
         made[name] = graph.create_node("get_attr", str(path), name=name)
     for step in body.steps:
@@ -50,12 +49,15 @@ def _add_call(
     given = (*body.outputs, *((pack_of(edge[1]),) if body.kept and phase is Phase.FORWARD else ()))
     inside = called.path.is_within(caller.path)
     target = str(replace(called, path=called.path.relative_to(caller.path) if inside else called.path))
-    node = graph.create_node(
-        "call_module", target, tuple(made[name] for name in taken), name=_label(called.path)
-    )
+    path = called.path.relative_to(caller.path) if inside else called.path
+    arguments = tuple(made[name] for name in taken)
+    node = graph.create_node("call_module", target, arguments, name="_".join(path) or "root")
     for position, name in enumerate(given):
-        made[name] = graph.call_function(operator.getitem, (node, position))
+        made[name] = graph.create_node(
+            "call_function", operator.getitem, (node, position), name=label(plan, name)
+        )
 
 
-def _label(path: ModulePath) -> str:
-    return "_".join(path) or "root"
+def label(plan: Plan, name: str) -> str:
+    """What a value is called in a printed graph: its name in the program, or whose values it keeps."""
+    return pack_label(name, lambda number: "_".join(plan.site(number).path[-1:]))

@@ -4,7 +4,7 @@ A plan is data: it can be checked, printed and emitted, and nothing in it change
 numbers (their order in the program), values are names of graph nodes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -241,6 +241,12 @@ def _depths(parents: Sequence[int]) -> tuple[int, ...]:
 def pack_of(call: int) -> str:
     """The name of the value that carries what a call keeps for its backward; no node can have such a name."""
     return f"kept@{call}"
+
+
+def pack_label(name: str, spelled: Callable[[int], str]) -> str:
+    """How a value is shown: itself, or `kept_` and the call it is a pack of."""
+    before, _, number = name.partition("@")
+    return f"{before}_{spelled(int(number))}" if number else name
 
 
 def trace_borders(layout: Layout) -> Borders:

@@ -10,6 +10,7 @@ import torch
 
 from whence.provenance import Source
 
+GENERATED = "<whence>"
 Kind = Literal["user", "module", "engine", "boundary"]
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _MODULES = f"{Path(torch.__file__).parent / 'nn' / 'modules'}{os.sep}"
@@ -82,7 +83,12 @@ class SourceFinder:
 def _classify(code: CodeType) -> Kind:
     file = code.co_filename
     if file.startswith(_MODULES):
-        return "module" if not file.endswith("module.py") else "engine"
-    if file.startswith((_TORCH, _WHENCE)) or file.startswith("<"):
-        return "engine" if not file.startswith("<stdin") and not file.startswith("<ipython") else "user"
+        return "engine" if file.endswith("module.py") else "module"
+    if file.startswith(_TORCH) or _is_ours(file) or file == GENERATED:
+        return "engine"
     return "user"
+
+
+def _is_ours(file: str) -> bool:
+    """Whether a file is in one of our rooms; the demonstration model beside them is a user's model."""
+    return file.startswith(_WHENCE) and os.sep in file.removeprefix(_WHENCE)

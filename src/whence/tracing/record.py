@@ -77,9 +77,7 @@ def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorde
     """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
     state = state_tensors(subject)
     with _alone(), _surroundings_kept(subject, state), ExitStack() as active:
-        session = Session(
-            subject, fake_mode_of(_tensors(example.leaves, state)), (_run.__code__, _loss.__code__)
-        )
+        session = Session(subject, fake_mode_of(_tensors(example.leaves, state)), (record.__code__,))
         session.know(
             {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
         )
@@ -162,7 +160,7 @@ def _user_placeholders(session: Session, example: Example) -> tuple[list[Any], l
 
 
 def _run(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-    """Call the model; this frame is where the search for user code stops."""
+    """Call the model."""
     args, kwargs = inputs
     with session.blaming(subject.name):
         return subject.call(*args, **kwargs)
