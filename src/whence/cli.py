@@ -161,14 +161,15 @@ def _tree_table(report: ModuleReport) -> Table:
     for heading in ("forward", "backward", "parameters"):
         table.add_column(heading, justify="right")
     for shown in folded(report.rows):
-        table.add_row(_label(shown, report), shown.row.type, *_figures(shown.row))
+        kind = shown.row.type if shown.row.depth else ""
+        table.add_row(_label(shown), kind, *_figures(shown.row))
     return table
 
 
-def _label(shown: FoldedRow, report: ModuleReport) -> str:
+def _label(shown: FoldedRow) -> str:
     row = shown.row
     if row.depth == 0:
-        return report.program
+        return "(program)"
     name = row.path or "(root)"
     called = f"{name}@{row.index}" if row.index else name
     several = f" … {shown.last.rpartition('.')[2]}  × {shown.times}" if shown.times > 1 else ""

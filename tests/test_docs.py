@@ -1,0 +1,40 @@
+"""The examples in the documentation run, in order, as a reader would run them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from whence.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_run(page: Path) -> None:
+    """All examples of a page share one namespace and raise nothing."""
+    names: dict[str, object] = {"__name__": "example"}
+    for number, example in enumerate(EXAMPLE.findall(page.read_text()), 1):
+        exec(compile(example, f"{page.name}, example {number}", "exec"), names)
+
+
+def test_the_readme_shows_what_the_demo_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page in the README is the command's real output."""
+    assert main(["demo"]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    shown = (ROOT / "README.md").read_text().split("$ make demo\n")[1].split("```")[0]
+    assert [line.rstrip() for line in shown.splitlines() if line.strip()] == printed
+
+
+def test_every_relative_link_leads_somewhere() -> None:
+    """Links between pages are whole."""
+    pages = [*PAGES, *(ROOT / "src").rglob("README.md"), ROOT / "CONTRIBUTING.md"]
+    links = [
+        (page, target)
+        for page in pages
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+    ]
+    assert links
+    assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []
