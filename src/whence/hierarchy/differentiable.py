@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from whence._torch.autograd import below_autograd
 from whence.errors import NotDifferentiable
@@ -78,9 +77,14 @@ class CapturedFunction(torch.autograd.Function):
         return results
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *received: Tensor | None) -> tuple[Any, ...]:
-        """Run the captured backward on the gradients that arrived."""
+        """Run the captured backward on the gradients that arrived; it cannot be differentiated again."""
+        with torch.no_grad():
+            gradients = CapturedFunction._gradients(ctx, received)
+        return (None, *(map(_final, gradients) if torch.is_grad_enabled() else gradients))
+
+    @staticmethod
+    def _gradients(ctx: Any, received: Sequence[Tensor | None]) -> list[Tensor | None]:
         run: Differentiation = ctx.run
         saved = ctx.saved_tensors[: ctx.kept_count]
         body = run.plan.backward
@@ -94,7 +98,16 @@ class CapturedFunction(torch.autograd.Function):
         kept = (_packed(ctx.layout, iter(saved)),) if body.kept else ()
         produced = run.runner.run_backward(run.module, *kept, *(arrived[name] for name in body.inputs))
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
-        return (None, *(_gradient(run, name, values, missing) for name in run.inputs))
+        return [_gradient(run, name, values, missing) for name in run.inputs]
+
+
+def _final(gradient: Tensor | None) -> Tensor | None:
+    """A gradient asked for with `create_graph=True`: it raises when somebody differentiates it."""
+    if gradient is None:
+        return None
+    reason = "the captured backward was recorded once, and its own derivative was not"
+    (final,) = Refusal.apply(reason, gradient.detach().requires_grad_())
+    return final  # type: ignore[no-any-return]
 
 
 def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], set[str]]:
@@ -164,9 +177,10 @@ class Refusal(torch.autograd.Function):
     def backward(ctx: Any, *_received: Tensor) -> Any:
         """Say why there is no gradient."""
         raise NotDifferentiable(
-            "this program cannot be differentiated from outside",
+            "this program cannot be differentiated here",
             why=ctx.reason,
-            remedy="capture with backward=True or with a loss function",
+            remedy="capture the computation that you differentiate: with backward=True, or with a loss function "
+            "that contains all of it",
         )
 
 

@@ -84,7 +84,8 @@ class Call:
     parameters: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.site or '(root)'}: {self.site.type}"
+        root = "" if self.site.path else "(root)"
+        return f"{root}{self.site}: {self.site.type}"
 
 
 @dataclass(frozen=True)
@@ -141,5 +142,5 @@ class Calls:
 
     def _lines(self, call: Call, depth: int) -> Iterator[str]:
         for child in self.children(call):
-            yield f"{'  ' * depth}{str(child.site) or '(root)'}: {child.site.type}"
+            yield f"{'  ' * depth}{child}"
             yield from self._lines(child, depth + 1)

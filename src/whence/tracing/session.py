@@ -35,6 +35,12 @@ from whence.tracing.subject import Subject
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
 
 
+_VALUE_READS: dict[object, str] = {
+    torch.ops.aten._local_scalar_dense.default: "a number read out of a tensor (.item(), int(), if, while)",
+    torch.ops.aten.nonzero.default: "nonzero, whose result has a size that depends on data,",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """What was known when a node was recorded.
@@ -313,7 +319,8 @@ class Session:
     def value_needed(self, operation: object) -> DataDependent:
         """The error for a Python decision that needs a tensor's value."""
         return DataDependent(
-            f"{op_name(operation)} needs the value of a tensor, which a capture does not have",
+            f"{_VALUE_READS.get(operation, op_name(operation))} needs the value of a tensor, which a capture does "
+            "not have",
             where=self.here(),
             why="the model runs on fake tensors, shapes without numbers; if, while, int(), .item(), "
             ".tolist() and results whose size depends on data need numbers",
