@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 @dataclass(frozen=True)
 class Result:
-    """One figure beside its yardstick; `limit` is the largest allowed ratio, or amount where nothing is compared."""
+    """One figure beside its yardstick; `limit` bounds the ratio, or the amount where nothing is compared."""
 
     name: str
     ours: float
@@ -50,7 +50,9 @@ def seconds(work: Callable[[], Any], repeats: int = 5) -> float:
     return median(times)
 
 
-def side_by_side(first: Callable[[], Any], second: Callable[[], Any], repeats: int = 200) -> tuple[float, float]:
+def side_by_side(
+    first: Callable[[], Any], second: Callable[[], Any], repeats: int = 200
+) -> tuple[float, float]:
     """Median times of two short pieces of work, run in turns so that both meet the same machine."""
     times: tuple[list[float], list[float]] = ([], [])
     for repeat in range(repeats + 10):
@@ -78,4 +80,7 @@ def llama(layers: int) -> LlamaForCausalLM:
 
 def batch() -> dict[str, Any]:
     """Two sequences of 32 tokens."""
-    return {"input_ids": torch.randint(0, 1000, (2, 32), generator=torch.Generator().manual_seed(0)), "use_cache": False}
+    return {
+        "input_ids": torch.randint(0, 1000, (2, 32), generator=torch.Generator().manual_seed(0)),
+        "use_cache": False,
+    }

@@ -67,7 +67,7 @@ def tree_forward() -> Result:
     """The forward of an unflattened 4-layer Llama against eager."""
     model, inputs = llama(4).eval(), batch()
     tree = whence.capture(model, (), inputs).unflatten()
-    ours, theirs = side_by_side(lambda: tree(**inputs), lambda: model(**inputs))
+    ours, theirs = side_by_side(partial(tree, **inputs), partial(model, **inputs))
     return Result("forward of the tree, Llama 4 layers, against eager", 1e3 * ours, 1e3 * theirs, 1.05, "ms")
 
 
@@ -75,8 +75,10 @@ def flat_forward() -> Result:
     """The forward of the flat module of a 4-layer Llama against eager."""
     model, inputs = llama(4).eval(), batch()
     flat = whence.capture(model, (), inputs).module()
-    ours, theirs = side_by_side(lambda: flat(**inputs), lambda: model(**inputs))
-    return Result("forward of the flat module, Llama 4 layers, against eager", 1e3 * ours, 1e3 * theirs, 1.05, "ms")
+    ours, theirs = side_by_side(partial(flat, **inputs), partial(model, **inputs))
+    return Result(
+        "forward of the flat module, Llama 4 layers, against eager", 1e3 * ours, 1e3 * theirs, 1.05, "ms"
+    )
 
 
 def training_step() -> Result:
@@ -85,7 +87,9 @@ def training_step() -> Result:
     inputs = {**batch(), "labels": batch()["input_ids"]}
     tree = whence.capture(model, (), inputs, backward=lambda outputs: outputs.loss).unflatten()
     ours, theirs = side_by_side(lambda: tree(**inputs)[0].backward(), lambda: model(**inputs).loss.backward())
-    return Result("training step of the tree, Llama 4 layers, against eager", 1e3 * ours, 1e3 * theirs, 1.1, "ms")
+    return Result(
+        "training step of the tree, Llama 4 layers, against eager", 1e3 * ours, 1e3 * theirs, 1.1, "ms"
+    )
 
 
 def _warm() -> None:

@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,12 @@ def _from_factory(name: str) -> NamedModel:
         raise UsageError(f"{module_name} has no {factory_name}") from error
     finally:
         sys.path.pop(0)
+    if not callable(factory):
+        raise UsageError(f"{name} is a {type(factory).__name__}, not a function that makes a model")
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise UsageError(f"{name} needs arguments, and a factory takes none: {error}") from error
     return _with_inputs(name, factory())
 
 
@@ -91,10 +99,19 @@ def _from_transformers(expression: str) -> NamedModel:
     if model_class is None or config_class is None:
         raise UsageError(f"transformers has no model called {architecture}")
     torch.manual_seed(0)
-    try:
+    with _AsUsageError(f"{architecture} cannot be built from these options"):
         return _with_example(model_class(config_class(**options)).eval())
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{architecture} cannot be built from these options: {error}") from error
+
+
+class _AsUsageError(AbstractContextManager[None]):
+    """Whatever a library raises about the options it was given is the user's mistake, in one sentence."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception):
+            raise UsageError(f"{self._what}: {' '.join(str(error).split())}") from error
 
 
 def _parsed(expression: str) -> tuple[str, dict[str, Any]]:

@@ -179,8 +179,8 @@ class Refusal(torch.autograd.Function):
         raise NotDifferentiable(
             "this program cannot be differentiated here",
             why=ctx.reason,
-            remedy="capture the computation that you differentiate: with backward=True, or with a loss function "
-            "that contains all of it",
+            remedy="capture the computation that you differentiate: with backward=True, or with a loss "
+            "function that contains all of it",
         )
 
 

@@ -319,8 +319,8 @@ class Session:
     def value_needed(self, operation: object) -> DataDependent:
         """The error for a Python decision that needs a tensor's value."""
         return DataDependent(
-            f"{_VALUE_READS.get(operation, op_name(operation))} needs the value of a tensor, which a capture does "
-            "not have",
+            f"{_VALUE_READS.get(operation, op_name(operation))} needs the value of a tensor, "
+            "which a capture does not have",
             where=self.here(),
             why="the model runs on fake tensors, shapes without numbers; if, while, int(), .item(), "
             ".tolist() and results whose size depends on data need numbers",

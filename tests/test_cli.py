@@ -1,0 +1,108 @@
+"""The command line: what it prints, and how it ends."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from whence.cli import FAILED, OK, USAGE, main
+
+TINY_BERT = (
+    "hf:BertForMaskedLM(num_hidden_layers=2, hidden_size=32, intermediate_size=64, "
+    "num_attention_heads=4, vocab_size=60, max_position_embeddings=16)"
+)
+
+
+def written(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a module `mine` where the command is run."""
+    (folder / "mine.py").write_text(source)
+    monkeypatch.chdir(folder)
+
+
+def test_demo_as_json_says_that_everything_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    """The demonstration is plain data, too."""
+    assert main(["demo", "--json"]) == OK
+    data = json.loads(capsys.readouterr().out)
+    assert data["verification"]["ok"] is True
+    assert data["rows"][1]["type"] == "GPT"
+
+
+def test_show_counts_operations_of_every_call(capsys: pytest.CaptureFixture[str]) -> None:
+    """The tree has forward and backward counts, as deep as asked."""
+    assert main(["show", TINY_BERT, "--backward", "--depth", "2"]) == OK
+    page = capsys.readouterr().out
+    assert "bert" in page
+    assert "bert.encoder.layer.0" not in page
+    assert "gradient" in page
+
+
+def test_show_selects_operations_with_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
+    """A selection lists operations and says where they come from."""
+    assert main(["show", TINY_BERT, "--select", "**.attention :: aten.addmm", "--json"]) == OK
+    rows = json.loads(capsys.readouterr().out)
+    assert rows
+    assert all(".attention" in row["calls"][0] and row["phase"] == "forward" for row in rows)
+
+
+def test_a_pattern_that_fits_nothing_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """It says what there is, and ends with 2."""
+    assert main(["show", TINY_BERT, "--select", "bert.encodr"]) == USAGE
+    assert "bert.encoder" in capsys.readouterr().err
+
+
+def test_verify_ends_well_when_everything_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict is the last line."""
+    assert main(["verify", TINY_BERT]) == OK
+    assert capsys.readouterr().out.rstrip().endswith("outputs and all gradients are bitwise equal to eager")
+
+
+def test_verify_fails_when_the_program_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model whose eager run does something else ends with 1 and names what differs."""
+    written(
+        "import torch\n"
+        "class Moody(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x + 1 if torch.compiler.is_compiling() else x + 2\n"
+        "def make():\n"
+        "    return Moody(), (torch.ones(2),)\n",
+        tmp_path,
+        monkeypatch,
+    )
+    assert main(["verify", "mine:make", "--forward"]) == FAILED
+    page = capsys.readouterr().out
+    assert "output output differs by at most 1" in page
+    assert "mine.py:4" in page
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nonsense",
+        "no_such_package:make",
+        "math:no_such_factory",
+        "math:factorial",
+        "hf:NoSuchModel",
+        "hf:BertModel(",
+        "hf:BertModel(2)",
+        "hf:BertModel(hidden_size=7, num_attention_heads=2)",
+        "hf:BertModel(no_such_option=1, num_hidden_layers=[])",
+    ],
+)
+def test_bad_names_are_one_sentence_and_status_two(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Errors of usage name the mistake."""
+    assert main(["show", name]) == USAGE
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("whence: ")
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["no-such-command"], ["show"], ["show", TINY_BERT, "--depth", "-1"]]
+)
+def test_bad_arguments_end_with_status_two(arguments: list[str]) -> None:
+    """The parser speaks for itself."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == USAGE
