@@ -137,7 +137,7 @@ def differences(case: ModelCase) -> list[Difference]:
 def test_forward_equals_export_but_for_listed_differences(case: ModelCase) -> None:
     """Every operation that only one of the two programs has is explained."""
     model, args, kwargs = case.make()
-    exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions(composites())  # type: ignore[arg-type]
+    exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions(composites())
     theirs = operations(exported.graph)
     model, args, kwargs = case.make()
     ours = operations(whence.capture(model, args, kwargs).graph)
