@@ -42,6 +42,11 @@ def op_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
+def short_name(target: Any) -> str:
+    """What a node that calls `target` is called: `mm` for `aten.mm.default`."""
+    return target._opname if isinstance(target, OpOverload) else op_name(target)
+
+
 def entry_point(target: Any) -> Any:
     """The C++ function behind an operator: calling it skips one Python frame per operation."""
     return target._op if isinstance(target, OpOverload) else target
@@ -88,6 +93,11 @@ def without_outputs(target: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any
     """Keyword arguments without those that only say where to write."""
     outputs = {argument.name for argument in target._schema.arguments if argument.is_out}
     return {name: value for name, value in kwargs.items() if name not in outputs}
+
+
+def reads_memory(target: Any) -> bool:
+    """Whether an operator looks at a tensor through strides of its own, whatever the tensor's are."""
+    return target in (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
 
 
 def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -196,11 +196,9 @@ class Recorder(ProxyTorchDispatchMode):
 
     def fake_input(self, tensor: Tensor, name: str) -> tuple[Tensor, fx.Node]:
         """A fake twin of a user input, a leaf of its own, with its placeholder."""
-        twin: Tensor = tensor
-        if not isinstance(tensor, FakeTensor):
-            twin = self.fake_mode.from_tensor(tensor, static_shapes=True)
-        if not twin.is_leaf:
-            twin = twin.detach().requires_grad_()
+        leaf = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
+        fake = isinstance(leaf, FakeTensor)
+        twin: Tensor = leaf if fake else self.fake_mode.from_tensor(leaf, static_shapes=True)
         return twin, self.placeholder(twin, name)
 
     def constant_input(self, value: object, name: str) -> fx.Node:

@@ -35,6 +35,11 @@ def _counts(tensor: Tensor) -> bool:
     return not tensor.is_inference()
 
 
+def share_memory(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors are views of one storage; storages are compared by identity, also without data."""
+    return bool(left.untyped_storage()._cdata == right.untyped_storage()._cdata)
+
+
 def clear_autocast_cache() -> None:
     """Forget weights that autocast has cast, so that neither a capture nor eager meets the other's."""
     torch.clear_autocast_cache()

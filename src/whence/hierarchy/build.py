@@ -9,15 +9,18 @@ from whence.program import Program
 
 def unflatten(program: Program, *, copy: bool = False) -> Tree:
     """The module tree of a program, runnable and trainable."""
-    return _built(program, flat=False, copy=copy)
+    return _emitted(program, flat=False, copy=copy)
 
 
 def flat_module(program: Program, *, copy: bool = False) -> Tree:
     """The program as one module with one graph, holding the original's state under its own names."""
-    return _built(program, flat=True, copy=copy)
+    module = _emitted(program, flat=False, copy=copy)
+    flat = _emitted(program, flat=True, copy=False)
+    (module.watched, *_), module.calls = module.calls, flat.calls
+    return module
 
 
-def _built(program: Program, *, flat: bool, copy: bool) -> Tree:
+def _emitted(program: Program, *, flat: bool, copy: bool) -> Tree:
     planned = plan(program, flat=flat)
     check(planned)
     return emit(planned, copy=copy)

@@ -69,6 +69,8 @@ def _module(record: ModuleRecord, calls: tuple[CallBody, ...]) -> nn.Module:
 def _give_calls(module: Tree, calls: tuple[CallBody, ...]) -> None:
     module.calls = (*module.calls, *(call for call in calls if not call.is_recomputation))
     module.bodies |= {call.number: call for call in calls}
+    if module.calls and (parameters := module.calls[0].parameters) is not None:
+        module.__dict__["__signature__"] = parameters
 
 
 def _parent(made: dict[ModulePath, nn.Module], root: Tree, path: ModulePath) -> nn.Module:

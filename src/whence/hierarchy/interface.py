@@ -5,6 +5,7 @@ what the original gives; its gradients are the contributions its own autograd no
 arrived.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -84,7 +85,7 @@ def _root_leaves(program: Program) -> tuple[str, ...]:
     return tuple(row.name for row in program.signature.inputs_of(InputKind.USER))
 
 
-def _convention(plan: Plan, inputs: Structure, parameters: object) -> Convention:
+def _convention(plan: Plan, inputs: Structure, parameters: inspect.Signature | None) -> Convention:
     values = {
         row.name: row.value for row in (*plan.program.signature.inputs, *plan.program.signature.attributes)
     }
@@ -98,7 +99,7 @@ def _convention(plan: Plan, inputs: Structure, parameters: object) -> Convention
             case Absent():
                 leaves.append(leaf)
     args, kwargs = Structure(inputs.spec, tuple(map(Constant, leaves))).filled({})
-    return Convention(inputs.spec, tuple(leaves), paths_of(args, kwargs), parameters)  # type: ignore[arg-type]
+    return Convention(inputs.spec, tuple(leaves), paths_of(args, kwargs), parameters)
 
 
 def readable(plan: Plan, name: str, number: int) -> ModulePath | None:

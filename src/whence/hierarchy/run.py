@@ -1,5 +1,6 @@
 """Captured calls, ready to run: by their caller in the tree, or alone, by a person."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, fx, nn
 
+from whence._torch.tensors import share_memory
 from whence.errors import CallError
 from whence.hierarchy.differentiable import Differentiation, Refusal, run_differentiably
 from whence.hierarchy.graphs import as_graph
@@ -16,8 +18,9 @@ from whence.hierarchy.hooked import has_hooks, run_hooked
 from whence.hierarchy.interface import Gradients, Interface, interface_of
 from whence.hierarchy.plan import CallPlan, Plan
 from whence.hierarchy.source import write
-from whence.hierarchy.tree import Tree
+from whence.hierarchy.tree import FlatCall, Tree
 from whence.provenance import ModulePath
+from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 from whence.schema import Phase
 
 
@@ -33,8 +36,8 @@ class Compiler:
         source = write(self.plan, phase, number)
         code = self.codes.get(source.text)
         if code is None:
-            code = self.codes[source.text] = compile(source.text, "<whence>", "exec")
-        names = dict(source.names)
+            code = self.codes[source.text] = compile(source.text, GENERATED_FILE, "exec")
+        names = {**source.names, GENERATED_LINES: source.lines}
         exec(code, names)
         return names["run"], tuple(self._child(phase, number, called) for called in source.calls)
 
@@ -67,6 +70,8 @@ class ChildCall:
             return call.run_backward(module, *values)
         if has_hooks(module):
             return run_hooked(call, module, values)
+        if torch.compiler.is_compiling():
+            return module(FlatCall(call, values))  # type: ignore[no-any-return]
         function, calls = call.forward_function
         return function(module, calls, *values)  # type: ignore[no-any-return]
 
@@ -96,6 +101,13 @@ class CallBody:
         return str(replace(site, path=ModulePath(site.path[-1:])))
 
     @property
+    def parameters(self) -> inspect.Signature | None:
+        """The Python signature of the original."""
+        program = self.plan.program
+        row = program.calls.rows[self.plan.original(self.number)]
+        return row.parameters if self.number else program.convention.parameters
+
+    @property
     def is_recomputation(self) -> bool:
         """Whether it repeats a call in the backward, for a checkpoint."""
         return self.plan.original(self.number) != self.number
@@ -112,9 +124,9 @@ class CallBody:
 
     def graph(self, phase: Phase) -> fx.Graph | None:
         """The call's graph in a phase, freshly made."""
-        if phase is Phase.BACKWARD and not self.plan.program.has_backward:
+        if Phase(phase) is Phase.BACKWARD and not self.plan.program.has_backward:
             return None
-        return as_graph(self.plan, phase, self.number)
+        return as_graph(self.plan, Phase(phase), self.number)
 
     @cached_property
     def forward_function(self) -> tuple[FunctionType, tuple[ChildCall, ...]]:
@@ -152,6 +164,7 @@ class CallBody:
         """Run the call as a person makes it; state that it changes is changed in place."""
         interface = self._called()
         flat = interface.convention.flatten(args, kwargs)
+        _refuse_overlap(interface, flat)
         values = {name: leaf for name, leaf in zip(interface.leaves, flat, strict=True) if name is not None}
         values |= {name: attribute_of(module, path) for name, path in interface.state}
         values |= {
@@ -264,6 +277,21 @@ class CallBody:
         bodies = [call.backward for call in self.plan.calls.values() if call.backward is not None]
         read = {name for body in bodies for name, _ in body.reads}
         return tuple(i for i, (name, _) in enumerate(interface.gradients.parameters) if name in read)
+
+
+def _refuse_overlap(interface: Interface, flat: Sequence[Any]) -> None:
+    """An input that is written must not share its memory with another: the capture saw two."""
+    paths, same = interface.convention.paths, {frozenset(pair) for pair in interface.convention.same}
+    for at in (target for _, target in interface.writes if isinstance(target, int)):
+        for other, leaf in enumerate(flat):
+            if other == at or frozenset((at, other)) in same or not isinstance(leaf, Tensor):
+                continue
+            if share_memory(leaf, flat[at]):
+                raise CallError(
+                    f"{paths[at]} and {paths[other]} share memory, and did not at capture",
+                    why=f"the program writes {paths[at]}, and {paths[other]} would not see it",
+                    remedy="pass a clone of one of them, or capture with the same sharing",
+                )
 
 
 def _requires(value: Any) -> bool:

@@ -7,6 +7,7 @@ Values are deleted after their last use, as the interpreter of fx graphs does, t
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from torch import fx
 from whence._torch.operators import OpOverload, entry_point
 from whence.hierarchy.differentiable import straight_through
 from whence.hierarchy.plan import Body, Plan, pack_of
+from whence.program.origins import origin_of
 from whence.provenance import ModulePath
+from whence.provenance import Source as UserLine
 from whence.schema import Phase
 
 _PLAIN = (bool, int, str, type(None))
@@ -23,11 +26,16 @@ _PLAIN = (bool, int, str, type(None))
 
 @dataclass(frozen=True)
 class Source:
-    """The text of a function, the objects its global names stand for, and the calls it makes, in order."""
+    """The text of a function, and what belongs to it.
+
+    `names` are the objects its global names stand for, `calls` the calls it makes, in order, and `lines`
+    gives the line of the user's code that each of its lines came from.
+    """
 
     text: str
     names: Mapping[str, Any]
     calls: tuple[int, ...]
+    lines: Mapping[int, UserLine | None]
 
 
 @dataclass
@@ -37,6 +45,7 @@ class _Writer:
     globals: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
+    origins: dict[int, UserLine | None] = field(default_factory=dict)
 
     def local(self, name: str) -> str:
         """The variable of a value."""
@@ -106,7 +115,7 @@ def write(plan: Plan, phase: Phase, number: int) -> Source:
         results.append(f"({''.join(f'{_kept(writer, name)}, ' for name in body.kept)})")
     writer.write(f"return ({''.join(f'{result}, ' for result in results)})")
     head = f"def run({', '.join(['module', 'calls', *parameters])}):"
-    return Source("\n".join([head, *writer.lines, ""]), writer.globals, tuple(writer.calls))
+    return Source("\n".join([head, *writer.lines, ""]), writer.globals, tuple(writer.calls), writer.origins)
 
 
 def _kept(writer: _Writer, name: str) -> str:
@@ -131,6 +140,7 @@ def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
         arguments.insert(0, callee)
         callee = writer.callee(straight_through)
     writer.write(f"{writer.local(step)} = {callee}({', '.join(arguments)})")
+    writer.origins[len(writer.lines) + 1] = origin_of(node).source
 
 
 def _write_call(writer: _Writer, phase: Phase, number: int) -> None:
@@ -149,8 +159,12 @@ def _write_call(writer: _Writer, phase: Phase, number: int) -> None:
 def attribute(owner: str, path: ModulePath) -> str:
     """The expression that reads an attribute path."""
     for segment in path:
-        owner = f"{owner}.{segment}" if segment.isidentifier() else f"getattr({owner}, {segment!r})"
+        owner = f"{owner}.{segment}" if _is_plain_name(segment) else f"getattr({owner}, {segment!r})"
     return owner
+
+
+def _is_plain_name(segment: str) -> bool:
+    return segment.isidentifier() and not iskeyword(segment)
 
 
 def _last_uses(plan: Plan, phase: Phase, body: Body) -> dict[int, list[str]]:

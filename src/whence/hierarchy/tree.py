@@ -4,10 +4,13 @@ A module holds a body for every call the capture saw of it. Bodies call each oth
 site is written into the caller's code, and nothing is chosen by counting calls.
 """
 
+import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol
 
+import torch
 from torch import fx, nn
 
 from whence.errors import CallError
@@ -26,6 +29,10 @@ class CapturedCall(Protocol):
     @property
     def name(self) -> str:
         """The last segment of its call site, with `@1`, `@2` for later calls."""
+
+    @property
+    def parameters(self) -> inspect.Signature | None:
+        """The Python signature of the original."""
 
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether it was called with such arguments."""
@@ -55,12 +62,21 @@ class CapturedCall(Protocol):
         """What it computes in a phase."""
 
 
+@dataclass(frozen=True, eq=False)
+class FlatCall:
+    """A call inside the tree, made through the module so that whoever watches module calls sees it."""
+
+    call: CapturedCall
+    values: tuple[Any, ...]
+
+
 class Tree(nn.Module):
     """One module of a captured program: the original's parameters, buffers, children and call.
 
     `type_name` is the class of the original. `forward_graph` and `backward_graph` are what its first call
-    computed, and `calls` holds all of them. `bodies` finds them by the number of the call,
-    together with those that a checkpoint runs again in the backward.
+    computed, and `calls` holds all of them. `bodies` finds them by the number of the call, together with
+    those that a checkpoint runs again in the backward. `watched` runs instead of a flat module's only call
+    while the module is captured again: it makes the module calls that the flat one inlines.
     """
 
     def __init__(self, type_name: str) -> None:
@@ -68,18 +84,23 @@ class Tree(nn.Module):
         self.type_name = type_name
         self.calls: tuple[CapturedCall, ...] = ()
         self.bodies: dict[int, CapturedCall] = {}
+        self.watched: CapturedCall | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run what was captured, called as the original is called.
 
         Raises `CallError` when the arguments are not those of a captured call.
         """
+        if len(args) == 1 and isinstance(args[0], FlatCall):
+            return args[0].call.run_forward(self, *args[0].values)
         if not self.calls:
             raise CallError(
                 f"{self.type_name} has no graph of its own, so there is nothing to run",
                 why="it was never called in the capture, or its operations are part of its caller's graph",
                 remedy="call the module around it, or capture a program that calls this one",
             )
+        if self.watched is not None and torch.compiler.is_compiling():
+            return self.watched.run(self, args, kwargs)
         return self._fitting(args, kwargs).run(self, args, kwargs)
 
     def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CapturedCall:

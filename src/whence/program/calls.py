@@ -1,5 +1,6 @@
 """The tree of module calls that a capture saw."""
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -81,7 +82,7 @@ class Call:
     parent: int
     inputs: Structure | None = None
     outputs: Structure | None = None
-    parameters: tuple[str, ...] = ()
+    parameters: inspect.Signature | None = None
 
     def __str__(self) -> str:
         root = "" if self.site.path else "(root)"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from whence._torch.trees import (
     TreeSpec,
@@ -31,6 +31,7 @@ class Convention:
 
     `parameters` is the Python signature of the callable where it has one. `leaves` are fake tensors or
     constants, in flat order; `paths` their spelled accesses. `same` pairs leaves that were one tensor.
+    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`).
     """
 
     spec: TreeSpec
@@ -38,6 +39,7 @@ class Convention:
     paths: tuple[str, ...]
     parameters: inspect.Signature | None = None
     same: tuple[tuple[int, int], ...] = ()
+    reads_memory: bool = False
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order; raises `CallError` naming every misfit."""
@@ -61,6 +63,11 @@ class Convention:
     def _check(self, flat: Sequence[Any]) -> None:
         rows = zip(self.paths, self.leaves, flat, strict=True)
         problems = [problem for path, expected, given in rows if (problem := misfit(path, expected, given))]
+        if self.reads_memory and not problems:
+            rows = zip(self.paths, self.leaves, flat, strict=True)
+            problems += [
+                problem for path, expected, given in rows if (problem := misplaced(path, expected, given))
+            ]
         problems += [
             f"{self.paths[first]} and {self.paths[second]} were one tensor at capture, and are two now"
             for first, second in self.same
@@ -114,7 +121,11 @@ def _with_defaults(
         parameter = parameters.parameters.get(name)
         return inspect.Parameter.empty if parameter is None else parameter.default
 
-    kept = {name: value for name, value in given.items() if name in expected or value is not default(name)}
+    kept = {
+        name: value
+        for name, value in given.items()
+        if name in expected or not _same_value(default(name), value)
+    }
     missing = {name: default(name) for name in expected if name not in kept}
     return kept | {name: value for name, value in missing.items() if value is not inspect.Parameter.empty}
 
@@ -134,10 +145,30 @@ def misfit(path: str, expected: Any, given: Any) -> str | None:
     return None
 
 
+def misplaced(path: str, expected: Any, given: Any) -> str | None:
+    """Say in words how the memory layout of a tensor differs from the capture's, or None."""
+    if not isinstance(expected, Tensor) or expected.stride() == given.stride():
+        return None
+    return (
+        f"{path} had strides {expected.stride()} at capture, has {given.stride()}; the program reads memory"
+    )
+
+
 def _same_constant(expected: Any, given: Any) -> bool:
     if expected is given:
         return True
-    return type(expected) is type(given) and not isinstance(given, Tensor) and bool(expected == given)
+    if type(expected) is not type(given) or isinstance(given, Tensor):
+        return False
+    if isinstance(expected, float):  # nan is itself, and the two zeros differ
+        return repr(expected) == repr(given)
+    return bool(expected == given)
+
+
+def _same_value(default: Any, given: Any) -> bool:
+    """Whether an argument only writes out a default."""
+    if isinstance(default, tuple | list) and type(default) is type(given) and len(default) == len(given):
+        return all(map(_same_value, default, given))
+    return _same_constant(default, given)
 
 
 def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
@@ -151,7 +182,8 @@ def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
 
 
 def _kind(spec: TreeSpec) -> Any:
-    return dict if spec.type is OrderedDict else spec.type
+    """The container that counts: rebuilt from its leaves, a `torch.Size` is a plain tuple."""
+    return {OrderedDict: dict, Size: tuple}.get(spec.type, spec.type)
 
 
 def _shape_of(spec: TreeSpec, leaves: Sequence[Any]) -> str:

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from whence.provenance.path import ModulePath
 from whence.schema import Phase, Quality
 
+GENERATED_FILE = "<whence>"
+"""The file name of code that whence writes for captured bodies."""
+GENERATED_LINES = "whence_lines"
+"""The global name under which such code carries the user's line behind each of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -15,7 +15,7 @@ from whence._torch.module_calls import observed_modules
 from whence._torch.trees import tree_flatten
 from whence.program import Named, Program
 from whence.program.origins import origin_of
-from whence.provenance import CallSite, ModulePath
+from whence.provenance import CallSite
 from whence.reports.comparing import same_bits
 from whence.schema import Phase
 from whence.tracing.callnames import CallNames
@@ -77,8 +77,11 @@ class _Watcher:
     def called(self, module: nn.Module, _args: Any, _kwargs: Any) -> Iterator[Callable[[Any], None]]:
         """A module call."""
         path = self._names.path(module)
-        site = CallSite(ModulePath()) if path is None else self._names.next_site(module, path)
-        yield lambda result: self._note(site, result) if path is not None else None
+        if path is None:
+            yield lambda _result: None
+            return
+        with self._names.calling(module, path) as site:
+            yield lambda result: self._note(site, result)
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
         """A submodule was read."""

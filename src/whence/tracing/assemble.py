@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd import history_of
 from whence._torch.graphs import graph_module
-from whence._torch.operators import draws
+from whence._torch.operators import draws, reads_memory
 from whence.program import (
     Absent,
     Adjoint,
@@ -30,6 +30,7 @@ from whence.tracing.example import Example
 from whence.tracing.functional import Functional
 from whence.tracing.recomputation import reuse_random_draws
 from whence.tracing.record import Recorded
+from whence.tracing.sharing import refuse_shared_writes
 from whence.tracing.subject import Subject, module_records
 from whence.tracing.tables import Values, signature_of
 
@@ -50,6 +51,7 @@ def assemble(
     straight: frozenset[str] = frozenset()
     if not recorded.roots:
         straight = cut_gradients(graph, session.notes.marks, functional.sources, frozenset(custom))
+    refuse_shared_writes(recorded, values)
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
     reuse_random_draws(graph)
@@ -70,6 +72,7 @@ def assemble(
             paths=example.paths,
             parameters=subject.parameters,
             same=_same_inputs(example),
+            reads_memory=any(reads_memory(node.target) for node in graph.nodes),
         ),
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded)),

@@ -1,5 +1,8 @@
 """By which path, and for which time, a module is being called."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import nn
 
 from whence.provenance import CallSite, ModulePath
@@ -9,8 +12,8 @@ from whence.tracing.subject import Subject
 class CallNames:
     """Names module calls while a model runs.
 
-    A module with several names is known by the one it was last reached through, as the model's own code
-    spells it.
+    A module with several names is known by the one that its caller last reached it through, as the model's
+    own code spells it.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -18,21 +21,32 @@ class CallNames:
         for path, module in subject.named_modules():
             self._names[id(module)] = (*self._names.get(id(module), ()), path)
         self._current = {identity: paths[0] for identity, paths in self._names.items()}
+        self._reached: list[dict[int, ModulePath]] = [{}]
         self._counts: dict[ModulePath, int] = {}
 
     def path(self, module: nn.Module) -> ModulePath | None:
-        """The path of a module now; None for one that the model did not have when it started."""
-        return self._current.get(id(module))
+        """The path a call of `module` would have now; None for a module the model did not start with."""
+        known = self._current.get(id(module))
+        return self._reached[-1].get(id(module), known)
 
     def reached(self, parent: nn.Module, name: str, child: nn.Module) -> None:
-        """`child` was read as the submodule `name` of `parent`."""
+        """`child` was read as the submodule `name` of `parent`, by the module that is running."""
         names = self._names.get(id(child), ())
         around = self._current.get(id(parent))
         if len(names) > 1 and around is not None and (path := around.child(name)) in names:
+            self._reached[-1][id(child)] = path
             self._current[id(child)] = path
 
-    def next_site(self, module: nn.Module, path: ModulePath) -> CallSite:
-        """The call site of a call of `module` that begins now."""
+    @contextmanager
+    def calling(self, module: nn.Module, path: ModulePath) -> Iterator[CallSite]:
+        """A call of `module` by that path; its submodules are found below it."""
         index = self._counts.get(path, 0)
         self._counts[path] = index + 1
-        return CallSite(path, index, type(module).__name__)
+        before = self._current[id(module)]
+        self._current[id(module)] = path
+        self._reached.append({})
+        try:
+            yield CallSite(path, index, module._get_name())
+        finally:
+            self._reached.pop()
+            self._current[id(module)] = before

@@ -63,6 +63,7 @@ def _checked(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, A
             f"expected `args` to be a tuple of positional inputs, got {type(args).__name__}",
             remedy="write (x,) for a single input",
         )
+    args = tuple(args)
     if kwargs is None:
         return args, {}
     if not isinstance(kwargs, Mapping):
@@ -99,3 +100,8 @@ def _fits(leaf: Any) -> bool:
 def is_constant(leaf: object) -> bool:
     """Whether a leaf can be kept as it is: Python's own values, torch's descriptions, modules, functions."""
     return isinstance(leaf, _CONSTANTS) or callable(leaf)
+
+
+def is_plain_constant(leaf: object) -> bool:
+    """Whether a result can be kept as it is: not a module or a function, which may hold tensors."""
+    return isinstance(leaf, _CONSTANTS) and not isinstance(leaf, nn.Module)

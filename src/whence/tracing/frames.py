@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 
 from whence.provenance import Source
+from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 
-GENERATED = "<whence>"
-Kind = Literal["user", "module", "engine", "boundary"]
+Kind = Literal["user", "module", "engine", "boundary", "generated"]
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _MODULES = f"{Path(torch.__file__).parent / 'nn' / 'modules'}{os.sep}"
 _COMPILER = f"{Path(torch.__file__).parent / 'compiler'}{os.sep}"
@@ -33,6 +33,8 @@ class SourceFinder:
             kind = self._kind(frame.f_code)
             if kind == "user":
                 return self._source(frame)
+            if kind == "generated" and (known := _behind(frame)) is not None:
+                return known
             if kind == "boundary":
                 break
             if kind == "module" and fallback is None:
@@ -84,9 +86,17 @@ def _classify(code: CodeType) -> Kind:
     file = code.co_filename
     if file.startswith(_MODULES):
         return "engine" if file.endswith("module.py") else "module"
-    if file.startswith(_TORCH) or _is_ours(file) or file == GENERATED:
+    if file == GENERATED_FILE:
+        return "generated"
+    if file.startswith(_TORCH) or _is_ours(file):
         return "engine"
     return "user"
+
+
+def _behind(frame: FrameType) -> Source | None:
+    """The user's line behind a line of code that whence wrote: a captured module is being captured again."""
+    found = frame.f_globals.get(GENERATED_LINES, {}).get(frame.f_lineno)
+    return found if isinstance(found, Source) else None
 
 
 def _is_ours(file: str) -> bool:

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.operators import functional_twin, op_name, traits, without_outputs, written_arguments
+from whence._torch.operators import (
+    functional_twin,
+    op_name,
+    short_name,
+    traits,
+    without_outputs,
+    written_arguments,
+)
 from whence.errors import Place, UnsupportedMutation
 from whence.program.origins import origin_of, set_origin
 from whence.tracing.inverse import inverse_of
@@ -86,8 +93,10 @@ class _Writer:
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         graph = self.state.graph
         with graph.inserting_after(self.node) if self.after else graph.inserting_before(self.node):
-            made = graph.call_function(target, args, kwargs)
+            made = graph.create_node("call_function", target, args, kwargs, short_name(target))
         self.state.sources[made] = self.node
+        if "torch_fn" in self.node.meta:
+            made.meta["torch_fn"] = self.node.meta["torch_fn"]
         set_origin(made, origin_of(self.node))
         made.meta["val"] = fake_result(target, args, kwargs)
         return made

@@ -20,7 +20,7 @@ from whence._torch.trees import TreeSpec, tree_flatten
 from whence.errors import InvalidLoss, NestedCapture, UnsupportedInput
 from whence.program.naming import state_name
 from whence.schema import InputKind, Phase
-from whence.tracing.example import Example, is_constant
+from whence.tracing.example import Example, is_plain_constant
 from whence.tracing.modules import modules_restored, reassigned_buffers
 from whence.tracing.session import Session
 from whence.tracing.subject import StateTensor, Subject, attribute_names, state_tensors
@@ -37,6 +37,7 @@ class Prepared:
     """The inputs of a run: state tensors and fake user inputs, each with its placeholder."""
 
     state: tuple[tuple[StateTensor, fx.Node], ...]
+    originals: tuple[Any, ...]
     leaves: tuple[Any, ...]
     nodes: tuple[fx.Node, ...]
 
@@ -98,7 +99,9 @@ def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorde
 def _prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:
     leaves, nodes = _user_placeholders(session, example)
     adopted = tuple((row, session.recorder.adopt(row.tensor, _name_of(row))) for row in state)
-    for tensor, _ in (prepared := Prepared(adopted, tuple(leaves), tuple(nodes))).differentiable():
+    for tensor, _ in (
+        prepared := Prepared(adopted, example.leaves, tuple(leaves), tuple(nodes))
+    ).differentiable():
         session.note_key(tensor)
     return prepared
 
@@ -208,7 +211,7 @@ def _forward_half(session: Session, subject: Subject, prepared: Prepared, result
 def _result_node(session: Session, leaf: Any) -> fx.Node | None:
     if isinstance(leaf, Tensor):
         return session.known(leaf)
-    if is_constant(leaf):
+    if is_plain_constant(leaf):
         return None
     raise UnsupportedInput(
         f"{session.notes.scopes[0].site.type} returned a {type(leaf).__name__}",
@@ -220,6 +223,12 @@ def _result_node(session: Session, leaf: Any) -> fx.Node | None:
 
 def _with_backward(session: Session, forward: Recorded, prepared: Prepared, loss: Tensor | None) -> Recorded:
     wanted = [*prepared.differentiable(), *session.differentiable_literals()]
+    if not wanted:
+        raise InvalidLoss(
+            "nothing requires a gradient",
+            why="no parameter, buffer, input or tensor from outside does",
+            remedy="check requires_grad of the parameters, or capture the forward only",
+        )
     session.phase = Phase.BACKWARD
     if loss is not None:
         loss_node = session.known(loss)

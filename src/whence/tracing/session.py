@@ -1,5 +1,6 @@
 """What is written down while a model runs: one mark per node, one scope per module call."""
 
+import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -30,7 +31,7 @@ from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.callnames import CallNames
 from whence.tracing.frames import SourceFinder
-from whence.tracing.subject import Subject
+from whence.tracing.subject import Subject, module_signature
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
 
@@ -63,7 +64,7 @@ class Scope:
 
     site: CallSite
     parent: int
-    parameters: tuple[str, ...] = ()
+    parameters: inspect.Signature | None = None
     inputs: Structure | None = None
     outputs: Structure | None = None
 
@@ -120,6 +121,7 @@ class Session:
         self._started: list[tuple[Node, int, tuple[fx.Node | None, ...]]] = []
         self._known_tensors: dict[int, str] = {}
         self._repeats: list[int] = []
+        self._signatures: dict[type, inspect.Signature | None] = {}
         self._failed: int | None = None
         self._enter(self._open(CallSite(ModulePath(), 0, subject.name), PROGRAM))
 
@@ -137,9 +139,10 @@ class Session:
             with self._inside(self._repeated(path)):
                 yield _ignore
         else:
-            scope = self._begin(module, path, args, kwargs)
-            with self._inside(scope):
-                yield lambda result: self._describe_result(scope, result)
+            with self.names.calling(module, path) as site:
+                scope = self._begin(module, site, (args, kwargs))
+                with self._inside(scope):
+                    yield lambda result: self._describe_result(scope, result)
 
     @contextmanager
     def _inside(self, scope: int) -> Iterator[None]:
@@ -163,12 +166,20 @@ class Session:
         """A module with several names is known by the one it was last reached through."""
         self.names.reached(parent, name, child)
 
-    def _begin(
-        self, module: nn.Module, path: ModulePath, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> int:
-        number = self._open(self.names.next_site(module, path), self._stack[-1])
-        self.notes.scopes[number].inputs = self._structure((args, kwargs))
+    def _begin(self, module: nn.Module, site: CallSite, inputs: tuple[Any, Any]) -> int:
+        number = self._open(site, self._stack[-1])
+        self.notes.scopes[number].inputs = self._structure(inputs)
+        self.notes.scopes[number].parameters = self._parameters(module)
         return number
+
+    def _parameters(self, module: nn.Module) -> inspect.Signature | None:
+        """The Python signature of a module's forward, read once for each class."""
+        if "forward" in vars(module) or "__signature__" in vars(module):
+            return module_signature(module)
+        kind = type(module)
+        if kind not in self._signatures:
+            self._signatures[kind] = module_signature(module)
+        return self._signatures[kind]
 
     def _open(self, site: CallSite, parent: int) -> int:
         self.notes.scopes.append(Scope(site, parent))

@@ -2,14 +2,14 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from whence.errors import NotCallable
+from whence._torch.scripting import is_scripted
+from whence.errors import NotCallable, Place
 from whence.program import ModuleRecord
 from whence.provenance import ROOT, ModulePath
 
@@ -38,25 +38,51 @@ class Subject:
 
 def subject_of(model: object) -> Subject:
     """Look at what the caller wants captured; raises `NotCallable` when it cannot be."""
-    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        raise NotCallable(
-            f"{type(model).__name__} cannot be captured",
-            why="TorchScript does not run through Python",
-            remedy="capture the module it was scripted from",
-        )
+    _refuse_scripted(model)
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise NotCallable(f"{model.__name__} is a class", remedy=f"pass an instance: {model.__name__}(...)")
     if isinstance(model, nn.Module):
-        return Subject(model, ((ROOT, model),), type(model).__name__, True, _signature(model.forward))
+        return Subject(model, ((ROOT, model),), model._get_name(), True, module_signature(model))
     if not callable(model):
         raise NotCallable(
             f"expected a module or a callable, got {type(model).__name__}",
             remedy="pass the model itself, a function, or a bound method such as model.encode",
         )
-    owner = getattr(model, "__self__", None)
-    if isinstance(owner, nn.Module):
-        name = f"{type(owner).__name__}.{getattr(model, '__name__', 'method')}"
-        return Subject(model, ((ROOT, owner),), name, False, _signature(model))
+    owner, method = _owner(model)
+    if owner is not None:
+        _refuse_scripted(owner)
+        return Subject(model, ((ROOT, owner),), f"{owner._get_name()}.{method}", False, _signature(model))
     name = getattr(model, "__name__", type(model).__name__)
     return Subject(model, tuple(_modules_around(model)), name, False, _signature(model))
+
+
+def _refuse_scripted(model: object) -> None:
+    """TorchScript does not run through Python, so there is nothing to see."""
+    scripted = [("", model)] if is_scripted(model) else []
+    if isinstance(model, nn.Module):
+        scripted = [(name, module) for name, module in model.named_modules() if is_scripted(module)]
+    if scripted:
+        name, found = scripted[0]
+        raise NotCallable(
+            f"{type(found).__name__} cannot be captured",
+            where=Place(name or None),
+            why="TorchScript does not run through Python",
+            remedy="capture the module it was scripted from",
+        )
+
+
+def _owner(model: object) -> tuple[nn.Module | None, str]:
+    """The module that a bound method belongs to, also behind `functools.partial`, and the method's name."""
+    while isinstance(model, functools.partial):
+        model = model.func
+    owner = getattr(model, "__self__", None)
+    return (owner if isinstance(owner, nn.Module) else None), getattr(model, "__name__", "method")
+
+
+def module_signature(module: nn.Module) -> inspect.Signature | None:
+    """How a module is called; a captured module declares the signature of its original."""
+    declared = vars(module).get("__signature__")
+    return declared if isinstance(declared, inspect.Signature) else _signature(module.forward)
 
 
 def _signature(call: Callable[..., Any]) -> inspect.Signature | None:
@@ -67,20 +93,30 @@ def _signature(call: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _modules_around(function: Callable[..., Any]) -> Iterator[tuple[ModulePath, nn.Module]]:
-    """Modules a function names: in its closure and globals, or among the arguments a partial holds."""
+    """Modules a callable names: in its closure, globals and attributes, or among a partial's arguments."""
     if isinstance(function, functools.partial):
         held = {**{f"args_{i}": value for i, value in enumerate(function.args)}, **function.keywords}
-        yield from _modules_in(held)
+        yield from _modules_in(held, ROOT)
         yield from _modules_around(function.func)
     elif isinstance(function, nn.Module):
         yield ROOT, function
     elif inspect.isfunction(inspect.unwrap(function)):
         scope = inspect.getclosurevars(inspect.unwrap(function))
-        yield from _modules_in({**scope.globals, **scope.nonlocals})
+        yield from _modules_in({**scope.globals, **scope.nonlocals}, ROOT)
+    elif hasattr(function, "__dict__"):
+        yield from _modules_in(vars(function), ROOT)
 
 
-def _modules_in(names: dict[str, Any]) -> Iterator[tuple[ModulePath, nn.Module]]:
-    return ((ModulePath((name,)), value) for name, value in names.items() if isinstance(value, nn.Module))
+def _modules_in(names: Mapping[str, Any], path: ModulePath) -> Iterator[tuple[ModulePath, nn.Module]]:
+    """Modules among named values, also inside lists, tuples and dicts."""
+    for name, value in names.items():
+        here = path.child(name)
+        if isinstance(value, nn.Module):
+            yield here, value
+        elif isinstance(value, list | tuple) and any(isinstance(item, nn.Module) for item in value):
+            yield from _modules_in({str(i): item for i, item in enumerate(value)}, here)
+        elif isinstance(value, dict) and any(isinstance(item, nn.Module) for item in value.values()):
+            yield from _modules_in({str(key): item for key, item in value.items()}, here)
 
 
 def _walk(

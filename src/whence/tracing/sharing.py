@@ -1,0 +1,34 @@
+"""Refuse what a functional graph would get wrong: tensors that share memory, one of which is written."""
+
+from collections.abc import Iterator
+
+from torch import Tensor, fx
+
+from whence._torch.tensors import share_memory
+from whence.errors import UnsupportedMutation
+from whence.tracing.record import Recorded
+from whence.tracing.tables import Values
+
+
+def refuse_shared_writes(recorded: Recorded, values: Values) -> None:
+    """Raise `UnsupportedMutation` when something that is written shares its memory with something else."""
+    tensors = dict(_tensors(recorded))
+    for placeholder in values.written:
+        written = tensors.get(placeholder)
+        for other, tensor in tensors.items():
+            if written is None or other is placeholder or tensor is written:
+                continue
+            if share_memory(written, tensor):
+                raise UnsupportedMutation(
+                    f"{placeholder.name} is written, and shares its memory with {other.name}",
+                    why="in a functional graph they are two values, and one would not see the other change",
+                    remedy="keep one of them and take the view of it in forward",
+                )
+
+
+def _tensors(recorded: Recorded) -> Iterator[tuple[fx.Node, Tensor]]:
+    for row, node in recorded.prepared.state:
+        yield node, row.tensor
+    for leaf, node in zip(recorded.prepared.originals, recorded.prepared.nodes, strict=True):
+        if isinstance(leaf, Tensor):
+            yield node, leaf
