@@ -76,6 +76,10 @@ class UnsupportedMutation(CaptureError):
     """An in-place operation has no functional form that keeps the model's numbers."""
 
 
+class UnsupportedHook(CaptureError):
+    """A gradient hook sits on a parameter, where the captured backward and autograd would both run it."""
+
+
 class InvalidLoss(CaptureError):
     """The loss is not one number, or nothing in it needs a gradient."""
 

@@ -67,6 +67,9 @@ class RecordingListener(Protocol):
     def value_needed(self, operation: object) -> Exception:
         """Python asked for a tensor's value; make the error to raise."""
 
+    def hook_registered(self, tensor: Tensor, hook: object) -> None:
+        """The model puts a gradient hook on a tensor while it runs."""
+
     def subclass_met(self, tensor: Tensor) -> Exception:
         """A tensor subclass that cannot be recorded reached an operation; make the error to raise."""
 
@@ -120,6 +123,8 @@ class _FunctionMode(TorchFunctionMetadataMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _VALUE_READERS:
             raise self.recorder.listener.value_needed(func)
+        if func is Tensor.register_hook:
+            self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
         if func in _CONTENT_READERS:
             args = self.recorder.recognised(args)
         return super().__torch_function__(func, types, args, kwargs)

@@ -227,7 +227,7 @@ class CallBody:
         carrying = [name for name, value in outputs.items() if _requires(value)]
         if not opaque or not carrying:
             return outputs
-        reason = f"it ran the custom autograd function {', '.join(opaque)}, whose backward was not captured"
+        reason = f"it ran {', '.join(opaque)}, whose part in the backward was not captured"
         return outputs | dict(
             zip(carrying, Refusal.apply(reason, *(outputs[n] for n in carrying)), strict=True)
         )

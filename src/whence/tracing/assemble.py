@@ -82,7 +82,7 @@ def assemble(
         seed=_seed_name(recorded),
         entry=int(subject.is_module),
         adjoints=_renamed_adjoints(adjoints, names),
-        opaque=tuple(dict.fromkeys(opaque.values())),
+        opaque=_opaque(opaque, recorded),
         straight_through=straight,
         asked=tuple(session.notes.asked),
         histories=_histories_of_inputs(values, functional),
@@ -196,6 +196,12 @@ def _calls(recorded: Recorded, names: "_Names") -> Calls:
         for number, scope in enumerate(recorded.session.notes.scopes)
     ]
     return Calls(tuple(rows))
+
+
+def _opaque(functions: Mapping[int, str], recorded: Recorded) -> tuple[str, ...]:
+    """What a forward-only program ran and autograd cannot repeat from it."""
+    hooks = () if recorded.roots else recorded.session.notes.hooks
+    return (*(f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())), *hooks)
 
 
 def _result_leaves(recorded: Recorded, values: Values) -> tuple[Leaf, ...]:

@@ -15,9 +15,9 @@ from whence._torch.checkpoints import observed_checkpoints
 from whence._torch.compiling import compiling_on_this_thread
 from whence._torch.module_calls import observed_modules
 from whence._torch.recording import fake_mode_of
-from whence._torch.tensors import clear_autocast_cache, untouched
+from whence._torch.tensors import clear_autocast_cache, gradient_hooks, untouched
 from whence._torch.trees import TreeSpec, tree_flatten
-from whence.errors import InvalidLoss, NestedCapture, UnsupportedInput
+from whence.errors import InvalidLoss, NestedCapture, UnsupportedHook, UnsupportedInput
 from whence.program.naming import state_name
 from whence.schema import InputKind, Phase
 from whence.tracing.example import Example, is_plain_constant
@@ -77,6 +77,8 @@ class Recorded:
 def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorded:
     """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
     state = state_tensors(subject)
+    if backward:
+        _refuse_hooks(state)
     with _alone(), _surroundings_kept(subject, state), ExitStack() as active:
         session = Session(subject, fake_mode_of(_tensors(example.leaves, state)), (record.__code__,))
         session.know(
@@ -104,6 +106,20 @@ def _prepare(session: Session, example: Example, state: Sequence[StateTensor]) -
     ).differentiable():
         session.note_key(tensor)
     return prepared
+
+
+def _refuse_hooks(state: Sequence[StateTensor]) -> None:
+    """A hook on a parameter fires when its gradient arrives: in the capture, and again in every run."""
+    hooked = [
+        f"{row.paths[0]} ({', '.join(names)})" for row in state if (names := gradient_hooks(row.tensor))
+    ]
+    if hooked:
+        raise UnsupportedHook(
+            f"there are gradient hooks on {'; '.join(hooked)}",
+            why="the captured backward would contain what they do, and autograd would run them once more",
+            remedy="remove them for the capture and register them again afterwards: the program's modules "
+            "share the parameters, so they fire there as they do in eager",
+        )
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from whence._torch.autograd import (
 from whence._torch.operators import op_name
 from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.trees import tree_flatten
-from whence.errors import CaptureError, DataDependent, Place, UnsupportedInput
+from whence.errors import CaptureError, DataDependent, Place, UnsupportedHook, UnsupportedInput
 from whence.program import Absent, Constant, Named, Structure
 from whence.provenance import CallSite, ModulePath, Source
 from whence.provenance.places import PROGRAM
@@ -92,6 +92,7 @@ class Notes:
     keys: dict[fx.Node, GradientKey] = field(default_factory=dict)
     literals: dict[str, Tensor] = field(default_factory=dict)
     asked: dict[Source, None] = field(default_factory=dict)
+    hooks: dict[str, None] = field(default_factory=dict)
 
     @property
     def parents(self) -> list[int]:
@@ -284,6 +285,18 @@ class Session:
         name = self._known_tensors.get(id(tensor), f"c_lifted_tensor_{literals}")
         self.notes.literals[name] = tensor
         return name
+
+    def hook_registered(self, tensor: Tensor, hook: object) -> None:
+        """A gradient hook on an activation is part of the backward; one on a parameter would stay there."""
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        if isinstance(tensor, nn.Parameter):
+            raise UnsupportedHook(
+                f"the gradient hook {name} is put on a parameter while the model runs",
+                where=self.here(),
+                why="it would stay on the parameter, once for every run",
+                remedy="register it once, outside forward",
+            )
+        self.notes.hooks[f"the gradient hook {name}"] = None
 
     def asked(self) -> bool:
         """Somebody asked whether the model is being compiled: it may do otherwise than in eager mode."""
