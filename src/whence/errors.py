@@ -1,16 +1,20 @@
 """Everything whence raises on purpose.
 
-    WhenceError ├── CaptureError              the model could not be recorded │   ├── NotCallable
-    neither a module nor a callable, or a kind that cannot be recorded │   ├── UnsupportedInput      an
-    input is of a type no one registered │   ├── InputMismatch         the inputs do not fit the model's
-    signature │   ├── DataDependent         a Python decision needs a tensor's value │   ├──
-    UnsupportedMutation   an in-place operation that has no functional form │   ├── InvalidLoss
-    the loss is not a scalar, or nothing in it needs a gradient │   └── NestedCapture         a capture was
-    started inside a capture ├── SelectionError            a pattern or a name that finds nothing ├──
-    CallError                 a program, flat module or tree was called in another way than it was captured
-    ├── NotDifferentiable         a backward pass was asked of something that cannot give the right one ├──
-    MalformedProgram          a program breaks one of its own rules └── UsageError                the
-    command line was given something it cannot use
+    WhenceError
+    ├── CaptureError              the model could not be recorded
+    │   ├── NotCallable           not a module or a callable, or of a kind that cannot be recorded
+    │   ├── UnsupportedInput      an input (or result) is of a type no one registered
+    │   ├── InputMismatch         the inputs do not fit the model's signature
+    │   ├── DataDependent         a Python decision needs a tensor's value
+    │   ├── UnsupportedMutation   an in-place operation that has no functional form
+    │   ├── UnsupportedHook       a gradient hook that a program cannot hold
+    │   ├── InvalidLoss           the loss is not a scalar, or nothing in it needs a gradient
+    │   └── NestedCapture         a capture was started inside a capture
+    ├── SelectionError            a pattern or a name that finds nothing
+    ├── CallError                 a program or module was called in another way than it was captured
+    ├── NotDifferentiable         a backward pass that would give a wrong gradient
+    ├── MalformedProgram          a program breaks one of its own rules
+    └── UsageError                the command line was given something it cannot use
 
 A model that fails by itself raises its own error, with a note saying that a capture was running and where.
 Each error says what happened, where, why, and what to do: `what`, `where`, `why`, `remedy`.
