@@ -86,6 +86,10 @@ def capture(
     Raises a `CaptureError` that names the module, the line, the reason and the remedy. An error raised by the
     model itself stays its own, with a note that a capture was running.
     """
+    if not isinstance(backward, bool) and not callable(backward):
+        raise UsageError(
+            f"backward cannot be {backward!r}", remedy="use False, True or a function of the outputs"
+        )
     program = tracing.capture(model, args, kwargs, backward)
     return Program(**{field.name: getattr(program, field.name) for field in fields(program)}).with_state(
         state

@@ -99,8 +99,18 @@ def _from_transformers(expression: str) -> NamedModel:
     if model_class is None or config_class is None:
         raise UsageError(f"transformers has no model called {architecture}")
     torch.manual_seed(0)
+    _check_options(config_class, options)
     with _AsUsageError(f"{architecture} cannot be built from these options"):
         return _with_example(model_class(config_class(**options)).eval())
+
+
+def _check_options(config_class: Any, options: dict[str, Any]) -> None:
+    """A configuration takes any keyword and keeps it; one it does not have is a slip of the pen."""
+    with _AsUsageError(f"{config_class.__name__} cannot be built"):
+        known = config_class()
+    unknown = [name for name in options if not hasattr(known, name)]
+    if unknown:
+        raise UsageError(f"{config_class.__name__} has no option {', '.join(unknown)}")
 
 
 class _AsUsageError(AbstractContextManager[None]):

@@ -21,6 +21,7 @@ _IRREGULAR_TWIN: dict[OpOverload, OpOverload] = {
     aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
     aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
     aten.bernoulli_.float: aten.bernoulli.p,
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
     aten.normal_.default: aten.normal_functional.default,
 }
 
@@ -83,6 +84,8 @@ def written_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return []
     if target is aten.native_batch_norm.default and args[5] is not True:
         return []
+    if target is aten.rrelu_with_noise.default and not (len(args) > 4 and args[4] is True):
+        return []
     names = [argument.name for argument in target._schema.arguments]
     positions = traits(target).mutates
     values = [args[i] if i < len(args) else kwargs.get(names[i]) for i in positions]
@@ -98,6 +101,19 @@ def without_outputs(target: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any
 def reads_memory(target: Any) -> bool:
     """Whether an operator looks at a tensor through strides of its own, whatever the tensor's are."""
     return target in (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
+
+
+def missing_defaults(
+    target: OpOverload, twin: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments that a call left at `target`'s default, and for which `twin` has none."""
+    defaults = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+    left = twin._schema.arguments[len(args) :]
+    return {
+        argument.name: defaults[argument.name]
+        for argument in left
+        if not argument.has_default_value() and argument.name not in kwargs and argument.name in defaults
+    }
 
 
 def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -39,6 +39,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.graphs import name_plainly
+from whence._torch.layouts import as_kernel_lays_out
 
 __all__ = [
     "FakeTensor",
@@ -69,6 +70,9 @@ class RecordingListener(Protocol):
 
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         """The model puts a gradient hook on a tensor while it runs."""
+
+    def generator_met(self, operation: object) -> Exception:
+        """An operation draws from a generator of its own; make the error to raise."""
 
     def subclass_met(self, tensor: Tensor) -> Exception:
         """A tensor subclass that cannot be recorded reached an operation; make the error to raise."""
@@ -256,11 +260,14 @@ class Recorder(ProxyTorchDispatchMode):
         return self.stand_in(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func is _LIFT_FRESH:
             self._know_literal(args[0])
         else:
             args = self.recognised(args)
-            kwargs = {key: self.recognised(value) for key, value in kwargs.items()} if kwargs else {}
+            kwargs = {key: self.recognised(value) for key, value in kwargs.items()}
+        if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
+            raise self.listener.generator_met(func)
         try:
             if _is_plain(func):
                 return self._record_plainly(func, args, kwargs)
@@ -281,7 +288,7 @@ class Recorder(ProxyTorchDispatchMode):
             self._as_nodes(args),
             {key: self._as_nodes(value) for key, value in kwargs.items()},
         )
-        result = func(*args, **kwargs)
+        result = as_kernel_lays_out(func, args, func(*args, **kwargs))
         tracer = self.tracer
         node = tracer.graph.create_node(
             "call_function", func, node_args, node_kwargs, func.overloadpacket.__name__

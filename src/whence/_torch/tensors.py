@@ -1,10 +1,17 @@
 """Facts about tensors that have no public spelling."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def generator_state() -> bytes:
+    """The state of the CPU generator, read past any mode that is active."""
+    with _disable_current_modes():
+        return bytes(torch.get_rng_state().tolist())
 
 
 @contextmanager
@@ -44,6 +51,23 @@ def gradient_hooks(tensor: Tensor) -> list[str]:
 def share_memory(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors are views of one storage; storages are compared by identity, also without data."""
     return bool(left.untyped_storage()._cdata == right.untyped_storage()._cdata)
+
+
+def autocast_state() -> tuple[tuple[str, str], ...]:
+    """The device types that autocast is on for, each with its dtype."""
+    kinds = ("cpu", "cuda", "xpu", "mps")
+    return tuple(
+        (kind, str(torch.get_autocast_dtype(kind))) for kind in kinds if torch.is_autocast_enabled(kind)
+    )
+
+
+@contextmanager
+def without_autocast(state: tuple[tuple[str, str], ...]) -> Iterator[None]:
+    """Run operations as they are: the casts that autocast chose are part of the captured graph."""
+    with ExitStack() as stack:
+        for kind, _ in state:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def clear_autocast_cache() -> None:

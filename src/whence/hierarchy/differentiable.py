@@ -101,6 +101,14 @@ class CapturedFunction(torch.autograd.Function):
         return [_gradient(run, name, values, missing) for name in run.inputs]
 
 
+def laid_out(tensor: Tensor, expected: Tensor) -> Tensor:
+    """A tensor in the memory layout that the capture saw."""
+    if tensor.stride() == expected.stride() or tensor.layout != torch.strided:
+        return tensor
+    copied = torch.empty_strided(expected.shape, expected.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copied.copy_(tensor)
+
+
 def _final(gradient: Tensor | None) -> Tensor | None:
     """A gradient asked for with `create_graph=True`: it raises when somebody differentiates it."""
     if gradient is None:
@@ -113,7 +121,8 @@ def _final(gradient: Tensor | None) -> Tensor | None:
 def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], set[str]]:
     """The gradients by the names the backward knows them by; zeros for those that did not arrive.
 
-    A value returned twice is one tensor, so its gradients arrive as one sum: the first name takes it.
+    A value returned twice is one tensor, so its gradients arrive as one sum: the first name takes it. A
+    number spread over a shape, which `sum` and `mean` send back, fits every view and stays as it is.
     """
     waiting = dict(zip(run.plan.forward.outputs, received, strict=True))
     device = next((gradient.device for gradient in received if gradient is not None), None)
@@ -121,11 +130,11 @@ def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[
     missing: set[str] = set()
     for output, tangent in run.gradients.tangents:
         gradient = waiting.pop(output, None)
+        expected = run.runner.described(tangent)
         if gradient is None:
             missing.add(tangent)
-            expected = run.runner.described(tangent)
             gradient = torch.zeros(expected.shape, dtype=expected.dtype, device=device)
-        arrived[tangent] = gradient
+        arrived[tangent] = gradient if not any(gradient.stride()) else laid_out(gradient, expected)
     return arrived, missing
 
 

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody, Compiler
 from whence.hierarchy.tree import Tree, TreeList
-from whence.program import ModuleRecord
+from whence.program import ModuleRecord, Program
 from whence.provenance import ROOT, ModulePath
 
+_LISTS = frozenset({"Sequential", "ModuleList"})
 _CONTAINERS: dict[str, type[nn.Module]] = {
     "ModuleList": nn.ModuleList,
     "ModuleDict": nn.ModuleDict,
@@ -25,7 +26,7 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
     program = plan.program
     called = _calls_by_path(plan)
     state = dict(program.state)
-    root = Tree(program.name)
+    root = _root(program)
     made: dict[ModulePath, nn.Module] = {ROOT: root}
     for record in program.modules:
         module = (
@@ -37,7 +38,7 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
             module = root
             root.type_name = record.type
         else:
-            _parent(made, root, record.path).add_module(record.path.name, module)
+            _parent(made, root, record.path)._modules[record.path.name] = module
         made[record.path] = module
         if record.same_as is None:
             _fill(module, record, state)
@@ -47,6 +48,11 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
     _add_constants(root, plan, state)
     _point_to_root(root, plan, made)
     return deepcopy(root) if copy else root
+
+
+def _root(program: Program) -> Tree:
+    listed = any(record.path == ROOT and record.container in _LISTS for record in program.modules)
+    return TreeList(program.name) if listed else Tree(program.name)
 
 
 def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
@@ -61,7 +67,7 @@ def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
 def _module(record: ModuleRecord, calls: tuple[CallBody, ...]) -> nn.Module:
     if record.container and not calls:
         return _CONTAINERS[record.container]()
-    module = TreeList(record.type) if record.container in ("Sequential", "ModuleList") else Tree(record.type)
+    module = TreeList(record.type) if record.container in _LISTS else Tree(record.type)
     _give_calls(module, calls)
     return module
 
@@ -83,15 +89,18 @@ def _fill(module: nn.Module, record: ModuleRecord, state: dict[str, Tensor]) -> 
         if isinstance(module, nn.ParameterList | nn.ParameterDict):
             _add_entry(module, name, tensor)
         else:
-            module.register_parameter(name, tensor)  # type: ignore[arg-type]
+            module._parameters[name] = tensor  # type: ignore[assignment]
     for name, held, persistent in record.buffers:
-        module.register_buffer(name, None if held is None else state[held], persistent=persistent)
+        module._buffers[name] = None if held is None else state[held]
+        module._non_persistent_buffers_set |= set() if persistent else {name}
     for name in record.absent:
-        module.add_module(name, None)
+        module._modules[name] = None
     for name, held in record.tensors:
         if held in state:
             setattr(module, name, state[held])
     module.training = record.training
+    if isinstance(module, Tree):
+        module.__dict__["captured_training"] = record.training
 
 
 def _add_entry(module: nn.ParameterList | nn.ParameterDict, name: str, tensor: Tensor | None) -> None:
@@ -106,7 +115,7 @@ def _add_constants(root: Tree, plan: Plan, state: dict[str, Tensor]) -> None:
     held = {name for record in plan.program.modules for _, name in record.tensors}
     for row in plan.program.signature.state:
         if row.module is None and row.name in state and row.name not in held:
-            setattr(root, row.path, state[row.name])
+            root.__dict__[row.path] = state[row.name]
 
 
 def _point_to_root(root: Tree, plan: Plan, made: dict[ModulePath, nn.Module]) -> None:

@@ -6,11 +6,12 @@ arrived.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.program import Absent, Constant, Convention, Named, Structure
+from whence.program.calls import Leaf
 from whence.program.convention import paths_of
 from whence.program.program import Adjoint, Program
 from whence.provenance import ModulePath
@@ -99,7 +100,16 @@ def _convention(plan: Plan, inputs: Structure, parameters: inspect.Signature | N
             case Absent():
                 leaves.append(leaf)
     args, kwargs = Structure(inputs.spec, tuple(map(Constant, leaves))).filled({})
-    return Convention(inputs.spec, tuple(leaves), paths_of(args, kwargs), parameters)
+    return Convention(
+        inputs.spec, tuple(leaves), paths_of(args, kwargs), parameters, same=_repeated(inputs.leaves)
+    )
+
+
+def _repeated(leaves: Sequence[Leaf]) -> tuple[tuple[int, int], ...]:
+    """Pairs of arguments that were one tensor."""
+    first: dict[str, int] = {}
+    named = [(at, leaf.name) for at, leaf in enumerate(leaves) if isinstance(leaf, Named)]
+    return tuple((first[name], at) for at, name in named if first.setdefault(name, at) != at)
 
 
 def readable(plan: Plan, name: str, number: int) -> ModulePath | None:
@@ -125,7 +135,7 @@ def _writes(
 ) -> Iterator[tuple[str, ModulePath | int]]:
     given = set(plan.calls[number].forward.outputs)
     state = {row.name for row in plan.program.signature.state}
-    for name, history in plan.program.histories.items():
+    for name, history in {**plan.program.histories, **plan.program.written}.items():
         last = next((value for value in reversed(history) if value in given), None)
         if last is None and number == ROOT_CALL:
             last = history[-1]

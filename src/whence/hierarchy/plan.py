@@ -280,7 +280,9 @@ def _trace_results(layout: Layout, borders: Borders, router: "_Router") -> None:
         router.give_back(value)
     for call in layout.program.calls:
         if call.outputs is not None and (Phase.FORWARD, call.number) in borders.waits:
-            for value in call.outputs.names:
+            taken = call.inputs.names if call.inputs is not None else ()
+            written = (value for name in taken for value in layout.program.written.get(name, ()))
+            for value in (*call.outputs.names, *written):
                 router.show(value, call.number)
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import CodeType, FunctionType
@@ -10,15 +11,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, fx, nn
 
-from whence._torch.tensors import share_memory
+from whence._torch.tensors import autocast_state, share_memory, without_autocast
 from whence.errors import CallError
-from whence.hierarchy.differentiable import Differentiation, Refusal, run_differentiably
+from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.hooked import has_hooks, run_hooked
 from whence.hierarchy.interface import Gradients, Interface, interface_of
 from whence.hierarchy.plan import CallPlan, Plan
 from whence.hierarchy.source import write
-from whence.hierarchy.tree import FlatCall, Tree
+from whence.hierarchy.tree import TAKEN_NAMES, FlatCall, Tree
 from whence.provenance import ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 from whence.schema import Phase
@@ -62,7 +63,10 @@ class ChildCall:
     def __call__(self, caller: Tree, *values: Any) -> tuple[Any, ...]:
         module: Any = caller if self.from_caller else caller.__dict__["root"]
         for segment in self.path:
-            module = module._modules[segment]
+            held = module
+            module = held._modules.get(segment)
+            if module is None:
+                raise self._replaced(held)
         call = module.bodies.get(self.number) if isinstance(module, Tree) else None
         if call is None:
             raise self._replaced(module)
@@ -165,6 +169,13 @@ class CallBody:
         interface = self._called()
         flat = interface.convention.flatten(args, kwargs)
         _refuse_overlap(interface, flat)
+        state = autocast_state()
+        if state != self.plan.program.autocast:
+            raise _other_autocast(state, self.plan.program.autocast)
+        with without_autocast(state) if state else nullcontext():
+            return self._run_on(interface, module, flat)
+
+    def _run_on(self, interface: Interface, module: nn.Module, flat: list[Any]) -> Any:
         values = {name: leaf for name, leaf in zip(interface.leaves, flat, strict=True) if name is not None}
         values |= {name: attribute_of(module, path) for name, path in interface.state}
         values |= {
@@ -172,10 +183,14 @@ class CallBody:
             for _, at in interface.writes
             if isinstance(at, int) and (name := interface.leaves[at]) is not None
         }
-        inputs = [values[name] for name in self.call_plan.forward.inputs]
+        inputs = [self._laid_out(name, values[name]) for name in self.call_plan.forward.inputs]
         values |= self._outputs(interface, module, inputs)
         self._write(interface, module, values, flat)
-        return self._result(interface, module, values)
+        return self._result(interface, module, values, flat)
+
+    def _laid_out(self, name: str, value: Any) -> Any:
+        """An input in the memory layout of the capture, which operations such as `view` rely on."""
+        return laid_out(value, self.described(name)) if isinstance(value, Tensor) else value
 
     def _called(self) -> Interface:
         interface = self.interface
@@ -201,7 +216,25 @@ class CallBody:
         if not torch.is_grad_enabled() or not any(_requires(value) for value in (*parameters, *inputs)):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
         run = Differentiation(self, module, self.call_plan, gradients, self._needs, self._watched)
-        return dict(zip(names, run_differentiably(run, parameters, inputs), strict=True))
+        outputs = dict(zip(names, run_differentiably(run, parameters, inputs), strict=True))
+        return self._unreached_refused(interface, gradients, outputs)
+
+    def _unreached_refused(
+        self, interface: Interface, gradients: Gradients, outputs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Results that carried a gradient in eager, and get none in the captured backward, refuse one."""
+        reached = {name for name, _ in gradients.tangents}
+        known = self.plan.program.differentiable
+        unreached = [
+            name
+            for name in interface.result.names
+            if name in outputs and name in known and name not in reached
+        ]
+        if not unreached or interface.loss is not None:
+            return outputs
+        reason = f"the captured program used no gradient of {', '.join(unreached)}"
+        tensors = [outputs[name].detach().requires_grad_() for name in unreached]
+        return outputs | dict(zip(unreached, Refusal.apply(reason, *tensors), strict=True))
 
     def _check_trainable(
         self, module: nn.Module, gradients: Gradients, interface: Interface, inputs: Sequence[Any]
@@ -210,10 +243,9 @@ class CallBody:
             return
         thawed = [name for name, path in gradients.frozen if attribute_of(module, path).requires_grad]
         names = self.call_plan.forward.inputs
-        thawed += [
-            n for n, value in zip(names, inputs, strict=True) if _requires(value) and n not in gradients.terms
-        ]
-        del interface
+        same = {interface.leaves[second] for _, second in interface.convention.same}
+        known = {*gradients.terms, *same}
+        thawed += [n for n, value in zip(names, inputs, strict=True) if _requires(value) and n not in known]
         if thawed:
             raise CallError(
                 f"{', '.join(thawed)} require a gradient now, and did not at capture",
@@ -243,14 +275,17 @@ class CallBody:
                 else:
                     _assign(module, target, new)
 
-    def _result(self, interface: Interface, module: nn.Module, values: dict[str, Any]) -> Any:
+    def _result(
+        self, interface: Interface, module: nn.Module, values: dict[str, Any], flat: Sequence[Any]
+    ) -> Any:
+        """The result in the original's structure; an input that was written and returned is itself."""
         for name in interface.result.names:
             if name not in values:
                 row = self.plan.program.input(name)
                 values[name] = attribute_of(module, ModulePath.parse(row.path))
         for name, target in interface.writes:
             if isinstance(target, int) and interface.leaves[target] is not None:
-                values[name] = values[interface.leaves[target]]  # type: ignore[index]
+                values[name] = flat[target]
         result = interface.result.filled(values)
         return result if interface.loss is None else (values[interface.loss], result)
 
@@ -279,6 +314,17 @@ class CallBody:
         return tuple(i for i, (name, _) in enumerate(interface.gradients.parameters) if name in read)
 
 
+def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str, str], ...]) -> CallError:
+    def spelled(state: tuple[tuple[str, str], ...]) -> str:
+        return ", ".join(f"{kind} {dtype}" for kind, dtype in state) or "off"
+
+    return CallError(
+        f"autocast was {spelled(captured)} at capture, and is {spelled(now)}",
+        why="the casts are part of the captured graph",
+        remedy="call it as it was captured, or capture inside the autocast region",
+    )
+
+
 def _refuse_overlap(interface: Interface, flat: Sequence[Any]) -> None:
     """An input that is written must not share its memory with another: the capture saw two."""
     paths, same = interface.convention.paths, {frozenset(pair) for pair in interface.convention.same}
@@ -299,11 +345,16 @@ def _requires(value: Any) -> bool:
 
 
 def attribute_of(module: nn.Module, path: ModulePath) -> Any:
-    """The tensor at an attribute path."""
+    """The tensor or module at an attribute path."""
     held: Any = module
     for segment in path:
-        held = getattr(held, segment)
+        held = _registered(held, segment) if segment in TAKEN_NAMES else getattr(held, segment)
     return held
+
+
+def _registered(module: nn.Module, name: str) -> Any:
+    registers = (module._parameters, module._buffers, module._modules)
+    return next(register[name] for register in registers if register.get(name) is not None)
 
 
 def _assign(module: nn.Module, path: ModulePath, new: Tensor) -> None:

@@ -16,6 +16,7 @@ from torch import fx
 from whence._torch.operators import OpOverload, entry_point
 from whence.hierarchy.differentiable import straight_through
 from whence.hierarchy.plan import Body, Plan, pack_of
+from whence.hierarchy.tree import TAKEN_NAMES
 from whence.program.origins import origin_of
 from whence.provenance import ModulePath
 from whence.provenance import Source as UserLine
@@ -157,8 +158,13 @@ def _write_call(writer: _Writer, phase: Phase, number: int) -> None:
 
 
 def attribute(owner: str, path: ModulePath) -> str:
-    """The expression that reads an attribute path."""
-    for segment in path:
+    """The expression that reads an attribute path; names the tree uses itself are read from registers."""
+    for position, segment in enumerate(path):
+        if segment in TAKEN_NAMES:
+            registers = ("_modules",) if position + 1 < len(path) else ("_parameters", "_buffers")
+            found = [f"{owner}.{register}.get({segment!r})" for register in registers]
+            owner = found[0] if len(found) == 1 else f"({found[0]} if {found[0]} is not None else {found[1]})"
+            continue
         owner = f"{owner}.{segment}" if _is_plain_name(segment) else f"getattr({owner}, {segment!r})"
     return owner
 

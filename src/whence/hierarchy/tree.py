@@ -5,10 +5,11 @@ site is written into the caller's code, and nothing is chosen by counting calls.
 """
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import fx, nn
@@ -60,6 +61,12 @@ class CapturedCall(Protocol):
 
     def graph(self, phase: Phase) -> fx.Graph | None:
         """What it computes in a phase."""
+
+
+TAKEN_NAMES = frozenset(
+    {"type_name", "calls", "bodies", "watched", "forward_graph", "backward_graph", "root", "training"}
+)
+"""Attributes of a tree module that a captured parameter, buffer or submodule may be called, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +124,17 @@ class Tree(nn.Module):
     def backward_graph(self) -> fx.Graph | None:
         """The graph of the backward of the first call; None in a forward-only tree."""
         return self.calls[0].graph(Phase.BACKWARD) if self.calls else None
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the flag, as on any module; the graphs stay as they were captured, and a warning says so."""
+        captured = self.__dict__.get("captured_training", mode)
+        if mode is not captured:
+            warnings.warn(
+                f"the graphs were captured in {'training' if captured else 'evaluation'} mode and stay so: "
+                "capture again in the other mode to change what dropout and batch normalisation do",
+                stacklevel=2,
+            )
+        return super().train(mode)
 
     def _get_name(self) -> str:
         return self.type_name

@@ -69,7 +69,9 @@ class Program:
     `state` maps names of inputs to the model's own tensors. `seed` is the node that starts the backward
     pass of a program captured with a loss. `opaque` lists custom autograd functions that a forward-only
     program passes through: it cannot be differentiated from outside. `histories` lists, for each input that
-    is written, the nodes that hold its successive values. `straight_through` are nodes of a forward-only
+    is written, the nodes that hold its successive values. `written` does the same for values in between.
+    `differentiable` are the values that carried a gradient where modules exchanged them. `autocast` gives the
+    dtype of every device type that autocast was on for. `straight_through` are nodes of a forward-only
     program that hand the gradient of their result to their first argument unchanged. `asked` are the lines
     where the model asked whether it is being compiled: there it may have done something else than it does
     in eager mode.
@@ -89,6 +91,9 @@ class Program:
     adjoints: Mapping[str, Adjoint] = field(default_factory=dict)
     opaque: tuple[str, ...] = ()
     histories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    written: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    differentiable: frozenset[str] = frozenset()
+    autocast: tuple[tuple[str, str], ...] = ()
     straight_through: frozenset[str] = frozenset()
     asked: tuple[Source, ...] = ()
     loss_function: Callable[[Any], Tensor] | None = None

@@ -71,6 +71,10 @@ def _short(value: Any) -> str:
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
     """`torch.equal`, with NaN equal to NaN."""
+    if left.layout != right.layout:
+        return False
+    if left.layout != torch.strided:
+        left, right = left.to_dense(), right.to_dense()
     if torch.equal(left, right):
         return True
     if not left.is_floating_point() and not left.is_complex():
@@ -79,5 +83,6 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 
 def _difference(left: Tensor, right: Tensor) -> float:
+    left, right = left.to_dense(), right.to_dense()
     wide = torch.complex128 if left.is_complex() else torch.float64
     return float((left.to(wide) - right.to(wide)).abs().max()) if left.numel() else 0.0

@@ -29,7 +29,7 @@ def first_divergence(program: Program, subject: Subject, args: Any, kwargs: Any)
     values = _forward_values(program, flat)
     torch.set_rng_state(rng)
     watcher = _Watcher(subject)
-    with torch.no_grad(), observed_modules(watcher):
+    with observed_modules(watcher):
         subject.call(*args, **kwargs)
     calls = {(call.site.path, call.site.index): call for call in program.calls}
     for site, leaves in watcher.finished:

@@ -110,7 +110,7 @@ def _finish(
     ]
     return Run(
         outputs=outputs
-        | {n: leaf.detach() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)},
+        | {n: leaf.detach().clone() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)},
         gradients={name: None if tensor.grad is None else tensor.grad.clone() for name, tensor in wanted},
         state={name: tensor.detach().clone() for name, tensor in tensors.items()},
         inputs={path: leaf.detach().clone() for path, leaf in arguments},
@@ -133,5 +133,6 @@ def _differentiate(program: Program, leaves: Sequence[Any], loss: Tensor | None)
     if not roots:
         return
     generator = torch.Generator().manual_seed(SEED)
-    tangents = [torch.randn(root.shape, generator=generator, dtype=torch.float32).to(root) for root in roots]
+    drawn = [torch.randn(root.shape, generator=generator, dtype=torch.float32) for root in roots]
+    tangents = [torch.empty_like(root).copy_(numbers) for root, numbers in zip(roots, drawn, strict=True)]
     torch.autograd.backward(roots, tangents)

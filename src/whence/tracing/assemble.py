@@ -1,6 +1,6 @@
 """From notes and origins to a program: order placeholders, drop what nothing uses, write the signature."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from whence._torch.autograd import history_of
 from whence._torch.graphs import graph_module
 from whence._torch.operators import draws, reads_memory
+from whence._torch.tensors import autocast_state
 from whence.program import (
     Absent,
     Adjoint,
@@ -54,8 +55,10 @@ def assemble(
     refuse_shared_writes(recorded, values)
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
-    reuse_random_draws(graph)
-    _drop_unused(graph, keep={row.name for row in signature.inputs if row.name not in session.notes.literals})
+    repeated = reuse_random_draws(functional, session.notes.redraws)
+    _drop_unused(
+        graph, repeated, keep={row.name for row in signature.inputs if row.name not in session.notes.literals}
+    )
     signature = replace(
         signature, inputs=tuple(row for row in signature.inputs if _has_placeholder(graph, row.name))
     )
@@ -83,8 +86,11 @@ def assemble(
         entry=int(subject.is_module),
         adjoints=_renamed_adjoints(adjoints, names),
         opaque=_opaque(opaque, recorded),
-        straight_through=straight,
+        straight_through=straight | {node.name for node in functional.straight if not recorded.roots},
         asked=tuple(session.notes.asked),
+        written=_written_between(functional),
+        differentiable=frozenset(names.name(node.name) or "" for node in session.notes.keys),
+        autocast=autocast_state(),
         histories=_histories_of_inputs(values, functional),
     )
 
@@ -113,17 +119,27 @@ def _histories_of_inputs(values: Values, functional: Functional) -> dict[str, tu
     }
 
 
+def _written_between(functional: Functional) -> dict[str, tuple[str, ...]]:
+    return {
+        base.name: tuple(node.name for node in values)
+        for base, values in functional.history.items()
+        if base.op != "placeholder"
+    }
+
+
 def _histories(results: Iterable[Any]) -> list[Any]:
     histories = [history_of(leaf) for leaf in results if isinstance(leaf, Tensor)]
     return [history for history in histories if history is not None]
 
 
-def _drop_unused(graph: fx.Graph, keep: set[str]) -> None:
-    """Remove operations whose results nothing reads; those that draw random numbers stay."""
+def _drop_unused(graph: fx.Graph, repeated: Set[fx.Node], keep: set[str]) -> None:
+    """Remove operations whose results nothing reads; those that draw random numbers stay, unless repeated."""
     for node in reversed(list(graph.nodes)):
         if node.op == "output" or node.users:
             continue
-        if node.name in keep if node.op == "placeholder" else draws(node.target, node.args, node.kwargs):
+        if node.op == "placeholder" and node.name in keep:
+            continue
+        if node not in repeated and draws(node.target, node.args, node.kwargs):
             continue
         graph.erase_node(node)
 
@@ -144,7 +160,7 @@ def _order_placeholders(graph: fx.Graph, names: Sequence[str]) -> None:
 def _present_names(graph: fx.Graph, functional: Functional) -> "_Names":
     """Where a name that was recorded is found now, for names that moved or went."""
     present = {node.name for node in graph.nodes}
-    moved = {old.name: _final_name(functional, old) for old in functional.replaced}
+    moved = {old.name: functional.value_of(old).name for old in functional.replaced}
     names: dict[str, Leaf] = {
         old: Named(new) for old, new in moved.items() if new in present and old not in present
     }
@@ -168,12 +184,6 @@ class _Names(dict[str, Leaf]):
         """The present name of a recorded one, or None."""
         leaf = self.get(name, Named(name))
         return leaf.name if isinstance(leaf, Named) else None
-
-
-def _final_name(functional: Functional, node: fx.Node) -> str:
-    while node in functional.replaced:
-        node = functional.replaced[node]
-    return node.name
 
 
 def _rename_forwards(graph: fx.Graph, names: "_Names") -> None:

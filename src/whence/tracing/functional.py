@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from whence._torch.operators import (
     functional_twin,
+    missing_defaults,
     op_name,
     short_name,
     traits,
@@ -53,6 +54,7 @@ class Functional:
     versions: dict[fx.Node, int] = field(default_factory=dict)
     taken: dict[fx.Node, tuple[int, fx.Node]] = field(default_factory=dict)
     replaced: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    straight: dict[fx.Node, None] = field(default_factory=dict)
     history: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
     sources: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
@@ -74,6 +76,12 @@ class Functional:
         value = _looked_through(self, view, writer)[-1]
         self.taken[tensor] = (newest, value)
         return value
+
+    def value_of(self, node: fx.Node) -> fx.Node:
+        """The node that holds what `node` itself gave when it was recorded."""
+        while node in self.replaced:
+            node = self.replaced[node]
+        return node
 
     def identity(self, node: fx.Node) -> fx.Node:
         """The node that first stood for the tensor."""
@@ -175,9 +183,12 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
         value = made if len(twin._schema.returns) == 1 else writer(operator.getitem, made, own + offset)
         _write(state, tensor, _as_before(value, tensor, writer), writer)
     if own > 0:
-        node.replace_all_uses_with(made)
-        state.same[node] = made
-        state.replaced[node] = made
+        target: Any = node.target
+        lone = len(target._schema.returns) == 1
+        result = writer(operator.getitem, made, 0) if lone else made
+        node.replace_all_uses_with(result)
+        state.same[node] = result
+        state.replaced[node] = result
         return
     state.same[node] = state.identity(written[0])
     state.replaced[node] = state.current(written[0], writer)
@@ -190,7 +201,9 @@ def _computed(twin: Any, node: fx.Node, writer: _Writer) -> fx.Node:
     tensor = node.args[0]
     if twin is aten.bernoulli.p and isinstance(tensor, fx.Node) and not tensor.meta["val"].is_contiguous():
         return _drawn_in_memory_order(twin, node, writer)
-    return writer(twin, *node.args, **without_outputs(node.target, node.kwargs))  # type: ignore[arg-type]
+    target: Any = node.target
+    kwargs = without_outputs(target, node.kwargs)
+    return writer(twin, *node.args, **kwargs, **missing_defaults(target, twin, node.args, kwargs))
 
 
 def _copied(node: fx.Node, writer: _Writer) -> fx.Node:
@@ -204,10 +217,12 @@ def _copied(node: fx.Node, writer: _Writer) -> fx.Node:
 
 def _drawn_in_memory_order(twin: Any, node: fx.Node, writer: _Writer) -> fx.Node:
     """`bernoulli_` draws in the order of memory, `bernoulli` in the order of dimensions."""
+    target: Any = node.target
     tensor, *rest = node.args
     strides = tensor.meta["val"].stride()  # type: ignore[union-attr]
     order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
-    drawn = writer(twin, writer(aten.permute.default, tensor, order), *rest, **node.kwargs)
+    kwargs = {**node.kwargs, **missing_defaults(target, twin, node.args, node.kwargs)}
+    drawn = writer(twin, writer(aten.permute.default, tensor, order), *rest, **kwargs)
     return writer(aten.permute.default, drawn, [order.index(axis) for axis in range(len(order))])
 
 
@@ -260,6 +275,9 @@ def _written_through(state: Functional, view: View, value: fx.Node, writer: _Wri
             raise _no_form(
                 writer.node, f"it writes through {op_name(step.target)}, whose inverse is not known"
             )
+        if step.target is aten.detach.default:
+            written = writer(aten.copy.default, values[position], value)
+            state.straight[written] = None
         value = written
     return value
 

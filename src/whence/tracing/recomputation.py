@@ -1,37 +1,37 @@
 """A checkpoint runs its forward again in the backward, and must draw the same random numbers.
 
-Eager rewinds the random number generator for that. In the program the second draw is replaced by the first
-one's result: the same numbers, the same state of the generator afterwards.
+Eager rewinds the random number generator for that. In the program the second draw is replaced by the result
+of the first: the same numbers, the same state of the generator afterwards.
 """
 
-from collections import defaultdict
+from collections.abc import Mapping
 
 from torch import fx
 
-from whence._torch.operators import draws, op_name
+from whence._torch.operators import op_name
 from whence.errors import CaptureError, Place
 from whence.program.origins import origin_of
-from whence.provenance import CallSite
-from whence.schema import Phase
+from whence.tracing.functional import Functional
 
-Draws = dict[tuple[CallSite | None, object], list[fx.Node]]
+Redraws = Mapping[fx.Node, fx.Node | None]
 
 
-def reuse_random_draws(graph: fx.Graph) -> None:
-    """Let every recomputed random operation read the result of the draw it repeats."""
-    first: Draws = defaultdict(list)
-    again: Draws = defaultdict(list)
-    for node in graph.nodes:
-        if node.op == "call_function" and draws(node.target, node.args, node.kwargs):
-            origin = origin_of(node)
-            if origin.phase is Phase.FORWARD or origin.recomputed:
-                (again if origin.recomputed else first)[origin.place, node.target].append(node)
-    for key, repeated in again.items():
-        if len(first[key]) != len(repeated):
-            raise _unmatched(repeated[0])
-        for before, node in zip(first[key], repeated, strict=True):
-            node.replace_all_uses_with(before)
-            graph.erase_node(node)
+def reuse_random_draws(functional: Functional, redraws: Redraws) -> frozenset[fx.Node]:
+    """Let every repeated draw read the result of the one it repeats; returns the draws that may go."""
+    for again, first in redraws.items():
+        if first is None or first.target is not again.target:
+            raise _unmatched(again)
+        now = functional.value_of(again)
+        now.replace_all_uses_with(functional.value_of(_first(redraws, first)))
+    repeated = {*redraws}
+    return frozenset(repeated | {made for made, source in functional.sources.items() if source in repeated})
+
+
+def _first(redraws: Redraws, node: fx.Node) -> fx.Node:
+    """The draw at the start of a chain: a checkpoint inside a checkpoint repeats a repetition."""
+    while (before := redraws.get(node)) is not None:
+        node = before
+    return node
 
 
 def _unmatched(node: fx.Node) -> CaptureError:
@@ -41,6 +41,6 @@ def _unmatched(node: fx.Node) -> CaptureError:
         where=Place(
             str(origin.place) if origin.place else None, str(origin.source) if origin.source else None
         ),
-        why="the checkpoint did not draw as many random numbers the second time as the first",
+        why="the checkpoint did not draw the same random numbers the second time as the first",
         remedy="turn checkpointing off for the capture",
     )

@@ -23,6 +23,7 @@ from whence.schema import InputKind, Phase
 from whence.tracing.example import Example, is_plain_constant
 from whence.tracing.modules import modules_restored, reassigned_buffers
 from whence.tracing.session import Session
+from whence.tracing.sideeffects import refuse_side_effects
 from whence.tracing.subject import StateTensor, Subject, attribute_names, state_tensors
 
 Loss = Callable[[Any], Tensor]
@@ -79,7 +80,14 @@ def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorde
     state = state_tensors(subject)
     if backward:
         _refuse_hooks(state)
-    with _alone(), _surroundings_kept(subject, state), ExitStack() as active:
+    with _alone(), _surroundings_kept(subject, state), refuse_side_effects(subject.name, state):
+        return _recorded(subject, example, state, backward)
+
+
+def _recorded(
+    subject: Subject, example: Example, state: Sequence[StateTensor], backward: bool | Loss
+) -> Recorded:
+    with ExitStack() as active:
         session = Session(subject, fake_mode_of(_tensors(example.leaves, state)), (record.__code__,))
         session.know(
             {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
@@ -249,7 +257,8 @@ def _with_backward(session: Session, forward: Recorded, prepared: Prepared, loss
     if loss is not None:
         loss_node = session.known(loss)
         seed = torch.ones_like(loss, memory_format=torch.preserve_format)
-        gradients = run_backward([loss], [tensor for tensor, _ in wanted], [seed], session)
+        with session.blaming("the backward"):
+            gradients = run_backward([loss], [tensor for tensor, _ in wanted], [seed], session)
         tangents: tuple[tuple[int, fx.Node], ...] = ()
         roots: tuple[tuple[fx.Node, fx.Node], ...] = ((loss_node, session.known(seed)),)
     else:
@@ -266,7 +275,10 @@ def _with_backward(session: Session, forward: Recorded, prepared: Prepared, loss
             (session.known(leaf), node) for (_, leaf), (_, node) in zip(outputs, fakes, strict=True)
         )
         tensors = [tensor for tensor, _ in wanted]
-        gradients = run_backward([leaf for _, leaf in outputs], tensors, [fake for fake, _ in fakes], session)
+        with session.blaming("the backward"):
+            gradients = run_backward(
+                [leaf for _, leaf in outputs], tensors, [fake for fake, _ in fakes], session
+            )
     return replace(
         forward,
         loss=None if loss is None else loss_node,

@@ -4,7 +4,7 @@ import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from types import CodeType
@@ -21,7 +21,7 @@ from whence._torch.autograd import (
     next_sequence_number,
     sequence_number,
 )
-from whence._torch.operators import op_name
+from whence._torch.operators import draws, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.trees import tree_flatten
 from whence.errors import CaptureError, DataDependent, Place, UnsupportedHook, UnsupportedInput
@@ -59,6 +59,14 @@ class Mark:
 
 
 @dataclass
+class Repeat:
+    """How far a recomputation has come: the next call and the next random draw that it repeats."""
+
+    scope: int
+    draw: int
+
+
+@dataclass
 class Scope:
     """One module call while it is being recorded."""
 
@@ -93,6 +101,8 @@ class Notes:
     literals: dict[str, Tensor] = field(default_factory=dict)
     asked: dict[Source, None] = field(default_factory=dict)
     hooks: dict[str, None] = field(default_factory=dict)
+    draws: list[fx.Node] = field(default_factory=list)
+    redraws: dict[fx.Node, fx.Node | None] = field(default_factory=dict)
 
     @property
     def parents(self) -> list[int]:
@@ -121,7 +131,7 @@ class Session:
         self._alive: list[object] = []
         self._started: list[tuple[Node, int, tuple[fx.Node | None, ...]]] = []
         self._known_tensors: dict[int, str] = {}
-        self._repeats: list[int] = []
+        self._repeats: list[Repeat] = []
         self._signatures: dict[type, inspect.Signature | None] = {}
         self._failed: int | None = None
         self._enter(self._open(CallSite(ModulePath(), 0, subject.name), PROGRAM))
@@ -191,11 +201,13 @@ class Session:
 
     def checkpoint_starts(self) -> Callable[[], AbstractContextManager[None]]:
         """A checkpointed region begins here: it is computed again in this call, with those that follow."""
-        return partial(self._recomputing, self._stack[-1], len(self.notes.scopes))
+        return partial(
+            self._recomputing, self._stack[-1], Repeat(len(self.notes.scopes), len(self.notes.draws))
+        )
 
     @contextmanager
-    def _recomputing(self, scope: int, first: int) -> Iterator[None]:
-        self._repeats.append(first)
+    def _recomputing(self, scope: int, start: Repeat) -> Iterator[None]:
+        self._repeats.append(replace(start))
         try:
             with self._inside(scope):
                 yield
@@ -209,13 +221,13 @@ class Session:
         Modules called in the backward without a checkpoint (by a custom autograd function) repeat their
         first call.
         """
-        start = self._repeats[-1] if self._repeats else 1
+        start = self._repeats[-1].scope if self._repeats else 1
         scopes = self.notes.scopes
         found = next((n for n in range(start, len(scopes)) if scopes[n].site.path == path), None)
         if found is None:
             return self._stack[-1]
         if self._repeats:
-            self._repeats[-1] = found + 1
+            self._repeats[-1].scope = found + 1
         return found
 
     # --- values --------------------------------------------------------------------------------------
@@ -265,6 +277,8 @@ class Session:
         if node.op == "placeholder":
             return
         self.notes.order.append(node)
+        if draws(node.target, node.args, node.kwargs):
+            self._note_draw(node)
         self.notes.marks[node] = Mark(
             self._stack[-1],
             self.phase,
@@ -273,6 +287,16 @@ class Session:
             self._cut(node),
             recomputed=self.phase is Phase.BACKWARD and (bool(self._repeats) or self._stack[-1] != PROGRAM),
         )
+
+    def _note_draw(self, node: fx.Node) -> None:
+        """A random operation; in a recomputation, the draw it repeats."""
+        if self._repeats:
+            repeat = self._repeats[-1]
+            self.notes.redraws[node] = (
+                self.notes.draws[repeat.draw] if repeat.draw < len(self.notes.draws) else None
+            )
+            repeat.draw += 1
+        self.notes.draws.append(node)
 
     def _cut(self, node: fx.Node) -> tuple[fx.Node, ...]:
         if not self.cuts_gradients or self.phase is not Phase.FORWARD or torch.is_grad_enabled():
@@ -350,6 +374,15 @@ class Session:
             ".tolist() and results whose size depends on data need numbers",
             remedy="use torch.where instead of a branch, keep the value as a tensor, pass it in as a Python "
             "constant, or move the decision out of the captured function",
+        )
+
+    def generator_met(self, operation: object) -> CaptureError:
+        """The error for an operation with a random generator of its own."""
+        return CaptureError(
+            f"{op_name(operation)} draws from a generator of its own",
+            where=self.here(),
+            why="a program draws from the default generator; another one is an object outside the graph",
+            remedy="draw from the default generator, or pass the drawn tensor in as an input",
         )
 
     def subclass_met(self, tensor: Tensor) -> UnsupportedInput:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from whence._torch.scripting import is_scripted
 from whence.errors import NotCallable, Place
@@ -42,6 +43,7 @@ def subject_of(model: object) -> Subject:
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise NotCallable(f"{model.__name__} is a class", remedy=f"pass an instance: {model.__name__}(...)")
     if isinstance(model, nn.Module):
+        _refuse_unready(model)
         return Subject(model, ((ROOT, model),), model._get_name(), True, module_signature(model))
     if not callable(model):
         raise NotCallable(
@@ -54,6 +56,23 @@ def subject_of(model: object) -> Subject:
         return Subject(model, ((ROOT, owner),), f"{owner._get_name()}.{method}", False, _signature(model))
     name = getattr(model, "__name__", type(model).__name__)
     return Subject(model, tuple(_modules_around(model)), name, False, _signature(model))
+
+
+def _refuse_unready(model: nn.Module) -> None:
+    """Lazy modules have no parameters yet, and a compiled module runs code that was written elsewhere."""
+    lazy = [name for name, tensor in model.named_parameters() if is_lazy(tensor)]
+    if lazy:
+        raise NotCallable(
+            f"{', '.join(lazy)} are not initialised yet",
+            why="a lazy module makes its parameters when it first runs",
+            remedy="call the model once on the example inputs",
+        )
+    if hasattr(model, "_orig_mod"):
+        raise NotCallable(
+            "the model is compiled by torch.compile",
+            why="it runs generated code, which says nothing of its modules",
+            remedy="capture the original: model._orig_mod",
+        )
 
 
 def _refuse_scripted(model: object) -> None:

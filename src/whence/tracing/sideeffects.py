@@ -1,0 +1,50 @@
+"""What a model does on the side while it runs, and a graph cannot repeat: refused."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from whence._torch.tensors import generator_state
+from whence.errors import CaptureError
+from whence.tracing.subject import StateTensor
+
+
+@contextmanager
+def refuse_side_effects(name: str, state: Sequence[StateTensor]) -> Iterator[None]:
+    """Raise `CaptureError` after the block when it wrote gradients or touched random generators."""
+    torch_state, python_state = generator_state(), random.getstate()
+    gradients = [row.tensor.grad for row in state]
+    try:
+        yield
+    finally:
+        touched = _gradients_restored(state, gradients)
+    if touched:
+        raise CaptureError(
+            f"{name} writes the gradients of {', '.join(touched)} while it runs",
+            why="a backward() inside the model, or in a custom autograd function, fills .grad on the side",
+            remedy="use torch.autograd.grad inside the model, which returns gradients as values",
+        )
+    if random.getstate() != python_state:
+        raise CaptureError(
+            f"{name} draws from Python's random module while it runs",
+            why="the number would be a constant of the program, the same in every run",
+            remedy="draw it outside and pass it in, or use torch's generator",
+        )
+    if generator_state() != torch_state:
+        raise CaptureError(
+            f"{name} sets the state of the random number generator while it runs",
+            why="fake tensors draw no numbers, so torch.manual_seed or set_rng_state has changed it",
+            remedy="seed outside the captured function",
+        )
+
+
+def _gradients_restored(state: Sequence[StateTensor], before: Sequence[Tensor | None]) -> list[str]:
+    """Give every tensor its gradient back; returns the names of those that had another one."""
+    touched = []
+    for row, gradient in zip(state, before, strict=True):
+        if row.tensor.grad is not gradient:
+            row.tensor.grad = gradient
+            touched.append(str(row.paths[0]))
+    return touched
