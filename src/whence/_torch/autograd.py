@@ -66,6 +66,11 @@ def history_of(tensor: Tensor) -> Node | None:
         return tensor.grad_fn
 
 
+def inside_backward() -> bool:
+    """Whether autograd's engine is running on this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def is_custom_function(node: Node) -> bool:
     """Whether `node` is the backward of a `torch.autograd.Function` written in Python."""
     return isinstance(node, torch._C._FunctionBase)

@@ -19,6 +19,11 @@ _FOLLOWS: dict[Any, tuple[int, int]] = {
 }
 
 
+def has_layout_rule(func: Any) -> bool:
+    """Whether the fake kernel of an operator is corrected here."""
+    return func in _FOLLOWS
+
+
 def as_kernel_lays_out(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """`result` of a fake kernel with the strides that the real kernel gives."""
     rule = _FOLLOWS.get(func)

@@ -39,7 +39,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.graphs import name_plainly
-from whence._torch.layouts import as_kernel_lays_out
+from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
 
 __all__ = [
     "FakeTensor",
@@ -154,9 +154,8 @@ def _is_plain(func: Any) -> bool:
     """Whether an operator returns tensors, is no composite, and never needs a tensor's value."""
     if not isinstance(func, OpOverload) or func in _SPECIAL or torch.Tag.data_dependent_output in func.tags:
         return False
-    if func.namespace != "aten" or func.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
-    ):
+    composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    if func.namespace != "aten" or (composite and not has_layout_rule(func)):
         return False
     returned = [str(result.type) for result in func._schema.returns]
     return bool(returned) and (set(returned) == {"Tensor"} or returned == ["List[Tensor]"])

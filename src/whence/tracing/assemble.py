@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from whence._torch.autograd import history_of
@@ -34,6 +35,8 @@ from whence.tracing.record import Recorded
 from whence.tracing.sharing import refuse_shared_writes
 from whence.tracing.subject import Subject, module_records
 from whence.tracing.tables import Values, signature_of
+
+_RRELU = torch.ops.aten.rrelu_with_noise_functional.default
 
 
 def assemble(
@@ -85,7 +88,7 @@ def assemble(
         seed=_seed_name(recorded),
         entry=int(subject.is_module),
         adjoints=_renamed_adjoints(adjoints, names),
-        opaque=_opaque(opaque, recorded),
+        opaque=_opaque(opaque, recorded, graph),
         straight_through=straight | {node.name for node in functional.straight if not recorded.roots},
         asked=tuple(session.notes.asked),
         written=_written_between(functional),
@@ -208,10 +211,23 @@ def _calls(recorded: Recorded, names: "_Names") -> Calls:
     return Calls(tuple(rows))
 
 
-def _opaque(functions: Mapping[int, str], recorded: Recorded) -> tuple[str, ...]:
-    """What a forward-only program ran and autograd cannot repeat from it."""
-    hooks = () if recorded.roots else recorded.session.notes.hooks
-    return (*(f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())), *hooks)
+def _opaque(functions: Mapping[int, str], recorded: Recorded, graph: fx.Graph) -> tuple[str, ...]:
+    """What a forward-only program ran and autograd cannot repeat from it.
+
+    A backward pass inside the model that is differentiated again unpacks saved results as detached tensors;
+    autograd remembers where they came from, and the graph does not. The derivative of functional rrelu reads
+    the noise before it was drawn.
+    """
+    if recorded.roots:
+        return ()
+    notes = recorded.session.notes
+    unpacked = any(node.users for node in notes.unpacked)
+    reasons = {
+        "a backward pass inside the model": unpacked,
+        "rrelu in training": any(node.target is _RRELU for node in graph.nodes),
+    }
+    named = [f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())]
+    return (*named, *notes.hooks, *(reason for reason, found in reasons.items() if found))
 
 
 def _result_leaves(recorded: Recorded, values: Values) -> tuple[Leaf, ...]:

@@ -18,6 +18,7 @@ from whence._torch.autograd import (
     GradientKey,
     gradient_key,
     history_of,
+    inside_backward,
     next_sequence_number,
     sequence_number,
 )
@@ -103,6 +104,7 @@ class Notes:
     hooks: dict[str, None] = field(default_factory=dict)
     draws: list[fx.Node] = field(default_factory=list)
     redraws: dict[fx.Node, fx.Node | None] = field(default_factory=dict)
+    unpacked: list[fx.Node] = field(default_factory=list)
 
     @property
     def parents(self) -> list[int]:
@@ -279,6 +281,8 @@ class Session:
         self.notes.order.append(node)
         if draws(node.target, node.args, node.kwargs):
             self._note_draw(node)
+        if node.target is torch.ops.aten.detach.default and inside_backward() and torch.is_grad_enabled():
+            self.notes.unpacked.append(node)
         self.notes.marks[node] = Mark(
             self._stack[-1],
             self.phase,
