@@ -154,8 +154,10 @@ def _is_plain(func: Any) -> bool:
     """Whether an operator returns tensors, is no composite, and never needs a tensor's value."""
     if not isinstance(func, OpOverload) or func in _SPECIAL or torch.Tag.data_dependent_output in func.tags:
         return False
+    if func.namespace != "aten":
+        return False
     composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-    if func.namespace != "aten" or (composite and not has_layout_rule(func)):
+    if composite and not has_layout_rule(func):
         return False
     returned = [str(result.type) for result in func._schema.returns]
     return bool(returned) and (set(returned) == {"Tensor"} or returned == ["List[Tensor]"])
