@@ -1,0 +1,214 @@
+"""Canaries: what we rely on in autograd's private parts."""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from whence._torch import autograd
+
+
+def history(tensor: Tensor) -> Node:
+    node = tensor.grad_fn
+    assert node is not None
+    return node
+
+
+def weight() -> Tensor:
+    return torch.ones(3, requires_grad=True)
+
+
+def test_counter_is_there() -> None:
+    """`torch._C._autograd._get_sequence_nr` counts the autograd nodes made on this thread."""
+    assert isinstance(torch._C._autograd._get_sequence_nr(), int)
+
+
+def test_next_node_carries_the_counter() -> None:
+    """A node made now carries the number that the counter showed before."""
+    leaf = weight()
+    expected = autograd.next_sequence_number()
+    assert autograd.sequence_number(history(leaf * 2)) == expected
+    assert autograd.next_sequence_number() == expected + 1
+
+
+def test_numbers_grow_in_the_order_of_the_forward() -> None:
+    """Later operations have larger numbers, whatever they read."""
+    leaf = weight()
+    first, second = leaf * 2, leaf * 3
+    assert history(first)._sequence_nr() < history(second)._sequence_nr()
+
+
+def test_operation_without_a_gradient_does_not_count() -> None:
+    """Under `no_grad` no node is made and the counter stands still."""
+    leaf = weight()
+    before = autograd.next_sequence_number()
+    with torch.no_grad():
+        leaf * 2
+    assert autograd.next_sequence_number() == before
+
+
+def test_leaf_has_no_moment() -> None:
+    """The node of a leaf has the largest number there is, which is no moment."""
+    leaf = weight()
+    (accumulate, _), *_ = history(leaf * 2).next_functions
+    assert accumulate is not None
+    assert accumulate._sequence_nr() == autograd.LEAF_SEQUENCE_NUMBER
+    assert autograd.sequence_number(accumulate) is None
+
+
+def test_leaf_node_is_known_by_its_variable() -> None:
+    """The node of a leaf holds the leaf as `variable`, and no other node does."""
+    leaf = weight()
+    node = history(leaf * 2)
+    (accumulate, _), *_ = node.next_functions
+    assert accumulate is not None
+    assert getattr(accumulate, "variable", None) is leaf
+    assert autograd.is_leaf_node(accumulate)
+    assert not autograd.is_leaf_node(node)
+
+
+def test_key_of_a_tensor_is_where_its_gradient_goes() -> None:
+    """The key of a tensor is the key of the edge that leads to it from what reads it."""
+    first, second = torch.stack([weight(), weight()]).unbind()
+    (edge,) = autograd.keys_out(history(second.sin()))
+    assert edge == autograd.gradient_key(second)
+    assert edge != autograd.gradient_key(first)
+
+
+def test_key_of_a_leaf_is_where_its_gradient_goes() -> None:
+    """The same for a leaf."""
+    leaf = weight()
+    assert autograd.keys_out(history(leaf.sin())) == [autograd.gradient_key(leaf)]
+
+
+def test_tensor_without_a_gradient_has_no_key() -> None:
+    """Nothing is collected for a tensor that requires no gradient."""
+    assert autograd.gradient_key(torch.ones(3)) is None
+
+
+def test_torch_functions_are_passed_by() -> None:
+    """`torch._C.DisableTorchFunction` keeps looking at a tensor from calling torch functions."""
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: object, types: object, args: object = (), kwargs: object = None
+        ) -> object:
+            raise AssertionError(func)
+
+    tensor = weight() * 2
+    with Mode():
+        assert autograd.gradient_key(tensor) is not None
+        assert autograd.history_of(tensor) is not None
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 2
+
+
+def test_custom_function_is_told_from_built_in() -> None:
+    """The backward of a Python function is a `torch._C._FunctionBase`, that of a built-in one is not."""
+    assert autograd.is_custom_function(history(Doubling.apply(weight())))
+    assert isinstance(history(Doubling.apply(weight())), torch._C._FunctionBase)
+    assert not autograd.is_custom_function(history(weight() * 2))
+
+
+def test_custom_function_counts_like_a_built_in_one() -> None:
+    """A Python function's node carries the number that the counter showed before it was applied."""
+    leaf = weight()
+    expected = autograd.next_sequence_number()
+    assert autograd.sequence_number(history(Doubling.apply(leaf))) >= expected  # type: ignore[operator]
+
+
+def test_walk_finds_every_node_once() -> None:
+    """The nodes below a result are all operations and leaves that lead to it."""
+    leaf = weight()
+    shared = leaf.sin()
+    names = [type(node).__name__ for node in autograd.nodes_below([history(shared * shared.cos())])]
+    assert sorted(names) == ["AccumulateGrad", "CosBackward0", "MulBackward0", "SinBackward0"]
+
+
+class Listener:
+    """Notes what runs, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, int]] = []
+
+    def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
+        self.events.append(("starts", type(node).__name__, len(received)))
+
+    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> None:
+        self.events.append(("ends", type(node).__name__, len(produced)))
+
+
+def test_watched_backward_is_told_in_order() -> None:
+    """Every node is reported when it starts and when it ends, one after the other, latest operation first."""
+    leaf, listener = weight(), Listener()
+    value = (leaf.sin() * leaf.cos()).sum()
+    autograd.run_backward([value], [leaf], [torch.ones(())], listener)
+    names = ["SumBackward0", "MulBackward0", "CosBackward0", "SinBackward0"]
+    assert [event[:2] for event in listener.events] == [(e, n) for n in names for e in ("starts", "ends")]
+
+
+def test_edges_are_reported_in_order() -> None:
+    """What a node hands on comes in the order of its outgoing edges, None where nothing is needed."""
+    listener = Listener()
+    leaf = weight()
+    result = torch.addcmul(leaf, torch.ones(3), leaf)
+    autograd.run_backward([result], [leaf], [torch.ones(3)], listener)
+    assert listener.events[-1] == ("ends", "AddcmulBackward0", 3)
+    assert [key is None for key in autograd.keys_out(history(result))] == [False, True, False]
+
+
+def test_backward_runs_on_the_calling_thread() -> None:
+    """With multithreading off, autograd's nodes run on the thread that asked."""
+    threads = []
+    leaf = weight()
+    leaf_result = leaf * 2
+    leaf_result.register_hook(lambda gradient: threads.append(threading.get_ident()))
+    autograd.run_backward([leaf_result.sum()], [leaf], [torch.ones(())], Listener())
+    assert threads == [threading.get_ident()]
+
+
+def test_hooks_are_removed_after_the_backward() -> None:
+    """Watching ends with the block: a second backward is not reported."""
+    leaf, listener = weight(), Listener()
+    value = leaf.sin().sum()
+    with autograd.watched(autograd.nodes_below([history(value)]), listener):
+        pass
+    value.backward()
+    assert listener.events == []
+
+
+def test_unused_input_has_no_gradient() -> None:
+    """A tensor that nothing uses gets None."""
+    assert autograd.run_backward([weight().sum()], [weight()], [torch.ones(())], Listener()) == (None,)
+
+
+def test_below_autograd_nothing_is_recorded() -> None:
+    """`torch._C._AutoDispatchBelowAutograd` with grad mode on runs operations without making history."""
+    leaf = weight()
+    with autograd.below_autograd():
+        assert torch.is_grad_enabled()
+        result = leaf * 2
+    assert not result.requires_grad
+    assert torch.is_grad_enabled()
+
+
+def test_engine_is_known_to_run() -> None:
+    """`torch._C._current_graph_task_id` tells a backward in progress from none."""
+    seen: list[bool] = []
+    leaf = weight()
+    result = leaf * 2
+    result.register_hook(lambda gradient: seen.append(autograd.inside_backward()))
+    result.sum().backward()
+    assert seen == [True]
+    assert not autograd.inside_backward()
+    assert torch._C._current_graph_task_id() == -1

@@ -1,0 +1,90 @@
+"""Canaries: what we rely on in `torch.utils.checkpoint`."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import _CheckpointFrame, checkpoint, set_checkpoint_debug_enabled
+
+from whence._torch.checkpoints import observed_checkpoints
+
+
+class Observer:
+    """Notes when regions begin, and when they run again."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def checkpoint_starts(self) -> Callable[[], AbstractContextManager[None]]:
+        self.events.append("starts")
+        return self._around
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        self.events.append("again")
+        try:
+            yield  # PyTorch leaves by an exception as soon as it has what it needs
+        finally:
+            self.events.append("done")
+
+
+def region(x: Tensor) -> Tensor:
+    return x.sin().cos()
+
+
+def run(times: int = 1) -> Tensor:
+    x = torch.ones(3, requires_grad=True)
+    for _ in range(times):
+        x = checkpoint(region, x, use_reentrant=False)
+    return x.sum()
+
+
+def test_region_is_seen_to_begin() -> None:
+    """A `_CheckpointFrame` is made for every region, when it starts."""
+    observer = Observer()
+    with observed_checkpoints(observer):
+        run(times=2)
+    assert observer.events == ["starts", "starts"]
+
+
+def test_recomputation_is_seen() -> None:
+    """The function that the frame was given runs the region again, inside the observer's context."""
+    observer = Observer()
+    with observed_checkpoints(observer):
+        run().backward()
+    assert observer.events == ["starts", "again", "done"]
+
+
+def test_recomputation_is_seen_after_the_block() -> None:
+    """A frame made inside the block reports a recomputation that happens after it."""
+    observer = Observer()
+    with observed_checkpoints(observer):
+        value = run()
+    value.backward()
+    assert observer.events == ["starts", "again", "done"]
+
+
+def test_other_threads_are_not_seen() -> None:
+    """A checkpoint of another thread is not reported."""
+    observer = Observer()
+    with observed_checkpoints(observer):
+        thread = threading.Thread(target=lambda: run().backward())
+        thread.start()
+        thread.join()
+    assert observer.events == []
+
+
+def test_patch_is_taken_off() -> None:
+    """Afterwards the frame's constructor is PyTorch's own."""
+    before = _CheckpointFrame.__init__
+    with observed_checkpoints(Observer()):
+        assert _CheckpointFrame.__init__ is not before
+    assert _CheckpointFrame.__init__ is before
+
+
+def test_debug_mode_still_works() -> None:
+    """PyTorch's checkpoint debugging works under observation."""
+    with observed_checkpoints(Observer()), set_checkpoint_debug_enabled(False):
+        run().backward()

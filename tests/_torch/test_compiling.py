@@ -1,0 +1,95 @@
+"""Canaries: what we rely on behind `torch.compiler.is_compiling()`."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from whence._torch.compiling import compiling_on_this_thread
+
+QUESTIONS: list[Callable[[], bool]] = [
+    torch.compiler.is_compiling,
+    torch.compiler.is_exporting,
+]
+
+
+@pytest.mark.parametrize(
+    "question", QUESTIONS, ids=lambda question: f"{question.__module__}.{question.__name__}"
+)
+def test_answer_is_true_inside(question: Callable[[], bool]) -> None:
+    """Every way to ask is answered by the two flags."""
+    assert not question()
+    with compiling_on_this_thread(lambda: True):
+        assert question()
+    assert not question()
+
+
+def test_dynamo_is_not_told() -> None:
+    """`torch.compiler.is_dynamo_compiling()` is another question, and its answer stays no."""
+    with compiling_on_this_thread(lambda: True):
+        assert not torch.compiler.is_dynamo_compiling()
+
+
+def test_other_threads_are_not_told() -> None:
+    """Another thread is told no meanwhile."""
+    answers: list[bool] = []
+    with compiling_on_this_thread(lambda: True):
+        thread = threading.Thread(target=lambda: answers.extend(bool(question()) for question in QUESTIONS))
+        thread.start()
+        thread.join()
+    assert answers == [False] * len(QUESTIONS)
+
+
+def test_asking_is_noticed() -> None:
+    """Whoever asks on this thread is noticed."""
+    asked = []
+
+    def interesting() -> bool:
+        asked.append(1)
+        return True
+
+    with compiling_on_this_thread(interesting):
+        for _ in range(3):
+            assert torch.compiler.is_compiling()
+    assert len(asked) == 3
+
+
+def test_uninteresting_asker_is_not_reported_again() -> None:
+    """Code that was said not to matter is reported once."""
+    asked = []
+
+    def uninteresting() -> bool:
+        asked.append(1)
+        return False
+
+    with compiling_on_this_thread(uninteresting):
+        for _ in range(3):
+            assert torch.compiler.is_compiling()
+    assert len(asked) == 1
+
+
+def test_flags_come_back() -> None:
+    """Afterwards, and after an error, the flags are what they were."""
+    before = (torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag)
+    with pytest.raises(KeyError), compiling_on_this_thread(lambda: True):
+        raise KeyError
+    assert (torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag) == before == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("combined", "expected"),
+    [
+        pytest.param(lambda flag: flag or False, True, id="or"),
+        pytest.param(lambda flag: flag | False, True, id="|"),
+        pytest.param(lambda flag: False | flag, True, id="| from the right"),
+        pytest.param(lambda flag: flag & False, False, id="&"),
+        pytest.param(lambda flag: True & flag, True, id="& from the right"),
+        pytest.param(lambda flag: not flag, False, id="not"),
+        pytest.param(lambda flag: flag == True, True, id="=="),  # noqa: E712 - the way some library code asks
+    ],
+)
+def test_flag_combines_like_a_truth_value(combined: Callable[[object], object], expected: bool) -> None:
+    """The object in the flags' place works in the expressions that PyTorch writes."""
+    with compiling_on_this_thread(lambda: True):
+        assert bool(combined(torch.compiler._is_compiling_flag)) is expected

@@ -1,0 +1,69 @@
+"""Canaries: what we rely on in fx."""
+
+import torch
+from torch import fx, nn
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from whence._torch.graphs import graph_module, name_plainly
+
+
+def doubling() -> fx.Graph:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.ops.aten.mul.Tensor, (x, 2)))
+    return graph
+
+
+def test_graph_module_is_an_ordinary_one() -> None:
+    """The lazy kind is a graph module that runs, and prints its code."""
+    module = graph_module({}, doubling(), "Doubling")
+    assert isinstance(module, fx.GraphModule)
+    assert torch.equal(module(torch.ones(2)), torch.full((2,), 2.0))
+    assert "mul" in module.code
+
+
+def test_code_is_written_late() -> None:
+    """Nothing is compiled before somebody runs or reads the module."""
+    module = graph_module({}, doubling(), "Doubling")
+    assert isinstance(module, _LazyGraphModule)
+    assert module._needs_recompile()
+    module(torch.ones(2))
+    assert not module._needs_recompile()
+
+
+def test_attributes_are_shared() -> None:
+    """The tensors that a graph reads are the root's, not copies."""
+    graph = fx.Graph()
+    graph.output(graph.get_attr("layer.weight"))
+    layer = nn.Linear(2, 2)
+    module = graph_module({"layer.weight": layer.weight}, graph, "Reading")
+    assert module.get_parameter("layer.weight") is layer.weight
+
+
+def test_fx_renames_builtins() -> None:
+    """Fx appends a number to a placeholder that is called like a builtin, which is why we name it plainly."""
+    graph = fx.Graph()
+    node = graph.create_node("placeholder", "input", name="input")
+    assert node.name == "input_1"
+    name_plainly(node, "input")
+    assert (node.name, node.target) == ("input", "input")
+
+
+def test_plain_name_runs() -> None:
+    """A graph whose placeholder hides a builtin runs and prints."""
+    graph = fx.Graph()
+    node = graph.create_node("placeholder", "input", name="input")
+    name_plainly(node, "input")
+    graph.output(graph.call_function(torch.ops.aten.mul.Tensor, (node, 2)))
+    graph.lint()
+    assert torch.equal(graph_module({}, graph, "Plain")(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_taken_name_is_not_given_twice() -> None:
+    """A name that another node has is left alone."""
+    graph = fx.Graph()
+    first, second = (graph.create_node("placeholder", "input", name="input") for _ in range(2))
+    for node in (first, second):
+        name_plainly(node, "input")
+    assert first.name == "input"
+    assert second.name != "input"

@@ -1,0 +1,192 @@
+"""Canaries: what operators say of themselves."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from whence._torch import operators
+from whence._torch.operators import functional_twin, op_name, traits, without_outputs, written_arguments
+
+aten = torch.ops.aten
+
+
+def test_operators_are_overloads() -> None:
+    """`torch.ops.aten.mm.default` is a `torch._ops.OpOverload`, with a schema and tags."""
+    assert isinstance(aten.mm.default, OpOverload)
+    assert [argument.name for argument in aten.mm.default._schema.arguments] == ["self", "mat2"]
+    assert isinstance(torch.ops.higher_order.cond, HigherOrderOperator)
+
+
+def test_operator_is_named_with_its_overload() -> None:
+    """An operator prints as namespace, name and overload."""
+    assert op_name(aten.add.Tensor) == "aten.add.Tensor"
+    assert op_name(aten.mm.default) == "aten.mm.default"
+    assert (aten.add.Tensor.namespace, aten.add.Tensor._opname, aten.add.Tensor._overloadname) == (
+        "aten",
+        "add",
+        "Tensor",
+    )
+
+
+def test_other_callables_are_named_plainly() -> None:
+    """Anything else has its own name."""
+    assert op_name(test_other_callables_are_named_plainly) == "test_other_callables_are_named_plainly"
+
+
+@pytest.mark.parametrize(
+    ("target", "mutates"),
+    [
+        (aten.add_.Tensor, (0,)),
+        (aten.add.out, (3,)),
+        (aten.add.Tensor, ()),
+        (aten.max.dim_max, (3, 4)),
+        (aten._foreach_add_.Scalar, (0,)),
+        (aten.native_batch_norm.default, (3, 4)),
+        (aten._native_batch_norm_legit.default, (3, 4)),
+        (aten.index_put_.default, (0,)),
+    ],
+)
+def test_schema_says_what_is_written(target: Any, mutates: tuple[int, ...]) -> None:
+    """The schema marks the arguments that an operator writes, except where we know better."""
+    assert traits(target).mutates == mutates
+
+
+def test_batch_norm_writes_without_saying_so() -> None:
+    """`native_batch_norm` writes its running statistics in training, and its schema still does not say so."""
+    average, spread = torch.zeros(3), torch.ones(3)
+    assert not any(argument.alias_info for argument in aten.native_batch_norm.default._schema.arguments)
+    torch.native_batch_norm(torch.randn(4, 3), None, None, average, spread, True, 0.1, 1e-5)
+    assert average.abs().sum() > 0
+
+
+def test_batch_norm_writes_in_training_only() -> None:
+    """In evaluation the running statistics are read."""
+    arguments = (1, 2, 3, "average", "spread")
+    assert written_arguments(aten.native_batch_norm.default, (*arguments, True, 0.1, 1e-5), {}) == [
+        "average",
+        "spread",
+    ]
+    assert written_arguments(aten.native_batch_norm.default, (*arguments, False, 0.1, 1e-5), {}) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "viewed"),
+    [
+        (aten.view.default, 0),
+        (aten.select.int, 0),
+        (aten.split.Tensor, 0),
+        (aten.unbind.int, 0),
+        (aten.clone.default, None),
+        (aten.add_.Tensor, None),
+        (aten.reshape.default, 0),
+    ],
+)
+def test_schema_says_what_is_a_view(target: Any, viewed: int | None) -> None:
+    """The schema marks results that look into an argument."""
+    assert traits(target).viewed == viewed
+
+
+@pytest.mark.parametrize(
+    "target", [aten.squeeze_.default, aten.t_.default, aten.transpose_.default, aten.unsqueeze_.default]
+)
+def test_tag_says_what_moves_a_view(target: Any) -> None:
+    """Operators that change only the shape of a tensor in place are tagged as such."""
+    assert traits(target).moves_view
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        aten.native_dropout.default,
+        aten.bernoulli_.float,
+        aten.rand.default,
+        aten.randint.low,
+        aten.normal_.default,
+    ],
+)
+def test_tag_says_what_is_random(target: Any) -> None:
+    """Operators that draw random numbers are tagged as such."""
+    assert traits(target).random
+
+
+@pytest.mark.parametrize(("chance", "expected"), [(0.0, False), (0.3, True)])
+def test_attention_draws_with_dropout_only(chance: float, expected: bool) -> None:
+    """Attention is tagged random, and draws only when its dropout is above zero."""
+    target = aten._scaled_dot_product_flash_attention.default
+    assert operators.draws(target, (1, 2, 3, chance), {}) is expected
+    assert operators.draws(target, (1, 2, 3), {"dropout_p": chance}) is expected
+    assert operators.draws(target, (1, 2, 3), {}) is False
+
+
+def test_out_arguments_are_dropped() -> None:
+    """The arguments that only say where to write are marked in the schema."""
+    assert without_outputs(aten.add.out, {"alpha": 2, "out": 1}) == {"alpha": 2}
+
+
+@pytest.mark.parametrize(
+    ("target", "twin"),
+    [
+        (aten.add_.Tensor, aten.add.Tensor),
+        (aten.mul_.Scalar, aten.mul.Scalar),
+        (aten.add.out, aten.add.Tensor),
+        (aten.max.dim_max, aten.max.dim),
+        (aten.copy_.default, aten.copy.default),
+        (aten.bernoulli_.float, aten.bernoulli.p),
+        (aten.normal_.default, aten.normal_functional.default),
+        (aten.pow_.Scalar, aten.pow.Tensor_Scalar),
+        (aten.pow_.Tensor, aten.pow.Tensor_Tensor),
+        (aten.masked_fill_.Tensor, aten.masked_fill.Tensor),
+        (aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default),
+        (aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional.default),
+        (aten._batch_norm_with_update.default, aten._batch_norm_with_update_functional.default),
+    ],
+)
+def test_functional_twin(target: Any, twin: Any) -> None:
+    """Every operator that writes has a twin that computes the same and writes nothing."""
+    assert functional_twin(target) is twin
+
+
+def writing_operators() -> list[Any]:
+    """Every in-place operator of ATen on one tensor, and every one that is told where to write."""
+    packets = [getattr(aten, name) for name in dir(aten) if not name.startswith("_")]
+    packets = [packet for packet in packets if isinstance(packet, OpOverloadPacket)]
+    targets = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+    listed = (aten.native_batch_norm.default,)
+    return [t for t in targets if traits(t).mutates and t not in listed and functional_twin(t) is not None]
+
+
+def inputs(target: Any) -> list[Any]:
+    return [argument for argument in target._schema.arguments if not argument.is_out]
+
+
+def test_twin_takes_the_same_kinds_of_arguments() -> None:
+    """A twin has the argument types of the operator it stands for, not only its argument names."""
+    pairs = [(target, functional_twin(target)) for target in writing_operators()]
+    kinds = [[[str(a.type) for a in inputs(operator)] for operator in pair] for pair in pairs]
+    assert [f"{a} -> {b}" for (a, b), (left, right) in zip(pairs, kinds, strict=True) if left != right] == []
+
+
+def test_operator_without_a_twin() -> None:
+    """An operator that has no functional form has no twin."""
+    assert functional_twin(aten.set_.source_Tensor) in (None, aten.set.source_Tensor)
+    assert functional_twin(aten.mm.default) is None
+
+
+def test_custom_operator_is_told_from_built_in() -> None:
+    """An operator defined outside PyTorch with a derivative has an Autograd kernel of its own."""
+
+    @torch.library.custom_op("whence_tests::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    assert torch._C._dispatch_has_kernel_for_dispatch_key("whence_tests::doubled", "Autograd")
+    assert operators.is_custom_operator(torch.ops.whence_tests.doubled.default)
+    assert not operators.is_custom_operator(aten.mm.default)
+
+
+def test_entry_point_computes_the_same() -> None:
+    """The C++ function behind an operator is called as the operator is."""
+    x = torch.randn(2, 2)
+    assert torch.equal(operators.entry_point(aten.mm.default)(x, x), torch.mm(x, x))

@@ -1,0 +1,272 @@
+"""Canaries: fake tensors and the recording of operators."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    unset_fake_temporarily,
+)
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    TorchFunctionMetadataMode,
+    _ProxyTensor,
+    disable_proxy_modes_tracing,
+    get_proxy_slot,
+    has_proxy_slot,
+    snapshot_fake,
+    track_tensor_tree,
+)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from whence._torch.recording import Recorder, fake_mode_of, is_wrapper_subclass
+
+aten = torch.ops.aten
+
+
+class Listener:
+    """Notes what is recorded."""
+
+    def __init__(self) -> None:
+        self.nodes: list[fx.Node] = []
+        self.met: list[Tensor] = []
+        self.hooks: list[object] = []
+
+    def recorded(self, node: fx.Node) -> None:
+        self.nodes.append(node)
+
+    def met_tensor(self, tensor: Tensor) -> str:
+        self.met.append(tensor)
+        return f"c_{len(self.met)}"
+
+    def value_needed(self, operation: object) -> Exception:
+        return LookupError(str(operation))
+
+    def subclass_met(self, tensor: Tensor) -> Exception:
+        return TypeError(type(tensor).__name__)
+
+    def hook_registered(self, tensor: Tensor, hook: object) -> None:
+        self.hooks.append(hook)
+
+    def generator_met(self, operation: object) -> Exception:
+        return LookupError(str(operation))
+
+
+def recorded(work: Callable[[Tensor], Any], x: Tensor | None = None) -> tuple[list[str], Listener]:
+    """The operators that `work` is recorded as, on a fake twin of `x`."""
+    listener = Listener()
+    recorder = Recorder(listener, FakeTensorMode())
+    twin, _ = recorder.fake_input(torch.randn(2, 4) if x is None else x, "x")
+    with recorder.active():
+        work(twin)
+    return [str(n.target) for n in listener.nodes if n.op == "call_function"], listener
+
+
+def test_fake_tensor_describes_and_holds_nothing() -> None:
+    """A fake tensor has shape, dtype, strides and requirement of a gradient, on the meta device inside."""
+    real = torch.randn(4, 2).t().requires_grad_()
+    fake = FakeTensorMode().from_tensor(real, static_shapes=True)
+    assert isinstance(fake, FakeTensor)
+    assert (fake.shape, fake.stride(), fake.dtype, fake.requires_grad) == (
+        (2, 4),
+        (1, 2),
+        torch.float32,
+        True,
+    )
+    assert fake.device.type == "cpu"
+
+
+def test_mode_gives_one_twin_to_one_tensor() -> None:
+    """The same tensor has the same fake twin, so ties survive."""
+    mode, real = FakeTensorMode(), torch.randn(2)
+    assert mode.from_tensor(real, static_shapes=True) is mode.from_tensor(real, static_shapes=True)
+
+
+def test_mode_of_fake_inputs_is_taken() -> None:
+    """Inputs that are fake already bring their own mode."""
+    mode = FakeTensorMode()
+    fake = mode.from_tensor(torch.randn(2))
+    assert fake_mode_of(iter([torch.randn(2), fake])) is mode
+    assert isinstance(fake_mode_of(iter([torch.randn(2)])), FakeTensorMode)
+
+
+def test_operators_are_recorded_below_autograd() -> None:
+    """What reaches the recording are ATen operators, composites taken apart."""
+    assert recorded(lambda x: torch.nn.functional.linear(x, torch.randn(3, 4)))[0][-2:] == [
+        "aten.t.default",
+        "aten.mm.default",
+    ]
+
+
+def test_several_results_are_taken_apart() -> None:
+    """An operator with several results is followed by one `getitem` for each."""
+    names, _ = recorded(lambda x: x.max(dim=1))
+    assert names == ["aten.max.dim", "<built-in function getitem>", "<built-in function getitem>"]
+
+
+def test_list_of_results_is_taken_apart() -> None:
+    """An operator that returns a list is followed by one `getitem` for each part."""
+    names, _ = recorded(lambda x: x.split(2, dim=1))
+    assert names == ["aten.split.Tensor", "<built-in function getitem>", "<built-in function getitem>"]
+
+
+def test_in_place_operator_is_recorded_as_it_is() -> None:
+    """Nothing is made functional while recording."""
+    assert recorded(lambda x: (x * 2).add_(1))[0] == ["aten.mul.Tensor", "aten.add_.Tensor"]
+
+
+def test_node_has_a_fake_value() -> None:
+    """Every recorded operation carries the fake tensor that it makes."""
+    _, listener = recorded(lambda x: x.sum(0))
+    value = listener.nodes[-1].meta["val"]
+    assert isinstance(value, FakeTensor)
+    assert value.shape == (4,)
+
+
+def test_real_tensor_is_met_once() -> None:
+    """A tensor from outside is announced the first time it reaches an operation, and known after that."""
+    outside = torch.randn(2, 4)
+    _, listener = recorded(lambda x: x + outside + outside)
+    assert [tensor is outside for tensor in listener.met] == [True]
+    assert [node.op for node in listener.nodes].count("placeholder") == 2
+
+
+def test_real_tensor_is_not_touched() -> None:
+    """An in-place operation on a real tensor from outside changes no number of it."""
+    outside = torch.zeros(2, 4)
+    recorded(outside.add_)
+    assert torch.equal(outside, torch.zeros(2, 4))
+
+
+def test_parameter_gets_its_gradient_through_its_stand_in() -> None:
+    """Autograd above the recording sees the real parameter."""
+    weight = nn.Parameter(torch.randn(4))
+    results: list[Tensor] = []
+    recorded(lambda x: results.append(x * weight))
+    assert results[0].requires_grad
+    assert results[0].grad_fn is not None
+    assert any(getattr(node, "variable", None) is weight for node, _ in results[0].grad_fn.next_functions)
+
+
+def test_literal_becomes_an_input() -> None:
+    """`torch.tensor([...])` makes a real tensor, which `aten.lift_fresh` brings in."""
+    names, listener = recorded(lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    assert len(listener.met) == 1
+    assert any("lift_fresh" in name for name in names)
+
+
+VALUE_READERS: dict[str, Callable[[Tensor], Any]] = {
+    "bool": lambda x: bool(x.sum() > 0),
+    "item": lambda x: x.sum().item(),
+    "int": lambda x: int(x.sum()),
+    "numpy": lambda x: x.numpy(),
+    "tolist": lambda x: x.tolist(),
+    "nonzero": lambda x: x.nonzero(),
+    "equal": lambda x: torch.equal(x, x),
+    "mask": lambda x: x[x > 0],
+}
+
+
+@pytest.mark.parametrize("work", VALUE_READERS.values(), ids=VALUE_READERS)
+def test_value_is_refused(work: Callable[[Tensor], Any]) -> None:
+    """Every way to ask for a value ends in the listener's error."""
+    with pytest.raises(LookupError):
+        recorded(work)
+
+
+def test_fake_tensors_name_what_they_cannot_do() -> None:
+    """The three errors that we translate are the ones that fake tensors raise."""
+    mode = FakeTensorMode()
+    with mode:
+        fake = torch.empty(3)
+        with pytest.raises(DataDependentOutputException):
+            fake[0].item()
+        with pytest.raises(DynamicOutputShapeException):
+            fake.nonzero()
+    assert issubclass(UnsupportedFakeTensorException, RuntimeError)
+
+
+def test_modes_are_off_after_the_recording() -> None:
+    """When recording ends no mode is left on any stack."""
+    recorded(lambda x: x * 2)
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_function_in_progress_is_known() -> None:
+    """The torch function that led to an operation is noted on its node, as torch.export spells it."""
+    _, listener = recorded(lambda x: torch.nn.functional.softmax(x, dim=0))
+    assert listener.nodes[-1].meta["torch_fn"] == ("softmax_1", "function.softmax")
+
+
+def test_slots_are_kept_by_tracer() -> None:
+    """A tracked tensor has a proxy for its tracer, and none for another."""
+    first, second = PythonKeyTracer(), PythonKeyTracer()
+    for tracer in (first, second):
+        tracer.root, tracer.graph = nn.Module(), fx.Graph(tracer_cls=PythonKeyTracer)
+    fake = FakeTensorMode().from_tensor(torch.randn(2))
+    proxy = first.create_proxy("placeholder", "x", (), {}, name="x")
+    track_tensor_tree(fake, proxy, constant=None, tracer=first)
+    assert has_proxy_slot(fake, first)
+    assert get_proxy_slot(fake, first, None, lambda slot: slot.proxy) is proxy
+    assert isinstance(first.tensor_tracker[fake], _ProxyTensor)
+    assert not has_proxy_slot(fake, second)
+    assert get_proxy_slot(fake, second, None, lambda slot: slot.proxy) is None
+
+
+def test_snapshot_is_a_detached_fake() -> None:
+    """The fake that a node keeps does not change with the tensor and holds no history."""
+    fake = FakeTensorMode().from_tensor(torch.randn(2, requires_grad=True))
+    kept = snapshot_fake(fake * 2)
+    assert isinstance(kept, FakeTensor)
+    assert kept.grad_fn is None
+
+
+def test_modes_have_the_constructors_we_call() -> None:
+    """`ProxyTorchDispatchMode` takes a tracer and a kind, `TorchFunctionMetadataMode` a tracer."""
+    tracer = PythonKeyTracer()
+    assert ProxyTorchDispatchMode(tracer, "fake").tracer is tracer
+    assert TorchFunctionMetadataMode(tracer).tracer is tracer
+    assert tracer.torch_fn_metadata is None
+    assert tracer.torch_fn_counts == {}
+
+
+def test_recording_is_switched_off_in_a_block() -> None:
+    """`disable_proxy_modes_tracing` stops the recording, and in `unset_fake_temporarily` tensors are real."""
+    kinds: list[type] = []
+
+    def work(x: Tensor) -> None:
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            kinds.append(type(torch.ones(2) * 2))
+
+    assert recorded(work)[0] == []
+    assert kinds == [Tensor]
+
+
+def test_wrapper_subclasses_are_told_apart() -> None:
+    """A nested tensor is made of other tensors; a parameter and a fake tensor are not."""
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert is_traceable_wrapper_subclass(nested)
+    assert is_wrapper_subclass(nested)
+    assert not is_wrapper_subclass(nn.Parameter(torch.ones(2)))
+    assert not is_wrapper_subclass(FakeTensorMode().from_tensor(torch.ones(2)))
+
+
+def test_composites_are_known() -> None:
+    """A composite operator has a kernel under `CompositeImplicitAutograd`, a primitive one has none."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    assert aten.reshape.default.has_kernel_for_dispatch_key(key)
+    assert not aten.mm.default.has_kernel_for_dispatch_key(key)
+
+
+def test_value_dependent_operators_are_tagged() -> None:
+    """Operators whose result is a Python number are tagged."""
+    assert torch.Tag.data_dependent_output in aten._local_scalar_dense.default.tags

@@ -1,0 +1,105 @@
+"""Canaries: versions, histories and storages of tensors."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from whence._torch.tensors import clear_autocast_cache, generator_state, share_memory, untouched
+
+
+def test_version_counts_writes() -> None:
+    """`Tensor._version` grows with every in-place operation."""
+    tensor = torch.zeros(2)
+    before = tensor._version
+    tensor.add_(1)
+    assert tensor._version == before + 1
+
+
+def test_version_can_be_set() -> None:
+    """`torch._C._autograd._unsafe_set_version_counter` takes tuples of tensors and versions."""
+    tensor = torch.zeros(2).add_(1)
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (7,))
+    assert tensor._version == 7
+
+
+def test_version_comes_back() -> None:
+    """What is written in the block is not counted after it."""
+    tensor = torch.zeros(2)
+    with untouched([tensor]):
+        tensor.add_(1)
+    assert tensor._version == 0
+
+
+def test_history_comes_back() -> None:
+    """A buffer that got a history in the block has none after it."""
+    buffer, weight = torch.zeros(2), nn.Parameter(torch.ones(2))
+    with untouched([buffer]):
+        buffer.add_(weight)
+        assert buffer.grad_fn is not None
+    assert buffer.grad_fn is None
+    assert not buffer.requires_grad
+
+
+def test_requirement_comes_back() -> None:
+    """A parameter that was frozen in the block takes gradients after it."""
+    weight = nn.Parameter(torch.ones(2))
+    with untouched([weight]):
+        weight.requires_grad_(False)
+    assert weight.requires_grad
+
+
+def test_everything_comes_back_after_an_error() -> None:
+    """The same when the block raises."""
+    tensor = torch.zeros(2)
+    with pytest.raises(KeyError), untouched([tensor]):
+        tensor.add_(1)
+        raise KeyError
+    assert tensor._version == 0
+
+
+def test_inference_tensor_is_left_out() -> None:
+    """A tensor made in inference mode has no version, and is no obstacle."""
+    with torch.inference_mode():
+        tensor = torch.zeros(2)
+    with untouched([tensor]):
+        pass
+    assert tensor.is_inference()
+
+
+def test_views_share_memory() -> None:
+    """A view has its base's storage, a clone its own."""
+    base = torch.zeros(4)
+    assert share_memory(base[1:], base.view(2, 2))
+    assert not share_memory(base, base.clone())
+
+
+def test_empty_and_meta_tensors_share_no_memory() -> None:
+    """Storages without data are told apart by identity."""
+    assert not share_memory(torch.empty(0), torch.empty(0))
+    assert not share_memory(torch.empty(2, device="meta"), torch.empty(2, device="meta"))
+
+
+def test_modes_are_passed_by() -> None:
+    """Inside `_disable_current_modes` tensors are real, whatever mode is on."""
+    with FakeTensorMode(), _disable_current_modes():
+        assert torch.ones(2).sum().item() == 2
+
+
+def test_generator_is_read_past_modes() -> None:
+    """The state of the generator is its bytes, under a mode too, and changes with every draw."""
+    before = generator_state()
+    with FakeTensorMode():
+        assert generator_state() == before
+    torch.rand(1)
+    assert generator_state() != before
+
+
+def test_autocast_forgets() -> None:
+    """After clearing, autocast casts a weight again."""
+    weight = nn.Parameter(torch.ones(2, 2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        first = torch.mm(weight, weight)
+        clear_autocast_cache()
+        assert torch.equal(torch.mm(weight, weight), first)

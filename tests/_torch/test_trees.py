@@ -1,0 +1,106 @@
+"""Canaries: the registry of containers, and paths into them."""
+
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree
+
+from whence._torch.trees import (
+    key_segments,
+    spelled,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_map_only,
+    tree_unflatten,
+)
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+@dataclass
+class Pair:
+    left: Any
+    right: Any
+
+
+torch.export.register_dataclass(Pair, serialized_type_name="whence.tests.trees.Pair")
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ([1], "[0]"),
+        ((1,), "[0]"),
+        ({"key": 1}, "['key']"),
+        ({3: 1}, "[3]"),
+        (OrderedDict(key=1), "['key']"),
+        (Point([1], ()), ".x[0]"),
+        (Pair(None, [1]), ".right[0]"),
+        ({"a": [{"b": 1}]}, "['a'][0]['b']"),
+    ],
+    ids=str,
+)
+def test_path_is_spelled_as_python_reads_it(value: Any, path: str) -> None:
+    """The path to a leaf is the expression that a person would write."""
+    pairs, _ = tree_flatten_with_path(value)
+    found = {spelled(keys) for keys, leaf in pairs if leaf == 1}
+    assert found == {path}
+    assert eval(f"value{path}", {"value": value}) == 1
+
+
+def test_segments_are_bare_keys() -> None:
+    """For names the keys come without their spelling."""
+    ((keys, _),), _ = tree_flatten_with_path({"a": [Point(1, ())]})
+    assert key_segments(keys) == ["a", "0", "x"]
+
+
+@pytest.mark.parametrize(
+    "value", [[1, (2,)], {"a": 1, "b": [2]}, Point(1, 2), Pair(1, [2]), None, (), 3], ids=str
+)
+def test_containers_round_trip(value: Any) -> None:
+    """Flat leaves and a structure make the same value again."""
+    assert tree_unflatten(*tree_flatten(value)) == value
+
+
+def test_registry_is_the_one_everybody_registers_in() -> None:
+    """A class registered with torch.export or `torch.utils._pytree` is known here."""
+
+    class Own:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+    _pytree.register_pytree_node(Own, lambda own: ([own.inner], None), lambda leaves, _: Own(*leaves))
+    assert tree_flatten(Own([1, 2]))[0] == [1, 2]
+    assert tree_flatten(Pair(1, 2))[0] == [1, 2]
+
+
+def test_none_is_a_leaf() -> None:
+    """None stays in its place among the leaves."""
+    assert tree_flatten([None, 1])[0] == [None, 1]
+
+
+def test_unknown_object_is_a_leaf() -> None:
+    """An object of a class that nobody registered is a leaf."""
+    unknown = object()
+    assert tree_flatten([unknown])[0] == [unknown]
+
+
+def test_map_over_one_type() -> None:
+    """`tree_map_only` changes leaves of a type and leaves the others."""
+    assert tree_map_only(int, lambda number: number + 1, [1, "a", {"b": 2}]) == [2, "a", {"b": 3}]
+
+
+def test_equal_structures_are_equal() -> None:
+    """Structures compare by kind, keys and order."""
+    assert tree_flatten({"a": 1})[1] == tree_flatten({"a": 2})[1]
+    assert tree_flatten({"a": 1})[1] != tree_flatten(OrderedDict(a=1))[1]
+    assert tree_flatten([1])[1] != tree_flatten((1,))[1]
+
+
+@pytest.mark.parametrize("name", ["SequenceKey", "MappingKey", "GetAttrKey", "KeyPath", "TreeSpec"])
+def test_private_names_are_there(name: str) -> None:
+    """The names that we import from `torch.utils._pytree` exist."""
+    assert hasattr(_pytree, name)

@@ -1,0 +1,164 @@
+import pytest
+from torch import fx
+
+import whence
+from tests.program.small import counted_program, sine_loss, stack_program
+from whence.program.origins import origin_of
+
+
+@pytest.fixture(scope="module")
+def forward() -> whence.Program:
+    return stack_program()
+
+
+@pytest.fixture(scope="module")
+def joint() -> whence.Program:
+    return stack_program(sine_loss)
+
+
+def paths(nodes: list[fx.Node]) -> set[str]:
+    return {str(site.path) for node in nodes for site in origin_of(node).calls}
+
+
+def operations(nodes: list[fx.Node]) -> list[str]:
+    return [str(node.target) for node in nodes]
+
+
+def test_path_includes_everything_below_it(forward: whence.Program) -> None:
+    """A layer's path finds what the layer does itself and what its children do."""
+    assert paths(forward.select("layers.0")) == {
+        "layers.0",
+        "layers.0.attention",
+        "layers.0.mlp.0",
+        "layers.0.mlp.1",
+    }
+
+
+def test_path_glob_takes_every_layer(forward: whence.Program) -> None:
+    """`*` stands for one segment: the same module of every layer."""
+    assert paths(forward.select("layers.*.attention")) == {"layers.0.attention", "layers.1.attention"}
+
+
+def test_path_glob_includes_descendants(forward: whence.Program) -> None:
+    """A glob that fits a container finds the operations of the modules in it."""
+    assert paths(forward.select("layers.*.mlp")) == {f"layers.{i}.mlp.{j}" for i in (0, 1) for j in (0, 1)}
+
+
+def test_double_star_finds_modules_at_any_depth(forward: whence.Program) -> None:
+    """`**.attention` needs no knowledge of what is around it."""
+    assert forward.select("**.attention") == forward.select("layers.*.attention")
+
+
+def test_path_of_a_container_that_is_never_called(forward: whence.Program) -> None:
+    """A module list has no call of its own, and still stands for what is in it."""
+    assert forward.select("layers") == forward.select("layers.*")
+
+
+@pytest.mark.parametrize("pattern", ["**", ":: aten.*", "** :: *", ":: :: forward"])
+def test_open_parts_fit_everything(forward: whence.Program, pattern: str) -> None:
+    """A part left out, or a bare star, fits all operations."""
+    every = [node for node in forward.nodes() if node.op == "call_function"]
+    assert forward.select(pattern) == every
+
+
+def test_placeholders_are_not_operations(forward: whence.Program) -> None:
+    """Inputs and the output node are never selected."""
+    assert {node.op for node in forward.select("**")} == {"call_function"}
+
+
+@pytest.mark.parametrize("operation", ["aten.mm", "aten.mm.default", "aten.m?", "*.mm", "aten.mm*"])
+def test_operation_with_or_without_overload(forward: whence.Program, operation: str) -> None:
+    """`aten.mm` and `aten.mm.default` are one operation, and globs work on both."""
+    assert operations(forward.select(f"layers.0 :: {operation}")) == ["aten.mm.default"] * 2
+
+
+def test_operation_glob_takes_a_namespace(forward: whence.Program) -> None:
+    """`aten.*` is every ATen operation."""
+    assert forward.select("layers.0 :: aten.*") == forward.select("layers.0")
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_phase_keeps_its_own(joint: whence.Program, phase: str) -> None:
+    """A phase finds operations of that phase only."""
+    assert {origin_of(node).phase.value for node in joint.select(f"head :: :: {phase}")} == {phase}
+
+
+def test_phases_together_are_the_whole(joint: whence.Program) -> None:
+    """Forward and backward of a module are all it does."""
+    found = [*joint.select("head :: :: forward"), *joint.select("head :: :: backward")]
+    assert found == joint.select("head")
+
+
+def test_three_parts_narrow_together(joint: whence.Program) -> None:
+    """Path, operation and phase each take away what they do not fit."""
+    found = joint.select("layers.*.attention :: aten.mm :: backward")
+    assert paths(found) == {"layers.0.attention", "layers.1.attention"}
+    assert operations(found) == ["aten.mm.default"] * len(found)
+
+
+def test_selection_is_in_graph_order(joint: whence.Program) -> None:
+    """What is found comes in the order of the graph."""
+    order = list(joint.nodes())
+    found = joint.select("**.mlp :: aten.mm")
+    assert found == sorted(found, key=order.index)
+
+
+def test_accumulated_sum_belongs_to_every_contributor() -> None:
+    """A sum of two modules' gradients is found under the path of either."""
+    program = counted_program(sine_loss)
+    (total,) = [node for node in program.nodes() if len(origin_of(node).calls) > 1]
+    assert total in program.select("first")
+    assert total in program.select("second")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("layers.0.atention", "layers.0.attention"),
+        ("attention", "**.attention"),
+        ("layers.7", "layers."),
+        ("Layers.0", "layers.0"),
+        ("haed", "head"),
+    ],
+)
+def test_unknown_module_names_near_misses(forward: whence.Program, pattern: str, hint: str) -> None:
+    """A path that fits no module says which paths are close."""
+    with pytest.raises(whence.SelectionError, match="no module fits") as caught:
+        forward.select(pattern)
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "hint"), [("aten.nm", "aten.mm"), ("mm", "aten.mm"), ("aten.conv", "aten.")]
+)
+def test_unknown_operation_names_near_misses(forward: whence.Program, operation: str, hint: str) -> None:
+    """An operation that is not there says which ones are."""
+    with pytest.raises(whence.SelectionError, match="no operation fits") as caught:
+        forward.select(f"layers.0 :: {operation}")
+    assert hint in str(caught.value)
+
+
+def test_unknown_phase_names_the_phases(forward: whence.Program) -> None:
+    """A phase that does not exist lists those that do."""
+    with pytest.raises(whence.SelectionError, match="'backwards' is not a phase") as caught:
+        forward.select("head :: :: backwards")
+    assert "forward, backward, optimizer" in str(caught.value)
+
+
+def test_phase_without_a_match_says_where_there_is_one(forward: whence.Program) -> None:
+    """Nothing in the backward of a forward program says that it is found in the forward."""
+    with pytest.raises(whence.SelectionError, match="found only in forward"):
+        forward.select("head :: :: backward")
+
+
+@pytest.mark.parametrize("pattern", ["", "  ", "a :: b :: forward :: d"])
+def test_not_a_pattern(forward: whence.Program, pattern: str) -> None:
+    """An empty text and a fourth part are no patterns, and the error shows the form."""
+    with pytest.raises(whence.SelectionError, match="path :: operation :: phase"):
+        forward.select(pattern)
+
+
+def test_selection_error_is_a_lookup_error(forward: whence.Program) -> None:
+    """Code that expects Python's own error for something not found keeps working."""
+    with pytest.raises(LookupError):
+        forward.select("nowhere")

@@ -1,0 +1,304 @@
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests import zoo
+from tests.checks import leaves_no_trace
+from tests.models import case
+from tests.tracing.writing import sines
+
+X = torch.randn(2, 3, zoo.WIDTH)
+
+
+class Asking(nn.Module):
+    """Computes something else when it is being compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(zoo.WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (2 if torch.compiler.is_compiling() else 1)
+
+
+def kinds(result: whence.Verification) -> set[str]:
+    return {row.kind for row in result.rows}
+
+
+def unequal(result: whence.Verification) -> list[str]:
+    return [row.name for row in result.rows if not row.equal]
+
+
+def broken(model: nn.Module, operation: Any, other: Any, *args: Any, **options: Any) -> whence.Program:
+    """The program of a model, one of its operations replaced by another."""
+    program = whence.capture(model, args, **options)
+    (node, *_) = [node for node in program.nodes() if node.target is operation]
+    node.target = other
+    return program
+
+
+def test_equal_program_is_ok() -> None:
+    """A program that computes eager's bits is ok, and every comparison is listed."""
+    model = zoo.Mlp()
+    result = whence.capture(model, (X,), backward=True).verify(model, (X,))
+    assert result.ok
+    assert unequal(result) == []
+    assert result.divergence is None
+
+
+def test_everything_is_compared() -> None:
+    """Outputs, gradients of parameters and inputs, state, inputs and the generator have rows of their own."""
+    model, x = zoo.InplaceActivations().train(), torch.randn(2, 3, 8, 8, requires_grad=True)
+    result = whence.capture(model, (x,), backward=sines).verify(model, (x,))
+    names = {row.name for row in result.rows}
+    assert {"loss", "output", "stem.0.weight", "stem.1.running_mean", "args[0]"} <= names
+    assert {"output", "gradient", "input", "generator"} <= kinds(result)
+
+
+def test_wrong_output_is_found() -> None:
+    """One wrong operation makes the output differ, and the verification is not ok."""
+    model = zoo.Mlp()
+    program = broken(model, torch.ops.aten.gelu.default, torch.ops.aten.relu.default, X)
+    result = program.verify(model, (X,))
+    assert not result.ok
+    assert "output" in unequal(result)
+    assert result.rows[0].difference > 0  # type: ignore[operator]
+
+
+def test_wrong_gradient_is_found() -> None:
+    """One wrong operation in the backward leaves the output and makes gradients differ."""
+    model = zoo.Mlp()
+    aten = torch.ops.aten
+    program = whence.capture(model, (X,), backward=sines)
+    (node, *_) = program.select(":: aten.cos :: backward")
+    node.target = aten.sin.default
+    result = program.verify(model, (X,))
+    assert not result.ok
+    assert "output" not in unequal(result)
+    assert "up.weight" in unequal(result)
+
+
+def test_divergence_names_the_module() -> None:
+    """The first module whose result differs is named with its class and the line of its operation."""
+    model = nn.Sequential(zoo.Mlp(), zoo.Mlp())
+    program = whence.capture(model, (X,))
+    (node,) = program.select("1.up :: aten.addmm")
+    node.args = (node.args[0], node.args[1], node.args[2])
+    node.kwargs = {"alpha": 2}
+    divergence = program.verify(model, (X,)).divergence
+    assert divergence is not None
+    assert divergence.startswith("1.up (Linear)")
+
+
+def test_other_weights_are_compared() -> None:
+    """A program is verified against another instance by that instance's own weights."""
+    model, other = zoo.Mlp(), zoo.Mlp()
+    assert whence.capture(model, (X,), backward=True).verify(other, (X,)).ok
+
+
+def test_other_inputs_are_compared() -> None:
+    """Inputs other than the example's are compared on."""
+    model = zoo.Mlp()
+    assert whence.capture(model, (X,), backward=True).verify(model, (X.cos(),)).ok
+
+
+def test_model_that_asks_is_explained() -> None:
+    """Where a model does something else when compiled, the result is not ok, but explained, with the line."""
+    model = Asking()
+    result = whence.capture(model, (X,), backward=True).verify(model, (X,))
+    assert not result.ok
+    assert result.explained
+    assert len(result.asked) == 1
+    assert "Asking.forward" in result.asked[0]
+
+
+def test_difference_of_a_model_that_asks_is_not_always_explained() -> None:
+    """A wrong program of a model that asks stays unexplained."""
+    model = Asking()
+    program = broken(model, torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor, X)
+    result = program.verify(model, (X,))
+    assert not result.ok
+    assert not result.explained
+
+
+def test_text_gives_counts_and_a_verdict() -> None:
+    """Printed, a verification counts per kind and ends in a verdict."""
+    model = zoo.Mlp()
+    lines = str(whence.capture(model, (X,), backward=True).verify(model, (X,))).splitlines()
+    assert any(line.startswith("gradient") and "6 of 6 bitwise equal" in line for line in lines)
+    assert "bitwise equal to eager" in lines[-1]
+
+
+def test_text_of_a_difference() -> None:
+    """Printed, a difference says what differs, by how much, in which module, and the verdict is plain."""
+    model = zoo.Mlp()
+    program = broken(model, torch.ops.aten.gelu.default, torch.ops.aten.relu.default, X)
+    text = str(program.verify(model, (X,)))
+    assert "output output differs by at most" in text
+    assert "first module that differs:" in text
+    assert text.endswith("NOT bitwise equal to eager")
+
+
+def test_plain_data() -> None:
+    """`to_dict` is plain data that says the same."""
+    model = zoo.Mlp()
+    data = whence.capture(model, (X,)).verify(model, (X,)).to_dict()
+    assert data["ok"] is True
+    assert {"kind", "name", "equal"} <= set(data["rows"][0])
+
+
+def test_nan_equals_nan() -> None:
+    """Results that are NaN in both are equal."""
+
+    class Nothing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / 0 * 0
+
+    model = Nothing()
+    assert whence.capture(model, (X,)).verify(model, (X,)).ok
+
+
+class Returning(nn.Module):
+    """Writes to its buffer, its input, and returns both."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.table.add_(1)
+        x.mul_(2)
+        return self.table, x
+
+
+def test_returned_state_is_compared_as_it_was_returned() -> None:
+    """A model that returns its own buffer or input is compared by what it returned."""
+    model = Returning()
+    result = whence.capture(model, (torch.ones(3),)).verify(model, (torch.ones(3),))
+    assert result.ok, str(result)
+
+
+def test_output_in_another_layout() -> None:
+    """A model whose output is no contiguous tensor is verified like any other."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(zoo.WIDTH, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).transpose(1, 2)
+
+    model = Turned()
+    assert whence.capture(model, (X,), backward=True).verify(model, (X,)).ok
+
+
+def test_size_among_the_inputs() -> None:
+    """A `torch.Size` among the inputs is no other structure in the second run."""
+
+    class Reshaping(nn.Module):
+        def forward(self, x: Tensor, size: torch.Size) -> Tensor:
+            return x.view(size)
+
+    model, args = Reshaping(), (X, torch.Size([-1]))
+    assert whence.capture(model, args).verify(model, args).ok
+
+
+def requiring(m: Any, x: Tensor) -> None:
+    m.table.requires_grad_()
+
+
+def freezing(m: Any, x: Tensor) -> None:
+    m.layer.weight.requires_grad_(False)
+
+
+def nothing(m: Any, x: Tensor) -> None:
+    pass
+
+
+def adding(m: Any, x: Tensor) -> None:
+    m.table = m.table + 1
+
+
+@pytest.mark.parametrize("body", [nothing, requiring, freezing, adding], ids=lambda body: body.__name__)
+def test_verify_leaves_no_trace(body: Any) -> None:
+    """Verifying leaves hooks, attributes, flags, gradients, values and seeds as they were."""
+
+    class Changing(nn.Module):
+        table: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(zoo.WIDTH, 4)
+            self.register_buffer("table", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            body(self, x)
+            return self.layer(x) + self.table
+
+    model = Changing()
+    model.layer.weight.grad = torch.ones(4, zoo.WIDTH)
+    program = whence.capture(model, (X,))
+    with leaves_no_trace(model):
+        program.verify(model, (X,))
+
+
+def test_model_that_fails_leaves_no_trace() -> None:
+    """When the model itself fails while it is verified, its state and the seeds are as before."""
+    model = nn.Sequential(nn.Linear(zoo.WIDTH, 4), nn.Dropout(0.3))
+    program = whence.capture(model, (X,), backward=True)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("not again")
+
+    model[1].register_forward_hook(fail)
+    model[0].weight.grad = torch.ones(4, zoo.WIDTH)
+    with leaves_no_trace(model), pytest.raises(RuntimeError, match="not again"):
+        program.verify(model, (X,))
+
+
+def test_meta_model_cannot_be_verified() -> None:
+    """A model without numbers cannot be compared, which is said, and nothing around it changes."""
+    model, x = nn.Linear(4, 4, device="meta"), torch.randn(2, 4, device="meta")
+    program = whence.capture(model, (x,), backward=True)
+    generator, python = torch.get_rng_state(), random.getstate()
+    with pytest.raises(whence.WhenceError):
+        program.verify(model, (x,))
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert random.getstate() == python
+    assert model.weight.grad is None
+
+
+def test_parameter_made_in_forward_is_reported() -> None:
+    """A parameter that the model makes while it runs is in eager and not in the program."""
+
+    class Growing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "scale"):
+                self.scale = nn.Parameter(torch.ones(()))
+            return x * self.scale
+
+    model = Growing()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = whence.capture(model, (X,)).verify(model, (X,))
+    assert not result.ok
+    assert "scale" in unequal(result)
+
+
+@pytest.mark.parametrize("name", ["dict_to_dataclass", "aliased_outputs", "variational", "cached_attention"])
+def test_rows_are_named_as_the_outputs(name: str) -> None:
+    """The output rows carry the names of the signature's outputs."""
+    row = case(name)
+    model, args, kwargs = row.make()
+    program = whence.capture(model, args, kwargs)
+    expected = [output.name for output in program.signature.outputs if output.kind is whence.OutputKind.USER]
+    found = [entry.name for entry in program.verify(model, args, kwargs).rows if entry.kind == "output"]
+    assert found == expected

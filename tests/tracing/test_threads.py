@@ -1,0 +1,138 @@
+"""A capture does not disturb models that run in other threads."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests import zoo
+
+X = torch.randn(2, 3, zoo.WIDTH)
+
+
+class Background:
+    """Runs something again and again in another thread, and keeps what is unexpected."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+        self.unexpected: list[object] = []
+        self.rounds = 0
+        self._stop = Event()
+        self._started = Event()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                found = self.work()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
+                found = error
+            if found is not None:
+                self.unexpected.append(found)
+            self.rounds += 1
+            self._started.set()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        thread = Thread(target=self._run)
+        thread.start()
+        self._started.wait()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+
+
+def eager(model: nn.Module) -> Callable[[], object]:
+    """Runs the model forward and backward, and reports results that are not the expected ones."""
+    parameters = list(model.parameters())
+    output = model(X)
+    expected = [output, *torch.autograd.grad(output.sum(), parameters)]
+
+    def work() -> object:
+        output = model(X)
+        found = [output, *torch.autograd.grad(output.sum(), parameters)]
+        same = all(map(torch.equal, expected, found)) and {type(t) for t in found} == {Tensor}
+        return None if same else "other numbers"
+
+    return work
+
+
+def asked() -> object:
+    """Reports when library code on this thread is told that it is being compiled."""
+    told = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    return "told that it is being compiled" if told else None
+
+
+class Asking(nn.Module):
+    """Asks whether it is being compiled, and answers in numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = zoo.Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x) * (2 if torch.compiler.is_compiling() else 1)
+
+
+def captures(model: nn.Module, background: Background) -> list[whence.Program]:
+    """Captures until the background has run a good while beside them."""
+    programs: list[whence.Program] = []
+    with background.running():
+        while len(programs) < 5 or (background.rounds < 20 and len(programs) < 40):
+            programs.append(whence.capture(model, (X,), backward=True))
+    return programs
+
+
+@pytest.mark.parametrize("build", [zoo.Mlp, zoo.SharedLayer, Asking])
+def test_same_model_in_another_thread(build: Callable[[], nn.Module]) -> None:
+    """The model that is being captured gives its usual numbers to another thread meanwhile."""
+    model = build()
+    background = Background(eager(model))
+    captures(model, background)
+    assert background.rounds > 0
+    assert background.unexpected == []
+
+
+def test_another_model_in_another_thread() -> None:
+    """Another model in another thread gives its usual numbers, and none of its calls are recorded."""
+    model, other = zoo.Mlp(), zoo.SharedLayer()
+    alone = str(whence.capture(model, (X,), backward=True))
+    background = Background(eager(other))
+    assert {str(program) for program in captures(model, background)} == {alone}
+    assert background.unexpected == []
+
+
+def test_other_threads_are_not_told_that_they_are_compiled() -> None:
+    """`torch.compiler.is_compiling()` stays false in other threads while this one captures."""
+    background = Background(asked)
+    captures(Asking(), background)
+    assert background.unexpected == []
+
+
+def test_captured_thread_is_told_that_it_is_compiled() -> None:
+    """The captured model sees `torch.compiler.is_compiling()` true, and the program says where it asked."""
+    model = Asking()
+    program = whence.capture(model, (X,))
+    assert program.select(":: aten.mul")[-1].args[1] == 2
+    assert [source.function for source in program.asked] == ["Asking.forward"]
+    assert not torch.compiler.is_compiling()
+
+
+def test_captures_in_two_threads() -> None:
+    """Two threads that capture at the same time both get what each gets alone."""
+    first, second = zoo.Mlp(), zoo.SharedLayer()
+    expected = [str(whence.capture(model, (X,), backward=True)) for model in (first, second)]
+
+    def other() -> object:
+        text = str(whence.capture(second, (X,), backward=True))
+        return None if text == expected[1] else text
+
+    background = Background(other)
+    assert {str(program) for program in captures(first, background)} == {expected[0]}
+    assert background.unexpected == []
+    assert nn.Module.__dict__["__call__"].__name__ == "_wrapped_call_impl"

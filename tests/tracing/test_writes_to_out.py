@@ -1,0 +1,82 @@
+"""Operations that are told where to write their result."""
+
+import torch
+from torch import Tensor
+
+from tests.tracing.writing import Bodies, Body, Writer, check
+
+bodies = Bodies()
+
+
+@bodies.add
+def sum_(m: Writer, x: Tensor) -> Tensor:
+    result = torch.empty(4, 8)
+    torch.add(x.detach(), 1, out=result)
+    return result * m.weight
+
+
+@bodies.add
+def product(m: Writer, x: Tensor) -> Tensor:
+    result = torch.empty(4, 8)
+    torch.mm(x.detach(), m.linear.weight.detach(), out=result)
+    return result * m.weight
+
+
+@bodies.add
+def into_a_view(m: Writer, x: Tensor) -> Tensor:
+    result = torch.zeros(6, 8)
+    torch.mul(x.detach(), 2, out=result[1:5])
+    return result * m.weight
+
+
+@bodies.add
+def into_a_transposed_tensor(m: Writer, x: Tensor) -> Tensor:
+    result = torch.zeros(8, 4).t()
+    torch.mul(x.detach(), 2, out=result)
+    return result * m.weight
+
+
+@bodies.add
+def two_results(m: Writer, x: Tensor) -> Tensor:
+    values, places = torch.empty(4), torch.empty(4, dtype=torch.long)
+    torch.max(x.detach(), 1, out=(values, places))
+    return values[:, None] * m.weight + places[:, None]
+
+
+@bodies.add
+def returned_result(m: Writer, x: Tensor) -> Tensor:
+    result = torch.empty(4, 8)
+    return torch.add(x.detach(), 1, out=result) * m.weight + result
+
+
+@bodies.add
+def concatenation(m: Writer, x: Tensor) -> Tensor:
+    result = torch.empty(8, 8)
+    torch.cat([x.detach(), x.detach()], out=result)
+    return result * m.weight
+
+
+@bodies.add
+def another_dtype(m: Writer, x: Tensor) -> Tensor:
+    result = torch.empty(4, 8, dtype=torch.float64)
+    torch.add(x.detach(), 1, out=result)
+    return result * m.weight
+
+
+@bodies.add
+def empty_tensor_that_grows(m: Writer, x: Tensor) -> Tensor:
+    result = torch.empty(0)
+    torch.add(x.detach(), 1, out=result)
+    return result * m.weight
+
+
+@bodies.add
+def into_a_buffer(m: Writer, x: Tensor) -> Tensor:
+    torch.mul(x.detach(), 2, out=m.table)
+    return m.table * m.weight
+
+
+@bodies.parametrize()
+def test_write_to_out(body: Body, mode: str) -> None:
+    """`out=` writes show wherever the tensor is read afterwards, with eager's bits and gradients."""
+    check(body, mode)

@@ -1,0 +1,197 @@
+"""In-place operations on buffers, parameters and inputs: their new values are outputs of the program."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.tracing.writing import Bodies, Body, Writer, check
+from whence import OutputKind
+
+bodies = Bodies()
+
+
+@bodies.add
+def buffer_added_to(m: Writer, x: Tensor) -> Tensor:
+    m.table.add_(x.detach())
+    return m.table * m.weight
+
+
+@bodies.add
+def buffers_counted(m: Writer, x: Tensor) -> Tensor:
+    m.table += 1
+    m.count += 1
+    return m.table * m.weight * m.count
+
+
+@bodies.add
+def buffer_counted_twice(m: Writer, x: Tensor) -> Tensor:
+    m.count += 1
+    before = m.count * 1
+    m.count += 1
+    return x * m.weight * (before + m.count)
+
+
+@bodies.add
+def buffer_written_through_a_view(m: Writer, x: Tensor) -> Tensor:
+    m.table[0].copy_(x[0].detach())
+    return m.table * m.weight
+
+
+@bodies.add
+def buffer_written_through_data(m: Writer, x: Tensor) -> Tensor:
+    m.table.data.add_(1)
+    return m.table * m.weight
+
+
+@bodies.add
+def buffer_reassigned(m: Writer, x: Tensor) -> Tensor:
+    m.table = m.table * 0.9 + x.detach() * 0.1
+    return m.table * m.weight
+
+
+@bodies.add
+def buffer_reassigned_twice(m: Writer, x: Tensor) -> Tensor:
+    m.table = m.table * 0.9
+    m.table = m.table + 1
+    return m.table * m.weight
+
+
+@bodies.add
+def buffer_reassigned_to_another_shape(m: Writer, x: Tensor) -> Tensor:
+    m.table = torch.cat([m.table, x.detach()])
+    return m.table * m.weight
+
+
+@bodies.add
+def buffer_reassigned_to_an_input(m: Writer, x: Tensor) -> Tensor:
+    m.table = x.detach()
+    return m.table * m.weight
+
+
+@bodies.add
+def buffer_reassigned_and_then_written(m: Writer, x: Tensor) -> Tensor:
+    m.table = m.table.clone()
+    m.table.add_(1)
+    return m.table * m.weight
+
+
+@bodies.add
+def buffer_written_and_then_reassigned(m: Writer, x: Tensor) -> Tensor:
+    m.table.add_(1)
+    m.table = m.table * 2
+    return m.table * m.weight
+
+
+@bodies.add
+def buffer_reassigned_to_a_value_with_history(m: Writer, x: Tensor) -> Tensor:
+    m.table = m.linear(x)
+    return m.table * 2
+
+
+@bodies.add
+def buffer_returned_after_a_write(m: Writer, x: Tensor) -> tuple[Tensor, Tensor]:
+    m.table.add_(1)
+    return m.table, x * m.weight
+
+
+@bodies.add
+def buffer_returned_without_a_write(m: Writer, x: Tensor) -> tuple[Tensor, Tensor]:
+    return m.table, x * m.weight
+
+
+@bodies.add
+def view_of_a_buffer_returned_after_a_write(m: Writer, x: Tensor) -> tuple[Tensor, Tensor]:
+    row = m.table[0]
+    m.table.add_(1)
+    return row, x * m.weight
+
+
+@bodies.add
+def old_value_of_a_buffer_used_in_the_backward(m: Writer, x: Tensor) -> Tensor:
+    hidden = m.weight * m.table.clone()
+    m.table.add_(1)
+    return hidden * m.table
+
+
+@bodies.add
+def parameter_decayed(m: Writer, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.weight.mul_(0.9)
+    return m.linear(x) * m.weight
+
+
+@bodies.add
+def row_of_a_parameter_decayed(m: Writer, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.linear.weight[0].mul_(0.5)
+    return m.linear(x)
+
+
+@bodies.add
+def embedding_renormalised(m: Writer, x: Tensor) -> Tensor:
+    return F.embedding(torch.tensor([0, 1]), m.linear.weight, max_norm=0.5)
+
+
+@bodies.add
+def batch_norm_in_training(m: Writer, x: Tensor) -> Tensor:
+    return F.batch_norm(m.linear(x), m.table[0], m.table[1], training=True)
+
+
+@bodies.add
+def batch_norm_in_evaluation(m: Writer, x: Tensor) -> Tensor:
+    return F.batch_norm(m.linear(x), m.table[0], m.table[1].abs(), training=False)
+
+
+@bodies.add
+def input_added_to(m: Writer, x: Tensor) -> Tensor:
+    x.add_(1)
+    return m.linear(x)
+
+
+@bodies.add
+def input_written_through_a_view(m: Writer, x: Tensor) -> Tensor:
+    x[0].mul_(2)
+    return m.linear(x)
+
+
+@bodies.add
+def input_returned_after_a_write(m: Writer, x: Tensor) -> tuple[Tensor, Tensor]:
+    x.mul_(2)
+    return x * m.weight, x
+
+
+@bodies.add
+def view_of_an_input_returned_after_a_write(m: Writer, x: Tensor) -> tuple[Tensor, Tensor]:
+    row = x[0]
+    x.mul_(2)
+    return x * m.weight, row
+
+
+@bodies.parametrize()
+def test_write_to_state(body: Body, mode: str) -> None:
+    """State and inputs that are written have eager's bits in outputs and gradients, and afterwards."""
+    check(body, mode)
+
+
+def mutations(body: Any) -> list[str]:
+    rows = check(body, "forward").signature.outputs_of(OutputKind.MUTATION)
+    return [row.path for row in rows]
+
+
+def test_every_written_tensor_is_an_output() -> None:
+    """Each buffer, parameter or input that changed is an output of kind mutation, once."""
+    assert mutations(buffers_counted) == ["table", "count"]
+    assert mutations(parameter_decayed) == ["weight"]
+    assert mutations(input_written_through_a_view) == ["args[0]"]
+
+
+def test_reassigned_buffer_is_an_output() -> None:
+    """A buffer that was replaced by another tensor is an output of kind mutation."""
+    assert mutations(buffer_reassigned_twice) == ["table"]
+
+
+def test_nothing_written_is_no_output() -> None:
+    """A buffer that is only read is not among the outputs."""
+    assert mutations(buffer_returned_without_a_write) == []
