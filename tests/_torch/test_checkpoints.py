@@ -17,8 +17,8 @@ class Observer:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def checkpoint_starts(self) -> Callable[[], AbstractContextManager[None]]:
-        self.events.append("starts")
+    def checkpoint_starts(self, rewinds: bool) -> Callable[[], AbstractContextManager[None]]:
+        self.events.append("starts" if rewinds else "starts without rewinding")
         return self._around
 
     @contextmanager

@@ -4,6 +4,7 @@
 function it is given when the backward needs the region again; wrapping that function is the only handle.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,8 +16,11 @@ from torch.utils.checkpoint import _CheckpointFrame
 class CheckpointObserver(Protocol):
     """What is told about checkpoints."""
 
-    def checkpoint_starts(self) -> Callable[[], AbstractContextManager[None]]:
-        """A checkpointed region begins; the result is entered around every recomputation of it."""
+    def checkpoint_starts(self, rewinds: bool) -> Callable[[], AbstractContextManager[None]]:
+        """A checkpointed region begins; the result is entered around every recomputation of it.
+
+        `rewinds` says whether the random number generator is rewound for a recomputation.
+        """
 
 
 @contextmanager
@@ -29,7 +33,7 @@ def observed_checkpoints(observer: CheckpointObserver) -> Iterator[None]:
         if threading.get_ident() != here:
             before(frame, recompute, *rest, **options)
             return
-        around = observer.checkpoint_starts()
+        around = observer.checkpoint_starts(sys._getframe(1).f_locals.get("preserve_rng_state", True))
 
         def recompute_observed(*args: Any) -> None:
             with around():

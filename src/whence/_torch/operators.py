@@ -149,7 +149,7 @@ def functional_twin(target: OpOverload) -> OpOverload | None:
     packet = getattr(getattr(torch.ops, namespace), re.sub(r"_$", "", name), None)
     if packet is None:
         return None
-    arguments = [argument.name for argument in target._schema.arguments if not argument.is_out]
+    arguments = [(a.name, str(a.type)) for a in target._schema.arguments if not a.is_out]
     if not name.endswith("_") and len(arguments) == len(target._schema.arguments):
         return None
     twins = (
@@ -158,7 +158,6 @@ def functional_twin(target: OpOverload) -> OpOverload | None:
     return next((twin for twin in twins if _is_twin(twin, arguments)), None)
 
 
-def _is_twin(candidate: OpOverload, arguments: list[str]) -> bool:
-    return [argument.name for argument in candidate._schema.arguments] == arguments and not traits(
-        candidate
-    ).mutates
+def _is_twin(candidate: OpOverload, arguments: list[tuple[str, str]]) -> bool:
+    taken = [(argument.name, str(argument.type)) for argument in candidate._schema.arguments]
+    return taken == arguments and not traits(candidate).mutates

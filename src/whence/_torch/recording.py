@@ -52,6 +52,7 @@ __all__ = [
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__)
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _CONTENT_READERS: tuple[object, ...] = (Tensor.tolist,)
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -70,6 +71,9 @@ class RecordingListener(Protocol):
 
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         """The model puts a gradient hook on a tensor while it runs."""
+
+    def data_replaced(self, tensor: Tensor) -> Exception:
+        """The model puts other data under one of its own tensors; make the error to raise."""
 
     def generator_met(self, operation: object) -> Exception:
         """An operation draws from a generator of its own; make the error to raise."""
@@ -127,6 +131,8 @@ class _FunctionMode(TorchFunctionMetadataMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _VALUE_READERS:
             raise self.recorder.listener.value_needed(func)
+        if func == _SET_DATA and isinstance(args[0], _PLAIN_TENSORS) and not isinstance(args[0], FakeTensor):
+            raise self.recorder.listener.data_replaced(args[0])
         if func is Tensor.register_hook:
             self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
         if func in _CONTENT_READERS:

@@ -103,7 +103,10 @@ class CapturedFunction(torch.autograd.Function):
 
 def laid_out(tensor: Tensor, expected: Tensor) -> Tensor:
     """A tensor in the memory layout that the capture saw."""
-    if tensor.stride() == expected.stride() or tensor.layout != torch.strided:
+    overlaps = any(
+        size > 1 and not stride for size, stride in zip(expected.shape, expected.stride(), strict=True)
+    )
+    if tensor.stride() == expected.stride() or overlaps or tensor.layout != torch.strided:
         return tensor
     copied = torch.empty_strided(expected.shape, expected.stride(), dtype=tensor.dtype, device=tensor.device)
     return copied.copy_(tensor)
@@ -121,8 +124,7 @@ def _final(gradient: Tensor | None) -> Tensor | None:
 def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], set[str]]:
     """The gradients by the names the backward knows them by; zeros for those that did not arrive.
 
-    A value returned twice is one tensor, so its gradients arrive as one sum: the first name takes it. A
-    number spread over a shape, which `sum` and `mean` send back, fits every view and stays as it is.
+    A value returned twice is one tensor, so its gradients arrive as one sum: the first name takes it.
     """
     waiting = dict(zip(run.plan.forward.outputs, received, strict=True))
     device = next((gradient.device for gradient in received if gradient is not None), None)
@@ -134,7 +136,7 @@ def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[
         if gradient is None:
             missing.add(tangent)
             gradient = torch.zeros(expected.shape, dtype=expected.dtype, device=device)
-        arrived[tangent] = gradient if not any(gradient.stride()) else laid_out(gradient, expected)
+        arrived[tangent] = gradient
     return arrived, missing
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from whence._torch.trees import tree_flatten
@@ -68,6 +69,8 @@ def _after(
         with_kwargs = identifier in module._forward_hooks_with_kwargs
         changed = hook(module, *arguments, result) if with_kwargs else hook(module, arguments[0], result)
         if changed is not None:
+            if interface.gradients is not None and torch.is_grad_enabled():
+                raise _refusal(module, "a forward hook returned a result that the captured backward ignores")
             leaves, _ = tree_flatten(changed)
             pairs = zip(interface.result.leaves, leaves, strict=True)
             present |= {leaf.name: value for leaf, value in pairs if isinstance(leaf, Named)}

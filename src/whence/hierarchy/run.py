@@ -284,7 +284,7 @@ class CallBody:
                 row = self.plan.program.input(name)
                 values[name] = attribute_of(module, ModulePath.parse(row.path))
         for name, target in interface.writes:
-            if isinstance(target, int) and interface.leaves[target] is not None:
+            if isinstance(target, int) and not _requires(values[name]):
                 values[name] = flat[target]
         result = interface.result.filled(values)
         return result if interface.loss is None else (values[interface.loss], result)

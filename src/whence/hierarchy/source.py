@@ -136,12 +136,18 @@ def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
     node = writer.plan.nodes[step]
     arguments = [writer.spelled(argument) for argument in node.args]
     arguments += [f"{key}={writer.spelled(value)}" for key, value in node.kwargs.items()]
-    callee = writer.callee(node.target)
+    callee = writer.callee(_reshaping(node.target) if phase is Phase.BACKWARD else node.target)
     if step in writer.plan.program.straight_through:
         arguments.insert(0, callee)
         callee = writer.callee(straight_through)
     writer.write(f"{writer.local(step)} = {callee}({', '.join(arguments)})")
     writer.origins[len(writer.lines) + 1] = origin_of(node).source
+
+
+def _reshaping(target: Any) -> Any:
+    """Autograd reshapes a gradient: a view in the layout of the capture, in another perhaps a copy."""
+    aten = torch.ops.aten
+    return aten.reshape.default if target is aten.view.default else target
 
 
 def _write_call(writer: _Writer, phase: Phase, number: int) -> None:

@@ -22,6 +22,7 @@ from whence._torch.trees import (
     tree_unflatten,
 )
 from whence.errors import CallError
+from whence.program.calls import Absent
 from whence.program.signature import describe
 
 
@@ -132,6 +133,8 @@ def _with_defaults(
 
 def misfit(path: str, expected: Any, given: Any) -> str | None:
     """Say in words how `given` differs from what was captured, or None."""
+    if isinstance(expected, Absent):
+        return None
     if not isinstance(expected, Tensor):
         return (
             None

@@ -70,7 +70,8 @@ def origins_known(program: Program) -> Iterator[str]:
         origin = origin_of(node)
         if origin.forward is not None and origin.forward not in names:
             yield f"{node.name} differentiates {origin.forward}, which does not exist"
-        if any((site.path, site.index) not in sites for site in origin.calls):
+        named = (*origin.calls, *([origin.place] if origin.place else []))
+        if any((site.path, site.index) not in sites for site in named):
             yield f"{node.name} comes from a call that was not made"
 
 

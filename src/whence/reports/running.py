@@ -39,7 +39,7 @@ def same_start(subject: Subject, inputs: tuple[Any, Any]) -> Iterator[tuple[Any,
     Gives copies of the inputs. The model's own tensors are used, and written back.
     """
     tensors = [row.tensor for row in state_tensors(subject)]
-    before = [(tensor, tensor.detach().clone(), tensor.grad) for tensor in tensors]
+    before = [(tensor, tensor.detach().clone(), tensor.grad, tensor.requires_grad) for tensor in tensors]
     python, cpu = random.getstate(), torch.get_rng_state()
     try:
         with modules_restored(subject):
@@ -49,13 +49,19 @@ def same_start(subject: Subject, inputs: tuple[Any, Any]) -> Iterator[tuple[Any,
             torch.manual_seed(SEED)
             yield _copied(inputs)
     finally:
-        with torch.no_grad():
-            for tensor, value, gradient in before:
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
-                tensor.grad = gradient
         random.setstate(python)
         torch.set_rng_state(cpu)
+        for tensor, value, gradient, required in before:
+            tensor.requires_grad_(required)
+            tensor.grad = gradient
+            _write_back(tensor, value)
+
+
+def _write_back(tensor: Tensor, value: Tensor) -> None:
+    if tensor.is_meta or torch.equal(tensor, value):
+        return
+    with torch.no_grad():
+        tensor.copy_(value)
 
 
 def _copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:

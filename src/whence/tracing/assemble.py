@@ -26,6 +26,7 @@ from whence.program import (
 )
 from whence.program.calls import Leaf
 from whence.program.origins import origin_of, set_origin
+from whence.schema import Phase
 from whence.tracing.attribution import custom_functions, without_operators
 from whence.tracing.cutting import cut_gradients
 from whence.tracing.example import Example
@@ -99,25 +100,41 @@ def assemble(
 
 
 def _final_values(recorded: Recorded, functional: Functional) -> Values:
+    last = _last_of_forward(recorded)
+
     def final(node: fx.Node | None) -> fx.Node | None:
-        return None if node is None else functional.final(node)
+        return None if node is None else functional.final(node, last)
 
     inputs = [*(node for _, node in recorded.prepared.state), *recorded.prepared.nodes]
     inputs += [node for node in recorded.session.recorder.graph.nodes if node.op == "placeholder"]
-    written = {node: value for node in dict.fromkeys(inputs) if (value := functional.final(node)) is not node}
-    written |= {placeholder: functional.final(node) for placeholder, node in recorded.reassigned}
+    written = {
+        node: value for node in dict.fromkeys(inputs) if (value := functional.final(node, last)) is not node
+    }
+    written |= {placeholder: functional.final(node, last) for placeholder, node in recorded.reassigned}
     return Values(
         loss=final(recorded.loss),
         results=tuple(map(final, recorded.result_nodes)),
         written=written,
-        gradients=tuple(map(final, recorded.gradients)),
+        gradients=tuple(None if node is None else functional.final(node) for node in recorded.gradients),
     )
+
+
+def _last_of_forward(recorded: Recorded) -> fx.Node | None:
+    """The last operation of the forward that is still in the graph."""
+    graph = recorded.session.recorder.graph
+    forward = (
+        node
+        for node in reversed(graph.nodes)
+        if node.op == "call_function" and origin_of(node).phase is Phase.FORWARD
+    )
+    return next(forward, None)
 
 
 def _histories_of_inputs(values: Values, functional: Functional) -> dict[str, tuple[str, ...]]:
     return {
-        placeholder.name: tuple(node.name for node in functional.history.get(placeholder, []))
-        or (value.name,)
+        placeholder.name: tuple(
+            dict.fromkeys((*(node.name for node in functional.history.get(placeholder, [])), value.name))
+        )
         for placeholder, value in values.written.items()
     }
 

@@ -58,10 +58,13 @@ class Functional:
     history: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
     sources: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
-    def final(self, node: fx.Node) -> fx.Node:
-        """The node that holds, at the end of the graph, the value of the tensor that `node` recorded."""
-        last = next(iter(reversed(self.graph.nodes)))
-        return self.current(node, _Writer(self, last, after=True))
+    def final(self, node: fx.Node, last: fx.Node | None = None) -> fx.Node:
+        """The node that holds, at the end of the graph, the value of the tensor that `node` recorded.
+
+        A view that must be taken again is taken after `last`, or at the very end.
+        """
+        end = last or next(iter(reversed(self.graph.nodes)))
+        return self.current(node, _Writer(self, end, after=True))
 
     def current(self, node: fx.Node, writer: "_Writer") -> fx.Node:
         """The node that holds the value of the tensor that `node` recorded, at the writer's position."""

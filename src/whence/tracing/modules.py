@@ -50,7 +50,8 @@ def _restore(
     now = vars(module)
     lost = [name for name, value in now.items() if value is not attributes.get(name) and _is_fake(value)]
     for held, kept in contents:
-        lost += [f"an item of {_name_of(held, attributes)}"] if _gained_fakes(held, kept) else []
+        if held is not attributes.get("_buffers") and _gained_fakes(held, kept):
+            lost.append(f"an item of {_name_of(held, attributes)}")
         if not _same_items(held, kept):
             _refill(held, kept)
     if now.keys() != attributes.keys() or any(now[name] is not value for name, value in attributes.items()):

@@ -25,7 +25,14 @@ from whence._torch.autograd import (
 from whence._torch.operators import draws, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.trees import tree_flatten
-from whence.errors import CaptureError, DataDependent, Place, UnsupportedHook, UnsupportedInput
+from whence.errors import (
+    CaptureError,
+    DataDependent,
+    Place,
+    UnsupportedHook,
+    UnsupportedInput,
+    UnsupportedMutation,
+)
 from whence.program import Absent, Constant, Named, Structure
 from whence.provenance import CallSite, ModulePath, Source
 from whence.provenance.places import PROGRAM
@@ -65,6 +72,7 @@ class Repeat:
 
     scope: int
     draw: int
+    rewinds: bool
 
 
 @dataclass
@@ -201,11 +209,10 @@ class Session:
     def _describe_result(self, number: int, result: Any) -> None:
         self.notes.scopes[number].outputs = self._structure(result)
 
-    def checkpoint_starts(self) -> Callable[[], AbstractContextManager[None]]:
+    def checkpoint_starts(self, rewinds: bool) -> Callable[[], AbstractContextManager[None]]:
         """A checkpointed region begins here: it is computed again in this call, with those that follow."""
-        return partial(
-            self._recomputing, self._stack[-1], Repeat(len(self.notes.scopes), len(self.notes.draws))
-        )
+        start = Repeat(len(self.notes.scopes), len(self.notes.draws), rewinds)
+        return partial(self._recomputing, self._stack[-1], start)
 
     @contextmanager
     def _recomputing(self, scope: int, start: Repeat) -> Iterator[None]:
@@ -294,7 +301,7 @@ class Session:
 
     def _note_draw(self, node: fx.Node) -> None:
         """A random operation; in a recomputation, the draw it repeats."""
-        if self._repeats:
+        if self._repeats and self._repeats[-1].rewinds:
             repeat = self._repeats[-1]
             self.notes.redraws[node] = (
                 self.notes.draws[repeat.draw] if repeat.draw < len(self.notes.draws) else None
@@ -359,14 +366,17 @@ class Session:
     def here(self) -> Place:
         """The module that is running and the user's line."""
         source = self._finder.current()
-        site = self.notes.scopes[self._stack[-1]].site
-        return Place(str(site), str(source) if source else None)
+        return Place(self._module(self._stack[-1]), str(source) if source else None)
+
+    def _module(self, scope: int) -> str | None:
+        """The path of a call; None for code outside any module."""
+        return None if scope == PROGRAM else str(self.notes.scopes[scope].site)
 
     def here_failed(self, error: BaseException) -> Place:
         """The module whose call raised `error` and the innermost line of user code it passed through."""
         scope = self._stack[-1] if self._failed is None else self._failed
         source = self._finder.raised_at(error)
-        return Place(str(self.notes.scopes[scope].site), str(source) if source else None)
+        return Place(self._module(scope), str(source) if source else None)
 
     def value_needed(self, operation: object) -> DataDependent:
         """The error for a Python decision that needs a tensor's value."""
@@ -378,6 +388,15 @@ class Session:
             ".tolist() and results whose size depends on data need numbers",
             remedy="use torch.where instead of a branch, keep the value as a tensor, pass it in as a Python "
             "constant, or move the decision out of the captured function",
+        )
+
+    def data_replaced(self, _tensor: Tensor) -> UnsupportedMutation:
+        """The error for `tensor.data = …` on a tensor of the model."""
+        return UnsupportedMutation(
+            "the model puts other data under one of its own tensors",
+            where=self.here(),
+            why="`.data = …` changes the tensor behind autograd and dispatcher, where a capture sees nothing",
+            remedy="write with tensor.data.copy_(…), or under torch.no_grad()",
         )
 
     def generator_met(self, operation: object) -> CaptureError:

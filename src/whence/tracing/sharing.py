@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from torch import Tensor, fx
 
 from whence._torch.tensors import share_memory
-from whence.errors import UnsupportedMutation
+from whence.errors import Place, UnsupportedMutation
+from whence.program.origins import origin_of
+from whence.schema import Phase
 from whence.tracing.record import Recorded
 from whence.tracing.tables import Values
 
@@ -13,7 +15,14 @@ from whence.tracing.tables import Values
 def refuse_shared_writes(recorded: Recorded, values: Values) -> None:
     """Raise `UnsupportedMutation` when something that is written shares its memory with something else."""
     tensors = dict(_tensors(recorded))
-    for placeholder in values.written:
+    for placeholder, value in values.written.items():
+        if value.op != "placeholder" and origin_of(value).phase is Phase.BACKWARD:
+            raise UnsupportedMutation(
+                f"{placeholder.name} is written in the backward",
+                where=Place(str(origin_of(value).place or "") or None),
+                why="a checkpoint that runs its region again writes state (such as running statistics) again",
+                remedy="keep modules that write state out of the checkpoint, or turn checkpointing off",
+            )
         written = tensors.get(placeholder)
         for other, tensor in tensors.items():
             if written is None or other is placeholder or tensor is written:
