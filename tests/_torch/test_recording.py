@@ -50,6 +50,9 @@ class Listener:
     def value_needed(self, operation: object) -> Exception:
         return LookupError(str(operation))
 
+    def data_replaced(self, tensor: Tensor) -> Exception:
+        return TypeError(f"data of {type(tensor).__name__}")
+
     def subclass_met(self, tensor: Tensor) -> Exception:
         return TypeError(type(tensor).__name__)
 

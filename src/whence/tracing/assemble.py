@@ -37,6 +37,7 @@ from whence.tracing.sharing import refuse_shared_writes
 from whence.tracing.subject import Subject, module_records
 from whence.tracing.tables import Values, signature_of
 
+_SCATTER = torch.ops.aten.as_strided_scatter.default
 _RRELU = torch.ops.aten.rrelu_with_noise_functional.default
 
 
@@ -233,7 +234,7 @@ def _opaque(functions: Mapping[int, str], recorded: Recorded, graph: fx.Graph) -
 
     A backward pass inside the model that is differentiated again unpacks saved results as detached tensors;
     autograd remembers where they came from, and the graph does not. The derivative of functional rrelu reads
-    the noise before it was drawn.
+    the noise before it was drawn, and that of `as_strided_scatter` keeps only the written region.
     """
     if recorded.roots:
         return ()
@@ -242,6 +243,7 @@ def _opaque(functions: Mapping[int, str], recorded: Recorded, graph: fx.Graph) -
     reasons = {
         "a backward pass inside the model": unpacked,
         "rrelu in training": any(node.target is _RRELU for node in graph.nodes),
+        "a write through as_strided": any(node.target is _SCATTER for node in graph.nodes),
     }
     named = [f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())]
     return (*named, *notes.hooks, *(reason for reason, found in reasons.items() if found))
