@@ -184,7 +184,7 @@ def _encoder_sizes(**overrides: Any) -> dict[str, Any]:
 
 
 def _decoder_sizes(**overrides: Any) -> dict[str, Any]:
-    return _encoder_sizes(num_key_value_heads=2, **_SPECIAL_TOKENS, **overrides)
+    return _encoder_sizes(**{"num_key_value_heads": 4, **_SPECIAL_TOKENS, **overrides})
 
 
 def _vision_sizes(**overrides: Any) -> dict[str, Any]:
@@ -250,6 +250,7 @@ _DECODERS = (
     ),
     _hf("mistral", "MistralForCausalLM", _causal_inputs, _decoder_sizes(sliding_window=4)),
     _hf("qwen2", "Qwen2ForCausalLM", _causal_inputs, _decoder_sizes()),
+    _hf("llama_grouped", "LlamaForCausalLM", _causal_inputs, _decoder_sizes(num_key_value_heads=2)),
     _hf(
         "gemma2",
         "Gemma2ForCausalLM",

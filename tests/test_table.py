@@ -16,7 +16,7 @@ from whence._torch.compiling import compiling_on_this_thread
 
 # Grouped-query attention: when told that it is being compiled, transformers repeats keys and values itself
 # instead of asking `scaled_dot_product_attention` to: the same outputs, gradients that are rounded otherwise.
-TAKES_ANOTHER_BRANCH = frozenset({"llama", "llama_checkpoint", "qwen2", "mixtral", "olmoe", "qwen2_moe"})
+TAKES_ANOTHER_BRANCH = frozenset({"llama_grouped"})
 STEPS = 3
 EVERY_CASE = pytest.mark.parametrize("row", MODEL_CASES, ids=lambda row: row.name)
 EVERY_MODE = pytest.mark.parametrize("mode", ["forward", "tangents", "loss"])
