@@ -78,7 +78,7 @@ def test_flat_plan_has_one_graph() -> None:
     """A flat plan holds everything in the program's own graph."""
     flat = plan(stack_program(sine_loss), flat=True)
     assert {number for _, number in flat.regions.values()} == {ROOT_CALL}
-    assert [number for number, call in flat.calls.items() if not call.forward.is_empty] == [ROOT_CALL]
+    assert [number for number, call in flat.calls.items() if call.forward.steps] == [ROOT_CALL]
 
 
 def test_shared_module_has_a_body_for_each_call() -> None:

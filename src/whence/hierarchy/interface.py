@@ -195,9 +195,7 @@ def _inner_gradients(plan: Plan, number: int, leaves: tuple[str | None, ...], re
     missing = [name for name in entering if name not in names]
     shared = [name for name in names if names.count(name) > 1]
     candidates = [*(leaf for leaf in leaves if leaf), *(row.name for row in plan.program.signature.state)]
-    terms = {
-        name: found for name in candidates if (found := _terms(adjoints.get(name), inside, plan, number))
-    }
+    terms = {name: found for name in candidates if (found := _terms(adjoints.get(name), inside, plan))}
     reasons = {
         "gradients of several results arrive as one value": shared or unclear,
         "its backward needs values computed outside it": missing,
@@ -235,7 +233,7 @@ def _passed_through(adjoint: Adjoint | None, inside: frozenset[int]) -> list[str
     return [adjoint.total]
 
 
-def _terms(adjoint: Adjoint | None, inside: frozenset[int], plan: Plan, number: int) -> tuple[str, ...]:
+def _terms(adjoint: Adjoint | None, inside: frozenset[int], plan: Plan) -> tuple[str, ...]:
     """What the call contributed to a gradient; sums that were made inside the call stand for their parts."""
     if adjoint is None:
         return ()
@@ -245,5 +243,4 @@ def _terms(adjoint: Adjoint | None, inside: frozenset[int], plan: Plan, number: 
             continue
         summed_here = part.sum is not None and plan.regions.get(part.sum, (None, -1))[1] in inside
         terms = [part.sum] if summed_here and part.sum else [*terms, part.node]
-    del number
     return tuple(terms)

@@ -37,11 +37,6 @@ class Body:
     steps: tuple[str | int, ...]
     kept: tuple[str, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it computes nothing."""
-        return not self.steps
-
 
 @dataclass(frozen=True)
 class CallPlan:

@@ -1,7 +1,7 @@
 """Two views of a program's state: inputs of the graph, or attributes of its module; one set of origins."""
 
 from collections.abc import Mapping
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from torch import Tensor, fx
 
@@ -11,7 +11,6 @@ from whence.program.program import Program
 from whence.program.signature import Input, Signature
 from whence.schema import STATE_KINDS
 
-StateView = Literal["inputs", "attributes"]
 P = TypeVar("P", bound=Program)
 
 
