@@ -22,13 +22,14 @@ from whence.reports.modules import FoldedRow, ModuleReport, ModuleRow, folded, m
 from whence.reports.verification import Verification
 
 OK, FAILED, USAGE = 0, 1, 2
+PIPED_WIDTH = 200
 MODEL_HELP = "package.module:factory, or hf:LlamaForCausalLM(num_hidden_layers=2, hidden_size=64)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     options = _parser().parse_args(arguments)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_WIDTH)
     try:
         return int(options.run(options, console))
     except (UsageError, SelectionError) as error:
@@ -156,7 +157,7 @@ def _print_json(console: Console, data: Any, ok: bool) -> int:
 
 def _tree_table(report: ModuleReport) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("module call")
+    table.add_column("module call", overflow="fold")
     table.add_column("class", style="dim")
     for heading in ("forward", "backward", "parameters"):
         table.add_column(heading, justify="right")
