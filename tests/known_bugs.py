@@ -15,7 +15,6 @@ _PRINTED = "an unknown object is printed in full"
 _WARNING = "a buffer that is reassigned is warned about as if its value were lost"
 _RESTORING = "an error while values are restored leaves seeds and gradients"
 _LAZY = "lazy modules are not told apart"
-_NEWEST = "the newest access names it"
 _RECOMPUTED = "what a recomputation writes to state is lost"
 _OTHER_ERROR = "PyTorch's own error passes"
 _FIRST_RESULT = "the second result of an out= operator is taken from the first"
@@ -55,9 +54,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
     },
     "tracing/test_bad_calls.py": {
         "test_uninitialized_parameters": _LAZY,
-    },
-    "tracing/test_call_sites.py": {
-        "test_module_with_two_names_has_the_one_it_was_reached_by[nested_in_one_expression-]": _NEWEST,
     },
     "tracing/test_checkpoints.py": {
         "test_checkpoint_around_a_running_average[one-forward]": _RECOMPUTED,

@@ -21,20 +21,20 @@ class CallNames:
         for path, module in subject.named_modules():
             self._names[id(module)] = (*self._names.get(id(module), ()), path)
         self._current = {identity: paths[0] for identity, paths in self._names.items()}
-        self._reached: list[dict[int, ModulePath]] = [{}]
+        self._reached: list[dict[int, list[ModulePath]]] = [{}]
         self._counts: dict[ModulePath, int] = {}
 
     def path(self, module: nn.Module) -> ModulePath | None:
         """The path a call of `module` would have now; None for a module the model did not start with."""
-        known = self._current.get(id(module))
-        return self._reached[-1].get(id(module), known)
+        reached = self._reached[-1].get(id(module))
+        return reached[-1] if reached else self._current.get(id(module))
 
     def reached(self, parent: nn.Module, name: str, child: nn.Module) -> None:
         """`child` was read as the submodule `name` of `parent`, by the module that is running."""
         names = self._names.get(id(child), ())
         around = self._current.get(id(parent))
         if len(names) > 1 and around is not None and (path := around.child(name)) in names:
-            self._reached[-1][id(child)] = path
+            self._reached[-1].setdefault(id(child), []).append(path)
             self._current[id(child)] = path
 
     @contextmanager
@@ -42,6 +42,7 @@ class CallNames:
         """A call of `module` by that path; its submodules are found below it."""
         index = self._counts.get(path, 0)
         self._counts[path] = index + 1
+        self._use_up(module)
         before = self._current[id(module)]
         self._current[id(module)] = path
         self._reached.append({})
@@ -50,3 +51,9 @@ class CallNames:
         finally:
             self._reached.pop()
             self._current[id(module)] = before
+
+    def _use_up(self, module: nn.Module) -> None:
+        """In `second(first(x))` Python reads `second` first: a call takes the newest name with it."""
+        reached = self._reached[-1].get(id(module), [])
+        if len(reached) > 1:
+            reached.pop()
