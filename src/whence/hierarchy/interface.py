@@ -6,13 +6,12 @@ arrived.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from whence.hierarchy.plan import ROOT_CALL, Plan
+from whence.hierarchy.plan import ROOT_CALL, Plan, first_within, paths_of_state
 from whence.program import Absent, Constant, Convention, Named, Structure
-from whence.program.calls import Leaf
-from whence.program.convention import paths_of
+from whence.program.convention import paths_of, repeated_positions
 from whence.program.program import Adjoint, Program
 from whence.provenance import ModulePath
 from whence.provenance.places import ancestors
@@ -100,24 +99,14 @@ def _convention(plan: Plan, inputs: Structure, parameters: inspect.Signature | N
             case Absent():
                 leaves.append(leaf)
     args, kwargs = Structure(inputs.spec, tuple(map(Constant, leaves))).filled({})
-    return Convention(
-        inputs.spec, tuple(leaves), paths_of(args, kwargs), parameters, same=_repeated(inputs.leaves)
-    )
-
-
-def _repeated(leaves: Sequence[Leaf]) -> tuple[tuple[int, int], ...]:
-    """Pairs of arguments that were one tensor."""
-    first: dict[str, int] = {}
-    named = [(at, leaf.name) for at, leaf in enumerate(leaves) if isinstance(leaf, Named)]
-    return tuple((first[name], at) for at, name in named if first.setdefault(name, at) != at)
+    same = repeated_positions([leaf.name if isinstance(leaf, Named) else None for leaf in inputs.leaves])
+    return Convention(inputs.spec, tuple(leaves), paths_of(args, kwargs), parameters, same)
 
 
 def readable(plan: Plan, name: str, number: int) -> ModulePath | None:
     """The attribute path by which the module of a call holds a piece of state."""
-    here = plan.program.calls.rows[number].site.path
     row = plan.program.input(name)
-    paths = map(ModulePath.parse, (row.path, *row.aliases))
-    return next((path.relative_to(here) for path in paths if path.is_within(here)), None)
+    return first_within(paths_of_state(row), plan.program.calls.rows[number].site.path)
 
 
 def _own_state(plan: Plan, number: int, leaves: tuple[str | None, ...]) -> Iterator[tuple[str, ModulePath]]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from torch import fx
 
 from whence.hierarchy.order import CyclicError, topological
-from whence.program import Program
+from whence.program import Input, Program
 from whence.program.origins import origin_of
 from whence.provenance import CallSite, ModulePath
 from whence.schema import InputKind, Phase
@@ -121,7 +121,7 @@ class Layout:
         """The attribute path by which the module of `call` reads a piece of state, if it holds it."""
         count = len(self.program.calls.rows)
         here = self.program.calls.rows[call if call < count else self.repeats[call - count]].site.path
-        return next((path.relative_to(here) for path in self.state_paths[name] if path.is_within(here)), None)
+        return first_within(self.state_paths[name], here)
 
     def label(self, call: int) -> str:
         """A call in words."""
@@ -176,7 +176,7 @@ def _layout(program: Program, flattened: Mapping[Region, str], *, flat: bool) ->
         regions={node.name: home(node) for node in placed},
         parents=parents,
         depths={phase: _depths(callers) for phase, callers in parents.items()},
-        state_paths={row.name: _paths(row.path, row.aliases) for row in program.signature.state},
+        state_paths={row.name: paths_of_state(row) for row in program.signature.state},
         tangents=frozenset(tangents | ({program.seed} if program.seed else set())),
         users=frozenset(row.name for row in program.signature.inputs_of(InputKind.USER)),
         repeats=repeats,
@@ -219,8 +219,14 @@ def _caller_of_repeat(callers: Sequence[int], repeat_of: Mapping[int, int], call
     return repeat_of.get(around, callers[call])
 
 
-def _paths(path: str, aliases: Iterable[str]) -> tuple[ModulePath, ...]:
-    return tuple(map(ModulePath.parse, (path, *aliases)))
+def paths_of_state(row: Input) -> tuple[ModulePath, ...]:
+    """Every attribute path of a piece of state."""
+    return tuple(map(ModulePath.parse, (row.path, *row.aliases)))
+
+
+def first_within(paths: Iterable[ModulePath], here: ModulePath) -> ModulePath | None:
+    """The first of `paths` that lies within the module `here`, from there on."""
+    return next((path.relative_to(here) for path in paths if path.is_within(here)), None)
 
 
 def _depths(parents: Sequence[int]) -> tuple[int, ...]:

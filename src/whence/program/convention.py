@@ -7,7 +7,7 @@ arrive; everything that does not is reported at once.
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,6 +201,13 @@ class _Leaf:
 
     def __repr__(self) -> str:
         return self.text
+
+
+def repeated_positions(keys: Sequence[Hashable | None]) -> tuple[tuple[int, int], ...]:
+    """Pairs of a key's first position and each later one; None is no key."""
+    first: dict[Hashable, int] = {}
+    held = [(position, key) for position, key in enumerate(keys) if key is not None]
+    return tuple((first[key], at) for at, key in held if first.setdefault(key, at) != at)
 
 
 def paths_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from whence.program import (
     Structure,
 )
 from whence.program.calls import Leaf
+from whence.program.convention import repeated_positions
 from whence.program.origins import origin_of, set_origin
 from whence.schema import Phase
 from whence.tracing.attribution import custom_functions, without_operators
@@ -64,9 +65,8 @@ def assemble(
     _drop_unused(
         graph, repeated, keep={row.name for row in signature.inputs if row.name not in session.notes.literals}
     )
-    signature = replace(
-        signature, inputs=tuple(row for row in signature.inputs if _has_placeholder(graph, row.name))
-    )
+    present = _placeholders(graph)
+    signature = replace(signature, inputs=tuple(row for row in signature.inputs if row.name in present))
     _order_placeholders(graph, [row.name for row in signature.inputs])
     names = _present_names(graph, functional)
     _rename_forwards(graph, names)
@@ -79,7 +79,7 @@ def assemble(
             leaves=tuple(node.meta["val"] for node in recorded.prepared.nodes),
             paths=example.paths,
             parameters=subject.parameters,
-            same=_same_inputs(example),
+            same=repeated_positions([id(x) if isinstance(x, Tensor) else None for x in example.leaves]),
             reads_memory=any(reads_memory(node.target) for node in graph.nodes),
         ),
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
@@ -165,15 +165,15 @@ def _drop_unused(graph: fx.Graph, repeated: Set[fx.Node], keep: set[str]) -> Non
         graph.erase_node(node)
 
 
-def _has_placeholder(graph: fx.Graph, name: str) -> bool:
-    return any(node.op == "placeholder" and node.name == name for node in graph.nodes)
+def _placeholders(graph: fx.Graph) -> dict[str, fx.Node]:
+    return {node.name: node for node in graph.nodes if node.op == "placeholder"}
 
 
 def _order_placeholders(graph: fx.Graph, names: Sequence[str]) -> None:
-    placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    placeholders = _placeholders(graph)
     first = next(iter(graph.nodes))
-    for name in names:
-        first.prepend(placeholders[name]) if placeholders[name] is not first else None
+    if names and placeholders[names[0]] is not first:
+        first.prepend(placeholders[names[0]])
     for earlier, later in pairwise(names):
         placeholders[earlier].append(placeholders[later])
 
@@ -256,15 +256,6 @@ def _result_leaves(recorded: Recorded, values: Values) -> tuple[Leaf, ...]:
     )
 
 
-def _same_inputs(example: Example) -> tuple[tuple[int, int], ...]:
-    first: dict[int, int] = {}
-    pairs = []
-    for position, leaf in enumerate(example.leaves):
-        if isinstance(leaf, Tensor) and first.setdefault(id(leaf), position) != position:
-            pairs.append((first[id(leaf)], position))
-    return tuple(pairs)
-
-
 def _tensor_names(recorded: Recorded) -> dict[int, str]:
     names = {id(tensor): name for name, tensor in recorded.session.notes.literals.items()}
     return names | {id(row.tensor): node.name for row, node in recorded.prepared.state}
@@ -272,7 +263,7 @@ def _tensor_names(recorded: Recorded) -> dict[int, str]:
 
 def _state(recorded: Recorded, graph: fx.Graph) -> dict[str, Tensor]:
     state = {node.name: row.tensor for row, node in recorded.prepared.state}
-    present = {node.name for node in graph.nodes if node.op == "placeholder"}
+    present = _placeholders(graph)
     literals = recorded.session.notes.literals
     return state | {name: tensor for name, tensor in literals.items() if name in present}
 
