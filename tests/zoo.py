@@ -646,3 +646,14 @@ class VariationalAutoencoder(nn.Module):
         code = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)
         divergence = 0.5 * (log_variance.exp() + mean.square() - 1 - log_variance)
         return torch.sigmoid(self.decoder(code)), divergence
+
+
+class Neighbour(nn.Module):
+    """Calls a module that it does not own."""
+
+    def __init__(self, sibling: nn.Module) -> None:
+        super().__init__()
+        self.beside = [sibling]
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.beside[0](features)

@@ -127,16 +127,10 @@ def test_deepcopy(name: str, mode: str) -> None:
 def test_deepcopy_of_a_module_that_reaches_beside_itself() -> None:
     """In a copy, a module that calls a sibling calls the sibling's copy."""
 
-    class Neighbour(nn.Module):
-        def __init__(self, sibling: nn.Module) -> None:
-            super().__init__()
-            self.beside = [sibling]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.beside[0](x)
-
     first = nn.Linear(zoo.WIDTH, zoo.WIDTH)
-    tree = whence.capture(nn.Sequential(OrderedDict(first=first, second=Neighbour(first))), (X,)).unflatten()
+    tree = whence.capture(
+        nn.Sequential(OrderedDict(first=first, second=zoo.Neighbour(first))), (X,)
+    ).unflatten()
     duplicate = deepcopy(tree)
     with torch.no_grad():
         tree.get_parameter("first.weight").zero_()

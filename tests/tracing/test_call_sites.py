@@ -162,17 +162,8 @@ def test_calls_under_two_names_are_counted_apart() -> None:
 
 def test_module_called_outside_its_parent() -> None:
     """A closure that calls a sibling makes a call under the sibling's own path, from the closure's caller."""
-
-    class Neighbour(nn.Module):
-        def __init__(self, sibling: nn.Module) -> None:
-            super().__init__()
-            self.beside = [sibling]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.beside[0](x)
-
     model = nn.Sequential(linear())
-    model.append(Neighbour(model[0]))
+    model.append(zoo.Neighbour(model[0]))
     program = whence.capture(model, (X,))
     again = program.calls.at("0", 1)
     assert str(program.calls.rows[again.parent].site) == "1"
