@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Self
 
 from torch import Tensor
@@ -24,11 +25,15 @@ from whence.errors import (
     UsageError,
     WhenceError,
 )
+from whence.guards import Guarded, Plan, guards_of, plan_of
 from whence.hierarchy import Tree
 from whence.program import Call, Calls, Convention, Input, Output, Signature
 from whence.program import Program as _Program
 from whence.program.state import with_state
 from whence.provenance import CallSite, ModulePath, Origin, Source
+from whence.program.guard_rows import Guard, Violation
+from whence.program.guards import Guards
+from whence.reports.validity import check, guarded
 from whence.reports.verification import Verification, verify
 from whence.schema import InputKind, OutputKind, Phase, Quality
 
@@ -56,6 +61,38 @@ class Program(_Program):
         """
         return hierarchy.unflatten(self, copy=copy)
 
+    def check(
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...] | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Violation]:
+        """Everything the capture relied on that is otherwise now; an empty list means that it still holds.
+
+        `model` may be the captured one, a copy, or another instance of its class. Without `args` and `kwargs`
+        only the model and the process are looked at. Nothing runs and nothing is raised, whatever is given:
+        what does not fit is a violation.
+        """
+        return check(self, self._plan, model, args, kwargs).violations
+
+    def guarded(self, model: Callable[..., Any], on_violation: str = "raise") -> Guarded:
+        """A callable that checks every call before it runs the program on the state of `model`.
+
+        Where a guard does not hold it raises `StaleCapture` (`"raise"`), warns and runs the model itself
+        (`"warn"`), or captures the model again with these arguments (`"recapture"`).
+        """
+        backward = self.loss_function or self.has_backward
+        view = "attributes" if self.signature.attributes else "inputs"
+
+        def again(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+            return capture(model, args, kwargs, backward=backward, state=view)
+
+        return guarded(self, _plan_of, model, on_violation, again)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return plan_of(self.guards)
+
     def verify(
         self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Verification:
@@ -64,6 +101,10 @@ class Program(_Program):
         `model` may be another instance than the captured one; it is left as it was.
         """
         return verify(self, model, args, kwargs)
+
+
+def _plan_of(program: _Program) -> Plan:
+    return program._plan if isinstance(program, Program) else plan_of(program.guards)
 
 
 def capture(
@@ -90,10 +131,9 @@ def capture(
         raise UsageError(
             f"backward cannot be {backward!r}", remedy="use False, True or a function of the outputs"
         )
-    program = tracing.capture(model, args, kwargs, backward)
-    return Program(**{field.name: getattr(program, field.name) for field in fields(program)}).with_state(
-        state
-    )
+    traced, observed = tracing.capture(model, args, kwargs, backward)
+    program = Program(**{field.name: getattr(traced, field.name) for field in fields(traced)})
+    return program.with_changes(guards=guards_of(program, observed)).with_state(state)
 
 
 def unflatten(program: _Program, *, copy: bool = False) -> Tree:
@@ -110,6 +150,9 @@ __all__ = [
     "Convention",
     "DataDependent",
     "Input",
+    "Guard",
+    "Guarded",
+    "Guards",
     "InputKind",
     "InputMismatch",
     "InvalidLoss",
@@ -133,6 +176,7 @@ __all__ = [
     "UnsupportedMutation",
     "UsageError",
     "Verification",
+    "Violation",
     "WhenceError",
     "capture",
     "unflatten",

@@ -45,3 +45,50 @@ class OutputKind(StrEnum):
     LOSS = "loss"
     GRADIENT = "gradient"
     MUTATION = "mutation"
+
+
+class GuardKind(StrEnum):
+    """What sort of thing a capture depended on."""
+
+    CALLABLE = "callable"
+    CLASS = "class"
+    CODE = "code"
+    SUBMODULE = "submodule"
+    STRUCTURE = "structure"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    TENSOR = "tensor"
+    ALIASING = "aliasing"
+    ATTRIBUTE = "attribute"
+    TRAINING = "training"
+    HOOKS = "hooks"
+    INPUT = "input"
+    MODE = "mode"
+
+
+class Strictness(StrEnum):
+    """How a guard compares.
+
+    `EQUAL` by type and value. `METADATA` a tensor by everything but its numbers. `TYPE` by class alone.
+    `IDENTITY` by being the same object; on another instance of the captured model, where nothing can be the
+    same object, by class. `SAME` by two names meaning one object, or two. `ABSENT` by not being there.
+    """
+
+    EQUAL = "equal"
+    METADATA = "metadata"
+    TYPE = "type"
+    IDENTITY = "identity"
+    SAME = "same"
+    ABSENT = "absent"
+
+
+class OnViolation(StrEnum):
+    """What a guarded program does when a guard does not hold.
+
+    `RAISE` a `StaleCapture`. `WARN`, and run the model itself for this call. `RECAPTURE`, and go on with the
+    new program.
+    """
+
+    RAISE = "raise"
+    WARN = "warn"
+    RECAPTURE = "recapture"

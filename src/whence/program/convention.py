@@ -44,17 +44,29 @@ class Convention:
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order; raises `CallError` naming every misfit."""
+        flat = self.spelled_out(args, kwargs)
+        self._check(flat)
+        return flat
+
+    def spelled_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a call in the captured order, whatever they are; raises `CallError` for another
+        structure."""
         flat, spec = tree_flatten((args, kwargs))
-        if spec != self.spec:
-            flat, spec = self._respelled(args, kwargs)
+        if spec == self.spec:
+            return flat
+        flat, spec = self._respelled(args, kwargs)
         if not same_structure(spec, self.spec):
             raise CallError(
                 "the arguments have another structure than those of the capture",
-                why=f"expected {_shape_of(self.spec, self.leaves)}, got {_shape_of(spec, flat)}",
+                why=f"expected {self.shown}, got {_shape_of(spec, flat)}",
                 remedy="call it as it was captured, or capture again with these arguments",
             )
-        self._check(flat)
         return flat
+
+    @property
+    def shown(self) -> str:
+        """The captured arguments as they were written, each leaf described."""
+        return _shape_of(self.spec, self.leaves)
 
     def unflatten(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` of the captured structure over these leaves."""
@@ -244,3 +256,9 @@ def _leaf_name(positional: Sequence[str], segments: Sequence[str]) -> str:
     side, first, *rest = segments
     head = positional[int(first)] if side == "0" else first
     return "_".join([head, *rest])
+
+
+def shown_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Arguments as they are written, each leaf described."""
+    flat, spec = tree_flatten((args, kwargs))
+    return _shape_of(spec, flat)

@@ -12,6 +12,7 @@ from whence._torch.trees import TreeSpec
 from whence.errors import SelectionError
 from whence.program.calls import Call, Calls, Structure
 from whence.program.convention import Convention
+from whence.program.guards import Guards
 from whence.program.finding import find_input, find_output
 from whence.program.origins import origin_of
 from whence.program.printing import page
@@ -74,7 +75,8 @@ class Program:
     dtype of every device type that autocast was on for. `straight_through` are nodes of a forward-only
     program that hand the gradient of their result to their first argument unchanged. `asked` are the lines
     where the model asked whether it is being compiled: there it may have done something else than it does
-    in eager mode.
+    in eager mode. `layouts_read` names the inputs whose strides the model looked at. `guards` is what the
+    capture assumed.
     """
 
     graph_module: fx.GraphModule
@@ -96,6 +98,8 @@ class Program:
     autocast: tuple[tuple[str, str], ...] = ()
     straight_through: frozenset[str] = frozenset()
     asked: tuple[Source, ...] = ()
+    layouts_read: frozenset[str] = frozenset()
+    guards: Guards = Guards()
     loss_function: Callable[[Any], Tensor] | None = None
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from whence.program import Program
+from whence.program.observed import Observed
 from whence.program.wellformed import check
 from whence.tracing.assemble import assemble
 from whence.tracing.attribution import attribute
@@ -20,8 +21,8 @@ def capture(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
     backward: bool | Callable[[Any], Tensor],
-) -> Program:
-    """The program of `model` on these example inputs, with its state as inputs."""
+) -> tuple[Program, Observed]:
+    """The program of `model` on these example inputs, with its state as inputs, and what the model read."""
     subject = subject_of(model)
     example = example_of(subject, args, kwargs)
     recorded = record(subject, example, backward)
@@ -29,4 +30,4 @@ def capture(
     functional = functionalize(recorded.session.recorder.graph)
     program = assemble(subject, example, recorded, functional, adjoints)
     check(program)
-    return program.with_changes(loss_function=backward if callable(backward) else None)
+    return program.with_changes(loss_function=backward if callable(backward) else None), recorded.observed

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Literal
@@ -15,6 +16,8 @@ Kind = Literal["user", "module", "engine", "boundary", "generated"]
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _MODULES = f"{Path(torch.__file__).parent / 'nn' / 'modules'}{os.sep}"
 _COMPILER = f"{Path(torch.__file__).parent / 'compiler'}{os.sep}"
+_STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_INSTALLED = tuple(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("purelib", "platlib"))
 _WHENCE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
@@ -88,7 +91,7 @@ def _classify(code: CodeType) -> Kind:
         return "engine" if file.endswith("module.py") else "module"
     if file == GENERATED_FILE:
         return "generated"
-    if file.startswith(_TORCH) or _is_ours(file):
+    if file.startswith(_TORCH) or _is_ours(file) or _is_standard_library(file):
         return "engine"
     return "user"
 
@@ -97,6 +100,11 @@ def _behind(frame: FrameType) -> Source | None:
     """The user's line behind a line of code that whence wrote: a captured module is being captured again."""
     found = frame.f_globals.get(GENERATED_LINES, {}).get(frame.f_lineno)
     return found if isinstance(found, Source) else None
+
+
+def _is_standard_library(file: str) -> bool:
+    """Context managers and partial functions of Python itself stand between lines of the user's."""
+    return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
 
 
 def _is_ours(file: str) -> bool:

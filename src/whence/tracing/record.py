@@ -18,10 +18,12 @@ from whence._torch.recording import fake_mode_of
 from whence._torch.tensors import clear_autocast_cache, gradient_hooks, untouched
 from whence._torch.trees import TreeSpec, tree_flatten
 from whence.errors import InvalidLoss, NestedCapture, UnsupportedHook, UnsupportedInput
+from whence.program.observed import Observed
 from whence.program.naming import state_name
 from whence.schema import InputKind, Phase
 from whence.tracing.example import Example, is_plain_constant
 from whence.tracing.modules import modules_restored, reassigned_buffers
+from whence.tracing.reads import Reads
 from whence.tracing.session import Session
 from whence.tracing.sideeffects import refuse_side_effects
 from whence.tracing.subject import StateTensor, Subject, attribute_names, state_tensors
@@ -73,6 +75,7 @@ class Recorded:
     roots: tuple[tuple[fx.Node, fx.Node], ...] = ()
     targets: tuple[fx.Node, ...] = ()
     gradients: tuple[fx.Node | None, ...] = ()
+    observed: Observed | None = None
 
 
 def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorded:
@@ -93,7 +96,9 @@ def _recorded(
             {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
         )
         prepared = _prepare(session, example, state)
+        reads = Reads(subject, session.reading)
         active.enter_context(compiling_on_this_thread(session.asked))
+        active.enter_context(reads.observer.active(module for _, module in subject.named_modules()))
         active.enter_context(observed_modules(session))
         active.enter_context(observed_checkpoints(session))
         active.enter_context(
@@ -103,7 +108,8 @@ def _recorded(
         result = _run(session, subject, example.with_leaves(list(prepared.leaves)))
         loss = _loss(session, backward, result) if callable(backward) else None
         forward = _forward_half(session, subject, prepared, result)
-        return _with_backward(session, forward, prepared, loss) if backward else forward
+        recorded = _with_backward(session, forward, prepared, loss) if backward else forward
+        return replace(recorded, observed=reads.observed())
 
 
 def _prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:

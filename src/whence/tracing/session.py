@@ -368,6 +368,12 @@ class Session:
         source = self._finder.current()
         return Place(self._module(self._stack[-1]), str(source) if source else None)
 
+    def reading(self) -> tuple[ModulePath | None, Source | None]:
+        """The module that is running now, and the user's line."""
+        scope = self._stack[-1]
+        path = None if scope == PROGRAM else self.notes.scopes[scope].site.path
+        return path, self._finder.current()
+
     def _module(self, scope: int) -> str | None:
         """The path of a call; None for code outside any module."""
         return None if scope == PROGRAM else str(self.notes.scopes[scope].site)

@@ -1,0 +1,175 @@
+"""See every attribute that modules, and objects reached from them, are asked for on one thread.
+
+Python looks attributes up through `__getattribute__` of the class. `nn.Module` has none of its own, so one is
+put there while a capture runs; a class that has its own gets a wrapper around it. Parameters, buffers and
+submodules live behind `Module.__getattr__`, which is wrapped too. Other threads pay for one comparison.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import CodeType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
+_STRUCTURE = frozenset({"_parameters", "_buffers", "_modules"})
+
+_PLUMBING = frozenset(
+    {
+        *("__dict__", "__class__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward"),
+        *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook", "_non_persistent_buffers_set"),
+        *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+        *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_get_name", "_get_backward_hooks"),
+        *("_get_backward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks"),
+    }
+)
+"""Names that Module's own machinery reads in every call: hooks and classes are guarded whether read or not."""
+
+_RECORDING = f"{Path(__file__).parents[1] / 'tracing'}{os.sep}"
+"""Where whence's own code looks at modules while it records them."""
+
+_MODULE_FILE = nn.Module.__call__.__code__.co_filename
+_LOOKUPS = frozenset({"__getattr__", "__setattr__", "__delattr__", "_call_impl", "register_buffer"})
+
+
+class ReadListener(Protocol):
+    """What is told about attributes that were read."""
+
+    def read(self, holder: object, name: str, value: object) -> bool:
+        """`holder.name` was looked up and found; False for a holder of no interest."""
+
+    def missing(self, holder: object, name: str) -> bool:
+        """`holder.name` was looked up and not found; False for a holder of no interest."""
+
+
+class ReadObserver:
+    """Reports attribute reads of the calling thread to a listener, first reads only."""
+
+    def __init__(self, listener: ReadListener) -> None:
+        self._listener = listener
+        self._thread = threading.get_ident()
+        self._seen: set[tuple[int, str]] = set()
+        self._classes: set[type] = set()
+        self._patches = ExitStack()
+
+    @contextmanager
+    def active(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Observe modules while the block runs; classes with a `__getattribute__` of their own as well."""
+        kinds = {type(module) for module in modules}
+        with self._patches:
+            self._observe(nn.Module)
+            self._patches.enter_context(
+                _patched(nn.Module, "__getattr__", self._observed_getattr(nn.Module.__getattr__))
+            )
+            for kind in kinds:
+                if kind.__getattribute__ is not nn.Module.__getattribute__:
+                    self._observe(kind)
+            yield
+
+    def observe_class_of(self, value: object) -> bool:
+        """Observe objects of this class too, from now on; False for a class that cannot be observed."""
+        kind = type(value)
+        if kind in self._classes:
+            return True
+        if not is_observable(kind):
+            return False
+        self._observe(kind)
+        return True
+
+    def _observe(self, kind: type) -> None:
+        self._classes.add(kind)
+        self._patches.enter_context(
+            _patched(kind, "__getattribute__", self._observed_lookup(kind.__getattribute__))
+        )
+
+    def _observed_lookup(self, lookup: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        thread, seen, identify = self._thread, self._seen, threading.get_ident
+
+        def observed(holder: Any, name: str) -> Any:
+            value = lookup(holder, name)
+            if (id(holder), name) not in seen and identify() == thread:
+                self._note(holder, name, value, sys._getframe(1).f_code)
+            return value
+
+        return observed
+
+    def _observed_getattr(self, lookup: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        thread, seen, identify = self._thread, self._seen, threading.get_ident
+
+        def observed(module: Any, name: str) -> Any:
+            try:
+                value = lookup(module, name)
+            except AttributeError:
+                if (id(module), name) not in seen and identify() == thread:
+                    self._remember(module, name, self._listener.missing(module, name))
+                raise
+            if (id(module), name) not in seen and identify() == thread:
+                self._remember(module, name, self._listener.read(module, name, value))
+            return value
+
+        return observed
+
+    def _note(self, holder: object, name: str, value: object, reader: CodeType) -> None:
+        if reader.co_filename.startswith(_RECORDING):
+            return
+        if name in _STRUCTURE:
+            if _is_lookup(reader):
+                return
+        elif name in _PLUMBING:
+            return
+        self._remember(holder, name, self._listener.read(holder, name, value))
+
+    def _remember(self, holder: object, name: str, noted: bool) -> None:
+        """The listener keeps what it noted alive, so its identity stays its own."""
+        if noted:
+            self._seen.add((id(holder), name))
+
+
+def is_observable(kind: type) -> bool:
+    """Whether a class is Python's own work of a user: not built in, and not one of torch's."""
+    mutable = kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE
+    return bool(mutable) and not kind.__module__.startswith(("torch.", "builtins", "_thread"))
+
+
+def _is_lookup(code: CodeType) -> bool:
+    """Whether code is a single lookup in Module's own file, which says nothing about what else is there."""
+    return code.co_filename == _MODULE_FILE and code.co_name in _LOOKUPS
+
+
+@contextmanager
+def _patched(owner: type, name: str, value: Any) -> Iterator[None]:
+    had, before = name in owner.__dict__, owner.__dict__.get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if had:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+HOOKS = (
+    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
+    *("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"),
+)
+"""The dictionaries in which a module keeps its hooks and what it knows of them."""
+
+_GLOBAL_HOOKS = {
+    "forward pre-hooks": "_global_forward_pre_hooks",
+    "forward hooks": "_global_forward_hooks",
+    "backward pre-hooks": "_global_backward_pre_hooks",
+    "backward hooks": "_global_backward_hooks",
+}
+
+
+def global_hooks() -> dict[str, tuple[Any, ...]]:
+    """The hooks that fire for every module of the process, by kind."""
+    module = torch.nn.modules.module
+    return {kind: tuple(getattr(module, name).values()) for kind, name in _GLOBAL_HOOKS.items()}

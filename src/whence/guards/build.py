@@ -1,0 +1,221 @@
+"""What was read while a model ran becomes guards."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from whence.guards.describe import Describer, function_of, is_constant
+from whence.guards.holders import Located, located
+from whence.guards.hooks import described_hooks
+from whence.guards.inputs import input_guards
+from whence.guards.lookup import NOTHING, class_attribute, is_of_module
+from whence.guards.modes import mode_guards
+from whence.guards.unguarded import unguarded
+from whence.program import Program
+from whence.program.expectations import Constant, Expectation, Function, Held, Items, Missing, Reference
+from whence.program.guard_rows import Guard
+from whence.program.guards import Guards
+from whence.program.observed import Observed, Read
+from whence.schema import GuardKind, Strictness
+
+CALL = "forward"
+"""Module's machinery looks this name up in every call: a module that was asked for it was called."""
+
+STRUCTURES = {"_modules": "submodules", "_parameters": "parameters", "_buffers": "buffers"}
+
+_RECORDED = "its code is what was recorded"
+_TENSOR = "the operations were recorded for a tensor like this"
+_DECIDED = "the model read it, and what it decided is part of the program"
+
+
+def guards_of(program: Program, observed: Observed) -> Guards:
+    """The guards of one capture; the model must be as it was when the capture began."""
+    things = located(observed)
+    numbers = {id(row.thing): row.holder.number for row in things}
+    builder = _Builder(Describer(numbers), {id(row.thing): row for row in things})
+    reads: dict[int, list[Read]] = {}
+    for read in observed.reads:
+        reads.setdefault(id(read.holder), []).append(read)
+    rows = [guard for row in things for guard in builder.about(row, reads.get(id(row.thing), []))]
+    return Guards(
+        rows=(*_callable(builder, observed), *rows, *input_guards(program), *mode_guards(program)),
+        holders=tuple(row.holder for row in things),
+        unguarded=unguarded(program, observed),
+        of=_captured(observed),
+    )
+
+
+def _captured(observed: Observed) -> Reference:
+    root = observed.roots[0][1] if observed.roots else observed.call
+    try:
+        return Reference(weakref.ref(root), type(root), "the captured model")
+    except TypeError:  # a builtin
+        return Reference(lambda: root, type(root), "the captured model")
+
+
+def _callable(builder: "_Builder", observed: Observed) -> Iterator[Guard]:
+    if isinstance(observed.call, nn.Module):
+        return
+    function = function_of(observed.call)
+    expected = builder.describer.describe(observed.call) if function is None else Function(function[0])
+    name = getattr(observed.call, "__qualname__", type(observed.call).__name__)
+    yield Guard(GuardKind.CALLABLE, name, expected, Strictness.IDENTITY, "this is what was captured")
+
+
+@dataclass
+class _Builder:
+    """Writes the guards of one holder after another."""
+
+    describer: Describer
+    things: dict[int, Located]
+    _classes: set[tuple[type, str]] = field(default_factory=set)
+
+    def about(self, row: Located, reads: Sequence[Read]) -> Iterator[Guard]:
+        """Every guard on one module or object."""
+        if isinstance(row.thing, nn.Module):
+            yield from self._module(row, row.thing, reads)
+            return
+        for read in reads:
+            yield from self._of_object(row, read)
+
+    def _module(self, row: Located, module: nn.Module, reads: Sequence[Read]) -> Iterator[Guard]:
+        call = next((read for read in reads if read.name == CALL), reads[0] if reads else None)
+        yield self._class_of(row, call)
+        for alias in row.aliases:
+            what = f"{row.holder.path} and {alias}"
+            reason = "they are one module, with one state"
+            yield _guard(GuardKind.ALIASING, what, Held(row.holder.number, row.holder.type), reason, row, call)
+        if call is not None and call.name == CALL:
+            yield from self._called(row, module, call)
+        for read in reads:
+            if read.name not in (CALL, "training"):
+                yield from self._of_module(row, module, read)
+
+    def _class_of(self, row: Located, read: Read | None) -> Guard:
+        kind = GuardKind.SUBMODULE if row.holder.names else GuardKind.CLASS
+        expected = Held(row.holder.number, row.holder.type)
+        what = row.holder.path or "the model"
+        return _guard(kind, what, expected, _RECORDED, row, read, Strictness.TYPE)
+
+    def _called(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
+        yield from self._code(row, module, read)
+        reason = "the mode decides what a module does"
+        expected = Constant(module.training)
+        yield _guard(GuardKind.TRAINING, row.spelled("training"), expected, reason, row, read, name="training")
+        what = f"hooks of {row.holder.path or 'the model'}"
+        reason = "hooks run inside the call, and what they did is part of the program"
+        hooks = described_hooks(module, self.describer)
+        yield _guard(GuardKind.HOOKS, what, hooks, reason, row, read, Strictness.IDENTITY, name="hooks")
+
+    def _code(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
+        if CALL in vars(module):
+            yield self._found(GuardKind.CODE, row, read, vars(module)[CALL], _RECORDED)
+        else:
+            yield from self._of_class(row, read, CALL)
+        yield from self._of_class(row, read, "__call__")
+
+    def _of_module(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
+        held, name = vars(module), read.name
+        if name in STRUCTURES:
+            yield self._structure(row, read, tuple(held[name]))
+        elif not read.is_there:
+            what = row.spelled(name)
+            reason = "the model asked for it, and went on without"
+            yield _guard(GuardKind.ATTRIBUTE, what, Missing(), reason, row, read, Strictness.ABSENT, name)
+        elif name in held:
+            if held[name] is read.value:  # otherwise the run itself wrote it first
+                yield self._found(_kind_of(read.value), row, read, read.value, _reason_of(read.value))
+        elif name in held["_parameters"]:
+            yield self._found(GuardKind.PARAMETER, row, read, held["_parameters"][name], _TENSOR)
+        elif name in held["_buffers"]:
+            yield self._found(GuardKind.BUFFER, row, read, held["_buffers"][name], _TENSOR)
+        elif name in held["_modules"]:
+            if held["_modules"][name] is None:
+                yield self._found(GuardKind.SUBMODULE, row, read, None, _DECIDED)
+        else:
+            yield from self._of_class(row, read, name)
+
+    def _structure(self, row: Located, read: Read, names: tuple[str, ...]) -> Guard:
+        what = f"{STRUCTURES[read.name]} of {row.holder.path or 'the model'}"
+        reason = "the model went through them in this order"
+        expected = Items(tuple, tuple(map(Constant, names)))
+        return _guard(GuardKind.STRUCTURE, what, expected, reason, row, read, name=read.name)
+
+    def _of_class(self, row: Located, read: Read, name: str) -> Iterator[Guard]:
+        """An attribute that the class has, guarded once for all instances."""
+        kind = row.holder.type
+        found = class_attribute(kind, name)
+        if (kind, name) in self._classes or found is NOTHING or _is_machinery(kind, name):
+            return
+        self._classes.add((kind, name))
+        simple = is_constant(found) or isinstance(found, Tensor | list | tuple | dict | set)
+        what, reason = f"{kind.__name__}.{name}", _DECIDED if simple else _RECORDED
+        guard_kind = GuardKind.ATTRIBUTE if simple else GuardKind.CODE
+        expected = self.describer.describe(found)
+        yield Guard(
+            guard_kind, what, expected, _strictness(expected), reason, name, None, kind, read.module, read.source
+        )
+
+    def _of_object(self, row: Located, read: Read) -> Iterator[Guard]:
+        what = row.spelled(read.name)
+        if not read.is_there:
+            reason = "the model asked for it, and went on without"
+            yield _guard(GuardKind.ATTRIBUTE, what, Missing(), reason, row, read, Strictness.ABSENT, read.name)
+        elif not _is_property(row.holder.type, read.name) and not read.name.startswith("__"):
+            yield self._found(_kind_of(read.value), row, read, read.value, _reason_of(read.value))
+
+    def _found(self, kind: GuardKind, row: Located, read: Read, value: Any, reason: str) -> Guard:
+        expected = self.describer.describe(value)
+        what, strictness = row.spelled(read.name), _strictness(expected)
+        return _guard(kind, what, expected, reason, row, read, strictness, read.name)
+
+
+def _guard(
+    kind: GuardKind,
+    what: str,
+    expected: Expectation,
+    reason: str,
+    row: Located,
+    read: Read | None,
+    strictness: Strictness = Strictness.EQUAL,
+    name: str = "",
+) -> Guard:
+    module, source = (None, None) if read is None else (read.module, read.source)
+    return Guard(
+        kind, what, expected, strictness, reason, name, row.holder.number, row.holder.type, module, source
+    )
+
+
+def _kind_of(value: object) -> GuardKind:
+    return GuardKind.TENSOR if isinstance(value, Tensor) else GuardKind.ATTRIBUTE
+
+
+def _reason_of(value: object) -> str:
+    return _TENSOR if isinstance(value, Tensor) else _DECIDED
+
+
+def _strictness(expected: Expectation) -> Strictness:
+    match expected:
+        case Reference() | Function():
+            return Strictness.IDENTITY
+        case Held():
+            return Strictness.TYPE
+        case _ if type(expected).__name__ == "TensorFacts":
+            return Strictness.METADATA
+        case _:
+            return Strictness.EQUAL
+
+
+def _is_machinery(kind: type, name: str) -> bool:
+    """Whether a name leads to Module's own methods, which nobody replaces."""
+    return name not in ("forward", "__call__") and is_of_module(name) and (
+        class_attribute(kind, name) is class_attribute(nn.Module, name)
+    )
+
+
+def _is_property(kind: type, name: str) -> bool:
+    """Whether a name is computed by code that reads other attributes, which are guarded themselves."""
+    return isinstance(class_attribute(kind, name), property)

@@ -1,0 +1,340 @@
+"""Does a capture still hold? Guards become a plan once; a check walks the live model along it.
+
+Nearly all checks find nothing, so each module is first compared as a whole: its plain attributes in one
+tuple, by identity, its hooks by being empty, its tensors field by field. Only a module that differs there
+is looked at guard by guard.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import is_, itemgetter
+from typing import Any
+
+from torch import Tensor, nn
+
+from whence._torch.attribute_reads import HOOKS
+from whence._torch.tensors import gradient_hooks, has_gradient_hooks
+from whence.guards.describe import Describer
+from whence.guards.hooks import hook_rows
+from whence.guards.inputs import input_violations
+from whence.guards.lookup import NOTHING, class_attribute, module_attribute, same_class
+from whence.guards.matching import Walk, difference, same_constant
+from whence.guards.modes import GLOBAL_HOOKS, MODES, described_global_hooks
+from whence.program import Program
+from whence.program.expectations import Constant, Hooks, Items, Missing, Reference, TensorFacts
+from whence.program.guard_rows import Guard, Holder, Violation
+from whence.program.guards import Guards
+from whence.schema import GuardKind
+
+_hooks_of = itemgetter(*HOOKS)
+_tables = {"_parameters": GuardKind.PARAMETER, "_buffers": GuardKind.BUFFER}
+
+
+@dataclass(frozen=True)
+class HolderPlan:
+    """The guards of one holder, sorted for a quick look.
+
+    `read` fetches the attributes that are expected to be `constants`; `tensors` are rows of table, name and
+    facts; `hooked` says that hooks are guarded, and none is expected. `of_class` are the guards that its class
+    answers, so that the instance must have nothing of their names (`shadowed`). `others` are compared one by one.
+    """
+
+    holder: Holder
+    guards: tuple[Guard, ...]
+    read: Callable[[Any], tuple[Any, ...]] | None
+    constants: tuple[Any, ...]
+    tensors: tuple[tuple[str, str, TensorFacts], ...]
+    has_no_hooks: bool
+    shadowed: tuple[str, ...]
+    of_class: tuple[Guard, ...]
+    others: tuple[Guard, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Guards ready to be checked: by holder, by class, and those about neither."""
+
+    guards: Guards
+    holders: tuple[HolderPlan, ...]
+    classes: dict[type, tuple[Guard, ...]]
+    callables: tuple[Guard, ...]
+    modes: tuple[Guard, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What does not hold, and the live tensors that were met, in the order of the guards."""
+
+    violations: list[Violation]
+    tensors: tuple[Tensor, ...] = ()
+
+
+def plan_of(guards: Guards) -> Plan:
+    """Sort guards by what they speak of."""
+    classes: dict[type, list[Guard]] = {}
+    held: dict[int, list[Guard]] = {row.number: [] for row in guards.holders}
+    for guard in guards:
+        if guard.holder is not None:
+            held[guard.holder].append(guard)
+        elif guard.owner is not None:
+            classes.setdefault(guard.owner, []).append(guard)
+    return Plan(
+        guards=guards,
+        holders=tuple(
+            _holder_plan(row, held[row.number], classes.get(row.type, [])) for row in guards.holders
+        ),
+        classes={kind: tuple(rows) for kind, rows in classes.items()},
+        callables=tuple(guard for guard in guards if guard.kind is GuardKind.CALLABLE),
+        modes=tuple(guard for guard in guards if guard.name in MODES or guard.name == GLOBAL_HOOKS),
+    )
+
+
+def _holder_plan(holder: Holder, guards: Sequence[Guard], of_class: Sequence[Guard]) -> HolderPlan:
+    rows = [guard for guard in guards if guard.name]
+    plain = [guard for guard in rows if holder.is_module and _is_plain(guard)]
+    plain += plain[:1]  # fetching several attributes gives a tuple, fetching one does not
+    tensors = [
+        guard
+        for guard in rows
+        if guard.kind in _tables.values() and isinstance(guard.expected, TensorFacts)
+    ]
+    hooks = [guard for guard in rows if guard.kind is GuardKind.HOOKS and guard.expected == Hooks()]
+    quick = {id(guard) for guard in (*plain, *tensors, *hooks)}
+    own = {guard.name for guard in rows}
+    names = [guard.name for guard in plain]
+    return HolderPlan(
+        holder=holder,
+        guards=tuple(guards),
+        read=itemgetter(*names) if names else None,
+        constants=tuple(guard.expected.value for guard in plain if isinstance(guard.expected, Constant)),
+        tensors=tuple((_table(guard), guard.name, guard.expected) for guard in tensors),  # type: ignore[misc]
+        has_no_hooks=bool(hooks),
+        shadowed=tuple(guard.name for guard in of_class if guard.name not in own),
+        of_class=tuple(guard for guard in of_class if guard.name not in own),
+        others=tuple(guard for guard in rows if id(guard) not in quick),
+    )
+
+
+def _is_plain(guard: Guard) -> bool:
+    kinds = (GuardKind.ATTRIBUTE, GuardKind.TRAINING)
+    return guard.kind in kinds and isinstance(guard.expected, Constant)
+
+
+def _table(guard: Guard) -> str:
+    return "_parameters" if guard.kind is GuardKind.PARAMETER else "_buffers"
+
+
+def check_model(plan: Plan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
+    """Every guard on the model, its classes and the process; never raises.
+
+    `roots` are the modules that `call` reaches, in the order of the capture.
+    """
+    roots = roots if plan.callables else (call,)
+    captured = plan.guards.of.target() if isinstance(plan.guards.of, Reference) else None
+    walk = Walk(same_model=bool(roots) and roots[0] is captured)
+    violations = list(_callable_violations(plan, call, walk))
+    violations += _module_violations(plan, roots, walk)
+    violations += _object_violations(plan, walk)
+    violations += _class_violations(plan, walk)
+    if has_backward:
+        violations += _gradient_hook_violations(plan, walk)
+    violations += _mode_violations(plan, walk)
+    return Checked(violations, tuple(walk.tensors.values()))
+
+
+def _callable_violations(plan: Plan, call: Any, walk: Walk) -> Iterator[Violation]:
+    for guard in plan.callables:
+        found = difference(guard.expected, call, walk)
+        if found is not None:
+            yield Violation(guard, found)
+
+
+def _module_violations(plan: Plan, roots: Sequence[object], walk: Walk) -> list[Violation]:
+    """Modules from the roots down: found by their names, compared as a whole, then guard by guard."""
+    violations: list[Violation] = []
+    live, lost = walk.holders, set[int]()
+    for row in plan.holders:
+        holder = row.holder
+        if holder.root is None and not holder.names:
+            continue  # an object, or a module in a container: it is met where a guard expects it
+        module = _find(holder, roots, live)
+        if type(module) is not holder.type and not same_class(holder.type, type(module)):
+            if holder.root is not None or holder.names[0][0] not in lost:
+                violations.append(Violation(row.guards[0], _other(module)))
+            lost.add(holder.number)
+            continue
+        live[holder.number] = module
+        if len(holder.names) > 1:
+            violations += _alias_violations(row, module, live)
+        if not _holds_at_a_glance(row, module, walk):
+            violations += _guard_by_guard(row, row.guards, module, walk)
+        elif row.others:
+            violations += _guard_by_guard(row, row.others, module, walk)
+    return violations
+
+
+def _find(holder: Holder, roots: Sequence[object], live: dict[int, Any]) -> Any:
+    if holder.root is not None:
+        return roots[holder.root] if holder.root < len(roots) else None
+    parent, name = holder.names[0]
+    above = live.get(parent)
+    return None if above is None else above.__dict__["_modules"].get(name)
+
+
+def _other(found: object) -> str:
+    return "absent" if found is None else type(found).__name__
+
+
+def _alias_violations(row: HolderPlan, module: Any, live: dict[int, Any]) -> Iterator[Violation]:
+    aliases = [guard for guard in row.guards if guard.kind is GuardKind.ALIASING]
+    for guard, (parent, name) in zip(aliases, row.holder.names[1:], strict=False):
+        above = live.get(parent)
+        if above is not None and above.__dict__["_modules"].get(name) is not module:
+            yield Violation(guard, "two modules")
+
+
+def _holds_at_a_glance(row: HolderPlan, module: Any, walk: Walk) -> bool:
+    """Whether everything common about a module is exactly as it was; if not, that need not mean a thing."""
+    held = module.__dict__
+    if row.read is not None and not _reads_the_same(row, held):
+        return False
+    if row.has_no_hooks and any(_hooks_of(held)):
+        return False
+    if row.shadowed and not held.keys().isdisjoint(row.shadowed):
+        return False
+    for table, name, facts in row.tensors:
+        tensor = held[table].get(name)
+        if (
+            type(tensor) is not facts.type
+            or tensor.requires_grad is not facts.requires_grad
+            or tensor.dtype is not facts.dtype
+            or tensor.shape != facts.shape
+            or tensor.device != facts.device
+            or tensor.stride() != facts.strides
+            or walk.tensors.setdefault(facts.number, tensor) is not tensor
+            or walk.numbers.setdefault(id(tensor), facts.number) != facts.number
+        ):
+            return False
+    return True
+
+
+def _reads_the_same(row: HolderPlan, held: dict[str, Any]) -> bool:
+    try:
+        values = row.read(held)  # type: ignore[misc]
+    except KeyError:
+        return False
+    return all(map(is_, values, row.constants))
+
+
+def _guard_by_guard(
+    row: HolderPlan, guards: Sequence[Guard], module: nn.Module, walk: Walk
+) -> Iterator[Violation]:
+    for guard in guards:
+        found = _found_in_module(guard, module, walk) if guard.name else None
+        if found is not None:
+            yield Violation(guard, found)
+    for guard in row.of_class if guards is row.guards else ():
+        if guard.name in module.__dict__:
+            yield _shadowing(row, guard, module.__dict__[guard.name])
+
+
+def _shadowing(row: HolderPlan, guard: Guard, value: object) -> Violation:
+    """The class had the last word at capture; now the instance has an attribute of that name."""
+    path = f"{row.holder.path}.{guard.name}" if row.holder.path else guard.name
+    own = replace(guard, what=path, holder=row.holder.number)
+    return Violation(own, str(Describer({}).describe(value)))
+
+
+def _found_in_module(guard: Guard, module: nn.Module, walk: Walk) -> str | None:
+    """What is there in the place of what a guard expects, or None when that is it."""
+    walk.at = guard.what
+    if guard.kind is GuardKind.HOOKS:
+        return _found_hooks(guard, hook_rows(module), walk)
+    if guard.kind is GuardKind.STRUCTURE:
+        names = tuple(module.__dict__[guard.name])
+        return None if guard.expected == _named(names) else ", ".join(names) or "none"
+    value = module_attribute(module, guard.name)
+    if isinstance(guard.expected, Missing):
+        value = class_attribute(type(module), guard.name) if value is NOTHING else value
+        return None if value is NOTHING else str(Describer({}).describe(value))
+    return "absent" if value is NOTHING else difference(guard.expected, value, walk)
+
+
+def _named(names: Sequence[str]) -> Items:
+    return Items(tuple, tuple(map(Constant, names)))
+
+
+def _found_hooks(guard: Guard, rows: Sequence[tuple[str, Any]], walk: Walk) -> str | None:
+    expected = guard.expected.rows if isinstance(guard.expected, Hooks) else ()
+    same = len(rows) == len(expected) and all(
+        kind == wanted and difference(function, hook, walk) is None
+        for (kind, hook), (wanted, function) in zip(rows, expected, strict=True)
+    )
+    describer = Describer({})
+    return None if same else str(Hooks(tuple((kind, describer.describe(hook)) for kind, hook in rows)))
+
+
+def _object_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
+    """Objects that modules hold, each live one once for every object of the capture it stands for."""
+    seen: set[tuple[int, int]] = set()
+    while walk.waiting:
+        number, thing, path = walk.waiting.pop()
+        row = plan.holders[number]
+        if (number, id(thing)) in seen or (row.holder.names or row.holder.root is not None):
+            continue
+        seen.add((number, id(thing)))
+        if isinstance(thing, nn.Module):
+            yield from _guard_by_guard(row, row.guards, thing, walk)
+            continue
+        for guard in row.guards:
+            here = replace(guard, what=f"{path}.{guard.name}")
+            found = _found_in_object(here, thing, walk)
+            if found is not None:
+                yield Violation(here, found)
+
+
+def _found_in_object(guard: Guard, thing: object, walk: Walk) -> str | None:
+    walk.at = guard.what
+    try:
+        value = getattr(thing, guard.name, NOTHING)
+    except Exception as error:  # noqa: BLE001 -- code of the user, which must not end a check
+        return f"an error ({type(error).__name__}: {error})"
+    if isinstance(guard.expected, Missing):
+        return None if value is NOTHING else str(Describer({}).describe(value))
+    return "absent" if value is NOTHING else difference(guard.expected, value, walk)
+
+
+def _class_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
+    """What classes hold, once for each class: another function under the name of a method, for one."""
+    for kind, guards in plan.classes.items():
+        for guard in guards:
+            found = difference(guard.expected, class_attribute(kind, guard.name), walk)
+            if found is not None:
+                yield Violation(guard, found)
+
+
+def _gradient_hook_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
+    """Hooks on parameters, of which a program with a backward has none: they change gradients."""
+    for row in plan.holders:
+        module = walk.holders.get(row.holder.number)
+        if not isinstance(module, nn.Module):
+            continue
+        for table, name, _ in row.tensors:
+            tensor = module.__dict__[table].get(name)
+            if isinstance(tensor, Tensor) and has_gradient_hooks(tensor):
+                guard = next(guard for guard in row.guards if guard.name == name)
+                what = f"gradient hooks of {guard.what}"
+                none = replace(guard, what=what, kind=GuardKind.HOOKS, expected=Hooks())
+                yield Violation(none, ", ".join(gradient_hooks(tensor)))
+
+
+def _mode_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
+    for guard in plan.modes:
+        if guard.name == GLOBAL_HOOKS:
+            found = described_global_hooks(Describer({}))
+            if found != guard.expected:
+                yield Violation(guard, str(found))
+            continue
+        value = MODES[guard.name].read()
+        if isinstance(guard.expected, Constant) and not same_constant(guard.expected.value, value):
+            yield Violation(guard, str(value))

@@ -1,0 +1,130 @@
+"""A Python value becomes what a guard expects: by value where that is possible, by identity where not."""
+
+import enum
+import functools
+import re
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.program.expectations import (
+    Constant,
+    Entries,
+    Expectation,
+    Function,
+    Held,
+    Items,
+    Reference,
+    TensorFacts,
+)
+
+_PLAIN = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), re.Pattern),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    }
+)
+_BY_NAME = (enum.Enum, types.ModuleType, type)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)
+_DEEPEST = 20
+
+
+class Describer:
+    """Describes the values of one capture: holders and tensors keep their numbers."""
+
+    def __init__(self, holders: Mapping[int, int]) -> None:
+        self._holders = holders
+        self._tensors: dict[int, int] = {}
+        self._kept: list[object] = []
+
+    def describe(self, value: Any, depth: int = 0) -> Expectation:
+        """What a guard expects in the place of `value`."""
+        number = self._holders.get(id(value))
+        if number is not None:
+            return Held(number, type(value))
+        if isinstance(value, Tensor):
+            return self.tensor(value)
+        if is_constant(value):
+            return Constant(value)
+        if depth < _DEEPEST and (inside := self._container(value, depth + 1)) is not None:
+            return inside
+        return self._function(value, depth + 1) if depth < _DEEPEST else reference(value)
+
+    def tensor(self, tensor: Tensor) -> TensorFacts:
+        """The facts about a tensor, with its number."""
+        self._kept.append(tensor)
+        number = self._tensors.setdefault(id(tensor), len(self._tensors))
+        return tensor_facts(tensor, number)
+
+    def _container(self, value: Any, depth: int) -> Expectation | None:
+        if isinstance(value, dict):
+            items = tuple(self.describe(item, depth) for item in value.values())
+            return Entries(type(value), tuple(value), items)
+        if isinstance(value, list | tuple | deque):
+            return Items(type(value), tuple(self.describe(item, depth) for item in value))
+        if isinstance(value, set | frozenset) and all(map(is_constant, value)):
+            return Constant(frozenset(value)) if isinstance(value, frozenset) else Constant(set(value))
+        return None
+
+    def _function(self, value: Any, depth: int) -> Expectation:
+        function = function_of(value)
+        if function is None:
+            return reference(value)
+        target, owner, fixed = function
+        if fixed is None:
+            return Function(target, owner)
+        keywords = tuple((key, self.describe(item, depth)) for key, item in fixed.keywords.items())
+        return Function(target, owner, tuple(self.describe(item, depth) for item in fixed.args), keywords)
+
+
+def is_constant(value: object) -> bool:
+    """Whether equality of type and value decides: Python's numbers and texts, torch's descriptions.
+
+    Classes derived from these may compare as they like, and are not constants.
+    """
+    kind = type(value)
+    return kind in _PLAIN or isinstance(value, _BY_NAME) or kind.__module__ in ("numpy", "decimal", "fractions")
+
+
+def function_of(value: Any) -> tuple[Any, type | None, functools.partial[Any] | None] | None:
+    """The function behind a callable: itself, the class of the object it is bound to, and a partial's own
+    arguments."""
+    if isinstance(value, types.MethodType):
+        return value.__func__, type(value.__self__), None
+    if isinstance(value, functools.partial):
+        inner = function_of(value.func)
+        return (value.func, None, value) if inner is None else (inner[0], inner[1], value)
+    if isinstance(value, _FUNCTIONS):
+        return value, None, None
+    return None
+
+
+def tensor_facts(tensor: Tensor, number: int = -1) -> TensorFacts:
+    """Everything about a tensor but its numbers; strides where they are not the plain ones."""
+    return TensorFacts(
+        type=type(tensor),
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        device=tensor.device,
+        strides=tensor.stride() if tensor.layout is torch.strided else None,
+        requires_grad=tensor.requires_grad,
+        number=number,
+    )
+
+
+def reference(value: object) -> Reference:
+    """Identity, without keeping the object alive where it can be helped."""
+    kind = type(value)
+    return Reference(_weakly(value), kind, f"a {kind.__name__}")
+
+
+def _weakly(value: object) -> Callable[[], object]:
+    try:
+        return weakref.ref(value)
+    except TypeError:  # objects without a place for weak references are kept
+        return lambda: value

@@ -1,0 +1,87 @@
+"""A program that looks before it runs."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+from torch import Tensor
+
+from whence.errors import Place, StaleCapture
+from whence.guards.check import Checked
+from whence.program import Program
+from whence.schema import OnViolation
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How a guarded program does what other rooms know: check, make a module over live state, capture."""
+
+    check: Callable[[Program, tuple[Any, ...], dict[str, Any]], Checked]
+    module: Callable[[Program], Callable[..., Any]]
+    capture: Callable[[tuple[Any, ...], dict[str, Any]], Program]
+
+
+class Guarded:
+    """Calls a captured program where its guards hold, and does as asked where they do not.
+
+    `program` is the one in use; a recapture replaces it. Calls return what the flat module returns:
+    what the model returns, or `(loss, outputs)` for a program with a loss function.
+    """
+
+    def __init__(
+        self, program: Program, model: Callable[..., Any], on_violation: OnViolation, ways: Ways
+    ) -> None:
+        self.program = program
+        self.model = model
+        self.on_violation = on_violation
+        self._ways = ways
+        self._module: Callable[..., Any] | None = None
+        self._tensors: Sequence[Tensor] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Check, then run; raises `StaleCapture` where a guard does not hold and that was asked for."""
+        checked = self._ways.check(self.program, args, kwargs)
+        if not checked.violations:
+            return self._run(checked, args, kwargs)
+        stale = stale_capture(self.program, checked)
+        if self.on_violation is OnViolation.RAISE:
+            raise stale
+        if self.on_violation is OnViolation.WARN:
+            warnings.warn(f"{stale}\nthe model itself runs instead", stacklevel=2)
+            return self._eager(args, kwargs)
+        self.program, self._module = self._ways.capture(args, kwargs), None
+        return self._run(self._ways.check(self.program, args, kwargs), args, kwargs)
+
+    def _run(self, checked: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run on the tensors that the model has now: a parameter may have been replaced by its like."""
+        if self._module is None or not _are(checked.tensors, self._tensors):
+            self._module, self._tensors = self._ways.module(self.program), checked.tensors
+        return self._module(*args, **kwargs)
+
+    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outputs = self.model(*args, **kwargs)
+        if self.program.loss_function is None:
+            return outputs
+        return self.program.loss_function(outputs), outputs
+
+
+def _are(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+    return len(left) == len(right) and all(map(is_, left, right))
+
+
+def stale_capture(program: Program, checked: Checked) -> StaleCapture:
+    """The error that says which guards do not hold, all of them."""
+    first = checked.violations[0].guard
+    shown = "; ".join(map(str, checked.violations[:10]))
+    more = len(checked.violations) - 10
+    return StaleCapture(
+        f"the capture of {program.name} no longer holds",
+        where=Place(
+            None if first.module is None else str(first.module), None if first.source is None else str(first.source)
+        ),
+        why=f"{shown}; and {more} more" if more > 0 else shown,
+        remedy="capture again, undo the change, or call program.guarded(model, on_violation='recapture')",
+        violations=tuple(checked.violations),
+    )

@@ -1,0 +1,90 @@
+"""Which modules and objects guards speak of, and how each is reached."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from whence.program.guard_rows import Holder
+from whence.program.observed import Observed
+from whence.provenance import ModulePath
+
+
+@dataclass(frozen=True)
+class Located:
+    """A live module or object with its row, and the other paths of a module."""
+
+    thing: object
+    holder: Holder
+    aliases: tuple[str, ...] = ()
+
+    def spelled(self, name: str) -> str:
+        """An attribute of it, as the model's author would write it."""
+        return f"{self.holder.path}.{name}" if self.holder.path else name
+
+
+def located(observed: Observed) -> list[Located]:
+    """Modules that were read and those above them, parents first; then objects in the order they were met."""
+    modules = _modules(observed)
+    paths = {id(row.thing): row.holder.path for row in modules}
+    spelled = _object_paths(observed, paths)
+    objects = [
+        Located(thing, Holder(number, spelled[id(thing)], type(thing), isinstance(thing, nn.Module)))
+        for number, thing in enumerate(observed.objects, len(modules))
+    ]
+    return [*modules, *objects]
+
+
+def _modules(observed: Observed) -> list[Located]:
+    wanted = _wanted_paths(observed)
+    roots = {path: position for position, (path, _) in enumerate(observed.roots)}
+    rows: dict[int, Located] = {}
+    numbers: dict[ModulePath, int] = {}
+    for path, module in observed.modules:
+        if path not in wanted:
+            continue
+        above = numbers.get(path.parent) if path else None
+        names = () if above is None else ((above, path.name),)
+        known = rows.get(id(module))
+        if known is None:
+            holder = Holder(len(rows), str(path), type(module), True, names, roots.get(path))
+            rows[id(module)] = Located(module, holder)
+        else:
+            holder = replace(known.holder, names=(*known.holder.names, *names))
+            rows[id(module)] = replace(known, holder=holder, aliases=(*known.aliases, str(path)))
+        numbers[path] = rows[id(module)].holder.number
+    return list(rows.values())
+
+
+def _wanted_paths(observed: Observed) -> set[ModulePath]:
+    """The paths of modules that were read or found by a read, and all paths above them."""
+    met = {id(read.holder) for read in observed.reads}
+    met |= {id(read.value) for read in observed.reads if isinstance(read.value, nn.Module)}
+    wanted: set[ModulePath] = {path for path, _ in observed.roots}
+    for path, module in observed.modules:
+        if id(module) in met and path not in wanted:
+            wanted.update(path.prefixes())
+    return wanted
+
+
+def _object_paths(observed: Observed, paths: dict[int, str]) -> dict[int, str]:
+    """How each object was reached first: through an attribute, or inside a container that one holds."""
+    wanted = {id(thing) for thing in observed.objects}
+    found: dict[int, str] = {}
+    known = dict(paths)
+    for read in observed.reads:
+        above = known.get(id(read.holder), "")
+        spelled = f"{above}.{read.name}" if above else read.name
+        for path, value in _inside(read.value, spelled):
+            if id(value) in wanted and id(value) not in found:
+                found[id(value)] = known[id(value)] = path
+    return {identity: found.get(identity, "an object") for identity in wanted}
+
+
+def _inside(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, object]]:
+    yield path, value
+    if depth > 10 or not isinstance(value, dict | list | tuple):
+        return
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in pairs:
+        yield from _inside(item, f"{path}[{key!r}]", depth + 1)

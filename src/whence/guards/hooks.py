@@ -1,0 +1,39 @@
+"""The hooks of a module as a guard expects them."""
+
+from typing import Any
+
+from torch import nn
+
+from whence.guards.describe import Describer
+from whence.program.expectations import Hooks
+
+_KINDS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
+_FLAGS = {
+    "_forward_pre_hooks": {"_forward_pre_hooks_with_kwargs": "with kwargs"},
+    "_forward_hooks": {"_forward_hooks_with_kwargs": "with kwargs", "_forward_hooks_always_called": "always"},
+}
+
+
+def hook_rows(module: nn.Module) -> list[tuple[str, Any]]:
+    """Every hook of a module, in the order they run, each with its kind in words."""
+    held = module.__dict__
+    return [
+        (_kind(held, table, key), hook)
+        for table in _KINDS
+        for key, hook in held.get(table, {}).items()
+    ]
+
+
+def _kind(held: dict[str, Any], table: str, key: int) -> str:
+    flags = [word for flag, word in _FLAGS.get(table, {}).items() if held.get(flag, {}).get(key)]
+    return " ".join([_KINDS[table], *(f"({word})" for word in flags)])
+
+
+def described_hooks(module: nn.Module, describer: Describer) -> Hooks:
+    """The hooks of a module, by kind and function."""
+    return Hooks(tuple((kind, describer.describe(hook)) for kind, hook in hook_rows(module)))

@@ -1,0 +1,138 @@
+"""What a capture assumed of its inputs, and whether other inputs keep to it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.tensors import share_memory
+from whence.errors import CallError
+from whence.guards.describe import is_constant, reference, tensor_facts
+from whence.guards.matching import Walk, difference
+from whence.program import Program
+from whence.program.convention import shown_call
+from whence.program.expectations import Constant, Expectation, Words
+from whence.program.guard_rows import Guard, Violation
+from whence.schema import GuardKind, InputKind, OutputKind, Strictness
+
+STRUCTURE = "the arguments"
+TIED = "one tensor"
+APART = "tensors of their own"
+
+_EMBEDDING = torch.ops.aten.embedding.default
+
+
+def input_guards(program: Program) -> Iterator[Guard]:
+    """The structure of the arguments, every leaf, and which leaves are one tensor."""
+    convention = program.convention
+    yield Guard(
+        GuardKind.INPUT,
+        STRUCTURE,
+        Words(convention.shown),
+        Strictness.EQUAL,
+        "every tensor and constant among the arguments is one input of the program",
+        STRUCTURE,
+    )
+    strided = _layout_sensitive(program)
+    for position, (path, leaf) in enumerate(zip(convention.paths, convention.leaves, strict=True)):
+        yield _leaf_guard(position, path, leaf, with_strides=position in strided)
+    for first, second in convention.same:
+        what = f"{convention.paths[first]} and {convention.paths[second]}"
+        yield Guard(GuardKind.ALIASING, what, Words(TIED), Strictness.SAME, _ONE, positions=(first, second))
+    if _writes_inputs(program):
+        what = "the inputs, some of which are written,"
+        yield Guard(GuardKind.ALIASING, what, Words(APART), Strictness.SAME, _APART, APART)
+
+
+_ONE = "a write to one was a write to both, and their gradients were summed"
+_APART = "a write to one would be a write to another"
+
+
+def _leaf_guard(position: int, path: str, leaf: object, *, with_strides: bool) -> Guard:
+    expected: Expectation
+    if isinstance(leaf, Tensor):
+        expected = replace(tensor_facts(leaf), type=Tensor)
+        reason = "the operations were recorded for a tensor like this"
+        if not with_strides:
+            expected = expected.with_strides(None)
+        return Guard(GuardKind.INPUT, path, expected, Strictness.METADATA, reason, positions=(position,))
+    reason = "its value decided what was recorded"
+    if is_constant(leaf):
+        return Guard(GuardKind.INPUT, path, Constant(leaf), Strictness.EQUAL, reason, positions=(position,))
+    return Guard(GuardKind.INPUT, path, reference(leaf), Strictness.IDENTITY, reason, positions=(position,))
+
+
+def _writes_inputs(program: Program) -> bool:
+    users = {row.name for row in program.signature.inputs if row.kind is InputKind.USER}
+    return any(row.of in users for row in program.signature.outputs_of(OutputKind.MUTATION))
+
+
+def _layout_sensitive(program: Program) -> set[int]:
+    """Positions of the inputs whose strides may have decided something.
+
+    Only element-wise operations and lookups in tables give the same for every layout: all others choose
+    kernels, views or orders of summation by it.
+    """
+    rows = [row for row in program.signature.inputs if row.kind is InputKind.USER]
+    return {
+        position
+        for position, row in enumerate(rows)
+        if row.name in program.layouts_read or _is_sensitive(program.node(row.name))
+    }
+
+
+def _is_sensitive(node: fx.Node) -> bool:
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        value = waiting.pop()
+        for user in value.users:
+            if user.op == "output" or user in seen:
+                continue
+            seen.add(user)
+            if user.target is _EMBEDDING and user.args[0] is not value:
+                continue
+            if not _is_elementwise(user):
+                return True
+            waiting.append(user)
+    return False
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
+def input_violations(program: Program, args: object, kwargs: object) -> Iterator[Violation]:
+    """Every guard on the inputs that these arguments do not keep; never raises."""
+    guards = [guard for guard in program.guards if guard.positions or guard.name in (STRUCTURE, APART)]
+    structure = next(guard for guard in guards if guard.name == STRUCTURE)
+    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping | None):
+        yield Violation(structure, f"args of {type(args).__name__} and kwargs of {type(kwargs).__name__}")
+        return
+    args, kwargs = tuple(args), dict(kwargs or {})
+    try:
+        leaves = program.convention.spelled_out(args, kwargs)
+    except CallError:
+        yield Violation(structure, shown_call(args, kwargs))
+        return
+    walk = Walk(same_model=True)
+    for guard in guards:
+        found = _found(guard, leaves, walk)
+        if found is not None:
+            yield Violation(guard, found)
+
+
+def _found(guard: Guard, leaves: Sequence[object], walk: Walk) -> str | None:
+    match guard.positions:
+        case (position,):
+            return difference(guard.expected, leaves[position], walk)
+        case (first, second):
+            return None if leaves[first] is leaves[second] else "two tensors"
+        case _:
+            return _shared(leaves) if guard.name == APART else None
+
+
+def _shared(leaves: Sequence[object]) -> str | None:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    pairs = ((left, right) for i, left in enumerate(tensors) for right in tensors[:i] if left is not right)
+    return "views of one storage" if any(share_memory(left, right) for left, right in pairs) else None

@@ -1,0 +1,195 @@
+"""Does a value fit what a guard expects? None for yes, and in words what was found for no."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from whence._torch.recording import is_wrapper_subclass
+from whence.guards.describe import Describer, function_of, is_constant, tensor_facts
+from whence.guards.lookup import same_class
+from whence.program.expectations import (
+    Constant,
+    Entries,
+    Expectation,
+    Function,
+    Held,
+    Hooks,
+    Items,
+    Missing,
+    Reference,
+    TensorFacts,
+    Words,
+)
+
+
+@dataclass
+class Walk:
+    """What one check has met so far: which live thing stands for each number of the capture.
+
+    `same_model` says that the captured model itself is checked: only there can objects be the same ones.
+    `waiting` are objects whose own attributes are to be checked, and where they were met: `at` is what is
+    being looked at.
+    """
+
+    same_model: bool
+    at: str = ""
+    holders: dict[int, Any] = field(default_factory=dict)
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
+    waiting: list[tuple[int, Any, str]] = field(default_factory=list)
+
+
+def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
+    """What `value` is, in words, when it is not what was expected."""
+    match expected:
+        case Constant(wanted):
+            return None if same_constant(wanted, value) else _shown(value)
+        case TensorFacts():
+            return tensor_difference(expected, value, walk)
+        case Held(number, kind):
+            return _held_difference(number, kind, value, walk)
+        case Items(kind, items):
+            return _items_difference(kind, items, value, walk)
+        case Entries(kind, keys, items):
+            return _entries_difference(kind, keys, items, value, walk)
+        case Function():
+            return None if _is_function(expected, value, walk) else _shown(value)
+        case Reference(target, kind):
+            return None if _is_same(target(), kind, value, walk) else _other(kind, value)
+        case Hooks() | Words() | Missing():
+            return _shown(value)
+
+
+def same_constant(expected: Any, value: Any) -> bool:
+    """Equality of type and value; nan is itself, and the two zeros differ."""
+    if expected is value:
+        return True
+    if type(expected) is not type(value) or isinstance(value, Tensor):
+        return False
+    if isinstance(expected, float | complex):
+        return repr(expected) == repr(value)
+    return bool(expected == value)
+
+
+def tensor_difference(expected: TensorFacts, value: Any, walk: Walk) -> str | None:
+    """How a tensor differs in anything but its numbers, or in which other tensor it is."""
+    if not isinstance(value, Tensor):
+        return _shown(value)
+    found = tensor_facts(value, expected.number)
+    if expected.strides is None or _same_strides(expected, found):
+        found = found.with_strides(expected.strides)
+    if not _same_tensor_class(expected, value) or found.but_type() != expected.but_type():
+        return str(tensor_facts(value))
+    return _tie_difference(expected.number, value, walk)
+
+
+def _same_tensor_class(expected: TensorFacts, value: Tensor) -> bool:
+    """An input may be a parameter or a plain tensor; what a model holds is what it was."""
+    if expected.number < 0:
+        return not is_wrapper_subclass(value)
+    return same_class(expected.type, type(value))
+
+
+def _same_strides(expected: TensorFacts, found: TensorFacts) -> bool:
+    """Where a dimension has one element or none, its stride means nothing."""
+    if expected.shape != found.shape or found.strides is None or expected.strides is None:
+        return False
+    rows = zip(expected.shape, expected.strides, found.strides, strict=True)
+    return all(size < 2 or left == right for size, left, right in rows)
+
+
+def _tie_difference(number: int, value: Tensor, walk: Walk) -> str | None:
+    if number < 0:
+        return None
+    if walk.tensors.setdefault(number, value) is not value:
+        return "a tensor of its own"
+    if walk.numbers.setdefault(id(value), number) != number:
+        return "one tensor with another"
+    return None
+
+
+def _held_difference(number: int, kind: type, value: Any, walk: Walk) -> str | None:
+    if not same_class(kind, type(value)):
+        return _other(kind, value)
+    known = walk.holders.setdefault(number, value)
+    if known is not value and isinstance(value, nn.Module):
+        return f"a {type(value).__name__} of its own"
+    walk.waiting.append((number, value, walk.at))
+    return None
+
+
+def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk: Walk) -> str | None:
+    if type(value) is not kind or len(value) != len(items):
+        return _shown(value)
+    return _first_difference(items, list(value), [f"[{position}]" for position in range(len(items))], walk)
+
+
+def _entries_difference(
+    kind: type, keys: Sequence[Any], items: Sequence[Expectation], value: Any, walk: Walk
+) -> str | None:
+    if type(value) is not kind or not _same_keys(keys, list(value)):
+        return _shown(value)
+    return _first_difference(items, list(value.values()), [f"[{key!r}]" for key in keys], walk)
+
+
+def _same_keys(expected: Sequence[Any], found: Sequence[Any]) -> bool:
+    if len(expected) != len(found):
+        return False
+    return all(
+        same_constant(left, right) if is_constant(left) else left is right
+        for left, right in zip(expected, found, strict=True)
+    )
+
+
+def _first_difference(
+    expected: Sequence[Expectation], values: Sequence[Any], places: Sequence[str], walk: Walk
+) -> str | None:
+    for wanted, value, place in zip(expected, values, places, strict=True):
+        found = difference(wanted, value, walk)
+        if found is not None:
+            return f"one whose item {place} is {found}"
+    return None
+
+
+def _is_function(expected: Function, value: Any, walk: Walk) -> bool:
+    function = function_of(value)
+    if function is None or function[0] is not expected.target:
+        return False
+    _, owner, fixed = function
+    if (owner is None) != (expected.owner is None):
+        return False
+    if owner is not None and expected.owner is not None and not same_class(expected.owner, owner):
+        return False
+    return _fixes_the_same(expected, fixed, walk)
+
+
+def _fixes_the_same(expected: Function, fixed: "functools.partial[Any] | None", walk: Walk) -> bool:
+    if fixed is None:
+        return not expected.arguments and not expected.keywords
+    if len(fixed.args) != len(expected.arguments) or list(fixed.keywords) != [k for k, _ in expected.keywords]:
+        return False
+    wanted = [*expected.arguments, *(item for _, item in expected.keywords)]
+    pairs = zip(wanted, [*fixed.args, *fixed.keywords.values()], strict=True)
+    return all(difference(item, value, walk) is None for item, value in pairs)
+
+
+def _is_same(target: object, kind: type, value: Any, walk: Walk) -> bool:
+    """The same object on the captured model; on another one, which has objects of its own, the same class."""
+    if target is not None and value is target:
+        return True
+    return not walk.same_model and same_class(kind, type(value))
+
+
+def _other(kind: type, value: Any) -> str:
+    name = type(value).__name__
+    if isinstance(value, type(None) | bool | int | float | str):
+        return repr(value)
+    return f"another {name}" if same_class(kind, type(value)) or name == kind.__name__ else name
+
+
+def _shown(value: Any) -> str:
+    """A found value in words, without running code of its own."""
+    return type(value).__name__ if isinstance(value, nn.Module) else str(Describer({}).describe(value))

@@ -1,0 +1,65 @@
+"""Switches of the process that decide what torch does: as they were at capture."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from whence._torch.attribute_reads import global_hooks
+from whence._torch.tensors import autocast_state
+from whence.guards.describe import Describer
+from whence.program import Program
+from whence.program.expectations import Constant, Hooks
+from whence.program.guard_rows import Guard
+from whence.schema import GuardKind, Strictness
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One switch: how it is read, and what it decides."""
+
+    read: Callable[[], object]
+    reason: str
+
+
+MODES = {
+    "grad mode": Mode(torch.is_grad_enabled, "modules branch on it, and gradients end where it is off"),
+    "autocast": Mode(autocast_state, "the casts it makes are operations of the program"),
+    "default dtype": Mode(torch.get_default_dtype, "tensors made inside the model have it"),
+    "default device": Mode(torch.get_default_device, "tensors made inside the model are put there"),
+    "deterministic algorithms": Mode(
+        torch.are_deterministic_algorithms_enabled, "operators choose another kernel, and refuse some"
+    ),
+    "float32 matmul precision": Mode(
+        torch.get_float32_matmul_precision, "the last bits of matrix products depend on it"
+    ),
+}
+
+GLOBAL_HOOKS = "hooks of all modules"
+
+
+def mode_guards(program: Program) -> Iterator[Guard]:
+    """One guard for each switch; a program with its own backward does not depend on grad mode."""
+    for name, mode in MODES.items():
+        if name == "grad mode" and program.has_backward:
+            continue
+        yield Guard(GuardKind.MODE, name, Constant(mode.read()), Strictness.EQUAL, mode.reason, name)
+    yield Guard(
+        GuardKind.HOOKS,
+        GLOBAL_HOOKS,
+        described_global_hooks(Describer({})),
+        Strictness.IDENTITY,
+        "they run in every module call, and what they did is part of the program",
+        GLOBAL_HOOKS,
+    )
+
+
+def described_global_hooks(describer: Describer) -> Hooks:
+    """The hooks that fire for every module now."""
+    return Hooks(
+        tuple(
+            (kind.removesuffix("s"), describer.describe(hook))
+            for kind, hooks in global_hooks().items()
+            for hook in hooks
+        )
+    )

@@ -1,0 +1,90 @@
+"""What a capture may depend on that no guard watches: said, so that nobody is misled."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from whence._torch.attribute_reads import is_observable
+from whence.guards.describe import function_of, is_constant
+from whence.guards.lookup import NOTHING, class_attribute
+from whence.program import Program
+from whence.program.guard_rows import Unguarded
+from whence.program.observed import Observed
+
+
+def unguarded(program: Program, observed: Observed) -> tuple[Unguarded, ...]:
+    """Globals and closures of the functions that ran, insides of objects that cannot be watched."""
+    rows = [*_outside_names(observed), *_opaque_objects(observed), *_loss(program), _CODE_CALLED]
+    return tuple(dict.fromkeys(rows))
+
+
+_CODE_CALLED = Unguarded(
+    "functions called from forward",
+    "that forward itself and the methods it looks up are the same is guarded; what they call is not",
+)
+
+
+def _outside_names(observed: Observed) -> Iterator[Unguarded]:
+    for function in _functions(observed):
+        try:
+            outside = inspect.getclosurevars(function)
+        except (TypeError, ValueError):  # a cell that is still empty, or no Python code
+            continue
+        for where, names in (("global", outside.globals), ("closure", outside.nonlocals)):
+            yield from (
+                Unguarded(f"{where} {name}", f"read by {function.__qualname__}, where nothing can watch it")
+                for name, value in names.items()
+                if not name.startswith("__") and _may_change(value)
+            )
+
+
+def _functions(observed: Observed) -> list[Any]:
+    """The Python functions of the user that modules looked up on themselves: forward, and methods."""
+    found: dict[int, Any] = {}
+    for read in observed.reads:
+        function = function_of(read.value) if read.is_there else None
+        if function is not None and inspect.isfunction(function[0]):
+            found.setdefault(id(function[0].__code__), function[0])
+    return [function for function in found.values() if not function.__module__.startswith("torch.")]
+
+
+def _may_change(value: object) -> bool:
+    return not (callable(value) or inspect.ismodule(value) or _is_library_object(value))
+
+
+def _is_library_object(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] in ("logging", "typing", "transformers") and not (
+        is_constant(value) or isinstance(value, Tensor)
+    )
+
+
+def _opaque_objects(observed: Observed) -> Iterator[Unguarded]:
+    for read in observed.reads:
+        value = read.value
+        if not read.is_there or callable(value) or isinstance(value, Tensor | nn.Module) or is_constant(value):
+            continue
+        kind = type(value)
+        if isinstance(value, list | tuple | dict | set | frozenset) or _is_watched(kind):
+            continue
+        yield Unguarded(
+            f"the inside of {read.name}, a {kind.__name__}",
+            "objects of this class cannot be watched: that it is the same object is guarded",
+        )
+    for kind in {type(module) for _, module in observed.modules}:
+        if class_attribute(kind, "__getattribute__") is not class_attribute(nn.Module, "__getattribute__"):
+            yield Unguarded(
+                f"attributes that {kind.__name__} finds in a way of its own",
+                "its class has a __getattribute__: values that it computes are not guarded",
+            )
+
+
+def _is_watched(kind: type) -> bool:
+    return is_observable(kind) and class_attribute(kind, "__dict__") is not NOTHING
+
+
+def _loss(program: Program) -> Iterator[Unguarded]:
+    if program.loss_function is not None:
+        name = getattr(program.loss_function, "__qualname__", type(program.loss_function).__name__)
+        yield Unguarded(f"the loss function {name}", "it is kept with the program, and taken as it is")

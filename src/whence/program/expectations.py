@@ -1,0 +1,159 @@
+"""What a guard expects to find: descriptions of Python values that outlive the values.
+
+Each kind of description is a row; `guards/describe.py` writes them and `guards/matching.py` compares them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+_SHOWN_ITEMS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A value that equality decides, together with its type: numbers, text, flags, dtypes, devices."""
+
+    value: Any
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An object that cannot be compared by value. `target` gives the object, or None when it is gone."""
+
+    target: Callable[[], object]
+    type: type
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function, found behind bound methods and `functools.partial`.
+
+    `owner` is the class whose instance a bound method belongs to; `arguments` what a partial fixes.
+    """
+
+    target: Any
+    owner: type | None = None
+    arguments: tuple["Expectation", ...] = ()
+    keywords: tuple[tuple[str, "Expectation"], ...] = ()
+
+    def __str__(self) -> str:
+        name = getattr(self.target, "__qualname__", None) or repr(self.target)
+        fixed = [*map(str, self.arguments), *(f"{key}={value}" for key, value in self.keywords)]
+        return f"partial({', '.join([name, *fixed])})" if fixed else name
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list, tuple or deque and what it holds."""
+
+    type: type
+    items: tuple["Expectation", ...]
+
+    def __str__(self) -> str:
+        return _listed(self.type, [str(item) for item in self.items])
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A mapping: its keys in order and what it holds."""
+
+    type: type
+    keys: tuple[Any, ...]
+    items: tuple["Expectation", ...]
+
+    def __str__(self) -> str:
+        pairs = [f"{key!r}: {item}" for key, item in zip(self.keys, self.items, strict=True)]
+        return _listed(self.type, pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """Everything about a tensor but its numbers. `number` tells tensors of one capture apart."""
+
+    type: type
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    strides: tuple[int, ...] | None
+    requires_grad: bool
+    number: int = -1
+
+    def with_strides(self, strides: tuple[int, ...] | None) -> "TensorFacts":
+        """The same facts in another layout, or (None) in any."""
+        return replace(self, strides=strides)
+
+    def but_type(self) -> tuple[object, ...]:
+        """Everything that equality decides."""
+        return self.shape, self.dtype, self.device, self.strides, self.requires_grad
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        words = [f"{self.type.__name__} {dtype}{list(self.shape)}"]
+        words += [f"on {self.device}"] if self.device.type != "cpu" else []
+        words += [] if self.strides in (None, _plain_strides(self.shape)) else [f"strides {self.strides}"]
+        words += ["requires grad"] if self.requires_grad else []
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A module or another object whose own attributes are guarded: the number of the holder."""
+
+    number: int
+    type: type
+
+    def __str__(self) -> str:
+        return self.type.__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The hooks of a module, or of the process: the kind of each and its function, in the order they run."""
+
+    rows: tuple[tuple[str, "Expectation"], ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{kind} {function}" for kind, function in self.rows) or "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Something that is checked by a rule of its own, said in words."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Nothing: the attribute was looked for and was not there."""
+
+    def __str__(self) -> str:
+        return "absent"
+
+
+Expectation = Constant | Reference | Function | Items | Entries | TensorFacts | Held | Hooks | Words | Missing
+
+
+def _listed(kind: type, shown: list[str]) -> str:
+    more = [f"… {len(shown)} in all"] if len(shown) > _SHOWN_ITEMS else []
+    return f"{kind.__name__}({', '.join([*shown[:_SHOWN_ITEMS], *more])})"
+
+
+def _plain_strides(shape: torch.Size) -> tuple[int, ...]:
+    steps = [1]
+    for size in reversed(shape[1:]):
+        steps.append(steps[-1] * max(size, 1))
+    return tuple(reversed(steps)) if shape else ()

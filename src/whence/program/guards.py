@@ -1,0 +1,46 @@
+"""What a capture assumed, as data."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whence.program.expectations import Expectation
+from whence.program.guard_page import page
+from whence.program.guard_rows import Guard, Holder, Unguarded
+
+
+@dataclass(frozen=True, eq=False)
+class Guards(Sequence[Guard]):
+    """Everything a capture assumed, in the order it was read, and what it does not watch.
+
+    `holders` are the modules and objects that guards speak of, parents before children. `of` gives the
+    captured callable while it lives: only there can an object be expected to be the same.
+    """
+
+    rows: tuple[Guard, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    unguarded: tuple[Unguarded, ...] = ()
+    of: Expectation | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __iter__(self) -> Iterator[Guard]:
+        return iter(self.rows)
+
+    def about(self, text: str) -> list[Guard]:
+        """The guards whose subject contains `text`: a module path, an attribute, an input."""
+        return [guard for guard in self.rows if text in guard.what]
+
+    def __str__(self) -> str:
+        return page(self.rows, self.holders, self.unguarded)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "guards": [guard.to_dict() for guard in self.rows],
+            "unguarded": [{"what": row.what, "why": row.why} for row in self.unguarded],
+        }

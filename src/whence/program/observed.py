@@ -1,0 +1,38 @@
+"""What a capture saw its model read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from whence.provenance import ModulePath, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One attribute that was looked up: who holds it, what was found, and by whom it was read.
+
+    `is_there` is False for a name that was looked for in vain.
+    """
+
+    holder: object
+    name: str
+    value: object
+    is_there: bool
+    module: ModulePath | None
+    source: Source | None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """All reads of one capture, in order, with the modules under all their names.
+
+    `objects` are the other things that attributes led to, in the order they were met.
+    """
+
+    call: Callable[..., Any]
+    roots: tuple[tuple[ModulePath, nn.Module], ...]
+    modules: tuple[tuple[ModulePath, nn.Module], ...]
+    objects: tuple[object, ...]
+    reads: tuple[Read, ...]

@@ -1,0 +1,59 @@
+"""Does a captured program still stand for a model?"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from whence import hierarchy
+from whence.errors import NotCallable, UsageError
+from whence.guards.check import Checked, Plan, check_model
+from whence.guards.guarded import Guarded, Ways
+from whence.guards.inputs import input_violations
+from whence.program import Program
+from whence.program.state import bound_state
+from whence.schema import OnViolation
+from whence.tracing.subject import state_tensors, subject_of
+
+Capture = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Program]
+
+
+def check(program: Program, plan: Plan, model: object, args: object, kwargs: object) -> Checked:
+    """Every guard that does not hold for this model and, where they are given, these inputs."""
+    checked = check_model(plan, model, _roots(plan, model), has_backward=program.has_backward)
+    if args is None and kwargs is None:
+        return checked
+    violations = [*checked.violations, *input_violations(program, () if args is None else args, kwargs)]
+    return Checked(violations, checked.tensors)
+
+
+def _roots(plan: Plan, model: object) -> tuple[object, ...]:
+    """The modules a callable reaches; a module is looked at as it is."""
+    if not plan.callables:
+        return (model,)
+    try:
+        return tuple(module for _, module in subject_of(model).roots)
+    except NotCallable:
+        return ()
+
+
+def guarded(
+    program: Program, plan: Callable[[Program], Plan], model: Any, on_violation: str, capture: Capture
+) -> Guarded:
+    """A callable that checks before it runs; raises `UsageError` for an unknown `on_violation`."""
+    if on_violation not in tuple(OnViolation):
+        raise UsageError(
+            f"on_violation cannot be {on_violation!r}", remedy=f"use {', '.join(map(repr, map(str, OnViolation)))}"
+        )
+    ways = Ways(
+        check=lambda current, args, kwargs: check(current, plan(current), model, args, kwargs),
+        module=lambda current: hierarchy.flat_module(
+            current.with_changes(state=bound_state(current, _tensors_by_name(model)))
+        ),
+        capture=lambda args, kwargs: capture(model, args, kwargs),
+    )
+    return Guarded(program, model, OnViolation(on_violation), ways)
+
+
+def _tensors_by_name(model: Callable[..., Any] | nn.Module) -> dict[str, Tensor]:
+    return {str(path): row.tensor for row in state_tensors(subject_of(model)) for path in row.paths}

@@ -1,0 +1,68 @@
+"""Which attributes the model reads while it runs: what the capture depends on."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.attribute_reads import ReadObserver
+from whence.program.observed import Observed, Read
+from whence.provenance import ModulePath, Source
+from whence.tracing.subject import Subject
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, Tensor, type, torch.dtype, torch.device)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+
+
+class Reads:
+    """Notes first reads of modules, and of the objects that modules hold."""
+
+    def __init__(self, subject: Subject, place: Callable[[], tuple[ModulePath | None, Source | None]]) -> None:
+        self.observer = ReadObserver(self)
+        self._subject = subject
+        self._place = place
+        self._modules = tuple(subject.named_modules())
+        self._known = {id(module) for _, module in self._modules}
+        self._objects: list[object] = []
+        self._rows: list[Read] = []
+
+    def read(self, holder: object, name: str, value: object) -> bool:
+        """An attribute of the model was read; what it holds is watched from now on."""
+        if id(holder) not in self._known:
+            return False
+        self._rows.append(Read(holder, name, value, True, *self._place()))
+        self._follow(value)
+        return True
+
+    def missing(self, holder: object, name: str) -> bool:
+        """An attribute was looked for that the model does not have."""
+        if id(holder) not in self._known:
+            return False
+        self._rows.append(Read(holder, name, None, False, *self._place()))
+        return True
+
+    def observed(self) -> Observed:
+        """Everything noted so far."""
+        subject = self._subject
+        return Observed(subject.call, subject.roots, self._modules, tuple(self._objects), tuple(self._rows))
+
+    def _follow(self, value: Any) -> None:
+        waiting, inside = [value], set[int]()
+        while waiting:
+            found = waiting.pop()
+            if isinstance(found, _ATOMS) or id(found) in inside or id(found) in self._known:
+                continue
+            if isinstance(found, dict):
+                inside.add(id(found))
+                waiting += found.values()
+            elif isinstance(found, _CONTAINERS):
+                inside.add(id(found))
+                waiting += found
+            elif isinstance(found, nn.Module) or self._can_watch(found):
+                self._known.add(id(found))
+                self._objects.append(found)
+
+    def _can_watch(self, found: object) -> bool:
+        return hasattr(type(found), "__dict__") and not callable(found) and self.observer.observe_class_of(found)
