@@ -11,13 +11,19 @@ from whence.errors import (
     CallError,
     CaptureError,
     DataDependent,
+    Fault,
     InputMismatch,
     InvalidLoss,
+    LostState,
     MalformedProgram,
     NestedCapture,
     NotCallable,
     NotDifferentiable,
     SelectionError,
+    SideEffect,
+    StaleCapture,
+    UnmatchedRecomputation,
+    UnsupportedGenerator,
     UnsupportedHook,
     UnsupportedInput,
     UnsupportedMutation,
@@ -27,7 +33,7 @@ from whence.errors import (
 from whence.hierarchy import Tree
 from whence.program import Call, Calls, Convention, Input, Output, Signature
 from whence.program import Program as _Program
-from whence.program.state import with_state
+from whence.program.state import view_faults, with_state
 from whence.provenance import CallSite, ModulePath, Origin, Source
 from whence.reports.verification import Verification, verify
 from whence.schema import InputKind, OutputKind, Phase, Quality
@@ -83,17 +89,23 @@ def capture(
     differentiable output; a function of the outputs records the backward of the scalar it returns.
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
 
-    Raises a `CaptureError` that names the module, the line, the reason and the remedy. An error raised by the
-    model itself stays its own, with a note that a capture was running.
+    Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
+    been recorded until then in `partial`. An error raised by the model itself stays its own, with a note that
+    a capture was running.
     """
-    if not isinstance(backward, bool) and not callable(backward):
-        raise UsageError(
-            f"backward cannot be {backward!r}", remedy="use False, True or a function of the outputs"
-        )
+    if faults := [*_backward_faults(backward), *view_faults(state)]:
+        raise UsageError.of(faults)
     program = tracing.capture(model, args, kwargs, backward)
     return Program(**{field.name: getattr(program, field.name) for field in fields(program)}).with_state(
         state
     )
+
+
+def _backward_faults(backward: object) -> list[Fault]:
+    if isinstance(backward, bool) or callable(backward):
+        return []
+    remedy = "use False, True or a function of the outputs"
+    return [Fault(f"backward cannot be {backward!r}", remedy=remedy)]
 
 
 def unflatten(program: _Program, *, copy: bool = False) -> Tree:
@@ -113,6 +125,7 @@ __all__ = [
     "InputKind",
     "InputMismatch",
     "InvalidLoss",
+    "LostState",
     "MalformedProgram",
     "ModulePath",
     "NestedCapture",
@@ -125,9 +138,13 @@ __all__ = [
     "Program",
     "Quality",
     "SelectionError",
+    "SideEffect",
     "Signature",
     "Source",
+    "StaleCapture",
     "Tree",
+    "UnmatchedRecomputation",
+    "UnsupportedGenerator",
     "UnsupportedHook",
     "UnsupportedInput",
     "UnsupportedMutation",
