@@ -14,7 +14,6 @@ _MADE_LEAF = "an input with a history is captured as a leaf"
 _PRINTED = "an unknown object is printed in full"
 _WARNING = "a buffer that is reassigned is warned about as if its value were lost"
 _RESTORING = "an error while values are restored leaves seeds and gradients"
-_LAZY = "lazy modules are not told apart"
 _RECOMPUTED = "what a recomputation writes to state is lost"
 _OTHER_ERROR = "PyTorch's own error passes"
 _FIRST_RESULT = "the second result of an out= operator is taken from the first"
@@ -52,9 +51,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_verify_leaves_no_trace[adding]": _WARNING,
         "test_meta_model_cannot_be_verified": _RESTORING,
     },
-    "tracing/test_bad_calls.py": {
-        "test_uninitialized_parameters": _LAZY,
-    },
     "tracing/test_checkpoints.py": {
         "test_checkpoint_around_a_running_average[one-forward]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[one-tangents]": _RECOMPUTED,
@@ -63,10 +59,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_checkpoint_around_a_running_average[twice-tangents]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[twice-loss]": _RECOMPUTED,
         "test_reentrant_checkpoint_in_the_backward_is_refused": _OTHER_ERROR,
-    },
-    "tracing/test_data_dependent.py": {
-        "test_value_needed[tolist of a buffer]": _OTHER_ERROR,
-        "test_value_needed[format]": _OTHER_ERROR,
     },
     "tracing/test_writes_to_out.py": {
         "test_write_to_out[two_results-forward]": _FIRST_RESULT,

@@ -91,11 +91,12 @@ def test_verify_fails_when_the_program_differs(
     ],
 )
 def test_bad_names_are_one_sentence_and_status_two(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Errors of usage name the mistake."""
+    """Errors of usage name the mistake, perhaps what to do, and where there is more."""
     assert main(["show", name]) == USAGE
-    error = capsys.readouterr().err.strip()
-    assert error.startswith("whence: ")
-    assert len(error.splitlines()) == 1
+    sentence, *rest, more = capsys.readouterr().err.strip().splitlines()
+    assert sentence.startswith("whence: [WH401] ")
+    assert all(line.startswith("  what to do: ") for line in rest)
+    assert more == "  more: docs/errors/WH401.md in whence's repository"
 
 
 @pytest.mark.parametrize(

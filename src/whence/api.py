@@ -12,13 +12,19 @@ from whence.errors import (
     CallError,
     CaptureError,
     DataDependent,
+    Fault,
     InputMismatch,
     InvalidLoss,
+    LostState,
     MalformedProgram,
     NestedCapture,
     NotCallable,
     NotDifferentiable,
     SelectionError,
+    SideEffect,
+    StaleCapture,
+    UnmatchedRecomputation,
+    UnsupportedGenerator,
     UnsupportedHook,
     UnsupportedInput,
     UnsupportedMutation,
@@ -29,10 +35,10 @@ from whence.guards import Guarded, Plan, guards_of, plan_of
 from whence.hierarchy import Tree
 from whence.program import Call, Calls, Convention, Input, Output, Signature
 from whence.program import Program as _Program
-from whence.program.state import with_state
-from whence.provenance import CallSite, ModulePath, Origin, Source
 from whence.program.guard_rows import Guard, Violation
 from whence.program.guards import Guards
+from whence.program.state import view_faults, with_state
+from whence.provenance import CallSite, ModulePath, Origin, Source
 from whence.reports.validity import check, guarded
 from whence.reports.verification import Verification, verify
 from whence.schema import InputKind, OutputKind, Phase, Quality
@@ -124,16 +130,22 @@ def capture(
     differentiable output; a function of the outputs records the backward of the scalar it returns.
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
 
-    Raises a `CaptureError` that names the module, the line, the reason and the remedy. An error raised by the
-    model itself stays its own, with a note that a capture was running.
+    Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
+    been recorded until then in `partial`. An error raised by the model itself stays its own, with a note that
+    a capture was running.
     """
-    if not isinstance(backward, bool) and not callable(backward):
-        raise UsageError(
-            f"backward cannot be {backward!r}", remedy="use False, True or a function of the outputs"
-        )
+    if faults := [*_backward_faults(backward), *view_faults(state)]:
+        raise UsageError.of(faults)
     traced, observed = tracing.capture(model, args, kwargs, backward)
     program = Program(**{field.name: getattr(traced, field.name) for field in fields(traced)})
     return program.with_changes(guards=guards_of(program, observed)).with_state(state)
+
+
+def _backward_faults(backward: object) -> list[Fault]:
+    if isinstance(backward, bool) or callable(backward):
+        return []
+    remedy = "use False, True or a function of the outputs"
+    return [Fault(f"backward cannot be {backward!r}", remedy=remedy)]
 
 
 def unflatten(program: _Program, *, copy: bool = False) -> Tree:
@@ -149,13 +161,14 @@ __all__ = [
     "CaptureError",
     "Convention",
     "DataDependent",
-    "Input",
     "Guard",
     "Guarded",
     "Guards",
+    "Input",
     "InputKind",
     "InputMismatch",
     "InvalidLoss",
+    "LostState",
     "MalformedProgram",
     "ModulePath",
     "NestedCapture",
@@ -168,9 +181,13 @@ __all__ = [
     "Program",
     "Quality",
     "SelectionError",
+    "SideEffect",
     "Signature",
     "Source",
+    "StaleCapture",
     "Tree",
+    "UnmatchedRecomputation",
+    "UnsupportedGenerator",
     "UnsupportedHook",
     "UnsupportedInput",
     "UnsupportedMutation",

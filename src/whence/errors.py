@@ -1,26 +1,41 @@
 """Everything whence raises on purpose.
 
     WhenceError
-    ├── CaptureError              the model could not be recorded
-    │   ├── NotCallable           not a module or a callable, or of a kind that cannot be recorded
-    │   ├── UnsupportedInput      an input (or result) is of a type no one registered
-    │   ├── InputMismatch         the inputs do not fit the model's signature
-    │   ├── DataDependent         a Python decision needs a tensor's value
-    │   ├── UnsupportedMutation   an in-place operation that has no functional form
-    │   ├── UnsupportedHook       a gradient hook that a program cannot hold
-    │   ├── InvalidLoss           the loss is not a scalar, or nothing in it needs a gradient
-    │   └── NestedCapture         a capture was started inside a capture
-    ├── SelectionError            a pattern or a name that finds nothing
-    ├── CallError                 a program or module was called in another way than it was captured
-    ├── NotDifferentiable         a backward pass that would give a wrong gradient
-    ├── MalformedProgram          a program breaks one of its own rules
-    └── UsageError                the command line was given something it cannot use
+    ├── CaptureError                  1xx  the model could not be recorded
+    │   ├── NotCallable             WH101  no module or callable, or of a kind that cannot be recorded
+    │   ├── UnsupportedInput        WH102  an input or a result is of a type that no one registered
+    │   ├── InputMismatch           WH103  the inputs do not fit the model's signature
+    │   ├── DataDependent           WH104  a Python decision needs a tensor's value
+    │   ├── UnsupportedMutation     WH105  a write that has no functional form
+    │   ├── UnsupportedHook         WH106  a gradient hook that a program cannot hold
+    │   ├── InvalidLoss             WH107  the loss is no number, or nothing in it needs a gradient
+    │   ├── NestedCapture           WH108  a capture was started inside a capture
+    │   ├── SideEffect              WH109  the model does on the side what a graph cannot repeat
+    │   ├── UnsupportedGenerator    WH110  random numbers from a generator of the model's own
+    │   ├── UnmatchedRecomputation  WH111  a checkpoint draws other random numbers the second time
+    │   └── LostState               WH112  the model keeps something that a program would not keep
+    ├── (use of a program)            2xx
+    │   ├── SelectionError          WH201  a pattern or a name that finds nothing
+    │   ├── CallError               WH202  called in another way than it was captured
+    │   └── NotDifferentiable       WH203  a backward pass that would give a wrong gradient
+    ├── (validity)                    3xx
+    │   ├── StaleCapture            WH301  something that the capture relied on has changed
+    │   └── MalformedProgram        WH302  a program breaks one of its own rules
+    └── (usage)                       4xx
+        └── UsageError              WH401  an option, or the command line, that whence cannot use
 
-A model that fails by itself raises its own error, with a note saying that a capture was running and where.
-Each error says what happened, where, why, and what to do: `what`, `where`, `why`, `remedy`.
+A code is for good: it is never given to another error, and `docs/errors/` has a page for each. `WhenceError`
+and `CaptureError` are there to be caught and are never raised themselves.
+
+Each error says what happened, where, why, and what to do: `what`, `where`, `why`, `remedy`. What can be found
+at once is reported at once. An error raised while a model is recorded carries what had been recorded until
+then, in `partial`. A model that fails by itself raises its own error, with a note saying that a capture was
+running and where.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
 
 
 @dataclass(frozen=True)
@@ -37,76 +52,206 @@ class Place:
         return ", ".join(parts)
 
 
+@dataclass(frozen=True)
+class Fault:
+    """One of several things that are wrong at once."""
+
+    what: str
+    where: Place = Place()
+    why: str = ""
+    remedy: str = ""
+
+
+class PartialProgram(Protocol):
+    """What had been recorded when a capture stopped; printed, it ends where the capture did."""
+
+    @property
+    def graph(self) -> Any:
+        """The `torch.fx` graph of the operations until then."""
+
+
 class WhenceError(Exception):
     """Base of all errors raised by whence."""
 
+    code: ClassVar[str]
+
     def __init__(self, what: str, *, where: Place | None = None, why: str = "", remedy: str = "") -> None:
+        super().__init__(what)
         self.what = what
         self.where = where or Place()
         self.why = why
         self.remedy = remedy
-        super().__init__(_page(what, self.where, why, remedy))
+
+    @classmethod
+    def of(cls, faults: Iterable[Fault]) -> Self:
+        """One error for all of them; a place, reason or remedy that they share is said once."""
+        rows = list(faults)
+        places = {row.where for row in rows}
+        if len(places) > 1:
+            rows = [_placed(row) for row in rows]
+        return cls(
+            _together(row.what for row in rows),
+            where=places.pop() if len(places) == 1 else None,
+            why=_together(row.why for row in rows),
+            remedy=_together(row.remedy for row in rows),
+        )
+
+    def __str__(self) -> str:
+        rows = [f"[{self.code}] {self.what}"]
+        rows += [f"  where: {self.where}"] if str(self.where) else []
+        rows += [f"  why: {self.why}"] if self.why else []
+        rows += [f"  what to do: {self.remedy}"] if self.remedy else []
+        return "\n".join([*rows, *self._hints()])
+
+    def _hints(self) -> list[str]:
+        """Where there is more to see."""
+        return [f"  more: docs/errors/{self.code}.md in whence's repository"]
 
 
-def _page(what: str, where: Place, why: str, remedy: str) -> str:
-    rows = [what]
-    rows += [f"  where: {where}"] if str(where) else []
-    rows += [f"  why: {why}"] if why else []
-    rows += [f"  what to do: {remedy}"] if remedy else []
-    return "\n".join(rows)
+def _placed(fault: Fault) -> Fault:
+    where = str(fault.where)
+    return replace(fault, what=f"{fault.what} ({where})") if where else fault
+
+
+def _together(texts: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(text for text in texts if text))
 
 
 class CaptureError(WhenceError):
-    """The model could not be recorded; it is left as it was."""
+    """The model could not be recorded; it is left as it was.
+
+    `partial` is what had been recorded when it stopped; None for what is found before the model runs.
+    """
+
+    partial: PartialProgram | None = None
+
+    def _hints(self) -> list[str]:
+        until = [] if self.partial is None else ["  recorded until then: print(error.partial)"]
+        return [*until, *super()._hints()]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An error travels to another process without the graph, which holds tensors of this one."""
+        return type(self), (self.what,), {**vars(self), "partial": None}
 
 
 class NotCallable(CaptureError):
     """What was given is neither a module nor a callable, or is of a kind that cannot be recorded."""
 
+    code = "WH101"
+
 
 class UnsupportedInput(CaptureError):
-    """An input is neither a tensor, nor a constant, nor a container that pytree knows."""
+    """An input or a result is neither a tensor, nor a constant, nor a container that pytree knows."""
+
+    code = "WH102"
 
 
 class InputMismatch(CaptureError):
     """The example inputs do not fit the signature of the model."""
 
+    code = "WH103"
+
 
 class DataDependent(CaptureError):
     """Python asked for the value of a tensor, which a recording does not have."""
+
+    code = "WH104"
 
 
 class UnsupportedMutation(CaptureError):
     """An in-place operation has no functional form that keeps the model's numbers."""
 
+    code = "WH105"
+
 
 class UnsupportedHook(CaptureError):
     """A gradient hook sits on a parameter, where the captured backward and autograd would both run it."""
+
+    code = "WH106"
 
 
 class InvalidLoss(CaptureError):
     """The loss is not one number, or nothing in it needs a gradient."""
 
+    code = "WH107"
+
 
 class NestedCapture(CaptureError):
     """A capture was started while this thread was already capturing."""
+
+    code = "WH108"
+
+
+class SideEffect(CaptureError):
+    """The model writes gradients, or touches random generators, in a way that a graph cannot repeat."""
+
+    code = "WH109"
+
+
+class UnsupportedGenerator(CaptureError):
+    """An operation draws random numbers from a generator of its own, which is no part of a graph."""
+
+    code = "WH110"
+
+
+class UnmatchedRecomputation(CaptureError):
+    """A checkpoint that runs its region again does not draw the random numbers it drew the first time."""
+
+    code = "WH111"
+
+
+class LostState(CaptureError):
+    """The model leaves a tensor or another change behind, which a program would not do when it runs."""
+
+    code = "WH112"
 
 
 class SelectionError(WhenceError, LookupError):
     """A pattern, path or name finds nothing, or more than one thing where one was asked for."""
 
+    code = "WH201"
+
 
 class CallError(WhenceError, TypeError, ValueError):
     """A program, flat module or tree was called in another way than it was captured."""
+
+    code = "WH202"
 
 
 class NotDifferentiable(WhenceError, RuntimeError):
     """A backward pass was asked for where the recorded program cannot give the right one."""
 
+    code = "WH203"
+
+
+class StaleCapture(WhenceError):
+    """A guard does not hold: something that the capture relied on has changed.
+
+    `violations` are the guards that do not hold, each with what was expected and what was found.
+    """
+
+    code = "WH301"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: Place | None = None,
+        why: str = "",
+        remedy: str = "",
+        violations: tuple[object, ...] = (),
+    ) -> None:
+        super().__init__(what, where=where, why=why, remedy=remedy)
+        self.violations = violations
+
 
 class MalformedProgram(WhenceError):
     """A program breaks one of its own rules."""
 
+    code = "WH302"
+
 
 class UsageError(WhenceError):
-    """The command line was given something it cannot use."""
+    """An option or a name, from Python or from the command line, that whence cannot use."""
+
+    code = "WH401"

@@ -40,7 +40,10 @@ def load(name: str) -> NamedModel:
 def _from_factory(name: str) -> NamedModel:
     module_name, _, factory_name = name.partition(":")
     if not module_name or not factory_name:
-        raise UsageError(f"{name!r} is not package.module:factory or hf:Architecture(...)")
+        raise UsageError(
+            f"{name!r} does not name a model",
+            remedy="write package.module:factory, or hf:Architecture(option=value)",
+        )
     sys.path.insert(0, str(Path.cwd()))
     try:
         factory = getattr(importlib.import_module(module_name), factory_name)
@@ -55,7 +58,10 @@ def _from_factory(name: str) -> NamedModel:
     try:
         inspect.signature(factory).bind()
     except TypeError as error:
-        raise UsageError(f"{name} needs arguments, and a factory takes none: {error}") from error
+        raise UsageError(
+            f"{name} needs arguments, and a factory takes none: {error}",
+            remedy="write a function around it that makes the arguments",
+        ) from error
     return _with_inputs(name, factory())
 
 
@@ -70,7 +76,8 @@ def _with_inputs(name: str, made: Any) -> NamedModel:
         case nn.Module() as model if hasattr(model, "main_input_name"):
             return _with_example(model)
     raise UsageError(
-        f"{name} must return (module, args) or (module, args, kwargs): example inputs are needed"
+        f"{name} returned a {type(made).__name__} without example inputs",
+        remedy="return (module, args) or (module, args, kwargs)",
     )
 
 
@@ -93,7 +100,7 @@ def _from_transformers(expression: str) -> NamedModel:
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
-        raise UsageError("hf: models need transformers: pip install transformers") from error
+        raise UsageError("hf: models need transformers", remedy="pip install transformers") from error
     model_class = getattr(transformers, architecture, None)
     config_class = getattr(model_class, "config_class", None)
     if model_class is None or config_class is None:
@@ -133,8 +140,12 @@ def _parsed(expression: str) -> tuple[str, dict[str, Any]]:
             case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if all(k.arg for k in keywords):
                 return name, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"cannot read {expression!r}: write Architecture(option=value)") from error
-    raise UsageError(f"cannot read {expression!r}: write Architecture(option=value)")
+        raise _unreadable(expression) from error
+    raise _unreadable(expression)
+
+
+def _unreadable(expression: str) -> UsageError:
+    return UsageError(f"cannot read {expression!r}", remedy="write hf:Architecture(option=value)")
 
 
 def _with_example(model: Any) -> NamedModel:

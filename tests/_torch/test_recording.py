@@ -1,6 +1,6 @@
 """Canaries: fake tensors and the recording of operators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.recording import Recorder, fake_mode_of, is_wrapper_subclass
+from whence._torch.trees import tree_flatten
 
 aten = torch.ops.aten
 
@@ -47,8 +48,8 @@ class Listener:
         self.met.append(tensor)
         return f"c_{len(self.met)}"
 
-    def value_needed(self, operation: object) -> Exception:
-        return LookupError(str(operation))
+    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> Exception:
+        return LookupError(operation, arguments, function)
 
     def data_replaced(self, tensor: Tensor) -> Exception:
         return TypeError(f"data of {type(tensor).__name__}")
@@ -172,6 +173,8 @@ VALUE_READERS: dict[str, Callable[[Tensor], Any]] = {
     "int": lambda x: int(x.sum()),
     "numpy": lambda x: x.numpy(),
     "tolist": lambda x: x.tolist(),
+    "tolist of a real tensor": lambda x: torch.nn.Parameter(torch.ones(2)).tolist(),
+    "format": lambda x: f"{x.sum():.2f}",
     "nonzero": lambda x: x.nonzero(),
     "equal": lambda x: torch.equal(x, x),
     "mask": lambda x: x[x > 0],
@@ -180,9 +183,30 @@ VALUE_READERS: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("work", VALUE_READERS.values(), ids=VALUE_READERS)
 def test_value_is_refused(work: Callable[[Tensor], Any]) -> None:
-    """Every way to ask for a value ends in the listener's error."""
-    with pytest.raises(LookupError):
+    """Every way to ask for a value ends in the listener's error, with the tensors that were asked."""
+    with pytest.raises(LookupError) as caught:
         recorded(work)
+    _, arguments, function = caught.value.args
+    assert any(isinstance(leaf, Tensor) for leaf in tree_flatten(arguments)[0])
+    assert callable(function)
+
+
+@pytest.mark.parametrize(
+    ("work", "name"),
+    [
+        (lambda x: bool(x.sum() > 0), "__bool__"),
+        (lambda x: range(x.sum().long()), "__index__"),
+        (lambda x: x[x > 0], "__getitem__"),
+        (lambda x: x.nonzero(), "nonzero"),
+    ],
+)
+def test_value_is_refused_under_the_name_of_what_the_model_called(
+    work: Callable[[Tensor], Any], name: str
+) -> None:
+    """The torch function that the model called is known below it, where the value is missing."""
+    with pytest.raises(LookupError) as caught:
+        recorded(work)
+    assert caught.value.args[2].__name__ == name
 
 
 def test_fake_tensors_name_what_they_cannot_do() -> None:

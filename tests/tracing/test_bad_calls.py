@@ -99,9 +99,14 @@ def test_unknown_state() -> None:
 
 
 def test_error_has_parts() -> None:
-    """What, where, why and what to do are attributes of the error, and lines of its text."""
+    """Code, what, where, why and what to do are attributes of the error, and lines of its text."""
     error = refusal(nn.Bilinear(4, 4, 4), (X,))
-    assert str(error).splitlines() == [error.what, f"  why: {error.why}", f"  what to do: {error.remedy}"]
+    assert str(error).splitlines() == [
+        f"[WH103] {error.what}",
+        f"  why: {error.why}",
+        f"  what to do: {error.remedy}",
+        "  more: docs/errors/WH103.md in whence's repository",
+    ]
 
 
 def test_uninitialized_parameters() -> None:

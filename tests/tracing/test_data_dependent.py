@@ -1,8 +1,12 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 import whence
-from tests.tracing.failing import DATA_DEPENDENT, Failure
+from tests.tracing.failing import DATA_DEPENDENT, Doing, Failure
 
 
 @pytest.fixture(params=DATA_DEPENDENT, ids=lambda failure: failure.name)
@@ -11,30 +15,139 @@ def failure(request: pytest.FixtureRequest) -> Failure:
     return found
 
 
+def refusal(model: Any, *args: Any) -> whence.DataDependent:
+    """The error for a model that needs a value."""
+    with pytest.raises(whence.DataDependent) as caught:
+        whence.capture(model, args or (torch.ones(2, 4),))
+    return caught.value
+
+
+def named(name: str) -> whence.DataDependent:
+    """The error for one of the table's failures."""
+    return refusal(next(f for f in DATA_DEPENDENT if f.name == name).model())
+
+
 def test_value_needed(failure: Failure) -> None:
     """A Python decision that needs a tensor's value is refused, with the line, the reason and the remedy."""
-    with pytest.raises(whence.DataDependent) as caught:
-        failure.capture(failure.model())
-    error = caught.value
+    error = refusal(failure.model())
     assert error.where.line is not None and "failing.py" in error.where.line
     assert "shapes without numbers" in error.why
-    assert "torch.where" in error.remedy
+    assert error.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "remedy"),
+    [
+        ("if", "a branch (if, while", "torch.where(condition, a, b)"),
+        ("equal", "torch.equal", "torch.where(condition, a, b)"),
+        ("item", "a number (.item()", "keep it a tensor"),
+        ("int", "a number (int())", "as a Python number"),
+        ("range", "a number (an index, a slice or range())", "keep it a tensor"),
+        ("nonzero", "nonzero, whose result has a size", "keep the size fixed"),
+        ("mask", "indexing with a mask", "torch.where(mask, x, 0)"),
+        ("unique", "unique, whose result has a size", "keep the size fixed"),
+        ("numpy", "the content (.numpy())", "with torch functions"),
+        ("tolist of a buffer", "the content (.tolist())", "move that part out"),
+        ("format", "the content (formatted as text)", "with torch functions"),
+    ],
+)
+def test_value_read_in_the_user_s_words(name: str, asked: str, remedy: str) -> None:
+    """The error speaks of what the user wrote, not of an operator inside torch, and has a remedy for it."""
+    error = named(name)
+    assert error.what.startswith(asked)
+    assert remedy in error.remedy
+    assert "_local_scalar_dense" not in str(error)
 
 
 def test_value_needed_in_a_submodule_names_it() -> None:
     """The error names the module whose forward asked, by its path."""
     inner = next(f for f in DATA_DEPENDENT if f.name == "if").model()
-    with pytest.raises(whence.DataDependent) as caught:
-        whence.capture(torch.nn.Sequential(torch.nn.ReLU(), inner), (torch.ones(2, 4),))
-    assert caught.value.where.module == "1"
+    assert refusal(nn.Sequential(nn.ReLU(), inner)).where.module == "1"
 
 
-def test_value_read_in_the_user_s_words() -> None:
-    """The error speaks of what the user wrote, not of an operator inside torch."""
-    failure = next(f for f in DATA_DEPENDENT if f.name == "if")
-    with pytest.raises(whence.DataDependent) as caught:
-        failure.capture(failure.model())
-    assert "_local_scalar_dense" not in str(caught.value)
+class Router(nn.Module):
+    """Decides by a score that another module computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        score = self.score(x + bias)
+        return x if score.sum() > 0 else -x
+
+
+def test_value_is_traced_to_its_operation_and_its_inputs() -> None:
+    """The error says which operation made the value, in which module and line, and from which inputs."""
+    error = refusal(Router(), torch.ones(2, 4), torch.ones(4))
+    assert "needs the value of gt" in error.what
+    assert "gt: bool[] = aten.gt.Scalar(sum_1, 0)" in error.why
+    assert "computed in module (root), at " in error.why
+    assert "from the input x (args[0]), the input bias (args[1])" in error.why
+
+
+def test_value_made_in_another_module_names_that_module() -> None:
+    """Where the value was made and where it was needed are two places, and both are named."""
+
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.score(x).item()
+
+    error = refusal(Reading(), torch.ones(1, 4))
+    assert error.where.module == ""
+    assert "aten.addmm.default" in error.why
+    assert "computed in module score, at " in error.why
+
+
+OUTSIDE = torch.ones(2)
+SOURCES: dict[str, Callable[..., Any]] = {
+    "the input x (args[0])": lambda m, x: m.linear(x) * x.numpy(),
+    "the parameter linear.bias": lambda m, x: m.linear(x) * m.linear.bias.tolist()[0],
+    "the buffer table": lambda m, x: m.linear(x) * m.table.tolist()[0],
+    "a tensor from outside the model": lambda m, x: m.linear(x) + x[OUTSIDE > 0],
+}
+
+
+@pytest.mark.parametrize("described", SOURCES)
+def test_value_of_an_input_is_named_as_one(described: str) -> None:
+    """A value that nothing computed is an input, a parameter, a buffer, or comes from outside."""
+    error = refusal(Doing(SOURCES[described]))
+    assert described in error.what + error.why
+
+
+def test_value_of_state_alone_names_the_state() -> None:
+    """A value that no input leads to is said to come from the parameters."""
+    assert "from the parameter linear.bias" in refusal(Doing(lambda m, x: x * m.linear.bias.sum().item())).why
+
+
+def test_only_a_few_sources_are_named() -> None:
+    """A value computed from many inputs names three of them, and says that there are more."""
+    many = tuple(torch.ones(2) for _ in range(5))
+    error = refusal(lambda a, b, c, d, e: a * (a + b + c + d + e).sum().item(), *many)
+    assert "the input c (args[2]), …" in error.why
+    assert "the input d" not in error.why
+
+
+REMEDIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "choose": lambda x: torch.where(x.sum() > 0, x, -x),
+    "keep the size": lambda x: torch.where(x > 0, x, 0),
+    "mask": lambda x: x * (x > 0),
+    "count": lambda x: x * (x > 0).sum(),
+    "a fixed number": lambda x: torch.topk(x, 2).values,
+    "index": lambda x: x[x.sum(1).long().clamp(0, 1)],
+    "calculate": lambda x: x * x.sum() + (x.sum() > 3),
+}
+
+
+@pytest.mark.parametrize("remedy", REMEDIES)
+def test_remedies_are_captured(remedy: str) -> None:
+    """What the errors tell people to write is captured, and equals eager."""
+    x, followed = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.0, -1.0]]), REMEDIES[remedy]
+    assert whence.capture(followed, (x,)).verify(followed, (x,)).ok
 
 
 def test_known_number_is_no_value() -> None:

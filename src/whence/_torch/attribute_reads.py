@@ -22,7 +22,14 @@ _STRUCTURE = frozenset({"_parameters", "_buffers", "_modules"})
 
 _PLUMBING = frozenset(
     {
-        *("__dict__", "__class__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward"),
+        *(
+            "__dict__",
+            "__class__",
+            "_call_impl",
+            "_wrapped_call_impl",
+            "_compiled_call_impl",
+            "_slow_forward",
+        ),
         *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook", "_non_persistent_buffers_set"),
         *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
         *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_get_name", "_get_backward_hooks"),

@@ -116,6 +116,11 @@ def missing_defaults(
     }
 
 
+def has_size_of_data(target: Any) -> bool:
+    """Whether the size of an operator's result depends on the values of its arguments."""
+    return isinstance(target, OpOverload) and torch.Tag.dynamic_output_shape in target.tags
+
+
 def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of an operator draws random numbers; attention does only with a dropout above zero."""
     if not traits(target).random:

@@ -9,7 +9,7 @@ by themselves, and a model that runs in another thread meanwhile sees nothing.
 """
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol
@@ -51,9 +51,8 @@ __all__ = [
 ]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
-_VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__)
+_VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist)
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-_CONTENT_READERS: tuple[object, ...] = (Tensor.tolist,)
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -66,8 +65,11 @@ class RecordingListener(Protocol):
     def met_tensor(self, tensor: Tensor) -> str:
         """A real tensor nobody announced reached an operation; give it a placeholder name."""
 
-    def value_needed(self, operation: object) -> Exception:
-        """Python asked for a tensor's value; make the error to raise."""
+    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> Exception:
+        """Python asked for a tensor's value; make the error to raise.
+
+        `function` is what the model called; `operation`, on these arguments, is what needs the value.
+        """
 
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         """The model puts a gradient hook on a tensor while it runs."""
@@ -129,14 +131,12 @@ class _FunctionMode(TorchFunctionMetadataMode):
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _VALUE_READERS:
-            raise self.recorder.listener.value_needed(func)
+        if func in _VALUE_READERS or (func is Tensor.__format__ and args[1]):
+            raise self.recorder.listener.value_needed(func, args[:1], func)
         if func == _SET_DATA and isinstance(args[0], _PLAIN_TENSORS) and not isinstance(args[0], FakeTensor):
             raise self.recorder.listener.data_replaced(args[0])
         if func is Tensor.register_hook:
             self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
-        if func in _CONTENT_READERS:
-            args = self.recorder.recognised(args)
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -281,10 +281,13 @@ class Recorder(ProxyTorchDispatchMode):
             return super().__torch_dispatch__(func, types, args, kwargs)
         except _NotPlain:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise self.listener.value_needed(func) from error
-        except UnsupportedFakeTensorException as error:
-            raise self.listener.value_needed(func) from error
+        except (
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+            UnsupportedFakeTensorException,
+        ) as error:
+            asked = self.tracer.torch_fn_metadata
+            raise self.listener.value_needed(func, args, asked) from error
 
     def _record_plainly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on fake tensors and append its node: what PyTorch's mode does for the common case.

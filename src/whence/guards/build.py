@@ -87,7 +87,9 @@ class _Builder:
         for alias in row.aliases:
             what = f"{row.holder.path} and {alias}"
             reason = "they are one module, with one state"
-            yield _guard(GuardKind.ALIASING, what, Held(row.holder.number, row.holder.type), reason, row, call)
+            yield _guard(
+                GuardKind.ALIASING, what, Held(row.holder.number, row.holder.type), reason, row, call
+            )
         if call is not None and call.name == CALL:
             yield from self._called(row, module, call)
         for read in reads:
@@ -104,7 +106,9 @@ class _Builder:
         yield from self._code(row, module, read)
         reason = "the mode decides what a module does"
         expected = Constant(module.training)
-        yield _guard(GuardKind.TRAINING, row.spelled("training"), expected, reason, row, read, name="training")
+        yield _guard(
+            GuardKind.TRAINING, row.spelled("training"), expected, reason, row, read, name="training"
+        )
         what = f"hooks of {row.holder.path or 'the model'}"
         reason = "hooks run inside the call, and what they did is part of the program"
         hooks = described_hooks(module, self.describer)
@@ -156,14 +160,25 @@ class _Builder:
         guard_kind = GuardKind.ATTRIBUTE if simple else GuardKind.CODE
         expected = self.describer.describe(found)
         yield Guard(
-            guard_kind, what, expected, _strictness(expected), reason, name, None, kind, read.module, read.source
+            guard_kind,
+            what,
+            expected,
+            _strictness(expected),
+            reason,
+            name,
+            None,
+            kind,
+            read.module,
+            read.source,
         )
 
     def _of_object(self, row: Located, read: Read) -> Iterator[Guard]:
         what = row.spelled(read.name)
         if not read.is_there:
             reason = "the model asked for it, and went on without"
-            yield _guard(GuardKind.ATTRIBUTE, what, Missing(), reason, row, read, Strictness.ABSENT, read.name)
+            yield _guard(
+                GuardKind.ATTRIBUTE, what, Missing(), reason, row, read, Strictness.ABSENT, read.name
+            )
         elif not _is_property(row.holder.type, read.name) and not read.name.startswith("__"):
             yield self._found(_kind_of(read.value), row, read, read.value, _reason_of(read.value))
 
@@ -211,8 +226,10 @@ def _strictness(expected: Expectation) -> Strictness:
 
 def _is_machinery(kind: type, name: str) -> bool:
     """Whether a name leads to Module's own methods, which nobody replaces."""
-    return name not in ("forward", "__call__") and is_of_module(name) and (
-        class_attribute(kind, name) is class_attribute(nn.Module, name)
+    return (
+        name not in ("forward", "__call__")
+        and is_of_module(name)
+        and (class_attribute(kind, name) is class_attribute(nn.Module, name))
     )
 
 

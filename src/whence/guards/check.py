@@ -16,11 +16,9 @@ from whence._torch.attribute_reads import HOOKS
 from whence._torch.tensors import gradient_hooks, has_gradient_hooks
 from whence.guards.describe import Describer
 from whence.guards.hooks import hook_rows
-from whence.guards.inputs import input_violations
 from whence.guards.lookup import NOTHING, class_attribute, module_attribute, same_class
 from whence.guards.matching import Walk, difference, same_constant
 from whence.guards.modes import GLOBAL_HOOKS, MODES, described_global_hooks
-from whence.program import Program
 from whence.program.expectations import Constant, Hooks, Items, Missing, Reference, TensorFacts
 from whence.program.guard_rows import Guard, Holder, Violation
 from whence.program.guards import Guards
@@ -94,9 +92,7 @@ def _holder_plan(holder: Holder, guards: Sequence[Guard], of_class: Sequence[Gua
     plain = [guard for guard in rows if holder.is_module and _is_plain(guard)]
     plain += plain[:1]  # fetching several attributes gives a tuple, fetching one does not
     tensors = [
-        guard
-        for guard in rows
-        if guard.kind in _tables.values() and isinstance(guard.expected, TensorFacts)
+        guard for guard in rows if guard.kind in _tables.values() and isinstance(guard.expected, TensorFacts)
     ]
     hooks = [guard for guard in rows if guard.kind is GuardKind.HOOKS and guard.expected == Hooks()]
     quick = {id(guard) for guard in (*plain, *tensors, *hooks)}

@@ -88,7 +88,9 @@ def is_constant(value: object) -> bool:
     Classes derived from these may compare as they like, and are not constants.
     """
     kind = type(value)
-    return kind in _PLAIN or isinstance(value, _BY_NAME) or kind.__module__ in ("numpy", "decimal", "fractions")
+    return (
+        kind in _PLAIN or isinstance(value, _BY_NAME) or kind.__module__ in ("numpy", "decimal", "fractions")
+    )
 
 
 def function_of(value: Any) -> tuple[Any, type | None, functools.partial[Any] | None] | None:

@@ -79,7 +79,8 @@ def stale_capture(program: Program, checked: Checked) -> StaleCapture:
     return StaleCapture(
         f"the capture of {program.name} no longer holds",
         where=Place(
-            None if first.module is None else str(first.module), None if first.source is None else str(first.source)
+            None if first.module is None else str(first.module),
+            None if first.source is None else str(first.source),
         ),
         why=f"{shown}; and {more} more" if more > 0 else shown,
         remedy="capture again, undo the change, or call program.guarded(model, on_violation='recapture')",

@@ -22,11 +22,7 @@ _FLAGS = {
 def hook_rows(module: nn.Module) -> list[tuple[str, Any]]:
     """Every hook of a module, in the order they run, each with its kind in words."""
     held = module.__dict__
-    return [
-        (_kind(held, table, key), hook)
-        for table in _KINDS
-        for key, hook in held.get(table, {}).items()
-    ]
+    return [(_kind(held, table, key), hook) for table in _KINDS for key, hook in held.get(table, {}).items()]
 
 
 def _kind(held: dict[str, Any], table: str, key: int) -> str:

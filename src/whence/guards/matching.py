@@ -169,7 +169,9 @@ def _is_function(expected: Function, value: Any, walk: Walk) -> bool:
 def _fixes_the_same(expected: Function, fixed: "functools.partial[Any] | None", walk: Walk) -> bool:
     if fixed is None:
         return not expected.arguments and not expected.keywords
-    if len(fixed.args) != len(expected.arguments) or list(fixed.keywords) != [k for k, _ in expected.keywords]:
+    if len(fixed.args) != len(expected.arguments) or list(fixed.keywords) != [
+        k for k, _ in expected.keywords
+    ]:
         return False
     wanted = [*expected.arguments, *(item for _, item in expected.keywords)]
     pairs = zip(wanted, [*fixed.args, *fixed.keywords.values()], strict=True)

@@ -63,7 +63,12 @@ def _is_library_object(value: object) -> bool:
 def _opaque_objects(observed: Observed) -> Iterator[Unguarded]:
     for read in observed.reads:
         value = read.value
-        if not read.is_there or callable(value) or isinstance(value, Tensor | nn.Module) or is_constant(value):
+        if (
+            not read.is_there
+            or callable(value)
+            or isinstance(value, Tensor | nn.Module)
+            or is_constant(value)
+        ):
             continue
         kind = type(value)
         if isinstance(value, list | tuple | dict | set | frozenset) or _is_watched(kind):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from whence._torch.tensors import autocast_state, share_memory, without_autocast
-from whence.errors import CallError
+from whence.errors import CallError, Fault
 from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.hooked import has_hooks, run_hooked
@@ -328,16 +328,19 @@ def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str,
 def _refuse_overlap(interface: Interface, flat: Sequence[Any]) -> None:
     """An input that is written must not share its memory with another: the capture saw two."""
     paths, same = interface.convention.paths, {frozenset(pair) for pair in interface.convention.same}
-    for at in (target for _, target in interface.writes if isinstance(target, int)):
-        for other, leaf in enumerate(flat):
-            if other == at or frozenset((at, other)) in same or not isinstance(leaf, Tensor):
-                continue
-            if share_memory(leaf, flat[at]):
-                raise CallError(
-                    f"{paths[at]} and {paths[other]} share memory, and did not at capture",
-                    why=f"the program writes {paths[at]}, and {paths[other]} would not see it",
-                    remedy="pass a clone of one of them, or capture with the same sharing",
-                )
+    faults = [
+        Fault(
+            f"{paths[at]} and {paths[other]} share memory, and did not at capture",
+            why=f"the program writes {paths[at]}, and {paths[other]} would not see it",
+            remedy="pass a clone of one of them, or capture with the same sharing",
+        )
+        for at in (target for _, target in interface.writes if isinstance(target, int))
+        for other, leaf in enumerate(flat)
+        if other != at and frozenset((at, other)) not in same and isinstance(leaf, Tensor)
+        if share_memory(leaf, flat[at])
+    ]
+    if faults:
+        raise CallError.of(faults)
 
 
 def _requires(value: Any) -> bool:

@@ -22,6 +22,7 @@ from whence._torch.trees import (
     tree_unflatten,
 )
 from whence.errors import CallError
+from whence.program.binding import binding_faults
 from whence.program.calls import Absent
 from whence.program.signature import describe
 
@@ -112,7 +113,8 @@ def arguments_by_name(
     try:
         bound = parameters.bind_partial(*args, **kwargs) if partial else parameters.bind(*args, **kwargs)
     except TypeError as error:
-        raise CallError(str(error), why=f"the captured callable takes {parameters}") from error
+        problems = [str(error)] if partial else binding_faults(parameters, args, kwargs)
+        raise CallError("; ".join(problems), why=f"the captured callable takes {parameters}") from error
     named: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         match parameters.parameters[name].kind:

@@ -26,7 +26,10 @@ def page(guards: Sequence[Guard], holders: Sequence[Holder], unguarded: Sequence
     for group in _groups(guards, holders):
         lines += ["", *_group_lines(group)]
     others = [guard for guard in guards if guard.owner is None]
-    for title, kinds in (("inputs", (GuardKind.INPUT, GuardKind.ALIASING, GuardKind.CALLABLE)), ("process", ())):
+    for title, kinds in (
+        ("inputs", (GuardKind.INPUT, GuardKind.ALIASING, GuardKind.CALLABLE)),
+        ("process", ()),
+    ):
         rows = [g for g in others if (g.kind in kinds) == bool(kinds)]
         lines += ["", title, *(_line(guard.what, guard, 1, 1) for guard in rows)] if rows else []
     lines += ["", "not guarded", *(f"  {row}" for row in unguarded)] if unguarded else []
@@ -47,7 +50,9 @@ def _groups(guards: Sequence[Guard], holders: Sequence[Holder]) -> Iterator[Grou
 
 def _group_lines(group: Group) -> Iterator[str]:
     count = len(group.paths)
-    yield " · ".join([group.owner.__name__, *([f"{count} of them"] if count > 1 else []), _where(group.paths)])
+    yield " · ".join(
+        [group.owner.__name__, *([f"{count} of them"] if count > 1 else []), _where(group.paths)]
+    )
     common = _common_line(group)
     yield from [f"  {common}"] if common else []
     folded: dict[tuple[str, str], list[Guard]] = {}

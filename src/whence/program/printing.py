@@ -9,6 +9,7 @@ from whence._torch.operators import op_name
 from whence.program.origins import origin_of
 from whence.program.signature import describe
 from whence.provenance import Origin
+from whence.schema import Quality
 
 if TYPE_CHECKING:
     from whence.program.program import Program
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 def page(program: "Program") -> str:
     """The whole program; one line per node, grouped by phase and module call."""
     return "\n".join([f"program {program.name}", str(program.signature), *_body(program.graph)])
+
+
+def partial_page(name: str, graph: fx.Graph, stopped: str) -> str:
+    """A program that was not finished: the inputs used so far, the nodes, and why there are no more."""
+    used = [node for node in graph.nodes if node.op == "placeholder" and node.users]
+    inputs = [f"  in   {node.name}: {_described(node.meta.get('val'))}" for node in used]
+    head = f"program {name}, as far as it was recorded"
+    return "\n".join([head, *inputs, *_body(graph), f"\n<- stopped here: {stopped}"])
 
 
 def _body(graph: fx.Graph) -> Iterator[str]:
@@ -32,7 +41,8 @@ def _body(graph: fx.Graph) -> Iterator[str]:
 
 
 def _heading(origin: Origin) -> str:
-    where = " + ".join(str(site) or "(root)" for site in origin.calls) or "outside any module"
+    unnamed = "module not known" if origin.quality is Quality.NONE else "outside any module"
+    where = " + ".join(str(site) or "(root)" for site in origin.calls) or unnamed
     mark = " (recomputed)" if origin.recomputed else ""
     return f"{origin.phase.value}  {where}{mark}"
 

@@ -12,8 +12,8 @@ from whence._torch.trees import TreeSpec
 from whence.errors import SelectionError
 from whence.program.calls import Call, Calls, Structure
 from whence.program.convention import Convention
-from whence.program.guards import Guards
 from whence.program.finding import find_input, find_output
+from whence.program.guards import Guards
 from whence.program.origins import origin_of
 from whence.program.printing import page
 from whence.program.selecting import select

@@ -6,7 +6,7 @@ from typing import TypeVar
 from torch import Tensor, fx
 
 from whence._torch.graphs import graph_module, name_plainly
-from whence.errors import UsageError
+from whence.errors import Fault, UsageError
 from whence.program.program import Program
 from whence.program.signature import Input, Signature
 from whence.schema import STATE_KINDS
@@ -23,7 +23,14 @@ def with_state(program: P, view: str) -> P:
             rows = tuple(row for row in program.signature.inputs if row.kind in STATE_KINDS)
             return _rebuilt(program, held=(*program.signature.attributes, *rows)) if rows else program
         case _:
-            raise UsageError(f"state cannot be {view!r}", remedy='use "inputs" or "attributes"')
+            raise UsageError.of(view_faults(view))
+
+
+def view_faults(view: object) -> list[Fault]:
+    """What is wrong with the name of a view."""
+    if view in ("inputs", "attributes"):
+        return []
+    return [Fault(f"state cannot be {view!r}", remedy='use "inputs" or "attributes"')]
 
 
 def _rebuilt(program: P, held: tuple[Input, ...]) -> P:

@@ -43,7 +43,8 @@ def guarded(
     """A callable that checks before it runs; raises `UsageError` for an unknown `on_violation`."""
     if on_violation not in tuple(OnViolation):
         raise UsageError(
-            f"on_violation cannot be {on_violation!r}", remedy=f"use {', '.join(map(repr, map(str, OnViolation)))}"
+            f"on_violation cannot be {on_violation!r}",
+            remedy=f"use {', '.join(map(repr, map(str, OnViolation)))}",
         )
     ways = Ways(
         check=lambda current, args, kwargs: check(current, plan(current), model, args, kwargs),

@@ -12,6 +12,7 @@ from whence.tracing.assemble import assemble
 from whence.tracing.attribution import attribute
 from whence.tracing.example import example_of
 from whence.tracing.functional import functionalize
+from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.record import record
 from whence.tracing.subject import subject_of
 
@@ -26,8 +27,9 @@ def capture(
     subject = subject_of(model)
     example = example_of(subject, args, kwargs)
     recorded = record(subject, example, backward)
-    adjoints = attribute(recorded)
-    functional = functionalize(recorded.session.recorder.graph)
-    program = assemble(subject, example, recorded, functional, adjoints)
+    with keeping_what_was_recorded(recorded.session):
+        adjoints = attribute(recorded)
+        functional = functionalize(recorded.session.recorder.graph)
+        program = assemble(subject, example, recorded, functional, adjoints)
     check(program)
     return program.with_changes(loss_function=backward if callable(backward) else None), recorded.observed

@@ -2,7 +2,7 @@
 
 import enum
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from whence._torch.recording import is_wrapper_subclass
 from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten
-from whence.errors import InputMismatch, UnsupportedInput
+from whence.errors import Fault, InputMismatch, UnsupportedInput
+from whence.program.binding import binding_faults
 from whence.program.convention import names_of, paths_of
 from whence.tracing.subject import Subject
 
@@ -42,46 +43,43 @@ def example_of(subject: Subject, args: object, kwargs: object) -> Example:
     _bind(subject, args, kwargs)
     leaves, spec = tree_flatten((args, kwargs))
     paths = paths_of(args, kwargs)
-    offenders = [
-        f"{path} is a {type(leaf).__name__}"
-        for path, leaf in zip(paths, leaves, strict=True)
-        if not _fits(leaf)
-    ]
-    if offenders:
-        raise UnsupportedInput(
-            "; ".join(offenders),
-            why="an input is a tensor, a constant, or a container that pytree knows",
-            remedy="register the class: torch.export.register_dataclass for dataclasses, "
-            "torch.utils._pytree.register_pytree_node for others",
-        )
+    faults = [fault for pair in zip(paths, leaves, strict=True) for fault in _faults(*pair)]
+    if faults:
+        raise UnsupportedInput.of(faults)
     return Example(spec, tuple(leaves), paths, names_of(args, kwargs, subject.parameters))
 
 
 def _checked(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if not isinstance(args, tuple):
-        raise InputMismatch(
-            f"expected `args` to be a tuple of positional inputs, got {type(args).__name__}",
-            remedy="write (x,) for a single input",
-        )
-    args = tuple(args)
-    if kwargs is None:
-        return args, {}
-    if not isinstance(kwargs, Mapping):
-        raise InputMismatch(f"expected `kwargs` to be a dict of keyword inputs, got {type(kwargs).__name__}")
-    return args, dict(kwargs)
+    kwargs = {} if kwargs is None else kwargs
+    faults = [] if isinstance(args, tuple) else [_no_tuple(args)]
+    faults += [] if isinstance(kwargs, Mapping) else [_no_dict(kwargs)]
+    if isinstance(args, tuple) and isinstance(kwargs, Mapping):
+        return tuple(args), dict(kwargs)
+    raise InputMismatch.of(faults)
+
+
+def _no_tuple(args: object) -> Fault:
+    return Fault(
+        f"expected `args` to be a tuple of positional inputs, got {type(args).__name__}",
+        remedy="write (x,) for a single input",
+    )
+
+
+def _no_dict(kwargs: object) -> Fault:
+    return Fault(
+        f"expected `kwargs` to be a dict of keyword inputs, got {type(kwargs).__name__}",
+        remedy="write {'name': x}, or nothing",
+    )
 
 
 def _bind(subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if subject.parameters is None:
-        return
-    try:
-        subject.parameters.bind(*args, **kwargs)
-    except TypeError as error:
+    faults = [] if subject.parameters is None else binding_faults(subject.parameters, args, kwargs)
+    if subject.parameters is not None and faults:
         raise InputMismatch(
-            f"the inputs do not fit {subject.name}: {error}",
+            f"the inputs do not fit {subject.name}: {'; '.join(faults)}",
             why=f"it takes {_readable(subject.parameters)}",
             remedy="pass the inputs as you would call the model",
-        ) from error
+        )
 
 
 def _readable(parameters: inspect.Signature) -> str:
@@ -91,10 +89,20 @@ def _readable(parameters: inspect.Signature) -> str:
     return str(inspect.Signature(bare))
 
 
-def _fits(leaf: Any) -> bool:
-    if isinstance(leaf, Tensor):
-        return not is_wrapper_subclass(leaf)
-    return is_constant(leaf)
+def _faults(path: str, leaf: Any) -> Iterator[Fault]:
+    if isinstance(leaf, Tensor) and is_wrapper_subclass(leaf):
+        yield Fault(
+            f"{path} is a {type(leaf).__name__}",
+            why="a tensor made of other tensors has a layout that the signature does not describe",
+            remedy="capture the model with plain tensors",
+        )
+    elif not isinstance(leaf, Tensor) and not is_constant(leaf):
+        yield Fault(
+            f"{path} is a {type(leaf).__name__}",
+            why="an input is a tensor, a constant, or a container that pytree knows",
+            remedy="register the class: torch.export.register_dataclass for dataclasses, "
+            "torch.utils._pytree.register_pytree_node for others",
+        )
 
 
 def is_constant(leaf: object) -> bool:

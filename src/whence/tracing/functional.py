@@ -6,6 +6,7 @@ each step back into that base, and a view read after its base has changed is tak
 """
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,9 @@ from whence._torch.operators import (
     without_outputs,
     written_arguments,
 )
-from whence.errors import Place, UnsupportedMutation
+from whence.errors import Fault, Place, UnsupportedMutation
 from whence.program.origins import origin_of, set_origin
+from whence.schema import Phase
 from whence.tracing.inverse import inverse_of
 
 aten = torch.ops.aten
@@ -125,13 +127,22 @@ def functionalize(graph: fx.Graph) -> Functional:
     state = Functional(graph)
     if not any(_writes(node) for node in graph.nodes):
         return state
-    for node in list(graph.nodes):
-        if node.op == "call_function":
-            _rewrite(state, node)
+    _refuse([fault for node in list(graph.nodes) if (fault := _rewritten(state, node)) is not None])
     for node in reversed(list(state.replaced)):
         if not node.users:
             graph.erase_node(node)
     return state
+
+
+def _rewritten(state: Functional, node: fx.Node) -> "_NoForm | None":
+    """Rewrite a node; what stands against it, so that the nodes behind it are looked at, too."""
+    if node.op != "call_function":
+        return None
+    try:
+        _rewrite(state, node)
+    except _NoForm as fault:
+        return fault
+    return None
 
 
 def _writes(node: fx.Node) -> bool:
@@ -178,7 +189,7 @@ def _move_view(state: Functional, node: fx.Node, recorded: Any, writer: _Writer)
 
 def _write_functionally(state: Functional, node: fx.Node, written: list[Any], writer: _Writer) -> None:
     if not all(isinstance(tensor, fx.Node) for tensor in written):
-        raise _no_form(node, "it writes to a list of tensors")
+        raise _NoForm(node, "it writes to a list of tensors")
     twin = _twin_of(node)
     made = _computed(twin, node, writer)
     own = len(twin._schema.returns) - len(written)
@@ -242,7 +253,7 @@ def _as_before(value: fx.Node, tensor: fx.Node, writer: _Writer) -> fx.Node:
 def _twin_of(node: fx.Node) -> Any:
     twin = functional_twin(node.target)
     if twin is None:
-        raise _no_form(node, f"{op_name(node.target)} has no functional form")
+        raise _NoForm(node, f"{op_name(node.target)} has no functional form")
     return twin
 
 
@@ -275,7 +286,7 @@ def _written_through(state: Functional, view: View, value: fx.Node, writer: _Wri
         index = following.args[1] if following is not None and following.target is operator.getitem else None
         written = inverse_of(step, index, values[position], value, writer)  # type: ignore[arg-type]
         if written is None:
-            raise _no_form(
+            raise _NoForm(
                 writer.node, f"it writes through {op_name(step.target)}, whose inverse is not known"
             )
         if step.target is aten.detach.default:
@@ -285,12 +296,28 @@ def _written_through(state: Functional, view: View, value: fx.Node, writer: _Wri
     return value
 
 
-def _no_form(node: fx.Node, why: str) -> UnsupportedMutation:
-    origin = origin_of(node)
+class _NoForm(Exception):
+    """A node writes in a way that cannot be said without writing."""
+
+    def __init__(self, node: fx.Node, why: str) -> None:
+        super().__init__(why)
+        self.node = node
+        self.why = why
+
+
+def _refuse(found: Sequence[_NoForm]) -> None:
+    """Raise `UnsupportedMutation` for all of them; what stands in the backward follows from the forward."""
+    written = [fault for fault in found if origin_of(fault.node).phase is Phase.FORWARD]
+    if found:
+        raise UnsupportedMutation.of(map(_fault, written or found))
+
+
+def _fault(found: _NoForm) -> Fault:
+    origin = origin_of(found.node)
     module = " + ".join(map(str, origin.calls)) or None
-    return UnsupportedMutation(
-        f"{op_name(node.target)} cannot be written without changing its input",
+    return Fault(
+        f"{op_name(found.node.target)} cannot be written without changing its input",
         where=Place(module, str(origin.source) if origin.source else None),
-        why=why,
+        why=found.why,
         remedy="use the out-of-place operation there, or clone the tensor before writing to it",
     )

@@ -19,7 +19,9 @@ _CONTAINERS = (list, tuple, set, frozenset, deque)
 class Reads:
     """Notes first reads of modules, and of the objects that modules hold."""
 
-    def __init__(self, subject: Subject, place: Callable[[], tuple[ModulePath | None, Source | None]]) -> None:
+    def __init__(
+        self, subject: Subject, place: Callable[[], tuple[ModulePath | None, Source | None]]
+    ) -> None:
         self.observer = ReadObserver(self)
         self._subject = subject
         self._place = place
@@ -65,4 +67,6 @@ class Reads:
                 self._objects.append(found)
 
     def _can_watch(self, found: object) -> bool:
-        return hasattr(type(found), "__dict__") and not callable(found) and self.observer.observe_class_of(found)
+        return (
+            hasattr(type(found), "__dict__") and not callable(found) and self.observer.observe_class_of(found)
+        )

@@ -4,12 +4,12 @@ Eager rewinds the random number generator for that. In the program the second dr
 of the first: the same numbers, the same state of the generator afterwards.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
 from whence._torch.operators import op_name
-from whence.errors import CaptureError, Place
+from whence.errors import Place, UnmatchedRecomputation
 from whence.program.origins import origin_of
 from whence.tracing.functional import Functional
 
@@ -18,9 +18,14 @@ Redraws = Mapping[fx.Node, fx.Node | None]
 
 def reuse_random_draws(functional: Functional, redraws: Redraws) -> frozenset[fx.Node]:
     """Let every repeated draw read the result of the one it repeats; returns the draws that may go."""
-    for again, first in redraws.items():
-        if first is None or first.target is not again.target:
-            raise _unmatched(again)
+    pairs = [
+        (again, first)
+        for again, first in redraws.items()
+        if first is not None and first.target is again.target
+    ]
+    if len(pairs) < len(redraws):
+        raise _unmatched([node for node in redraws if node not in dict(pairs)])
+    for again, first in pairs:
         now = functional.value_of(again)
         now.replace_all_uses_with(functional.value_of(_first(redraws, first)))
     repeated = {*redraws}
@@ -34,13 +39,14 @@ def _first(redraws: Redraws, node: fx.Node) -> fx.Node:
     return node
 
 
-def _unmatched(node: fx.Node) -> CaptureError:
-    origin = origin_of(node)
-    return CaptureError(
-        f"a recomputed {op_name(node.target)} cannot be matched with the draw it repeats",
+def _unmatched(draws: Sequence[fx.Node]) -> UnmatchedRecomputation:
+    origin = origin_of(draws[0])
+    names = ", ".join(dict.fromkeys(op_name(node.target) for node in draws))
+    return UnmatchedRecomputation(
+        f"a recomputed {names} cannot be matched with the draw it repeats",
         where=Place(
             str(origin.place) if origin.place else None, str(origin.source) if origin.source else None
         ),
         why="the checkpoint did not draw the same random numbers the second time as the first",
-        remedy="turn checkpointing off for the capture",
+        remedy="let the region draw alike each time it runs, or turn checkpointing off for the capture",
     )

@@ -18,15 +18,17 @@ from whence._torch.recording import fake_mode_of
 from whence._torch.tensors import clear_autocast_cache, gradient_hooks, untouched
 from whence._torch.trees import TreeSpec, tree_flatten
 from whence.errors import InvalidLoss, NestedCapture, UnsupportedHook, UnsupportedInput
-from whence.program.observed import Observed
 from whence.program.naming import state_name
+from whence.program.observed import Observed
 from whence.schema import InputKind, Phase
 from whence.tracing.example import Example, is_plain_constant
 from whence.tracing.modules import modules_restored, reassigned_buffers
+from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.reads import Reads
 from whence.tracing.session import Session
 from whence.tracing.sideeffects import refuse_side_effects
 from whence.tracing.subject import StateTensor, Subject, attribute_names, state_tensors
+from whence.tracing.valuereads import INPUT
 
 Loss = Callable[[Any], Tensor]
 
@@ -83,15 +85,22 @@ def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorde
     state = state_tensors(subject)
     if backward:
         _refuse_hooks(state)
-    with _alone(), _surroundings_kept(subject, state), refuse_side_effects(subject.name, state):
-        return _recorded(subject, example, state, backward)
+    with _alone(), ExitStack() as around:
+        session = Session(subject, fake_mode_of(_tensors(example.leaves, state)), (record.__code__,))
+        around.enter_context(keeping_what_was_recorded(session))
+        around.enter_context(_surroundings_kept(subject, state))
+        around.enter_context(refuse_side_effects(subject.name, state))
+        return _recorded(session, subject, example, state, backward)
 
 
 def _recorded(
-    subject: Subject, example: Example, state: Sequence[StateTensor], backward: bool | Loss
+    session: Session,
+    subject: Subject,
+    example: Example,
+    state: Sequence[StateTensor],
+    backward: bool | Loss,
 ) -> Recorded:
     with ExitStack() as active:
-        session = Session(subject, fake_mode_of(_tensors(example.leaves, state)), (record.__code__,))
         session.know(
             {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
         )
@@ -115,6 +124,11 @@ def _recorded(
 def _prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:
     leaves, nodes = _user_placeholders(session, example)
     adopted = tuple((row, session.recorder.adopt(row.tensor, _name_of(row))) for row in state)
+    described = [
+        (node, f"{INPUT} {node.name} ({path})") for node, path in zip(nodes, example.paths, strict=True)
+    ]
+    described += [(node, f"the {_kind_of(row).value} {row.paths[0]}") for row, node in adopted]
+    session.notes.inputs.update(described)
     for tensor, _ in (
         prepared := Prepared(adopted, example.leaves, tuple(leaves), tuple(nodes))
     ).differentiable():
@@ -169,7 +183,11 @@ def _tensors(leaves: Sequence[Any], state: Sequence[StateTensor]) -> Iterator[Te
 
 
 def _name_of(row: StateTensor) -> str:
-    return state_name(InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER, row.paths[0])
+    return state_name(_kind_of(row), row.paths[0])
+
+
+def _kind_of(row: StateTensor) -> InputKind:
+    return InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER
 
 
 def _user_placeholders(session: Session, example: Example) -> tuple[list[Any], list[fx.Node]]:
@@ -222,7 +240,8 @@ def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
 
 def _forward_half(session: Session, subject: Subject, prepared: Prepared, result: Any) -> Recorded:
     leaves, spec = tree_flatten(result)
-    nodes = tuple(_result_node(session, leaf) for leaf in leaves)
+    _refuse_results(session, leaves)
+    nodes = tuple(session.known(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves)
     placeholders = {id(row.tensor): node for row, node in prepared.state}
     return Recorded(
         session=session,
@@ -238,13 +257,13 @@ def _forward_half(session: Session, subject: Subject, prepared: Prepared, result
     )
 
 
-def _result_node(session: Session, leaf: Any) -> fx.Node | None:
-    if isinstance(leaf, Tensor):
-        return session.known(leaf)
-    if is_plain_constant(leaf):
-        return None
+def _refuse_results(session: Session, leaves: Sequence[Any]) -> None:
+    lost = [leaf for leaf in leaves if not isinstance(leaf, Tensor) and not is_plain_constant(leaf)]
+    if not lost:
+        return
+    kinds = " and a ".join(dict.fromkeys(type(leaf).__name__ for leaf in lost))
     raise UnsupportedInput(
-        f"{session.notes.scopes[0].site.type} returned a {type(leaf).__name__}",
+        f"{session.notes.scopes[0].site.type} returned a {kinds}",
         why="a result is a tensor, a constant, or a container that pytree knows; tensors in other objects "
         "would be lost",
         remedy="return tensors in a tuple, dict or dataclass, or register the class with pytree",

@@ -29,6 +29,7 @@ from whence.errors import (
     CaptureError,
     DataDependent,
     Place,
+    UnsupportedGenerator,
     UnsupportedHook,
     UnsupportedInput,
     UnsupportedMutation,
@@ -40,14 +41,9 @@ from whence.schema import Phase
 from whence.tracing.callnames import CallNames
 from whence.tracing.frames import SourceFinder
 from whence.tracing.subject import Subject, module_signature
+from whence.tracing.valuereads import data_dependent, tensors_read, value_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
-
-
-_VALUE_READS: dict[object, str] = {
-    torch.ops.aten._local_scalar_dense.default: "a number read out of a tensor (.item(), int(), if, while)",
-    torch.ops.aten.nonzero.default: "nonzero, whose result has a size that depends on data,",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,7 @@ class Step:
 
 @dataclass
 class Notes:
-    """Everything written down in one capture."""
+    """Everything written down in one capture; `inputs` says of placeholders what they are."""
 
     order: list[fx.Node] = field(default_factory=list)
     marks: dict[fx.Node, Mark] = field(default_factory=dict)
@@ -107,6 +103,7 @@ class Notes:
     transitions: list[tuple[int, int]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     keys: dict[fx.Node, GradientKey] = field(default_factory=dict)
+    inputs: dict[fx.Node, str] = field(default_factory=dict)
     literals: dict[str, Tensor] = field(default_factory=dict)
     asked: dict[Source, None] = field(default_factory=dict)
     hooks: dict[str, None] = field(default_factory=dict)
@@ -384,17 +381,19 @@ class Session:
         source = self._finder.raised_at(error)
         return Place(self._module(scope), str(source) if source else None)
 
-    def value_needed(self, operation: object) -> DataDependent:
+    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> DataDependent:
         """The error for a Python decision that needs a tensor's value."""
-        return DataDependent(
-            f"{_VALUE_READS.get(operation, op_name(operation))} needs the value of a tensor, "
-            "which a capture does not have",
-            where=self.here(),
-            why="the model runs on fake tensors, shapes without numbers; if, while, int(), .item(), "
-            ".tolist() and results whose size depends on data need numbers",
-            remedy="use torch.where instead of a branch, keep the value as a tensor, pass it in as a Python "
-            "constant, or move the decision out of the captured function",
-        )
+        nodes = [self.recorder.node_of(tensor) for tensor in tensors_read(arguments)]
+        values = [
+            value_of(node, self._made_at(node), self.notes.inputs) for node in nodes if node is not None
+        ]
+        return data_dependent(operation, function, values, self.here())
+
+    def _made_at(self, node: fx.Node) -> Place:
+        mark = self.notes.marks.get(node)
+        if mark is None:
+            return Place()
+        return Place(self._module(mark.scope), str(mark.source) if mark.source else None)
 
     def data_replaced(self, _tensor: Tensor) -> UnsupportedMutation:
         """The error for `tensor.data = …` on a tensor of the model."""
@@ -405,9 +404,9 @@ class Session:
             remedy="write with tensor.data.copy_(…), or under torch.no_grad()",
         )
 
-    def generator_met(self, operation: object) -> CaptureError:
+    def generator_met(self, operation: object) -> UnsupportedGenerator:
         """The error for an operation with a random generator of its own."""
-        return CaptureError(
+        return UnsupportedGenerator(
             f"{op_name(operation)} draws from a generator of its own",
             where=self.here(),
             why="a program draws from the default generator; another one is an object outside the graph",

@@ -1,11 +1,11 @@
 """Refuse what a functional graph would get wrong: tensors that share memory, one of which is written."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, fx
 
 from whence._torch.tensors import share_memory
-from whence.errors import Place, UnsupportedMutation
+from whence.errors import Fault, Place, UnsupportedMutation
 from whence.program.origins import origin_of
 from whence.schema import Phase
 from whence.tracing.record import Recorded
@@ -13,26 +13,38 @@ from whence.tracing.tables import Values
 
 
 def refuse_shared_writes(recorded: Recorded, values: Values) -> None:
-    """Raise `UnsupportedMutation` when something that is written shares its memory with something else."""
+    """Raise `UnsupportedMutation` naming all that is written twice, or shares its memory with something."""
     tensors = dict(_tensors(recorded))
-    for placeholder, value in values.written.items():
-        if value.op != "placeholder" and origin_of(value).phase is Phase.BACKWARD:
-            raise UnsupportedMutation(
-                f"{placeholder.name} is written in the backward",
-                where=Place(str(origin_of(value).place or "") or None),
-                why="a checkpoint that runs its region again writes state (such as running statistics) again",
-                remedy="keep modules that write state out of the checkpoint, or turn checkpointing off",
-            )
-        written = tensors.get(placeholder)
-        for other, tensor in tensors.items():
-            if written is None or other is placeholder or tensor is written:
-                continue
-            if share_memory(written, tensor):
-                raise UnsupportedMutation(
-                    f"{placeholder.name} is written, and shares its memory with {other.name}",
-                    why="in a functional graph they are two values, and one would not see the other change",
-                    remedy="keep one of them and take the view of it in forward",
-                )
+    faults = [
+        fault
+        for placeholder, value in values.written.items()
+        for fault in (*_written_again(placeholder, value), *_shared(placeholder, tensors))
+    ]
+    if faults:
+        raise UnsupportedMutation.of(faults)
+
+
+def _written_again(placeholder: fx.Node, value: fx.Node) -> Iterator[Fault]:
+    if value.op == "placeholder" or origin_of(value).phase is not Phase.BACKWARD:
+        return
+    yield Fault(
+        f"{placeholder.name} is written in the backward",
+        where=Place(str(origin_of(value).place or "") or None),
+        why="a checkpoint that runs its region again writes state (such as running statistics) again",
+        remedy="keep modules that write state out of the checkpoint, or turn checkpointing off",
+    )
+
+
+def _shared(placeholder: fx.Node, tensors: Mapping[fx.Node, Tensor]) -> Iterator[Fault]:
+    written = tensors.get(placeholder)
+    for other, tensor in tensors.items():
+        if written is None or other is placeholder or tensor is written or not share_memory(written, tensor):
+            continue
+        yield Fault(
+            f"{placeholder.name} is written, and shares its memory with {other.name}",
+            why="in a functional graph they are two values, and one would not see the other change",
+            remedy="keep one of them and take the view of it in forward",
+        )
 
 
 def _tensors(recorded: Recorded) -> Iterator[tuple[fx.Node, Tensor]]:

@@ -7,37 +7,48 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from whence._torch.tensors import generator_state
-from whence.errors import CaptureError
+from whence.errors import Fault, SideEffect
 from whence.tracing.subject import StateTensor
 
 
 @contextmanager
 def refuse_side_effects(name: str, state: Sequence[StateTensor]) -> Iterator[None]:
-    """Raise `CaptureError` after the block when it wrote gradients or touched random generators."""
+    """Raise `SideEffect` after the block for written gradients and touched random generators, all at once."""
     torch_state, python_state = generator_state(), random.getstate()
     gradients = [row.tensor.grad for row in state]
     try:
         yield
     finally:
         touched = _gradients_restored(state, gradients)
-    if touched:
-        raise CaptureError(
-            f"{name} writes the gradients of {', '.join(touched)} while it runs",
-            why="a backward() inside the model, or in a custom autograd function, fills .grad on the side",
-            remedy="use torch.autograd.grad inside the model, which returns gradients as values",
-        )
-    if random.getstate() != python_state:
-        raise CaptureError(
-            f"{name} draws from Python's random module while it runs",
-            why="the number would be a constant of the program, the same in every run",
-            remedy="draw it outside and pass it in, or use torch's generator",
-        )
-    if generator_state() != torch_state:
-        raise CaptureError(
-            f"{name} sets the state of the random number generator while it runs",
-            why="fake tensors draw no numbers, so torch.manual_seed or set_rng_state has changed it",
-            remedy="seed outside the captured function",
-        )
+    faults = [_wrote_gradients(name, touched)] if touched else []
+    faults += [_drew_in_python(name)] if random.getstate() != python_state else []
+    faults += [_set_generator(name)] if generator_state() != torch_state else []
+    if faults:
+        raise SideEffect.of(faults)
+
+
+def _wrote_gradients(name: str, touched: Sequence[str]) -> Fault:
+    return Fault(
+        f"{name} writes the gradients of {', '.join(touched)} while it runs",
+        why="a backward() inside the model, or in a custom autograd function, fills .grad on the side",
+        remedy="use torch.autograd.grad inside the model, which returns gradients as values",
+    )
+
+
+def _drew_in_python(name: str) -> Fault:
+    return Fault(
+        f"{name} draws from Python's random module while it runs",
+        why="the number would be a constant of the program, the same in every run",
+        remedy="draw it outside and pass it in, or use torch's generator",
+    )
+
+
+def _set_generator(name: str) -> Fault:
+    return Fault(
+        f"{name} sets the state of the random number generator while it runs",
+        why="fake tensors draw no numbers, so torch.manual_seed or set_rng_state has changed it",
+        remedy="seed outside the captured function",
+    )
 
 
 def _gradients_restored(state: Sequence[StateTensor], before: Sequence[Tensor | None]) -> list[str]:

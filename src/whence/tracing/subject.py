@@ -2,15 +2,16 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from whence._torch.scripting import is_scripted
-from whence.errors import NotCallable, Place
+from whence.errors import Fault, NotCallable, Place
 from whence.program import ModuleRecord
 from whence.provenance import ROOT, ModulePath
 
@@ -38,12 +39,21 @@ class Subject:
 
 
 def subject_of(model: object) -> Subject:
-    """Look at what the caller wants captured; raises `NotCallable` when it cannot be."""
-    _refuse_scripted(model)
+    """Look at what the caller wants captured; raises `NotCallable`, naming all that stands against it."""
+    if is_scripted(model):
+        raise NotCallable.of([_scripted(model, ROOT)])
+    subject = _subject_of(model)
+    faults = [fault for path, root in subject.roots for fault in _unready(path, root)]
+    faults += [_compiled()] if isinstance(model, nn.Module) and hasattr(model, "_orig_mod") else []
+    if faults:
+        raise NotCallable.of(faults)
+    return subject
+
+
+def _subject_of(model: object) -> Subject:
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise NotCallable(f"{model.__name__} is a class", remedy=f"pass an instance: {model.__name__}(...)")
     if isinstance(model, nn.Module):
-        _refuse_unready(model)
         return Subject(model, ((ROOT, model),), model._get_name(), True, module_signature(model))
     if not callable(model):
         raise NotCallable(
@@ -52,42 +62,49 @@ def subject_of(model: object) -> Subject:
         )
     owner, method = _owner(model)
     if owner is not None:
-        _refuse_scripted(owner)
         return Subject(model, ((ROOT, owner),), f"{owner._get_name()}.{method}", False, _signature(model))
     name = getattr(model, "__name__", type(model).__name__)
     return Subject(model, tuple(_modules_around(model)), name, False, _signature(model))
 
 
-def _refuse_unready(model: nn.Module) -> None:
-    """Lazy modules have no parameters yet, and a compiled module runs code that was written elsewhere."""
-    lazy = [name for name, tensor in model.named_parameters() if is_lazy(tensor)]
+def _unready(path: ModulePath, module: nn.Module, above: tuple[int, ...] = ()) -> Iterator[Fault]:
+    """What cannot be recorded of a module and those inside it; nothing is seen inside a scripted one."""
+    if is_scripted(module):
+        yield _scripted(module, path)
+        return
+    tensors = chain(module._parameters.items(), module._buffers.items())
+    lazy = [name for name, tensor in tensors if tensor is not None and is_lazy(tensor)]
     if lazy:
-        raise NotCallable(
-            f"{', '.join(lazy)} are not initialised yet",
-            why="a lazy module makes its parameters when it first runs",
-            remedy="call the model once on the example inputs",
-        )
-    if hasattr(model, "_orig_mod"):
-        raise NotCallable(
-            "the model is compiled by torch.compile",
-            why="it runs generated code, which says nothing of its modules",
-            remedy="capture the original: model._orig_mod",
-        )
+        yield _uninitialised(module, path, lazy)
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in above:
+            yield from _unready(path.child(name), child, (*above, id(module)))
 
 
-def _refuse_scripted(model: object) -> None:
-    """TorchScript does not run through Python, so there is nothing to see."""
-    scripted = [("", model)] if is_scripted(model) else []
-    if isinstance(model, nn.Module):
-        scripted = [(name, module) for name, module in model.named_modules() if is_scripted(module)]
-    if scripted:
-        name, found = scripted[0]
-        raise NotCallable(
-            f"{type(found).__name__} cannot be captured",
-            where=Place(name or None),
-            why="TorchScript does not run through Python",
-            remedy="capture the module it was scripted from",
-        )
+def _scripted(model: object, path: ModulePath) -> Fault:
+    return Fault(
+        f"{type(model).__name__} cannot be captured",
+        where=Place(str(path) or None),
+        why="TorchScript does not run through Python",
+        remedy="capture the module it was scripted from",
+    )
+
+
+def _uninitialised(module: nn.Module, path: ModulePath, names: Sequence[str]) -> Fault:
+    return Fault(
+        f"{', '.join(names)} of {type(module).__name__} are not initialised yet",
+        where=Place(str(path) or None),
+        why="a lazy module makes its parameters when it first runs",
+        remedy="call the model once on the example inputs",
+    )
+
+
+def _compiled() -> Fault:
+    return Fault(
+        "the model is compiled by torch.compile",
+        why="it runs generated code, which says nothing of its modules",
+        remedy="capture the original: model._orig_mod",
+    )
 
 
 def _owner(model: object) -> tuple[nn.Module | None, str]:

@@ -1,0 +1,59 @@
+"""What had been recorded when a capture stopped, attached to the error that stopped it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import fx
+
+from whence.errors import CaptureError
+from whence.program.origins import has_origin, set_origin
+from whence.program.printing import partial_page
+from whence.provenance import Origin
+from whence.provenance.places import PROGRAM
+from whence.schema import Phase, Quality
+from whence.tracing.session import Mark, Notes, Session
+
+
+@dataclass(frozen=True, eq=False)
+class Partial:
+    """The graph of a capture that stopped, and why; printed, it ends where the capture did.
+
+    Nodes of the forward have their origin. Which module a node of the backward belongs to is worked out when
+    the backward is complete, so those have none yet.
+    """
+
+    name: str
+    graph: fx.Graph
+    stopped: str
+
+    def __str__(self) -> str:
+        return partial_page(self.name, self.graph, self.stopped)
+
+
+@contextmanager
+def keeping_what_was_recorded(session: Session) -> Iterator[None]:
+    """Attach what `session` has recorded to every `CaptureError` that passes through."""
+    try:
+        yield
+    except CaptureError as error:
+        if error.partial is None:
+            error.partial = _partial(session, error)
+        raise
+
+
+def _partial(session: Session, error: CaptureError) -> Partial:
+    graph = session.recorder.graph
+    for node in graph.nodes:
+        if not has_origin(node) and (mark := session.notes.marks.get(node)) is not None:
+            set_origin(node, _origin(mark, session.notes))
+    stopped = "\n   ".join(filter(None, (error.what, str(error.where))))
+    return Partial(session.notes.scopes[PROGRAM].site.type, graph, stopped)
+
+
+def _origin(mark: Mark, notes: Notes) -> Origin:
+    """What is known of a node before the gradients have been worked out."""
+    calls = () if mark.scope == PROGRAM else (notes.scopes[mark.scope].site,)
+    known = mark.phase is Phase.FORWARD or mark.recomputed
+    quality = Quality.EXACT if known else Quality.NONE
+    return Origin(mark.phase, calls, quality, mark.source, recomputed=mark.recomputed)
