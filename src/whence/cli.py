@@ -66,7 +66,19 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--forward", action="store_true", help="verify the forward only, not the training step"
     )
-    for command in (demo, show, verify):
+    check = _command(commands, "check", _check, "say what a capture relied on, and whether it still holds")
+    check.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    check.add_argument(
+        "other",
+        metavar="OTHER",
+        nargs="?",
+        help="the model that the capture of MODEL is checked on (default: MODEL, built again)",
+    )
+    check.add_argument(
+        "--forward", action="store_true", help="capture the forward only, not the training step"
+    )
+    check.add_argument("--guards", action="store_true", help="list everything that the capture relied on")
+    for command in (demo, show, verify, check):
         command.add_argument("--json", action="store_true", help="print plain data")
     return parser
 
@@ -144,6 +156,31 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
         return _print_json(console, verification.to_dict(), verification.ok)
     console.print(str(verification), markup=False)
     return OK if verification.ok else FAILED
+
+
+def _check(options: argparse.Namespace, console: Console) -> int:
+    named = load(options.model)
+    program = _captured(named, backward=not options.forward)
+    other = load(options.other or options.model)
+    violations = program.check(other.model, other.args, other.kwargs)
+    if options.json:
+        rows = [violation.to_dict() for violation in violations]
+        guards = program.guards.to_dict() if options.guards else {"guards": len(program.guards)}
+        return _print_json(console, {"violations": rows, **guards}, ok=not violations)
+    if options.guards:
+        console.print(str(program.guards), markup=False)
+        console.print()
+    for violation in violations:
+        console.print(str(violation), markup=False)
+    console.print(_held(options, len(program.guards), len(violations)), markup=False)
+    return FAILED if violations else OK
+
+
+def _held(options: argparse.Namespace, guards: int, violations: int) -> str:
+    on = options.other or f"another instance of {options.model}"
+    if violations:
+        return f"{violations} of {guards:,} guards do not hold on {on}"
+    return f"all {guards:,} guards hold on {on}"
 
 
 def _captured(named: NamedModel, *, backward: bool) -> Program:

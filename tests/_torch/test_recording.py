@@ -40,6 +40,7 @@ class Listener:
         self.nodes: list[fx.Node] = []
         self.met: list[Tensor] = []
         self.hooks: list[object] = []
+        self.layouts: list[Tensor] = []
 
     def recorded(self, node: fx.Node) -> None:
         self.nodes.append(node)
@@ -56,6 +57,9 @@ class Listener:
 
     def subclass_met(self, tensor: Tensor) -> Exception:
         return TypeError(type(tensor).__name__)
+
+    def layout_read(self, tensor: Tensor) -> None:
+        self.layouts.append(tensor)
 
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         self.hooks.append(hook)

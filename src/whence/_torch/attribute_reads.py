@@ -36,7 +36,7 @@ _PLUMBING = frozenset(
         *("_get_backward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks"),
     }
 )
-"""Names that Module's own machinery reads in every call: hooks and classes are guarded whether read or not."""
+"""Names that Module's own machinery reads in every call: hooks are guarded whether read or not."""
 
 _RECORDING = f"{Path(__file__).parents[1] / 'tracing'}{os.sep}"
 """Where whence's own code looks at modules while it records them."""
@@ -91,9 +91,8 @@ class ReadObserver:
 
     def _observe(self, kind: type) -> None:
         self._classes.add(kind)
-        self._patches.enter_context(
-            _patched(kind, "__getattribute__", self._observed_lookup(kind.__getattribute__))
-        )
+        lookup: Any = kind.__getattribute__
+        self._patches.enter_context(_patched(kind, "__getattribute__", self._observed_lookup(lookup)))
 
     def _observed_lookup(self, lookup: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         thread, seen, identify = self._thread, self._seen, threading.get_ident
@@ -161,12 +160,6 @@ def _patched(owner: type, name: str, value: Any) -> Iterator[None]:
         else:
             delattr(owner, name)
 
-
-HOOKS = (
-    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
-    *("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"),
-)
-"""The dictionaries in which a module keeps its hooks and what it knows of them."""
 
 _GLOBAL_HOOKS = {
     "forward pre-hooks": "_global_forward_pre_hooks",

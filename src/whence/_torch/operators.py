@@ -166,3 +166,8 @@ def functional_twin(target: OpOverload) -> OpOverload | None:
 def _is_twin(candidate: OpOverload, arguments: list[tuple[str, str]]) -> bool:
     taken = [(argument.name, str(argument.type)) for argument in candidate._schema.arguments]
     return taken == arguments and not traits(candidate).mutates
+
+
+def is_elementwise(target: Any) -> bool:
+    """Whether an operator computes each element from the elements in its place."""
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags

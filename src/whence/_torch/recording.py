@@ -52,6 +52,7 @@ __all__ = [
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist)
+_LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.contiguous, Tensor.storage_offset})
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -73,6 +74,9 @@ class RecordingListener(Protocol):
 
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         """The model puts a gradient hook on a tensor while it runs."""
+
+    def layout_read(self, tensor: Tensor) -> None:
+        """The model looks at the strides of a tensor."""
 
     def data_replaced(self, tensor: Tensor) -> Exception:
         """The model puts other data under one of its own tensors; make the error to raise."""
@@ -135,6 +139,8 @@ class _FunctionMode(TorchFunctionMetadataMode):
             raise self.recorder.listener.value_needed(func, args[:1], func)
         if func == _SET_DATA and isinstance(args[0], _PLAIN_TENSORS) and not isinstance(args[0], FakeTensor):
             raise self.recorder.listener.data_replaced(args[0])
+        if func in _LAYOUT_READERS:
+            self.recorder.listener.layout_read(args[0])
         if func is Tensor.register_hook:
             self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
         return super().__torch_function__(func, types, args, kwargs)

@@ -46,14 +46,14 @@ def gradient_hooks(tensor: Tensor) -> list[str]:
     """The names of the hooks that see or change the gradient of `tensor`."""
     hooks = [
         *(tensor._backward_hooks or {}).values(),
-        *(tensor._post_accumulate_grad_hooks or {}).values(),  # type: ignore[attr-defined]
+        *(tensor._post_accumulate_grad_hooks or {}).values(),
     ]
     return [getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks]
 
 
 def has_gradient_hooks(tensor: Tensor) -> bool:
     """Whether anything is told of the gradient of `tensor` when it arrives."""
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)  # type: ignore[attr-defined]
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def share_memory(left: Tensor, right: Tensor) -> bool:

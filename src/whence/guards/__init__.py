@@ -1,7 +1,7 @@
 """What a capture assumed, and whether it still holds."""
 
 from whence.guards.build import guards_of
-from whence.guards.check import Plan, plan_of
 from whence.guards.guarded import Guarded
+from whence.guards.plan import Plan, plan_of
 
 __all__ = ["Guarded", "Plan", "guards_of", "plan_of"]

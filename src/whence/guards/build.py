@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +15,17 @@ from whence.guards.lookup import NOTHING, class_attribute, is_of_module
 from whence.guards.modes import mode_guards
 from whence.guards.unguarded import unguarded
 from whence.program import Program
-from whence.program.expectations import Constant, Expectation, Function, Held, Items, Missing, Reference
+from whence.program.expectations import (
+    Constant,
+    Expectation,
+    Function,
+    Held,
+    Items,
+    Missing,
+    Reference,
+    TensorFacts,
+    Words,
+)
 from whence.program.guard_rows import Guard
 from whence.program.guards import Guards
 from whence.program.observed import Observed, Read
@@ -26,16 +36,28 @@ CALL = "forward"
 
 STRUCTURES = {"_modules": "submodules", "_parameters": "parameters", "_buffers": "buffers"}
 
+_TABLES = {
+    "_parameters": GuardKind.PARAMETER,
+    "_buffers": GuardKind.BUFFER,
+    "_modules": GuardKind.SUBMODULE,
+}
+
 _RECORDED = "its code is what was recorded"
 _TENSOR = "the operations were recorded for a tensor like this"
 _DECIDED = "the model read it, and what it decided is part of the program"
+_REASONS = {GuardKind.CODE: _RECORDED, GuardKind.ATTRIBUTE: _DECIDED, GuardKind.SUBMODULE: _DECIDED}
+_WITHOUT = "the model asked for it, and went on without"
+_ONE_STATE = "they are one module, with one state"
+_MODE = "the mode decides what a module does"
+_HOOKED = "hooks run inside the call, and what they did is part of the program"
+_IN_ORDER = "the model went through them in this order"
 
 
 def guards_of(program: Program, observed: Observed) -> Guards:
     """The guards of one capture; the model must be as it was when the capture began."""
     things = located(observed)
     numbers = {id(row.thing): row.holder.number for row in things}
-    builder = _Builder(Describer(numbers), {id(row.thing): row for row in things})
+    builder = _Builder(Describer(numbers))
     reads: dict[int, list[Read]] = {}
     for read in observed.reads:
         reads.setdefault(id(read.holder), []).append(read)
@@ -70,7 +92,6 @@ class _Builder:
     """Writes the guards of one holder after another."""
 
     describer: Describer
-    things: dict[int, Located]
     _classes: set[tuple[type, str]] = field(default_factory=set)
 
     def about(self, row: Located, reads: Sequence[Read]) -> Iterator[Guard]:
@@ -82,41 +103,32 @@ class _Builder:
             yield from self._of_object(row, read)
 
     def _module(self, row: Located, module: nn.Module, reads: Sequence[Read]) -> Iterator[Guard]:
-        call = next((read for read in reads if read.name == CALL), reads[0] if reads else None)
-        yield self._class_of(row, call)
+        first = next((read for read in reads if read.name == CALL), reads[0] if reads else None)
+        yield _placed(self._class_of(row), row, first)
         for alias in row.aliases:
-            what = f"{row.holder.path} and {alias}"
-            reason = "they are one module, with one state"
-            yield _guard(
-                GuardKind.ALIASING, what, Held(row.holder.number, row.holder.type), reason, row, call
-            )
-        if call is not None and call.name == CALL:
-            yield from self._called(row, module, call)
+            what, expected = f"{row.holder.path} and {alias}", Words("one module")
+            yield _placed(Guard(GuardKind.ALIASING, what, expected, Strictness.SAME, _ONE_STATE), row, first)
+        if first is not None and first.name == CALL:
+            yield from self._called(row, module, first)
         for read in reads:
             if read.name not in (CALL, "training"):
                 yield from self._of_module(row, module, read)
 
-    def _class_of(self, row: Located, read: Read | None) -> Guard:
+    def _class_of(self, row: Located) -> Guard:
         kind = GuardKind.SUBMODULE if row.holder.names else GuardKind.CLASS
         expected = Held(row.holder.number, row.holder.type)
-        what = row.holder.path or "the model"
-        return _guard(kind, what, expected, _RECORDED, row, read, Strictness.TYPE)
+        return Guard(kind, row.holder.path or "the model", expected, Strictness.TYPE, _RECORDED)
 
     def _called(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
         yield from self._code(row, module, read)
-        reason = "the mode decides what a module does"
-        expected = Constant(module.training)
-        yield _guard(
-            GuardKind.TRAINING, row.spelled("training"), expected, reason, row, read, name="training"
-        )
-        what = f"hooks of {row.holder.path or 'the model'}"
-        reason = "hooks run inside the call, and what they did is part of the program"
-        hooks = described_hooks(module, self.describer)
-        yield _guard(GuardKind.HOOKS, what, hooks, reason, row, read, Strictness.IDENTITY, name="hooks")
+        mode, what = Constant(module.training), row.spelled("training")
+        yield _placed(Guard(GuardKind.TRAINING, what, mode, Strictness.EQUAL, _MODE, "training"), row, read)
+        hooks, what = described_hooks(module, self.describer), f"hooks of {row.holder.path or 'the model'}"
+        yield _placed(Guard(GuardKind.HOOKS, what, hooks, Strictness.IDENTITY, _HOOKED, "hooks"), row, read)
 
     def _code(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
         if CALL in vars(module):
-            yield self._found(GuardKind.CODE, row, read, vars(module)[CALL], _RECORDED)
+            yield self._found(GuardKind.CODE, row, read, vars(module)[CALL])
         else:
             yield from self._of_class(row, read, CALL)
         yield from self._of_class(row, read, "__call__")
@@ -126,27 +138,21 @@ class _Builder:
         if name in STRUCTURES:
             yield self._structure(row, read, tuple(held[name]))
         elif not read.is_there:
-            what = row.spelled(name)
-            reason = "the model asked for it, and went on without"
-            yield _guard(GuardKind.ATTRIBUTE, what, Missing(), reason, row, read, Strictness.ABSENT, name)
+            yield _absence(row, read)
         elif name in held:
             if held[name] is read.value:  # otherwise the run itself wrote it first
-                yield self._found(_kind_of(read.value), row, read, read.value, _reason_of(read.value))
-        elif name in held["_parameters"]:
-            yield self._found(GuardKind.PARAMETER, row, read, held["_parameters"][name], _TENSOR)
-        elif name in held["_buffers"]:
-            yield self._found(GuardKind.BUFFER, row, read, held["_buffers"][name], _TENSOR)
-        elif name in held["_modules"]:
-            if held["_modules"][name] is None:
-                yield self._found(GuardKind.SUBMODULE, row, read, None, _DECIDED)
+                yield self._found(_kind_of(read.value), row, read, read.value)
+        elif (table := next((table for table in _TABLES if name in held[table]), None)) is not None:
+            if table != "_modules" or held[table][name] is None:
+                yield self._found(_TABLES[table], row, read, held[table][name])
         else:
             yield from self._of_class(row, read, name)
 
     def _structure(self, row: Located, read: Read, names: tuple[str, ...]) -> Guard:
         what = f"{STRUCTURES[read.name]} of {row.holder.path or 'the model'}"
-        reason = "the model went through them in this order"
         expected = Items(tuple, tuple(map(Constant, names)))
-        return _guard(GuardKind.STRUCTURE, what, expected, reason, row, read, name=read.name)
+        guard = Guard(GuardKind.STRUCTURE, what, expected, Strictness.EQUAL, _IN_ORDER, read.name)
+        return _placed(guard, row, read)
 
     def _of_class(self, row: Located, read: Read, name: str) -> Iterator[Guard]:
         """An attribute that the class has, guarded once for all instances."""
@@ -155,61 +161,45 @@ class _Builder:
         if (kind, name) in self._classes or found is NOTHING or _is_machinery(kind, name):
             return
         self._classes.add((kind, name))
-        simple = is_constant(found) or isinstance(found, Tensor | list | tuple | dict | set)
-        what, reason = f"{kind.__name__}.{name}", _DECIDED if simple else _RECORDED
-        guard_kind = GuardKind.ATTRIBUTE if simple else GuardKind.CODE
-        expected = self.describer.describe(found)
-        yield Guard(
-            guard_kind,
-            what,
-            expected,
-            _strictness(expected),
-            reason,
-            name,
-            None,
-            kind,
-            read.module,
-            read.source,
+        is_data = is_constant(found) or isinstance(found, Tensor | list | tuple | dict | set)
+        what, reason = f"{kind.__name__}.{name}", _DECIDED if is_data else _RECORDED
+        guard_kind, expected = (
+            GuardKind.ATTRIBUTE if is_data else GuardKind.CODE,
+            self.describer.describe(found),
         )
+        guard = _placed(Guard(guard_kind, what, expected, _strictness(expected), reason, name), row, read)
+        yield replace(guard, holder=None)
 
     def _of_object(self, row: Located, read: Read) -> Iterator[Guard]:
-        what = row.spelled(read.name)
         if not read.is_there:
-            reason = "the model asked for it, and went on without"
-            yield _guard(
-                GuardKind.ATTRIBUTE, what, Missing(), reason, row, read, Strictness.ABSENT, read.name
-            )
+            yield _absence(row, read)
         elif not _is_property(row.holder.type, read.name) and not read.name.startswith("__"):
-            yield self._found(_kind_of(read.value), row, read, read.value, _reason_of(read.value))
+            yield self._found(_kind_of(read.value), row, read, read.value)
 
-    def _found(self, kind: GuardKind, row: Located, read: Read, value: Any, reason: str) -> Guard:
+    def _found(self, kind: GuardKind, row: Located, read: Read, value: Any) -> Guard:
         expected = self.describer.describe(value)
-        what, strictness = row.spelled(read.name), _strictness(expected)
-        return _guard(kind, what, expected, reason, row, read, strictness, read.name)
+        reason = _REASONS.get(kind, _TENSOR)
+        guard = Guard(kind, row.spelled(read.name), expected, _strictness(expected), reason, read.name)
+        return _placed(guard, row, read)
 
 
-def _guard(
-    kind: GuardKind,
-    what: str,
-    expected: Expectation,
-    reason: str,
-    row: Located,
-    read: Read | None,
-    strictness: Strictness = Strictness.EQUAL,
-    name: str = "",
-) -> Guard:
-    module, source = (None, None) if read is None else (read.module, read.source)
-    return Guard(
-        kind, what, expected, strictness, reason, name, row.holder.number, row.holder.type, module, source
+def _absence(row: Located, read: Read) -> Guard:
+    guard = Guard(
+        GuardKind.ATTRIBUTE, row.spelled(read.name), Missing(), Strictness.ABSENT, _WITHOUT, read.name
     )
+    return _placed(guard, row, read)
+
+
+def _placed(guard: Guard, row: Located, read: Read | None) -> Guard:
+    """The guard with its holder, and who read it."""
+    holder = row.holder
+    if read is None:
+        return replace(guard, holder=holder.number, owner=holder.type)
+    return replace(guard, holder=holder.number, owner=holder.type, module=read.module, source=read.source)
 
 
 def _kind_of(value: object) -> GuardKind:
     return GuardKind.TENSOR if isinstance(value, Tensor) else GuardKind.ATTRIBUTE
-
-
-def _reason_of(value: object) -> str:
-    return _TENSOR if isinstance(value, Tensor) else _DECIDED
 
 
 def _strictness(expected: Expectation) -> Strictness:
@@ -218,7 +208,7 @@ def _strictness(expected: Expectation) -> Strictness:
             return Strictness.IDENTITY
         case Held():
             return Strictness.TYPE
-        case _ if type(expected).__name__ == "TensorFacts":
+        case TensorFacts():
             return Strictness.METADATA
         case _:
             return Strictness.EQUAL

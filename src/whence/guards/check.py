@@ -1,62 +1,29 @@
-"""Does a capture still hold? Guards become a plan once; a check walks the live model along it.
+"""Does a capture still hold? A check walks the live model along the plan of its guards.
 
 Nearly all checks find nothing, so each module is first compared as a whole: its plain attributes in one
 tuple, by identity, its hooks by being empty, its tensors field by field. Only a module that differs there
 is looked at guard by guard.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import is_, itemgetter
 from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import HOOKS
 from whence._torch.tensors import gradient_hooks, has_gradient_hooks
 from whence.guards.describe import Describer
-from whence.guards.hooks import hook_rows
+from whence.guards.hooks import TABLES, hook_rows
 from whence.guards.lookup import NOTHING, class_attribute, module_attribute, same_class
 from whence.guards.matching import Walk, difference, same_constant
 from whence.guards.modes import GLOBAL_HOOKS, MODES, described_global_hooks
-from whence.program.expectations import Constant, Hooks, Items, Missing, Reference, TensorFacts
-from whence.program.guard_rows import Guard, Holder, Violation
-from whence.program.guards import Guards
+from whence.guards.plan import HolderPlan, Plan
+from whence.program.expectations import Constant, Hooks, Items, Missing, Reference
+from whence.program.guard_rows import Guard, Violation
 from whence.schema import GuardKind
 
-_hooks_of = itemgetter(*HOOKS)
-_tables = {"_parameters": GuardKind.PARAMETER, "_buffers": GuardKind.BUFFER}
-
-
-@dataclass(frozen=True)
-class HolderPlan:
-    """The guards of one holder, sorted for a quick look.
-
-    `read` fetches the attributes that are expected to be `constants`; `tensors` are rows of table, name and
-    facts; `hooked` says that hooks are guarded, and none is expected. `of_class` are the guards that its class
-    answers, so that the instance must have nothing of their names (`shadowed`). `others` are compared one by one.
-    """
-
-    holder: Holder
-    guards: tuple[Guard, ...]
-    read: Callable[[Any], tuple[Any, ...]] | None
-    constants: tuple[Any, ...]
-    tensors: tuple[tuple[str, str, TensorFacts], ...]
-    has_no_hooks: bool
-    shadowed: tuple[str, ...]
-    of_class: tuple[Guard, ...]
-    others: tuple[Guard, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Guards ready to be checked: by holder, by class, and those about neither."""
-
-    guards: Guards
-    holders: tuple[HolderPlan, ...]
-    classes: dict[type, tuple[Guard, ...]]
-    callables: tuple[Guard, ...]
-    modes: tuple[Guard, ...]
+_hooks_of = itemgetter(*TABLES)
 
 
 @dataclass(frozen=True)
@@ -65,59 +32,6 @@ class Checked:
 
     violations: list[Violation]
     tensors: tuple[Tensor, ...] = ()
-
-
-def plan_of(guards: Guards) -> Plan:
-    """Sort guards by what they speak of."""
-    classes: dict[type, list[Guard]] = {}
-    held: dict[int, list[Guard]] = {row.number: [] for row in guards.holders}
-    for guard in guards:
-        if guard.holder is not None:
-            held[guard.holder].append(guard)
-        elif guard.owner is not None:
-            classes.setdefault(guard.owner, []).append(guard)
-    return Plan(
-        guards=guards,
-        holders=tuple(
-            _holder_plan(row, held[row.number], classes.get(row.type, [])) for row in guards.holders
-        ),
-        classes={kind: tuple(rows) for kind, rows in classes.items()},
-        callables=tuple(guard for guard in guards if guard.kind is GuardKind.CALLABLE),
-        modes=tuple(guard for guard in guards if guard.name in MODES or guard.name == GLOBAL_HOOKS),
-    )
-
-
-def _holder_plan(holder: Holder, guards: Sequence[Guard], of_class: Sequence[Guard]) -> HolderPlan:
-    rows = [guard for guard in guards if guard.name]
-    plain = [guard for guard in rows if holder.is_module and _is_plain(guard)]
-    plain += plain[:1]  # fetching several attributes gives a tuple, fetching one does not
-    tensors = [
-        guard for guard in rows if guard.kind in _tables.values() and isinstance(guard.expected, TensorFacts)
-    ]
-    hooks = [guard for guard in rows if guard.kind is GuardKind.HOOKS and guard.expected == Hooks()]
-    quick = {id(guard) for guard in (*plain, *tensors, *hooks)}
-    own = {guard.name for guard in rows}
-    names = [guard.name for guard in plain]
-    return HolderPlan(
-        holder=holder,
-        guards=tuple(guards),
-        read=itemgetter(*names) if names else None,
-        constants=tuple(guard.expected.value for guard in plain if isinstance(guard.expected, Constant)),
-        tensors=tuple((_table(guard), guard.name, guard.expected) for guard in tensors),  # type: ignore[misc]
-        has_no_hooks=bool(hooks),
-        shadowed=tuple(guard.name for guard in of_class if guard.name not in own),
-        of_class=tuple(guard for guard in of_class if guard.name not in own),
-        others=tuple(guard for guard in rows if id(guard) not in quick),
-    )
-
-
-def _is_plain(guard: Guard) -> bool:
-    kinds = (GuardKind.ATTRIBUTE, GuardKind.TRAINING)
-    return guard.kind in kinds and isinstance(guard.expected, Constant)
-
-
-def _table(guard: Guard) -> str:
-    return "_parameters" if guard.kind is GuardKind.PARAMETER else "_buffers"
 
 
 def check_model(plan: Plan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
@@ -134,7 +48,7 @@ def check_model(plan: Plan, call: object, roots: Sequence[object], *, has_backwa
     violations += _class_violations(plan, walk)
     if has_backward:
         violations += _gradient_hook_violations(plan, walk)
-    violations += _mode_violations(plan, walk)
+    violations += _mode_violations(plan)
     return Checked(violations, tuple(walk.tensors.values()))
 
 
@@ -148,19 +62,16 @@ def _callable_violations(plan: Plan, call: Any, walk: Walk) -> Iterator[Violatio
 def _module_violations(plan: Plan, roots: Sequence[object], walk: Walk) -> list[Violation]:
     """Modules from the roots down: found by their names, compared as a whole, then guard by guard."""
     violations: list[Violation] = []
-    live, lost = walk.holders, set[int]()
-    for row in plan.holders:
-        holder = row.holder
-        if holder.root is None and not holder.names:
-            continue  # an object, or a module in a container: it is met where a guard expects it
-        module = _find(holder, roots, live)
-        if type(module) is not holder.type and not same_class(holder.type, type(module)):
-            if holder.root is not None or holder.names[0][0] not in lost:
+    live = walk.holders
+    for row in plan.modules:
+        above = None if row.parent is None else live.get(row.parent)
+        module: Any = _root(row, roots) if above is None else above.__dict__["_modules"].get(row.name)
+        if type(module) is not row.type and not same_class(row.type, type(module)):
+            if row.parent is None or above is not None:  # what is below a lost module is not told of
                 violations.append(Violation(row.guards[0], _other(module)))
-            lost.add(holder.number)
             continue
-        live[holder.number] = module
-        if len(holder.names) > 1:
+        live[row.holder.number] = module
+        if len(row.holder.names) > 1:
             violations += _alias_violations(row, module, live)
         if not _holds_at_a_glance(row, module, walk):
             violations += _guard_by_guard(row, row.guards, module, walk)
@@ -169,12 +80,9 @@ def _module_violations(plan: Plan, roots: Sequence[object], walk: Walk) -> list[
     return violations
 
 
-def _find(holder: Holder, roots: Sequence[object], live: dict[int, Any]) -> Any:
-    if holder.root is not None:
-        return roots[holder.root] if holder.root < len(roots) else None
-    parent, name = holder.names[0]
-    above = live.get(parent)
-    return None if above is None else above.__dict__["_modules"].get(name)
+def _root(row: HolderPlan, roots: Sequence[object]) -> object:
+    number = row.holder.root
+    return None if number is None or number >= len(roots) else roots[number]
 
 
 def _other(found: object) -> str:
@@ -192,34 +100,35 @@ def _alias_violations(row: HolderPlan, module: Any, live: dict[int, Any]) -> Ite
 def _holds_at_a_glance(row: HolderPlan, module: Any, walk: Walk) -> bool:
     """Whether everything common about a module is exactly as it was; if not, that need not mean a thing."""
     held = module.__dict__
-    if row.read is not None and not _reads_the_same(row, held):
-        return False
-    if row.has_no_hooks and any(_hooks_of(held)):
-        return False
-    if row.shadowed and not held.keys().isdisjoint(row.shadowed):
-        return False
-    for table, name, facts in row.tensors:
-        tensor = held[table].get(name)
-        if (
-            type(tensor) is not facts.type
-            or tensor.requires_grad is not facts.requires_grad
-            or tensor.dtype is not facts.dtype
-            or tensor.shape != facts.shape
-            or tensor.device != facts.device
-            or tensor.stride() != facts.strides
-            or walk.tensors.setdefault(facts.number, tensor) is not tensor
-            or walk.numbers.setdefault(id(tensor), facts.number) != facts.number
-        ):
+    try:
+        if row.read is not None and not all(map(is_, row.read(held), row.constants)):
             return False
+        if row.has_no_hooks and any(_hooks_of(held)):
+            return False
+        if row.shadowed and not held.keys().isdisjoint(row.shadowed):
+            return False
+        for expected in row.tensors:
+            table = held[expected.table]
+            for name, facts in expected.rows:
+                tensor = table[name]
+                if tensor is not None if facts is None else not _fits(tensor, facts, walk):
+                    return False
+    except KeyError:
+        return False
     return True
 
 
-def _reads_the_same(row: HolderPlan, held: dict[str, Any]) -> bool:
-    try:
-        values = row.read(held)  # type: ignore[misc]
-    except KeyError:
-        return False
-    return all(map(is_, values, row.constants))
+def _fits(tensor: Any, facts: Any, walk: Walk) -> bool:
+    return (
+        type(tensor) is facts.type
+        and tensor.requires_grad is facts.requires_grad
+        and tensor.dtype is facts.dtype
+        and tensor.shape == facts.shape
+        and tensor.device == facts.device
+        and tensor.stride() == facts.strides
+        and walk.tensors.setdefault(facts.number, tensor) is tensor
+        and walk.numbers.setdefault(id(tensor), facts.number) == facts.number
+    )
 
 
 def _guard_by_guard(
@@ -273,8 +182,7 @@ def _found_hooks(guard: Guard, rows: Sequence[tuple[str, Any]], walk: Walk) -> s
 def _object_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
     """Objects that modules hold, each live one once for every object of the capture it stands for."""
     seen: set[tuple[int, int]] = set()
-    while walk.waiting:
-        number, thing, path = walk.waiting.pop()
+    for number, thing, path in walk.waiting:  # which grows while objects lead to others
         row = plan.holders[number]
         if (number, id(thing)) in seen or (row.holder.names or row.holder.root is not None):
             continue
@@ -315,7 +223,7 @@ def _gradient_hook_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
         module = walk.holders.get(row.holder.number)
         if not isinstance(module, nn.Module):
             continue
-        for table, name, _ in row.tensors:
+        for table, name in ((rows.table, name) for rows in row.tensors for name, _ in rows.rows):
             tensor = module.__dict__[table].get(name)
             if isinstance(tensor, Tensor) and has_gradient_hooks(tensor):
                 guard = next(guard for guard in row.guards if guard.name == name)
@@ -324,7 +232,7 @@ def _gradient_hook_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
                 yield Violation(none, ", ".join(gradient_hooks(tensor)))
 
 
-def _mode_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
+def _mode_violations(plan: Plan) -> Iterator[Violation]:
     for guard in plan.modes:
         if guard.name == GLOBAL_HOOKS:
             found = described_global_hooks(Describer({}))

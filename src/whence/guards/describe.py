@@ -2,11 +2,13 @@
 
 import enum
 import functools
+import numbers
 import re
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ _PLAIN = frozenset(
         *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
     }
 )
+_NUMBERS = ("numpy", "decimal", "fractions")
 _BY_NAME = (enum.Enum, types.ModuleType, type)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)
 _DEEPEST = 20
@@ -89,7 +92,9 @@ def is_constant(value: object) -> bool:
     """
     kind = type(value)
     return (
-        kind in _PLAIN or isinstance(value, _BY_NAME) or kind.__module__ in ("numpy", "decimal", "fractions")
+        kind in _PLAIN
+        or isinstance(value, _BY_NAME)
+        or (kind.__module__ in _NUMBERS and isinstance(value, numbers.Number | Decimal))
     )
 
 

@@ -74,14 +74,13 @@ def _are(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
 def stale_capture(program: Program, checked: Checked) -> StaleCapture:
     """The error that says which guards do not hold, all of them."""
     first = checked.violations[0].guard
+    module = None if first.module is None else str(first.module)
+    line = None if first.source is None else str(first.source)
     shown = "; ".join(map(str, checked.violations[:10]))
     more = len(checked.violations) - 10
     return StaleCapture(
         f"the capture of {program.name} no longer holds",
-        where=Place(
-            None if first.module is None else str(first.module),
-            None if first.source is None else str(first.source),
-        ),
+        where=Place(module, line),
         why=f"{shown}; and {more} more" if more > 0 else shown,
         remedy="capture again, undo the change, or call program.guarded(model, on_violation='recapture')",
         violations=tuple(checked.violations),

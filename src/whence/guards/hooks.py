@@ -13,6 +13,8 @@ _KINDS = {
     "_backward_pre_hooks": "backward pre-hook",
     "_backward_hooks": "backward hook",
 }
+TABLES = tuple(_KINDS)
+"""Where a module keeps its hooks."""
 _FLAGS = {
     "_forward_pre_hooks": {"_forward_pre_hooks_with_kwargs": "with kwargs"},
     "_forward_hooks": {"_forward_hooks_with_kwargs": "with kwargs", "_forward_hooks_always_called": "always"},

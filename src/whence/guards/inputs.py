@@ -6,11 +6,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx
 
+from whence._torch.operators import is_elementwise
 from whence._torch.tensors import share_memory
 from whence.errors import CallError
 from whence.guards.describe import is_constant, reference, tensor_facts
 from whence.guards.matching import Walk, difference
-from whence.program import Program
+from whence.program import Convention, Program
 from whence.program.convention import shown_call
 from whence.program.expectations import Constant, Expectation, Words
 from whence.program.guard_rows import Guard, Violation
@@ -92,26 +93,23 @@ def _is_sensitive(node: fx.Node) -> bool:
             seen.add(user)
             if user.target is _EMBEDDING and user.args[0] is not value:
                 continue
-            if not _is_elementwise(user):
+            if not is_elementwise(user.target):
                 return True
             waiting.append(user)
     return False
 
 
-def _is_elementwise(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
-
-
-def input_violations(program: Program, args: object, kwargs: object) -> Iterator[Violation]:
+def input_violations(
+    convention: Convention, guards: Sequence[Guard], args: object, kwargs: object
+) -> Iterator[Violation]:
     """Every guard on the inputs that these arguments do not keep; never raises."""
-    guards = [guard for guard in program.guards if guard.positions or guard.name in (STRUCTURE, APART)]
     structure = next(guard for guard in guards if guard.name == STRUCTURE)
     if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping | None):
         yield Violation(structure, f"args of {type(args).__name__} and kwargs of {type(kwargs).__name__}")
         return
     args, kwargs = tuple(args), dict(kwargs or {})
     try:
-        leaves = program.convention.spelled_out(args, kwargs)
+        leaves = convention.spelled_out(args, kwargs)
     except CallError:
         yield Violation(structure, shown_call(args, kwargs))
         return

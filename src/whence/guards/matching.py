@@ -1,6 +1,7 @@
 """Does a value fit what a guard expects? None for yes, and in words what was found for no."""
 
 import functools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,7 +123,7 @@ def _held_difference(number: int, kind: type, value: Any, walk: Walk) -> str | N
 
 
 def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk: Walk) -> str | None:
-    if type(value) is not kind or len(value) != len(items):
+    if not isinstance(value, list | tuple | deque) or type(value) is not kind or len(value) != len(items):
         return _shown(value)
     return _first_difference(items, list(value), [f"[{position}]" for position in range(len(items))], walk)
 
@@ -130,7 +131,7 @@ def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk
 def _entries_difference(
     kind: type, keys: Sequence[Any], items: Sequence[Expectation], value: Any, walk: Walk
 ) -> str | None:
-    if type(value) is not kind or not _same_keys(keys, list(value)):
+    if not isinstance(value, dict) or type(value) is not kind or not _same_keys(keys, list(value)):
         return _shown(value)
     return _first_difference(items, list(value.values()), [f"[{key!r}]" for key in keys], walk)
 

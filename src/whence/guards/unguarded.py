@@ -85,6 +85,12 @@ def _opaque_objects(observed: Observed) -> Iterator[Unguarded]:
             )
 
 
+def _is_described(value: object) -> bool:
+    """Whether a guard says all there is to say of a value, or guards of its own watch its inside."""
+    known = (Tensor, nn.Module, list, tuple, dict, set, frozenset)
+    return callable(value) or isinstance(value, known) or is_constant(value) or _is_watched(type(value))
+
+
 def _is_watched(kind: type) -> bool:
     return is_observable(kind) and class_attribute(kind, "__dict__") is not NOTHING
 

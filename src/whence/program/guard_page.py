@@ -8,6 +8,11 @@ from whence.program.guard_rows import Guard, Holder, Unguarded
 from whence.schema import GuardKind
 
 _COMMON = (GuardKind.CLASS, GuardKind.SUBMODULE, GuardKind.CODE, GuardKind.TRAINING)
+_SECTIONS = {
+    "called": (GuardKind.CALLABLE,),
+    "inputs": (GuardKind.INPUT, GuardKind.ALIASING),
+    "process": (GuardKind.MODE, GuardKind.HOOKS),
+}
 _WIDTH = 72
 
 
@@ -26,11 +31,8 @@ def page(guards: Sequence[Guard], holders: Sequence[Holder], unguarded: Sequence
     for group in _groups(guards, holders):
         lines += ["", *_group_lines(group)]
     others = [guard for guard in guards if guard.owner is None]
-    for title, kinds in (
-        ("inputs", (GuardKind.INPUT, GuardKind.ALIASING, GuardKind.CALLABLE)),
-        ("process", ()),
-    ):
-        rows = [g for g in others if (g.kind in kinds) == bool(kinds)]
+    for title, kinds in _SECTIONS.items():
+        rows = [guard for guard in others if guard.kind in kinds]
         lines += ["", title, *(_line(guard.what, guard, 1, 1) for guard in rows)] if rows else []
     lines += ["", "not guarded", *(f"  {row}" for row in unguarded)] if unguarded else []
     return "\n".join(lines)

@@ -56,7 +56,8 @@ class Violation:
     def __str__(self) -> str:
         line = _short(self.guard.source)
         read = f" ({line})" if line else ""
-        return f"`{self.guard.what}` was {self.guard.expected} at capture{read}, is {self.found} now: capture again"
+        before = f"`{self.guard.what}` was {self.guard.expected} at capture{read}"
+        return f"{before}, is {self.found} now: capture again"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -99,7 +99,7 @@ class Program:
     straight_through: frozenset[str] = frozenset()
     asked: tuple[Source, ...] = ()
     layouts_read: frozenset[str] = frozenset()
-    guards: Guards = Guards()
+    guards: Guards = field(default_factory=Guards)
     loss_function: Callable[[Any], Tensor] | None = None
 
     @property

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from whence import hierarchy
 from whence.errors import NotCallable, UsageError
-from whence.guards.check import Checked, Plan, check_model
+from whence.guards import Plan
+from whence.guards.check import Checked, check_model
 from whence.guards.guarded import Guarded, Ways
 from whence.guards.inputs import input_violations
 from whence.program import Program
@@ -23,7 +24,8 @@ def check(program: Program, plan: Plan, model: object, args: object, kwargs: obj
     checked = check_model(plan, model, _roots(plan, model), has_backward=program.has_backward)
     if args is None and kwargs is None:
         return checked
-    violations = [*checked.violations, *input_violations(program, () if args is None else args, kwargs)]
+    given = () if args is None else args
+    violations = [*checked.violations, *input_violations(program.convention, plan.inputs, given, kwargs)]
     return Checked(violations, checked.tensors)
 
 

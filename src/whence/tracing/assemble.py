@@ -93,6 +93,7 @@ def assemble(
         opaque=_opaque(opaque, recorded, graph),
         straight_through=straight | {node.name for node in functional.straight if not recorded.roots},
         asked=tuple(session.notes.asked),
+        layouts_read=frozenset(session.notes.layouts_read),
         written=_written_between(functional),
         differentiable=frozenset(names.name(node.name) or "" for node in session.notes.keys),
         autocast=autocast_state(),

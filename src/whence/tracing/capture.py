@@ -32,4 +32,5 @@ def capture(
         functional = functionalize(recorded.session.recorder.graph)
         program = assemble(subject, example, recorded, functional, adjoints)
     check(program)
-    return program.with_changes(loss_function=backward if callable(backward) else None), recorded.observed
+    loss_function = backward if callable(backward) else None
+    return program.with_changes(loss_function=loss_function), recorded.session.reads.observed()

@@ -16,6 +16,10 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, Tensor, type, torch
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
+Reader = tuple[ModulePath | None, Source | None]
+"""Who reads: the module that runs, and the user's line."""
+
+
 class Reads:
     """Notes first reads of modules, and of the objects that modules hold."""
 

@@ -19,12 +19,10 @@ from whence._torch.tensors import clear_autocast_cache, gradient_hooks, untouche
 from whence._torch.trees import TreeSpec, tree_flatten
 from whence.errors import InvalidLoss, NestedCapture, UnsupportedHook, UnsupportedInput
 from whence.program.naming import state_name
-from whence.program.observed import Observed
 from whence.schema import InputKind, Phase
 from whence.tracing.example import Example, is_plain_constant
 from whence.tracing.modules import modules_restored, reassigned_buffers
 from whence.tracing.partial import keeping_what_was_recorded
-from whence.tracing.reads import Reads
 from whence.tracing.session import Session
 from whence.tracing.sideeffects import refuse_side_effects
 from whence.tracing.subject import StateTensor, Subject, attribute_names, state_tensors
@@ -77,7 +75,6 @@ class Recorded:
     roots: tuple[tuple[fx.Node, fx.Node], ...] = ()
     targets: tuple[fx.Node, ...] = ()
     gradients: tuple[fx.Node | None, ...] = ()
-    observed: Observed | None = None
 
 
 def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorded:
@@ -105,9 +102,8 @@ def _recorded(
             {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
         )
         prepared = _prepare(session, example, state)
-        reads = Reads(subject, session.reading)
         active.enter_context(compiling_on_this_thread(session.asked))
-        active.enter_context(reads.observer.active(module for _, module in subject.named_modules()))
+        active.enter_context(session.reads.observer.active(module for _, module in subject.named_modules()))
         active.enter_context(observed_modules(session))
         active.enter_context(observed_checkpoints(session))
         active.enter_context(
@@ -117,8 +113,7 @@ def _recorded(
         result = _run(session, subject, example.with_leaves(list(prepared.leaves)))
         loss = _loss(session, backward, result) if callable(backward) else None
         forward = _forward_half(session, subject, prepared, result)
-        recorded = _with_backward(session, forward, prepared, loss) if backward else forward
-        return replace(recorded, observed=reads.observed())
+        return _with_backward(session, forward, prepared, loss) if backward else forward
 
 
 def _prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:

@@ -22,7 +22,7 @@ from whence._torch.autograd import (
     next_sequence_number,
     sequence_number,
 )
-from whence._torch.operators import draws, op_name
+from whence._torch.operators import draws, is_elementwise, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.trees import tree_flatten
 from whence.errors import (
@@ -40,6 +40,7 @@ from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.callnames import CallNames
 from whence.tracing.frames import SourceFinder
+from whence.tracing.reads import Reads
 from whence.tracing.subject import Subject, module_signature
 from whence.tracing.valuereads import data_dependent, tensors_read, value_of
 
@@ -105,6 +106,7 @@ class Notes:
     keys: dict[fx.Node, GradientKey] = field(default_factory=dict)
     inputs: dict[fx.Node, str] = field(default_factory=dict)
     literals: dict[str, Tensor] = field(default_factory=dict)
+    layouts_read: set[str] = field(default_factory=set)
     asked: dict[Source, None] = field(default_factory=dict)
     hooks: dict[str, None] = field(default_factory=dict)
     draws: list[fx.Node] = field(default_factory=list)
@@ -133,6 +135,7 @@ class Session:
         self.phase = Phase.FORWARD
         self.cuts_gradients = torch.is_grad_enabled()
         self.names = CallNames(subject)
+        self.reads = Reads(subject, self.reading)
         self._finder = SourceFinder(boundaries)
         self._stack: list[int] = []
         self._alive: list[object] = []
@@ -329,6 +332,20 @@ class Session:
                 remedy="register it once, outside forward",
             )
         self.notes.hooks[f"the gradient hook {name}"] = None
+
+    def layout_read(self, tensor: Tensor) -> None:
+        """Python looked at strides: what it decided holds for inputs of this layout only."""
+        node = self.recorder.node_of(tensor)
+        waiting, seen = [] if node is None else [node], set[fx.Node]()
+        while waiting:
+            value = waiting.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if value.op == "placeholder":
+                self.notes.layouts_read.add(value.name)
+            elif is_elementwise(value.target):  # any other operation depends on the layout by itself
+                waiting += value.all_input_nodes
 
     def asked(self) -> bool:
         """Somebody asked whether the model is being compiled: it may do otherwise than in eager mode."""
