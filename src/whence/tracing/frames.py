@@ -1,5 +1,6 @@
 """Which line of the user's code is running."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -88,7 +89,7 @@ def _classify(code: CodeType) -> Kind:
         return "engine" if file.endswith("module.py") else "module"
     if file == GENERATED_FILE:
         return "generated"
-    if file.startswith(_TORCH) or _is_ours(file):
+    if file.startswith(_TORCH) or file == contextlib.__file__ or _is_ours(file):
         return "engine"
     return "user"
 
@@ -100,5 +101,6 @@ def _behind(frame: FrameType) -> Source | None:
 
 
 def _is_ours(file: str) -> bool:
-    """Whether a file is in one of our rooms; the demonstration model beside them is a user's model."""
-    return file.startswith(_WHENCE) and os.sep in file.removeprefix(_WHENCE)
+    """Whether a file is ours; the demonstration model and the losses beside our rooms are a user's."""
+    inside = file.removeprefix(_WHENCE)
+    return inside != file and (os.sep in inside or inside == "api.py")
