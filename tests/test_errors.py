@@ -82,7 +82,7 @@ def test_page_names_its_error(kind: type[WhenceError]) -> None:
     """A page says in its title which code it is about, and then which class."""
     title, _, first = page_of(kind).text.splitlines()[:3]
     assert title.startswith(f"# {kind.code}: ")
-    assert first.startswith(f"`{kind.__name__}`. ")
+    assert first == f"`{kind.__name__}`"
 
 
 def test_every_error_has_a_page_and_every_page_an_error() -> None:
@@ -158,6 +158,26 @@ def test_faults_become_one_error() -> None:
     )
     assert apart.what == "one (in module encoder); two (in module decoder, at model.py:3); three"
     assert (apart.where, apart.why) == (Place(), "first; second")
+
+
+def test_each_fault_prints_its_own_reason() -> None:
+    """Faults for different reasons are paragraphs of one message; those for the same reason share one."""
+    here, there = Place("encoder"), Place("decoder")
+    lines = errors.NotCallable.of(
+        [
+            Fault("one", here, "first", "do this"),
+            Fault("two", there, "first", "do this"),
+            Fault("three", here),
+        ]
+    )
+    assert str(lines).splitlines() == [
+        "[WH101] one (in module encoder); two (in module decoder)",
+        "  why: first",
+        "  what to do: do this",
+        "[WH101] three",
+        "  where: in module encoder",
+        "  more: docs/errors/WH101.md in whence's repository",
+    ]
 
 
 @pytest.mark.parametrize("kind", CONCRETE, ids=lambda kind: kind.code)
