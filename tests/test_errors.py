@@ -180,6 +180,13 @@ def test_each_fault_prints_its_own_reason() -> None:
     ]
 
 
+def test_stale_capture_holds_what_is_violated() -> None:
+    """The guards that do not hold are data, and stay with the error."""
+    error = errors.StaleCapture("the model is in another mode", violations=("training",))
+    assert pickle.loads(pickle.dumps(error)).violations == ("training",)
+    assert errors.StaleCapture("nothing").violations == ()
+
+
 @pytest.mark.parametrize("kind", CONCRETE, ids=lambda kind: kind.code)
 def test_error_travels_between_processes(kind: type[WhenceError]) -> None:
     """An error that comes back from a worker says the same."""

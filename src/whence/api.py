@@ -104,7 +104,7 @@ def capture(
 def _backward_faults(backward: object) -> list[Fault]:
     if isinstance(backward, bool) or callable(backward):
         return []
-    remedy = "backward is False, True or a function of the outputs"
+    remedy = "use False, True or a function of the outputs"
     return [Fault(f"backward cannot be {backward!r}", remedy=remedy)]
 
 

@@ -94,7 +94,7 @@ def test_tree_of_a_program_with_attributes() -> None:
 
 def test_unknown_view_is_refused() -> None:
     """Any other view is a usage error that names the two there are."""
-    with pytest.raises(whence.UsageError, match='state is "inputs" or "attributes"'):
+    with pytest.raises(whence.UsageError, match='use "inputs" or "attributes"'):
         stack_program().with_state("weights")
 
 

@@ -30,7 +30,7 @@ def view_faults(view: object) -> list[Fault]:
     """What is wrong with the name of a view."""
     if view in ("inputs", "attributes"):
         return []
-    return [Fault(f"state cannot be {view!r}", remedy='state is "inputs" or "attributes"')]
+    return [Fault(f"state cannot be {view!r}", remedy='use "inputs" or "attributes"')]
 
 
 def _rebuilt(program: P, held: tuple[Input, ...]) -> P:
