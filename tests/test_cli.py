@@ -76,6 +76,27 @@ def test_verify_fails_when_the_program_differs(
     assert "mine.py:4" in page
 
 
+def test_a_model_that_cannot_be_captured_fails_and_shows_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends with 1; the error is followed by the last operations that were recorded."""
+    written(
+        "import torch\n"
+        "class Deciding(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x + 1 if x.sum() > 0 else x\n"
+        "def make():\n"
+        "    return Deciding(), (torch.ones(2),)\n",
+        tmp_path,
+        monkeypatch,
+    )
+    assert main(["show", "mine:make"]) == FAILED
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("whence: [WH104] a branch")
+    assert "  gt: bool[] = aten.gt.Scalar(sum_1, 0)" in lines
+    assert "mine.py:4" in lines[-1]
+
+
 @pytest.mark.parametrize(
     "name",
     [

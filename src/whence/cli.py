@@ -15,7 +15,7 @@ from rich.table import Table
 
 from whence.api import Program, capture
 from whence.demo import gpt, next_token_loss
-from whence.errors import SelectionError, UsageError, WhenceError
+from whence.errors import CaptureError, SelectionError, UsageError, WhenceError
 from whence.models import NamedModel, load
 from whence.program.printing import line
 from whence.reports.modules import FoldedRow, ModuleReport, ModuleRow, folded, module_report
@@ -23,6 +23,7 @@ from whence.reports.verification import Verification
 
 OK, FAILED, USAGE = 0, 1, 2
 PIPED_WIDTH = 200
+LAST_LINES = 12
 MODEL_HELP = "package.module:factory, or hf:LlamaForCausalLM(num_hidden_layers=2, hidden_size=64)"
 
 
@@ -36,13 +37,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(str(error))
         return USAGE
     except WhenceError as error:
-        print_error(str(error))
+        print_error("\n".join([str(error), *_last_recorded(error)]))
         return FAILED
 
 
 def print_error(text: str) -> None:
     """Write an error for a person."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"whence: {text}", markup=False)
+
+
+def _last_recorded(error: WhenceError) -> list[str]:
+    """The end of what had been recorded when a capture stopped."""
+    partial = error.partial if isinstance(error, CaptureError) else None
+    return [] if partial is None else ["", "…", *str(partial).splitlines()[-LAST_LINES:]]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -28,13 +28,13 @@ A code is for good: it is never given to another error, and `docs/errors/` has a
 and `CaptureError` are there to be caught and are never raised themselves.
 
 Each error says what happened, where, why, and what to do: `what`, `where`, `why`, `remedy`. What can be found
-at once is reported at once. An error raised while a model is recorded carries what had been recorded until
+at once is reported at once, one by one in `faults`. An error raised while a model is recorded carries what had been recorded until
 then, in `partial`. A model that fails by itself raises its own error, with a note saying that a capture was
 running and where.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
 
@@ -71,9 +71,13 @@ class PartialProgram(Protocol):
 
 
 class WhenceError(Exception):
-    """Base of all errors raised by whence."""
+    """Base of all errors raised by whence.
+
+    `faults` are the single things that are wrong, where several were found; the other fields name them all.
+    """
 
     code: ClassVar[str]
+    faults: tuple[Fault, ...] = ()
 
     def __init__(self, what: str, *, where: Place | None = None, why: str = "", remedy: str = "") -> None:
         super().__init__(what)
@@ -85,32 +89,50 @@ class WhenceError(Exception):
     @classmethod
     def of(cls, faults: Iterable[Fault]) -> Self:
         """One error for all of them; a place, reason or remedy that they share is said once."""
-        rows = list(faults)
+        rows = tuple(faults)
         places = {row.where for row in rows}
-        if len(places) > 1:
-            rows = [_placed(row) for row in rows]
-        return cls(
-            _together(row.what for row in rows),
+        error = cls(
+            _together(_named(rows)),
             where=places.pop() if len(places) == 1 else None,
             why=_together(row.why for row in rows),
             remedy=_together(row.remedy for row in rows),
         )
+        error.faults = rows if len(rows) > 1 else ()
+        return error
 
     def __str__(self) -> str:
-        rows = [f"[{self.code}] {self.what}"]
-        rows += [f"  where: {self.where}"] if str(self.where) else []
-        rows += [f"  why: {self.why}"] if self.why else []
-        rows += [f"  what to do: {self.remedy}"] if self.remedy else []
-        return "\n".join([*rows, *self._hints()])
+        rows = self.faults or (Fault(self.what, self.where, self.why, self.remedy),)
+        blocks = [line for alike in _alike(rows) for line in _block(self.code, alike)]
+        return "\n".join([*blocks, *self._hints()])
 
     def _hints(self) -> list[str]:
         """Where there is more to see."""
         return [f"  more: docs/errors/{self.code}.md in whence's repository"]
 
 
-def _placed(fault: Fault) -> Fault:
-    where = str(fault.where)
-    return replace(fault, what=f"{fault.what} ({where})") if where else fault
+def _alike(faults: Sequence[Fault]) -> Iterable[Sequence[Fault]]:
+    """Faults for the same reason and with the same remedy are one paragraph."""
+    found: dict[tuple[str, str], list[Fault]] = {}
+    for fault in faults:
+        found.setdefault((fault.why, fault.remedy), []).append(fault)
+    return found.values()
+
+
+def _block(code: str, alike: Sequence[Fault]) -> list[str]:
+    first = alike[0]
+    where = str(first.where) if len({fault.where for fault in alike}) == 1 else ""
+    rows = [f"[{code}] {_together(_named(alike))}"]
+    rows += [f"  where: {where}"] if where else []
+    rows += [f"  why: {first.why}"] if first.why else []
+    rows += [f"  what to do: {first.remedy}"] if first.remedy else []
+    return rows
+
+
+def _named(faults: Sequence[Fault]) -> list[str]:
+    """What is wrong, each with its place where there are several places."""
+    if len({fault.where for fault in faults}) == 1:
+        return [fault.what for fault in faults]
+    return [f"{fault.what} ({fault.where})" if str(fault.where) else fault.what for fault in faults]
 
 
 def _together(texts: Iterable[str]) -> str:

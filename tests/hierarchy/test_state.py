@@ -379,3 +379,22 @@ def test_repr_shows_the_original_s_classes(make: Callable[[whence.Program], nn.M
     module = make(whence.capture(zoo.Mlp(), (X,)))
     assert repr(module).startswith("Mlp(")
     assert "(up): Linear" in repr(module)
+
+
+def test_inputs_that_share_memory_are_refused_together() -> None:
+    """Inputs that are written and share their memory now, and did not at capture, are named in pairs."""
+
+    def step(first: Tensor, second: Tensor, third: Tensor) -> Tensor:
+        first.add_(1)
+        second.add_(1)
+        return first + second + third
+
+    flat = whence.capture(step, (torch.ones(4), torch.ones(4), torch.ones(4))).module()
+    shared = torch.ones(4)
+    with pytest.raises(whence.CallError) as caught:
+        flat(shared, shared[:], shared[:])
+    assert caught.value.what.replace(" share memory, and did not at capture", "").split("; ") == [
+        "args[0] and args[1]",
+        "args[0] and args[2]",
+        "args[1] and args[2]",
+    ]

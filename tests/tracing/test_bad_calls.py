@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import whence
 from tests.tracing.failing import BAD_CALLS, Box, Doing, Failure, linear
@@ -109,7 +109,82 @@ def test_error_has_parts() -> None:
     ]
 
 
+class Untouched(nn.Module):
+    """Has lazy modules inside that have not seen a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(x)
+
+
 def test_uninitialized_parameters() -> None:
     """A lazy module that has not seen a batch yet has nothing to capture, and the error says so."""
     error = refusal(nn.LazyLinear(4), (X,))
     assert "LazyLinear" in str(error)
+
+
+UNTOUCHED = Untouched()
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [(UNTOUCHED, "head"), (UNTOUCHED.forward, "head"), (lambda x: UNTOUCHED(x) * 2, "UNTOUCHED.head")],
+    ids=["module", "method", "function"],
+)
+def test_every_uninitialized_module_is_named(model: Any, path: str) -> None:
+    """All lazy modules are named with what they lack, buffers too, however they are reached."""
+    error = refusal(model, (X,))
+    assert f"weight, bias of LazyLinear are not initialised yet (in module {path}.0)" in error.what
+    assert "running_mean, running_var of LazyBatchNorm1d" in error.what
+    assert f"(in module {path}.1)" in error.what
+    assert error.partial is None
+
+
+def test_all_that_stands_against_a_capture_is_named() -> None:
+    """Scripted and lazy submodules are reported at once, each with its reason."""
+    with pytest.warns(DeprecationWarning):
+        scripted = [torch.jit.trace(nn.Linear(4, 4), X) for _ in range(2)]
+    error = refusal(nn.Sequential(*scripted, nn.LazyLinear(4)), (X,))
+    assert "cannot be captured (in module 0)" in error.what
+    assert "cannot be captured (in module 1)" in error.what
+    assert "weight, bias of LazyLinear are not initialised yet (in module 2)" in error.what
+    assert "call the model once" in error.remedy and "it was scripted from" in error.remedy
+
+
+def test_wrong_args_and_kwargs_are_named_together() -> None:
+    """Neither a tuple nor a dict: both are said."""
+    error = refusal(nn.Linear(4, 4), [X], [X])
+    assert "got list" in error.what
+    assert error.what.count("expected `") == 2
+
+
+def test_every_argument_that_does_not_fit_is_named() -> None:
+    """What is missing and what is unknown is said at once."""
+    error = refusal(nn.Bilinear(4, 4, 4), (), {"input": X})
+    assert "missing a required argument: 'input1'" in error.what
+    assert "missing a required argument: 'input2'" in error.what
+    assert "unexpected keyword argument 'input'" in error.what
+
+
+def test_every_unregistered_result_is_named() -> None:
+    """Results of two classes that cannot be described are named in one error."""
+    error = refusal(Doing(lambda m, x: (Box(m.linear(x)), {x}, x)), (X,))
+    assert "Doing returned a Box and a set" in error.what
+
+
+def test_wrapper_subclass_beside_an_unregistered_input() -> None:
+    """Two inputs that are refused for different reasons have a remedy each."""
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+    error = refusal(nn.Bilinear(4, 4, 4), (nested, Box(X)))
+    assert "args[0] is a NestedTensor; args[1] is a Box" in error.what
+    assert "plain tensors" in error.remedy and "register" in error.remedy
+
+
+def test_every_unknown_option_is_named() -> None:
+    """Two options that do not exist are said at once, before the model runs."""
+    with pytest.raises(whence.UsageError) as caught:
+        whence.capture(Doing(linear), (X,), backward="loss", state="weights")  # type: ignore[arg-type]
+    assert caught.value.what == "backward cannot be 'loss'; state cannot be 'weights'"

@@ -83,7 +83,7 @@ def test_value_is_traced_to_its_operation_and_its_inputs() -> None:
     assert "needs the value of gt" in error.what
     assert "gt: bool[] = aten.gt.Scalar(sum_1, 0)" in error.why
     assert "computed in module (root), at " in error.why
-    assert "from the input x (args[0]), the input bias (args[1])" in error.why
+    assert "from the input `x` (args[0]), the input `bias` (args[1])" in error.why
 
 
 def test_value_made_in_another_module_names_that_module() -> None:
@@ -105,7 +105,7 @@ def test_value_made_in_another_module_names_that_module() -> None:
 
 OUTSIDE = torch.ones(2)
 SOURCES: dict[str, Callable[..., Any]] = {
-    "the input x (args[0])": lambda m, x: m.linear(x) * x.numpy(),
+    "the input `x` (args[0])": lambda m, x: m.linear(x) * x.numpy(),
     "the parameter linear.bias": lambda m, x: m.linear(x) * m.linear.bias.tolist()[0],
     "the buffer table": lambda m, x: m.linear(x) * m.table.tolist()[0],
     "a tensor from outside the model": lambda m, x: m.linear(x) + x[OUTSIDE > 0],
@@ -128,8 +128,8 @@ def test_only_a_few_sources_are_named() -> None:
     """A value computed from many inputs names three of them, and says that there are more."""
     many = tuple(torch.ones(2) for _ in range(5))
     error = refusal(lambda a, b, c, d, e: a * (a + b + c + d + e).sum().item(), *many)
-    assert "the input c (args[2]), …" in error.why
-    assert "the input d" not in error.why
+    assert "the input `c` (args[2]), …" in error.why
+    assert "the input `d`" not in error.why
 
 
 REMEDIES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+import whence
 from tests.tracing.writing import Bodies, Body, Writer, check
 from whence import OutputKind
 
@@ -190,6 +192,37 @@ def test_every_written_tensor_is_an_output() -> None:
 def test_reassigned_buffer_is_an_output() -> None:
     """A buffer that was replaced by another tensor is an output of kind mutation."""
     assert mutations(buffer_reassigned_twice) == ["table"]
+
+
+def test_shared_memory_that_is_written_is_refused() -> None:
+    """Tensors that share their memory, one or both of them written, are named in pairs, once each."""
+
+    class Overlapping(nn.Module):
+        total: Tensor
+        head: Tensor
+        tail: Tensor
+        alone: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(4))
+            self.register_buffer("head", self.total[:2])
+            self.register_buffer("tail", self.total[2:])
+            self.register_buffer("alone", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.total.add_(1)
+            self.head.add_(1)
+            self.alone.add_(1)
+            return x + self.tail.sum()
+
+    with pytest.raises(whence.UnsupportedMutation) as caught:
+        whence.capture(Overlapping(), (torch.ones(2),))
+    assert caught.value.what.split("; ") == [
+        "b_total is written, and shares its memory with b_head",
+        "b_total is written, and shares its memory with b_tail",
+        "b_head is written, and shares its memory with b_tail",
+    ]
 
 
 def test_nothing_written_is_no_output() -> None:

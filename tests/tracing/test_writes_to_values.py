@@ -273,3 +273,24 @@ def test_write_to_a_sequence_is_refused() -> None:
 
     with pytest.raises(whence.UnsupportedMutation, match=r"aten._foreach_mul_.Scalar cannot be written"):
         check(body, "forward")
+
+
+@pytest.mark.parametrize("mode", ["forward", "tangents", "loss"])
+def test_every_write_without_a_form_is_named(mode: str) -> None:
+    """Two writes that are refused are one error, each with its line and reason; their gradients are not."""
+
+    def body(m: Writer, x: Tensor) -> Tensor:
+        first, second = m.linear(x), m.linear(x) * 2
+        torch._foreach_mul_([first, second], 2.0)
+        first.unfold(1, 2, 2).mul_(2)
+        return first + second
+
+    with pytest.raises(whence.UnsupportedMutation) as caught:
+        check(body, mode)
+    assert [fault.what.split(" ")[0] for fault in caught.value.faults] == [
+        "aten._foreach_mul_.Scalar",
+        "aten.mul_.Tensor",
+    ]
+    lines = [fault.where.line for fault in caught.value.faults]
+    assert None not in lines
+    assert len(set(lines)) == 2

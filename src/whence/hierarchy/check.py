@@ -20,7 +20,9 @@ def check(plan: Plan) -> None:
     ]
     if faults:
         raise MalformedProgram(
-            "the plan of the tree is wrong", why="; ".join(faults[:10]), remedy="this is our error"
+            "the plan of the tree is wrong",
+            why="; ".join(faults[:10]),
+            remedy="this is a mistake of ours: please report it",
         )
 
 

@@ -328,15 +328,17 @@ def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str,
 def _refuse_overlap(interface: Interface, flat: Sequence[Any]) -> None:
     """An input that is written must not share its memory with another: the capture saw two."""
     paths, same = interface.convention.paths, {frozenset(pair) for pair in interface.convention.same}
+    written = [target for _, target in interface.writes if isinstance(target, int)]
     faults = [
         Fault(
             f"{paths[at]} and {paths[other]} share memory, and did not at capture",
             why=f"the program writes {paths[at]}, and {paths[other]} would not see it",
             remedy="pass a clone of one of them, or capture with the same sharing",
         )
-        for at in (target for _, target in interface.writes if isinstance(target, int))
+        for at in written
         for other, leaf in enumerate(flat)
         if other != at and frozenset((at, other)) not in same and isinstance(leaf, Tensor)
+        if not (other in written and other < at)
         if share_memory(leaf, flat[at])
     ]
     if faults:

@@ -10,6 +10,9 @@ from whence.program.origins import has_origin, origin_of
 from whence.program.program import Program
 from whence.schema import Phase, Quality
 
+_REMEDY = (
+    "mend the graph where it was changed; if nobody changed it, this is a mistake of ours: please report it"
+)
 Rule = Callable[[Program], Iterator[str]]
 
 
@@ -17,7 +20,9 @@ def check(program: Program) -> None:
     """Raise `MalformedProgram` naming every broken rule."""
     faults = [fault for rule in RULES for fault in rule(program)]
     if faults:
-        raise MalformedProgram(f"the program {program.name} is malformed", why="; ".join(faults[:20]))
+        raise MalformedProgram(
+            f"the program {program.name} is malformed", why="; ".join(faults[:20]), remedy=_REMEDY
+        )
 
 
 def inputs_match(program: Program) -> Iterator[str]:

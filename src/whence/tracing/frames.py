@@ -108,5 +108,6 @@ def _is_standard_library(file: str) -> bool:
 
 
 def _is_ours(file: str) -> bool:
-    """Whether a file is in one of our rooms; the demonstration model beside them is a user's model."""
-    return file.startswith(_WHENCE) and os.sep in file.removeprefix(_WHENCE)
+    """Whether a file is ours; the demonstration model and the losses beside our rooms are a user's."""
+    inside = file.removeprefix(_WHENCE)
+    return inside != file and (os.sep in inside or inside == "api.py")

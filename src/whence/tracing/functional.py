@@ -314,7 +314,7 @@ def _refuse(found: Sequence[_NoForm]) -> None:
 
 def _fault(found: _NoForm) -> Fault:
     origin = origin_of(found.node)
-    module = " + ".join(map(str, origin.calls)) or None
+    module = " + ".join(map(str, origin.calls)) if origin.calls else None
     return Fault(
         f"{op_name(found.node.target)} cannot be written without changing its input",
         where=Place(module, str(origin.source) if origin.source else None),

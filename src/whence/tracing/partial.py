@@ -33,10 +33,15 @@ class Partial:
 
 @contextmanager
 def keeping_what_was_recorded(session: Session) -> Iterator[None]:
-    """Attach what `session` has recorded to every `CaptureError` that passes through."""
+    """Attach what `session` has recorded to every `CaptureError` that passes through, and where it came from.
+
+    An error that does not know its place by itself came from something the model called, such as a capture.
+    """
     try:
         yield
     except CaptureError as error:
+        if not str(error.where):
+            error.where = session.here_failed(error)
         if error.partial is None:
             error.partial = _partial(session, error)
         raise
@@ -44,11 +49,20 @@ def keeping_what_was_recorded(session: Session) -> Iterator[None]:
 
 def _partial(session: Session, error: CaptureError) -> Partial:
     graph = session.recorder.graph
+    _drop_failed(graph)
     for node in graph.nodes:
         if not has_origin(node) and (mark := session.notes.marks.get(node)) is not None:
             set_origin(node, _origin(mark, session.notes))
     stopped = "\n   ".join(filter(None, (error.what, str(error.where))))
     return Partial(session.notes.scopes[PROGRAM].site.type, graph, stopped)
+
+
+def _drop_failed(graph: fx.Graph) -> None:
+    """An operation that failed has a node, and no value."""
+    for node in reversed(list(graph.nodes)):
+        if node.op != "call_function" or "val" in node.meta or node.users:
+            return
+        graph.erase_node(node)
 
 
 def _origin(mark: Mark, notes: Notes) -> Origin:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from whence._torch.module_calls import observed_modules
 from whence._torch.recording import fake_mode_of
 from whence._torch.tensors import clear_autocast_cache, gradient_hooks, untouched
 from whence._torch.trees import TreeSpec, tree_flatten
-from whence.errors import InvalidLoss, NestedCapture, UnsupportedHook, UnsupportedInput
+from whence.errors import InvalidLoss, NestedCapture, Place, UnsupportedHook, UnsupportedInput
 from whence.program.naming import state_name
+from whence.provenance import Source
 from whence.schema import InputKind, Phase
 from whence.tracing.example import Example, is_plain_constant
 from whence.tracing.modules import modules_restored, reassigned_buffers
@@ -120,7 +122,7 @@ def _prepare(session: Session, example: Example, state: Sequence[StateTensor]) -
     leaves, nodes = _user_placeholders(session, example)
     adopted = tuple((row, session.recorder.adopt(row.tensor, _name_of(row))) for row in state)
     described = [
-        (node, f"{INPUT} {node.name} ({path})") for node, path in zip(nodes, example.paths, strict=True)
+        (node, f"{INPUT} `{node.name}` ({path})") for node, path in zip(nodes, example.paths, strict=True)
     ]
     described += [(node, f"the {_kind_of(row).value} {row.paths[0]}") for row, node in adopted]
     session.notes.inputs.update(described)
@@ -215,22 +217,35 @@ def _run(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...], dict
 def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
     with session.blaming("the loss function"):
         loss = loss_function(result)
+    where = _defined(loss_function)
     if not isinstance(loss, Tensor):
         raise InvalidLoss(
-            f"the loss function returned a {type(loss).__name__}", remedy="return a scalar tensor"
+            f"the loss function returned a {type(loss).__name__}",
+            where=where,
+            remedy="return a scalar tensor",
         )
     if loss.numel() != 1 or loss.is_complex():
         raise InvalidLoss(
             f"the loss has shape {list(loss.shape)} and dtype {loss.dtype}, not one real number",
+            where=where,
             remedy="reduce it: loss.mean() or loss.sum(); for several outputs use backward=True",
         )
     if not loss.requires_grad:
         raise InvalidLoss(
             "the loss does not require a gradient",
+            where=where,
             why="no parameter or input that requires one leads to it",
             remedy="check requires_grad of the parameters, no_grad blocks and .detach() calls",
         )
     return loss
+
+
+def _defined(function: object) -> Place:
+    """The line where a function begins; nothing for one that is not written in Python."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return Place()
+    return Place(line=str(Source(code.co_filename, code.co_firstlineno, code.co_qualname)))
 
 
 def _forward_half(session: Session, subject: Subject, prepared: Prepared, result: Any) -> Recorded:

@@ -1,6 +1,6 @@
 """Refuse what a functional graph would get wrong: tensors that share memory, one of which is written."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from torch import Tensor, fx
 
@@ -18,7 +18,7 @@ def refuse_shared_writes(recorded: Recorded, values: Values) -> None:
     faults = [
         fault
         for placeholder, value in values.written.items()
-        for fault in (*_written_again(placeholder, value), *_shared(placeholder, tensors))
+        for fault in (*_written_again(placeholder, value), *_shared(placeholder, tensors, values.written))
     ]
     if faults:
         raise UnsupportedMutation.of(faults)
@@ -35,10 +35,15 @@ def _written_again(placeholder: fx.Node, value: fx.Node) -> Iterator[Fault]:
     )
 
 
-def _shared(placeholder: fx.Node, tensors: Mapping[fx.Node, Tensor]) -> Iterator[Fault]:
-    written = tensors.get(placeholder)
+def _shared(
+    placeholder: fx.Node, tensors: Mapping[fx.Node, Tensor], written: Collection[fx.Node]
+) -> Iterator[Fault]:
+    """Other tensors in the memory of one that is written; two that are both written are named once."""
+    own = tensors.get(placeholder)
     for other, tensor in tensors.items():
-        if written is None or other is placeholder or tensor is written or not share_memory(written, tensor):
+        if own is None or other is placeholder or tensor is own or not share_memory(own, tensor):
+            continue
+        if other in written and other < placeholder:
             continue
         yield Fault(
             f"{placeholder.name} is written, and shares its memory with {other.name}",

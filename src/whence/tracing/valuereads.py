@@ -46,6 +46,7 @@ _READS: dict[str, tuple[str, Need]] = {
     "__float__": ("a number (float())", Need.NUMBER),
     "__index__": ("a number (an index, a slice or range())", Need.NUMBER),
     "__getitem__": ("a number (an index or a slice)", Need.NUMBER),
+    "grad": ("a number (.item(), int(), if, while)", Need.NUMBER),  # all that is known inside the backward
     "tolist": ("the content (.tolist())", Need.CONTENT),
     "numpy": ("the content (.numpy())", Need.CONTENT),
     "__array__": ("the content (as a NumPy array)", Need.CONTENT),

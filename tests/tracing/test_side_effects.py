@@ -1,0 +1,51 @@
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import whence
+from tests.tracing.failing import Doing
+
+
+def seeded(m: Doing, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return m.linear(x)
+
+
+def drew(m: Doing, x: Tensor) -> Tensor:
+    return m.linear(x) * random.random()
+
+
+def everything(m: Doing, x: Tensor) -> Tensor:
+    m.linear(x).sum().backward()
+    return seeded(m, x) + drew(m, x)
+
+
+@pytest.mark.parametrize(
+    ("body", "effects"),
+    [
+        (drew, ["draws from Python's random module"]),
+        (seeded, ["sets the state of the random number generator"]),
+        (
+            everything,
+            [
+                "writes the gradients of linear.weight, linear.bias",
+                "draws from Python's random module",
+                "sets the state of the random number generator",
+            ],
+        ),
+    ],
+    ids=["drew", "seeded", "everything"],
+)
+def test_side_effects_are_refused_together(body: Callable[..., Any], effects: list[str]) -> None:
+    """Gradients, Python's random numbers and torch's seed are named in one error, each with its remedy."""
+    model = Doing(body)
+    model.zero_grad()
+    with pytest.raises(whence.SideEffect) as caught:
+        whence.capture(model, (torch.ones(2, 4),))
+    error = caught.value
+    assert error.what == "; ".join(f"Doing {effect} while it runs" for effect in effects)
+    assert str(error).count("what to do: ") == len(effects)
