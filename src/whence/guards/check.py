@@ -139,8 +139,15 @@ def _guard_by_guard(
         if found is not None:
             yield Violation(guard, found)
     for guard in row.of_class if guards is row.guards else ():
-        if guard.name in module.__dict__:
+        if guard.name in module.__dict__ and not _is_own_method(module, guard.name):
             yield _shadowing(row, guard, module.__dict__[guard.name])
+
+
+def _is_own_method(module: nn.Module, name: str) -> bool:
+    """Whether an instance only repeats what its class answers."""
+    value = module.__dict__[name]
+    own = class_attribute(type(module), name)
+    return getattr(value, "__func__", value) is own and getattr(value, "__self__", None) is module
 
 
 def _shadowing(row: HolderPlan, guard: Guard, value: object) -> Violation:

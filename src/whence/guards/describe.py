@@ -79,10 +79,12 @@ class Describer:
         if function is None:
             return reference(value)
         target, owner, fixed = function
+        closure = tuple(self.describe(item, depth) for item in closure_of(target))
         if fixed is None:
-            return Function(target, owner)
+            return Function(target, owner, closure=closure)
         keywords = tuple((key, self.describe(item, depth)) for key, item in fixed.keywords.items())
-        return Function(target, owner, tuple(self.describe(item, depth) for item in fixed.args), keywords)
+        arguments = tuple(self.describe(item, depth) for item in fixed.args)
+        return Function(target, owner, arguments, keywords, closure)
 
 
 def is_constant(value: object) -> bool:
@@ -109,6 +111,18 @@ def function_of(value: Any) -> tuple[Any, type | None, functools.partial[Any] | 
     if isinstance(value, _FUNCTIONS):
         return value, None, None
     return None
+
+
+def closure_of(function: Any) -> list[Any]:
+    """Defaults and outer variables of a function made inside another; nothing for one that stands alone."""
+    if not isinstance(function, types.FunctionType) or "<locals>" not in function.__qualname__:
+        return []
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    return cell != types.CellType()
 
 
 def tensor_facts(tensor: Tensor, number: int = -1) -> TensorFacts:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence._torch.recording import is_wrapper_subclass
-from whence.guards.describe import Describer, function_of, is_constant, tensor_facts
+from whence.guards.describe import Describer, closure_of, function_of, is_constant, tensor_facts
 from whence.guards.lookup import same_class
 from whence.program.expectations import (
     Constant,
@@ -157,7 +157,7 @@ def _first_difference(
 
 def _is_function(expected: Function, value: Any, walk: Walk) -> bool:
     function = function_of(value)
-    if function is None or function[0] is not expected.target:
+    if function is None or not _is_same_function(expected, function[0], walk):
         return False
     _, owner, fixed = function
     if (owner is None) != (expected.owner is None):
@@ -165,6 +165,19 @@ def _is_function(expected: Function, value: Any, walk: Walk) -> bool:
     if owner is not None and expected.owner is not None and not same_class(expected.owner, owner):
         return False
     return _fixes_the_same(expected, fixed, walk)
+
+
+def _is_same_function(expected: Function, value: Any, walk: Walk) -> bool:
+    """One object, or two made by the same line of code around equal values."""
+    if value is expected.target:
+        return True
+    code = getattr(value, "__code__", None)
+    if code is None or code is not getattr(expected.target, "__code__", None):
+        return False
+    closure = closure_of(value)
+    return len(closure) == len(expected.closure) and all(
+        difference(item, found, walk) is None for item, found in zip(expected.closure, closure, strict=True)
+    )
 
 
 def _fixes_the_same(expected: Function, fixed: "functools.partial[Any] | None", walk: Walk) -> bool:

@@ -38,13 +38,16 @@ class Reference:
 class Function:
     """A function, found behind bound methods and `functools.partial`.
 
-    `owner` is the class whose instance a bound method belongs to; `arguments` what a partial fixes.
+    `owner` is the class whose instance a bound method belongs to; `arguments` and `keywords` what a partial
+    fixes. `closure` is what a function that was made inside another one keeps of it: two functions of one
+    code with the same closure are the same.
     """
 
     target: Any
     owner: type | None = None
     arguments: tuple["Expectation", ...] = ()
     keywords: tuple[tuple[str, "Expectation"], ...] = ()
+    closure: tuple["Expectation", ...] = ()
 
     def __str__(self) -> str:
         name = getattr(self.target, "__qualname__", None) or repr(self.target)
