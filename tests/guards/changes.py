@@ -129,7 +129,7 @@ class Row:
     """
 
     name: str
-    change: Callable[[str, nn.Module], Any] = lambda *_: None
+    change: Callable[[str, Any], Any] = lambda *_: None
     reported: str | None = None
     on: tuple[str, ...] = ALL
     around: Callable[[str, nn.Module], Any] = lambda *_: nullcontext()
@@ -305,7 +305,7 @@ CHANGES: tuple[Row, ...] = (
     ),
     Row("pruned", lambda n, m: _prune(leaf(n, m)), "{leaf}.weight"),
     Row("compiled layer", replace_leaf(lambda old: torch.compile(old, backend="eager")), "{leaf}"),
-    Row("wrapped layer", replace_leaf(lambda old: nn.Sequential(old)), "{leaf}"),
+    Row("wrapped layer", replace_leaf(nn.Sequential), "{leaf}"),
     #
     Row("scalar", lambda _, m: setattr(m.model.layers[1].self_attn, "scaling", 0.5),
         "model.layers.1.self_attn.scaling", on=("llama",)),
@@ -327,7 +327,7 @@ CHANGES: tuple[Row, ...] = (
         "config.output_hidden_states", on=("llama", "bert")),
     Row("attention of the model", lambda _, m: m.set_attn_implementation("eager"),
         "config._attn_implementation_internal", on=("llama", "bert")),
-    Row("buffer of another type", lambda _, m: setattr(m, "shift", m.shift.double()), "shift", on=("tagger",)),
+    Row("buffer of another type", lambda _, m: setattr(m, "shift", m.shift.half()), "shift", on=("tagger",)),
     Row("buffer removed", lambda _, m: delattr(m, "shift"), "shift", on=("tagger",)),
     Row("tensor attribute of another shape", lambda _, m: setattr(m, "constant", torch.ones(1)),
         "constant", on=("tagger",)),
@@ -383,7 +383,7 @@ def _delete(model: nn.Module, path: str) -> None:
 
 
 def _prune(layer: nn.Module) -> None:
-    prune.identity(layer, "weight")  # type: ignore[no-untyped-call]
+    prune.identity(layer, "weight")
 
 
 def _reverse(blocks: nn.ModuleList) -> None:
