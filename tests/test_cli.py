@@ -1,6 +1,7 @@
 """The command line: what it prints, and how it ends."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ def written(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a module `mine` where the command is run."""
     (folder / "mine.py").write_text(source)
     monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
 
 
 def test_demo_as_json_says_that_everything_is_equal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,9 +28,9 @@ A code is for good: it is never given to another error, and `docs/errors/` has a
 and `CaptureError` are there to be caught and are never raised themselves.
 
 Each error says what happened, where, why, and what to do: `what`, `where`, `why`, `remedy`. What can be found
-at once is reported at once, one by one in `faults`. An error raised while a model is recorded carries what had been recorded until
-then, in `partial`. A model that fails by itself raises its own error, with a note saying that a capture was
-running and where.
+at once is reported at once, one by one in `faults`. An error raised while a model is recorded carries what
+had been recorded until then, in `partial`. A model that fails by itself raises its own error, with a note
+saying that a capture was running and where.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,8 @@
 """A model that fails by itself keeps its own error, with a note."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -31,6 +34,23 @@ def test_note_names_module_and_line() -> None:
     assert "capturing Failing" in found
     assert "in module layers.1" in found
     assert "failing.py" in found
+
+
+def test_note_names_the_user_s_line_below_a_context_manager() -> None:
+    """Where the standard library raises for the model's context manager, the line is still the model's."""
+
+    @contextmanager
+    def never() -> Iterator[None]:
+        if X.dim() == 3:
+            yield
+
+    def body(m: Doing, x: Tensor) -> Tensor:
+        with never():
+            return m.linear(x)
+
+    with pytest.raises(RuntimeError, match="didn't yield") as caught:
+        whence.capture(Doing(body), (X,))
+    assert "<locals>.body" in caught.value.__notes__[0]
 
 
 def test_note_is_added_once() -> None:

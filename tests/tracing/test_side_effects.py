@@ -8,11 +8,20 @@ from torch import Tensor
 
 import whence
 from tests.tracing.failing import Doing
+from whence.errors import Place
 
 
 def seeded(m: Doing, x: Tensor) -> Tensor:
     torch.manual_seed(0)
     return m.linear(x)
+
+
+def recovered(m: Doing, x: Tensor) -> Tensor:
+    try:
+        m.linear(x[:, :1])
+    except RuntimeError:
+        torch.manual_seed(0)
+    return x * 2
 
 
 def drew(m: Doing, x: Tensor) -> Tensor:
@@ -49,3 +58,10 @@ def test_side_effects_are_refused_together(body: Callable[..., Any], effects: li
     error = caught.value
     assert error.what == "; ".join(f"Doing {effect} while it runs" for effect in effects)
     assert str(error).count("what to do: ") == len(effects)
+
+
+def test_side_effect_is_not_blamed_on_a_module_that_failed_before() -> None:
+    """A model that caught an error of its own, and then seeds: the module that failed is not named."""
+    with pytest.raises(whence.SideEffect) as caught:
+        whence.capture(Doing(recovered), (torch.ones(2, 4),))
+    assert caught.value.where == Place()

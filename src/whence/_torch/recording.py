@@ -135,7 +135,7 @@ class _FunctionMode(TorchFunctionMetadataMode):
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _VALUE_READERS or (func is Tensor.__format__ and args[1]):
+        if func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:])):
             raise self.recorder.listener.value_needed(func, args[:1], func)
         if func == _SET_DATA and isinstance(args[0], _PLAIN_TENSORS) and not isinstance(args[0], FakeTensor):
             raise self.recorder.listener.data_replaced(args[0])

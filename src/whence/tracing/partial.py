@@ -40,8 +40,8 @@ def keeping_what_was_recorded(session: Session) -> Iterator[None]:
     try:
         yield
     except CaptureError as error:
-        if not str(error.where):
-            error.where = session.here_failed(error)
+        if not str(error.where) and (passed := session.here_failed(error)).line is not None:
+            error.where = passed
         if error.partial is None:
             error.partial = _partial(session, error)
         raise
