@@ -23,6 +23,7 @@ class Tagger(nn.Module):
     """A recurrent tagger with a tied pair, a plain dict, a function and an object among its attributes."""
 
     scale = 2.0
+    shift: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class Tagger(nn.Module):
         self.head = nn.Linear(8, 20, bias=False)
         self.head.weight = self.embed.weight
         self.register_buffer("shift", torch.ones(8))
-        self.options = {"power": 2, "clip": [0.0, 1.0]}
+        self.options: dict[str, Any] = {"power": 2, "clip": [0.0, 1.0]}
         self.activation = torch.tanh
         self.unread = 1
         self.constant = torch.ones(8)
@@ -151,14 +152,18 @@ def put(model: nn.Module, path: str, value: Any) -> None:
     setattr(model.get_submodule(parent), name, value)
 
 
-def replace_leaf(make_other: Callable[[nn.Module], nn.Module]) -> Callable[[str, nn.Module], None]:
+def replace_leaf(make_other: Callable[[nn.Module], Any]) -> Callable[[str, nn.Module], None]:
     """A change that puts another module in the place of the layer."""
     return lambda name, model: put(model, LEAVES[name], make_other(leaf(name, model)))
 
 
-def _step(_: str, model: nn.Module) -> None:
+def _give_gradients(_: str, model: nn.Module) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
+
+
+def _step(name: str, model: nn.Module) -> None:
+    _give_gradients(name, model)
     torch.optim.AdamW(model.parameters()).step()
 
 
@@ -231,7 +236,7 @@ CHANGES: tuple[Row, ...] = (
     Row("nothing"),
     Row("state loaded", lambda _, m: m.load_state_dict(copy.deepcopy(m.state_dict()))),
     Row("optimizer step", _step),
-    Row("gradients set", lambda _, m: [setattr(p, "grad", torch.ones_like(p)) for p in m.parameters()]),
+    Row("gradients set", _give_gradients),
     Row("gradients emptied", lambda _, m: m.zero_grad()),
     Row("weights scaled in place", lambda _, m: [p.data.mul_(2) for p in m.parameters()]),
     Row("new parameters of the same kind", _new_parameters),
@@ -348,9 +353,11 @@ CHANGES: tuple[Row, ...] = (
     Row("function", lambda _, m: setattr(m, "activation", torch.sigmoid), "activation", on=("tagger",)),
     Row("method", lambda _, m: setattr(m, "mix", lambda x: x), "mix", on=("tagger",)),
     Row("class attribute shadowed", lambda _, m: setattr(m, "scale", 3.0), "scale", on=("tagger",)),
-    Row("class attribute", reported="Tagger.scale", on=("tagger",), around=lambda *_: patched(Tagger, "scale", 3.0)),
+    Row("class attribute", reported="Tagger.scale", on=("tagger",),
+        around=lambda *_: patched(Tagger, "scale", 3.0)),
     Row("absent attribute given", lambda _, m: setattr(m, "extra", True), "extra", on=("tagger",)),
-    Row("recurrent layers", lambda _, m: setattr(m.encoder, "num_layers", 2), "encoder.num_layers", on=("tagger",)),
+    Row("recurrent layers", lambda _, m: setattr(m.encoder, "num_layers", 2),
+        "encoder.num_layers", on=("tagger",)),
     Row("recurrent directions", lambda _, m: setattr(m.encoder, "bidirectional", True),
         "encoder.bidirectional", on=("tagger",)),
     #
