@@ -78,6 +78,7 @@ def test_unregistered_output_names_the_model() -> None:
     """A returned object that cannot be described names the model and the class."""
     error = refusal(Doing(lambda m, x: {"result": Box(m.linear(x))}), (X,))
     assert "Doing returned a Box" in error.what
+    assert error.where.line is not None and error.where.line.endswith("in Doing.forward")
 
 
 def test_wrapper_subclass_input() -> None:
@@ -167,6 +168,12 @@ def test_every_argument_that_does_not_fit_is_named() -> None:
     assert "missing a required argument: 'input1'" in error.what
     assert "missing a required argument: 'input2'" in error.what
     assert "unexpected keyword argument 'input'" in error.what
+
+
+def test_unregistered_output_of_a_class_of_torch_names_no_line() -> None:
+    """A line inside torch says nothing: only the module is named."""
+    error = refusal(nn.Sequential(Doing(lambda m, x: {x})), (X,))
+    assert (error.where.module, error.where.line) == ("", None)
 
 
 def test_every_unregistered_result_is_named() -> None:

@@ -37,6 +37,17 @@ def test_loss_without_a_gradient_says_what_to_check() -> None:
     assert ".detach()" in refusal(lambda output: output.detach().sum())
 
 
+def test_bad_loss_names_the_line_of_the_loss() -> None:
+    """The error says where the loss function begins."""
+
+    def unreduced(output: torch.Tensor) -> torch.Tensor:
+        return output * 2
+
+    message = refusal(unreduced)
+    assert "test_bad_losses.py" in message
+    assert "<locals>.unreduced" in message
+
+
 def test_loss_of_one_element_is_a_scalar() -> None:
     """One number in any shape is a loss, as for `Tensor.backward`."""
     model = Doing(linear)

@@ -111,6 +111,23 @@ def test_checkpoint_that_draws_new_numbers(mode: str) -> None:
     assert result.ok, str(result)
 
 
+def test_every_draw_that_a_recomputation_does_not_repeat_is_named() -> None:
+    """A region that draws otherwise the second time is refused, with all the draws that differ."""
+
+    def region(x: Tensor) -> Tensor:
+        runs.append(1)
+        if len(runs) == 1:
+            return x.sin() * torch.rand_like(x) * torch.randn_like(x)
+        return x.sin() * torch.randn_like(x) * torch.rand_like(x)
+
+    runs: list[int] = []
+    model = Checkpointing(lambda m, x: again(region, m.first(x)))
+    with pytest.raises(whence.UnmatchedRecomputation) as caught:
+        whence.capture(model, (X,), backward=True)
+    assert "aten.randn_like.default, aten.rand_like.default" in caught.value.what
+    assert caught.value.where.line is not None and caught.value.where.line.endswith("<locals>.region")
+
+
 def test_reentrant_checkpoint_in_the_forward() -> None:
     """The older kind of checkpoint is captured in the forward."""
     verified(Checkpointing(lambda m, x: checkpoint(m.block, m.first(x), use_reentrant=True)), X)

@@ -85,6 +85,14 @@ class SourceFinder:
         return source
 
 
+def beginning_of(function: object) -> Source | None:
+    """The line where a function of the user's begins; None for one of torch's, or not written in Python."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or _classify(code) != "user":
+        return None
+    return Source(code.co_filename, code.co_firstlineno, code.co_qualname)
+
+
 def _classify(code: CodeType) -> Kind:
     file = code.co_filename
     if file.startswith(_MODULES):

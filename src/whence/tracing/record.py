@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import CodeType
 from typing import Any
 
 import torch
@@ -20,9 +19,9 @@ from whence._torch.tensors import clear_autocast_cache, gradient_hooks, untouche
 from whence._torch.trees import TreeSpec, tree_flatten
 from whence.errors import InvalidLoss, NestedCapture, Place, UnsupportedHook, UnsupportedInput
 from whence.program.naming import state_name
-from whence.provenance import Source
 from whence.schema import InputKind, Phase
 from whence.tracing.example import Example, is_plain_constant
+from whence.tracing.frames import beginning_of
 from whence.tracing.modules import modules_restored, reassigned_buffers
 from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.session import Session
@@ -88,7 +87,7 @@ def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorde
         session = Session(subject, fake_mode_of(_tensors(example.leaves, state)), (record.__code__,))
         around.enter_context(keeping_what_was_recorded(session))
         around.enter_context(_surroundings_kept(subject, state))
-        around.enter_context(refuse_side_effects(subject.name, state))
+        around.enter_context(refuse_side_effects(subject, state))
         return _recorded(session, subject, example, state, backward)
 
 
@@ -217,7 +216,8 @@ def _run(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...], dict
 def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
     with session.blaming("the loss function"):
         loss = loss_function(result)
-    where = _defined(loss_function)
+    begins = beginning_of(loss_function)
+    where = Place(line=str(begins) if begins else None)
     if not isinstance(loss, Tensor):
         raise InvalidLoss(
             f"the loss function returned a {type(loss).__name__}",
@@ -240,17 +240,9 @@ def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
     return loss
 
 
-def _defined(function: object) -> Place:
-    """The line where a function begins; nothing for one that is not written in Python."""
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
-        return Place()
-    return Place(line=str(Source(code.co_filename, code.co_firstlineno, code.co_qualname)))
-
-
 def _forward_half(session: Session, subject: Subject, prepared: Prepared, result: Any) -> Recorded:
     leaves, spec = tree_flatten(result)
-    _refuse_results(session, leaves)
+    _refuse_results(subject, leaves)
     nodes = tuple(session.known(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves)
     placeholders = {id(row.tensor): node for row, node in prepared.state}
     return Recorded(
@@ -267,13 +259,14 @@ def _forward_half(session: Session, subject: Subject, prepared: Prepared, result
     )
 
 
-def _refuse_results(session: Session, leaves: Sequence[Any]) -> None:
+def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
     lost = [leaf for leaf in leaves if not isinstance(leaf, Tensor) and not is_plain_constant(leaf)]
     if not lost:
         return
     kinds = " and a ".join(dict.fromkeys(type(leaf).__name__ for leaf in lost))
     raise UnsupportedInput(
-        f"{session.notes.scopes[0].site.type} returned a {kinds}",
+        f"{subject.name} returned a {kinds}",
+        where=subject.place,
         why="a result is a tensor, a constant, or a container that pytree knows; tensors in other objects "
         "would be lost",
         remedy="return tensors in a tuple, dict or dataclass, or register the class with pytree",

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from whence._torch.tensors import generator_state
 from whence.errors import Fault, SideEffect
-from whence.tracing.subject import StateTensor
+from whence.tracing.subject import StateTensor, Subject
 
 
 @contextmanager
-def refuse_side_effects(name: str, state: Sequence[StateTensor]) -> Iterator[None]:
+def refuse_side_effects(subject: Subject, state: Sequence[StateTensor]) -> Iterator[None]:
     """Raise `SideEffect` after the block for written gradients and touched random generators, all at once."""
     torch_state, python_state = generator_state(), random.getstate()
     gradients = [row.tensor.grad for row in state]
@@ -20,32 +20,35 @@ def refuse_side_effects(name: str, state: Sequence[StateTensor]) -> Iterator[Non
         yield
     finally:
         touched = _gradients_restored(state, gradients)
-    faults = [_wrote_gradients(name, touched)] if touched else []
-    faults += [_drew_in_python(name)] if random.getstate() != python_state else []
-    faults += [_set_generator(name)] if generator_state() != torch_state else []
+    faults = [_wrote_gradients(subject, touched)] if touched else []
+    faults += [_drew_in_python(subject)] if random.getstate() != python_state else []
+    faults += [_set_generator(subject)] if generator_state() != torch_state else []
     if faults:
         raise SideEffect.of(faults)
 
 
-def _wrote_gradients(name: str, touched: Sequence[str]) -> Fault:
+def _wrote_gradients(subject: Subject, touched: Sequence[str]) -> Fault:
     return Fault(
-        f"{name} writes the gradients of {', '.join(touched)} while it runs",
+        f"{subject.name} writes the gradients of {', '.join(touched)} while it runs",
+        where=subject.place,
         why="a backward() inside the model, or in a custom autograd function, fills .grad on the side",
         remedy="use torch.autograd.grad inside the model, which returns gradients as values",
     )
 
 
-def _drew_in_python(name: str) -> Fault:
+def _drew_in_python(subject: Subject) -> Fault:
     return Fault(
-        f"{name} draws from Python's random module while it runs",
+        f"{subject.name} draws from Python's random module while it runs",
+        where=subject.place,
         why="the number would be a constant of the program, the same in every run",
         remedy="draw it outside and pass it in, or use torch's generator",
     )
 
 
-def _set_generator(name: str) -> Fault:
+def _set_generator(subject: Subject) -> Fault:
     return Fault(
-        f"{name} sets the state of the random number generator while it runs",
+        f"{subject.name} sets the state of the random number generator while it runs",
+        where=subject.place,
         why="fake tensors draw no numbers, so torch.manual_seed or set_rng_state has changed it",
         remedy="seed outside the captured function",
     )

@@ -14,6 +14,7 @@ from whence._torch.scripting import is_scripted
 from whence.errors import Fault, NotCallable, Place
 from whence.program import ModuleRecord
 from whence.provenance import ROOT, ModulePath
+from whence.tracing.frames import beginning_of
 
 _KEPT_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 
@@ -31,6 +32,12 @@ class Subject:
     name: str
     is_module: bool
     parameters: inspect.Signature | None
+
+    @property
+    def place(self) -> Place:
+        """Where the callable is: the root of the modules, or no module, and the line where it begins."""
+        begins = beginning_of(self.call.forward if isinstance(self.call, nn.Module) else self.call)
+        return Place("" if self.is_module else None, str(begins) if begins else None)
 
     def named_modules(self) -> Iterator[tuple[ModulePath, nn.Module]]:
         """Every module under every name it has, parents before children, in registration order."""
