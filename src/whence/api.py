@@ -41,10 +41,10 @@ from whence.program.state import view_faults, with_state
 from whence.provenance import CallSite, ModulePath, Origin, Source
 from whence.reports.validity import check, guarded
 from whence.reports.verification import Verification, verify
-from whence.schema import InputKind, OutputKind, Phase, Quality
+from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Program(_Program):
     """A captured program, with everything that can be asked of it."""
 
@@ -162,6 +162,7 @@ __all__ = [
     "Convention",
     "DataDependent",
     "Guard",
+    "GuardKind",
     "Guarded",
     "Guards",
     "Input",
@@ -174,6 +175,7 @@ __all__ = [
     "NestedCapture",
     "NotCallable",
     "NotDifferentiable",
+    "OnViolation",
     "Origin",
     "Output",
     "OutputKind",
@@ -185,6 +187,7 @@ __all__ = [
     "Signature",
     "Source",
     "StaleCapture",
+    "Strictness",
     "Tree",
     "UnmatchedRecomputation",
     "UnsupportedGenerator",

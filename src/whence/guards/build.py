@@ -1,7 +1,7 @@
 """What was read while a model ran becomes guards."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +20,8 @@ from whence.program.expectations import (
     Expectation,
     Function,
     Held,
-    Items,
     Missing,
+    Names,
     Reference,
     TensorFacts,
     Words,
@@ -110,9 +110,12 @@ class _Builder:
             yield _placed(Guard(GuardKind.ALIASING, what, expected, Strictness.SAME, _ONE_STATE), row, first)
         if first is not None and first.name == CALL:
             yield from self._called(row, module, first)
+        told: set[tuple[GuardKind, str]] = set()
         for read in reads:
-            if read.name not in (CALL, "training"):
-                yield from self._of_module(row, module, read)
+            for guard in self._of_module(row, module, read) if read.name not in (CALL, "training") else ():
+                if (guard.kind, guard.what) not in told:  # gone through, and asked for by name
+                    told.add((guard.kind, guard.what))
+                    yield guard
 
     def _class_of(self, row: Located) -> Guard:
         kind = GuardKind.SUBMODULE if row.holder.names else GuardKind.CLASS
@@ -137,6 +140,7 @@ class _Builder:
         held, name = vars(module), read.name
         if name in STRUCTURES:
             yield self._structure(row, read, tuple(held[name]))
+            yield from self._members(row, read, held[name])
         elif not read.is_there:
             yield _absence(row, read)
         elif name in held:
@@ -150,9 +154,14 @@ class _Builder:
 
     def _structure(self, row: Located, read: Read, names: tuple[str, ...]) -> Guard:
         what = f"{STRUCTURES[read.name]} of {row.holder.path or 'the model'}"
-        expected = Items(tuple, tuple(map(Constant, names)))
+        expected = Names(names)
         guard = Guard(GuardKind.STRUCTURE, what, expected, Strictness.EQUAL, _IN_ORDER, read.name)
         return _placed(guard, row, read)
+
+    def _members(self, row: Located, read: Read, table: Mapping[str, Any]) -> Iterator[Guard]:
+        """Tensors that were gone through; modules have guards of their own."""
+        for name, value in table.items() if read.name != "_modules" else ():
+            yield self._found(_TABLES[read.name], row, replace(read, name=name), value)
 
     def _of_class(self, row: Located, read: Read, name: str) -> Iterator[Guard]:
         """An attribute that the class has, guarded once for all instances."""

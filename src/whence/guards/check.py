@@ -19,7 +19,7 @@ from whence.guards.lookup import NOTHING, class_attribute, module_attribute, sam
 from whence.guards.matching import Walk, difference, same_constant
 from whence.guards.modes import GLOBAL_HOOKS, MODES, described_global_hooks
 from whence.guards.plan import HolderPlan, Plan
-from whence.program.expectations import Constant, Hooks, Items, Missing, Reference
+from whence.program.expectations import Constant, Hooks, Missing, Names, Reference
 from whence.program.guard_rows import Guard, Violation
 from whence.schema import GuardKind
 
@@ -163,17 +163,13 @@ def _found_in_module(guard: Guard, module: nn.Module, walk: Walk) -> str | None:
     if guard.kind is GuardKind.HOOKS:
         return _found_hooks(guard, hook_rows(module), walk)
     if guard.kind is GuardKind.STRUCTURE:
-        names = tuple(module.__dict__[guard.name])
-        return None if guard.expected == _named(names) else ", ".join(names) or "none"
+        found = Names(tuple(module.__dict__[guard.name]))
+        return None if guard.expected == found else str(found)
     value = module_attribute(module, guard.name)
     if isinstance(guard.expected, Missing):
         value = class_attribute(type(module), guard.name) if value is NOTHING else value
         return None if value is NOTHING else str(Describer({}).describe(value))
     return "absent" if value is NOTHING else difference(guard.expected, value, walk)
-
-
-def _named(names: Sequence[str]) -> Items:
-    return Items(tuple, tuple(map(Constant, names)))
 
 
 def _found_hooks(guard: Guard, rows: Sequence[tuple[str, Any]], walk: Walk) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from whence.program.guard_rows import Holder
-from whence.program.observed import Observed
+from whence.program.observed import Observed, Read
 from whence.provenance import ModulePath
 
 
@@ -59,12 +59,18 @@ def _modules(observed: Observed) -> list[Located]:
 def _wanted_paths(observed: Observed) -> set[ModulePath]:
     """The paths of modules that were read or found by a read, and all paths above them."""
     met = {id(read.holder) for read in observed.reads}
-    met |= {id(read.value) for read in observed.reads if isinstance(read.value, nn.Module)}
+    met |= {id(child) for read in observed.reads for child in _children(read)}
     wanted: set[ModulePath] = {path for path, _ in observed.roots}
     for path, module in observed.modules:
         if id(module) in met and path not in wanted:
             wanted.update(path.prefixes())
     return wanted
+
+
+def _children(read: Read) -> Iterator[nn.Module]:
+    """The modules that a read led to: one, or all of a table that was gone through."""
+    found = read.value.values() if read.name == "_modules" and isinstance(read.value, dict) else (read.value,)
+    return (value for value in found if isinstance(value, nn.Module))
 
 
 def _object_paths(observed: Observed, paths: dict[int, str]) -> dict[int, str]:

@@ -20,6 +20,7 @@ from whence.program.expectations import (
     Hooks,
     Items,
     Missing,
+    Names,
     Reference,
     TensorFacts,
     Words,
@@ -60,7 +61,7 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
             return None if _is_function(expected, value, walk) else _shown(value)
         case Reference(target, kind):
             return None if _is_same(target(), kind, value, walk) else _other(kind, value)
-        case Hooks() | Words() | Missing():
+        case Hooks() | Names() | Words() | Missing():
             return _shown(value)
 
 
@@ -148,7 +149,9 @@ def _same_keys(expected: Sequence[Any], found: Sequence[Any]) -> bool:
 def _first_difference(
     expected: Sequence[Expectation], values: Sequence[Any], places: Sequence[str], walk: Walk
 ) -> str | None:
+    at = walk.at
     for wanted, value, place in zip(expected, values, places, strict=True):
+        walk.at = f"{at}{place}"
         found = difference(wanted, value, walk)
         if found is not None:
             return f"one whose item {place} is {found}"

@@ -130,6 +130,17 @@ class Hooks:
 
 
 @dataclass(frozen=True, slots=True)
+class Names:
+    """What a module holds, by name and in order."""
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        more = [f"… {len(self.names)} in all"] if len(self.names) > _SHOWN_ITEMS else []
+        return ", ".join([*self.names[:_SHOWN_ITEMS], *more]) or "none"
+
+
+@dataclass(frozen=True, slots=True)
 class Words:
     """Something that is checked by a rule of its own, said in words."""
 
@@ -147,7 +158,9 @@ class Missing:
         return "absent"
 
 
-Expectation = Constant | Reference | Function | Items | Entries | TensorFacts | Held | Hooks | Words | Missing
+Expectation = (
+    Constant | Reference | Function | Items | Entries | TensorFacts | Held | Hooks | Names | Words | Missing
+)
 
 
 def _listed(kind: type, shown: list[str]) -> str:

@@ -9,7 +9,7 @@ from whence.program.guard_page import page
 from whence.program.guard_rows import Guard, Holder, Unguarded
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Guards(Sequence[Guard]):
     """Everything a capture assumed, in the order it was read, and what it does not watch.
 
@@ -34,6 +34,9 @@ class Guards(Sequence[Guard]):
     def about(self, text: str) -> list[Guard]:
         """The guards whose subject contains `text`: a module path, an attribute, an input."""
         return [guard for guard in self.rows if text in guard.what]
+
+    def __repr__(self) -> str:
+        return f"<{len(self.rows):,} guards>"
 
     def __str__(self) -> str:
         return page(self.rows, self.holders, self.unguarded)

@@ -62,7 +62,7 @@ class Adjoint:
         return last.sum or last.node
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Program:
     """One flat functional graph, its signature, origins, calls, and the tensors of the model it was
     captured from.
@@ -160,6 +160,10 @@ class Program:
 
     def __str__(self) -> str:
         return page(self)
+
+    def __repr__(self) -> str:
+        phases = "forward and backward" if self.has_backward else "forward"
+        return f"<Program of {self.name}: {len(self.graph.nodes):,} nodes, {phases}>"
 
 
 def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:

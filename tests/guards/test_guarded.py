@@ -1,0 +1,140 @@
+"""A program that looks before it runs."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests.checks import same_bits
+from tests.guards.changes import inputs_of, make
+
+
+def _mean(output: Any) -> Tensor:
+    logits: Tensor = output.logits
+    return logits.sin().mean()
+
+
+def test_runs_the_program_while_guards_hold() -> None:
+    """What the guarded program returns is what the model returns."""
+    model, (args, _) = make("llama"), inputs_of("llama")
+    guarded = whence.capture(model, args).guarded(model)
+    assert same_bits(guarded(*args).logits, model(*args).logits)
+
+
+def test_raises_with_everything_that_changed() -> None:
+    """All that does not hold is in the error, as text and as data."""
+    model, (args, _) = make("llama"), inputs_of("llama")
+    guarded = whence.capture(model, args).guarded(model)
+    model.eval()
+    model.get_submodule("model.norm").variance_epsilon = 0.5  # type: ignore[assignment]
+    model.get_submodule("lm_head").train()
+    with pytest.raises(whence.StaleCapture) as caught:
+        guarded(*args)
+    changed = [violation.guard.what for violation in caught.value.violations]  # type: ignore[attr-defined]
+    assert changed == ["model.norm.variance_epsilon", "lm_head.training"]
+    assert all(text in str(caught.value) for text in changed)
+
+
+def test_raises_for_inputs_of_another_shape() -> None:
+    """Inputs are guarded as the model is."""
+    model, (args, _) = make("llama"), inputs_of("llama")
+    guarded = whence.capture(model, args).guarded(model)
+    with pytest.raises(whence.StaleCapture, match=r"args\[0\]"):
+        guarded(torch.ones(3, 6, dtype=torch.int64))
+
+
+def test_warns_and_runs_the_model_itself() -> None:
+    """With `warn` the numbers are those of the changed model."""
+    model, (args, _) = make("llama"), inputs_of("llama")
+    guarded = whence.capture(model, args).guarded(model, on_violation="warn")
+    model.get_submodule("model.norm").variance_epsilon = 0.5  # type: ignore[assignment]
+    with pytest.warns(UserWarning, match="variance_epsilon"):
+        result = guarded(*args)
+    assert same_bits(result.logits, model(*args).logits)
+
+
+def test_warning_gives_the_loss_where_the_program_does() -> None:
+    """Both ways return the same kind of value."""
+    model, (args, _) = make("llama"), inputs_of("llama")
+    guarded = whence.capture(model, args, backward=_mean).guarded(model, on_violation="warn")
+    loss, _ = guarded(*args)
+    model.get_submodule("model.norm").variance_epsilon = 0.5  # type: ignore[assignment]
+    with pytest.warns(UserWarning):
+        other, outputs = guarded(*args)
+    assert not same_bits(other, loss)
+    assert same_bits(other, _mean(outputs))
+
+
+@pytest.mark.parametrize("backward", [False, True, _mean])
+@pytest.mark.parametrize("state", ["inputs", "attributes"])
+def test_captures_again_as_before(backward: Any, state: str) -> None:
+    """With `recapture` the new program has the old one's backward and state, and its guards hold."""
+    model, (args, _) = make("llama"), inputs_of("llama")
+    program = whence.capture(model, args, backward=backward, state=state)
+    guarded = program.guarded(model, on_violation="recapture")
+    guarded(*args)
+    assert guarded.program is program
+    model.get_submodule("model.norm").variance_epsilon = 0.5  # type: ignore[assignment]
+    guarded(*args)
+    again = guarded.program
+    assert isinstance(again, whence.Program)
+    assert again is not program
+    assert again.has_backward == program.has_backward
+    assert again.loss_function is program.loss_function
+    assert bool(again.signature.attributes) == bool(program.signature.attributes)
+    assert again.check(model, args) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guarded(*args)
+    assert guarded.program is again
+
+
+def test_recapture_for_inputs_of_another_shape() -> None:
+    """A new shape is a new capture."""
+    model = make("llama")
+    args, _ = inputs_of("llama")
+    guarded = whence.capture(model, args).guarded(model, on_violation="recapture")
+    longer = torch.arange(16).reshape(2, 8)
+    assert same_bits(guarded(longer).logits, model(longer).logits)
+
+
+def test_replaced_parameters_are_the_ones_used() -> None:
+    """A parameter replaced by its like breaks no guard: the program runs on the new one."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    x = torch.randn(2, 4)
+    guarded = whence.capture(model, (x,)).guarded(model)
+    assert same_bits(guarded(x), model(x))
+    model[0].weight = nn.Parameter(torch.randn(4, 4))
+    assert same_bits(guarded(x), model(x))
+    model[0] = nn.Linear(4, 4)
+    assert same_bits(guarded(x), model(x))
+
+
+def test_guarded_on_another_instance() -> None:
+    """The program runs on the state of the model it is guarded for."""
+    x = torch.randn(2, 4)
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    assert same_bits(whence.capture(model, (x,)).guarded(other)(x), other(x))
+
+
+def test_gradients_reach_the_model() -> None:
+    """Training through the guarded program trains the model."""
+    model = nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+    guarded = whence.capture(model, (x,), backward=True).guarded(model)
+    guarded(x).sin().sum().backward()
+    assert model.weight.grad is not None
+    got = model.weight.grad.clone()
+    model.zero_grad()
+    model(x).sin().sum().backward()
+    assert same_bits(got, model.weight.grad)
+
+
+def test_unknown_way_is_refused() -> None:
+    """`on_violation` is one of three words."""
+    program = whence.capture(nn.Linear(2, 2), (torch.ones(1, 2),))
+    with pytest.raises(whence.UsageError, match="raise"):
+        program.guarded(nn.Linear(2, 2), on_violation="ignore")

@@ -1,0 +1,60 @@
+"""What no guard watches is said."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import whence
+
+SCALE = 2.0
+TABLE = {"a": 1}
+
+
+def test_globals_and_closures_are_named() -> None:
+    """Numbers and containers from outside, but neither modules nor functions, which forward reads."""
+    bias = [1.0]
+
+    class Net(nn.Module):
+        def helper(self, x: Tensor) -> Tensor:
+            return x + TABLE["a"]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.helper(torch.sin(x) * SCALE + bias[0])
+
+    guards = whence.capture(Net(), (torch.ones(2),)).guards
+    named = [row.what for row in guards.unguarded]
+    assert [name for name in named if name.startswith(("global", "closure"))] == [
+        "global SCALE",
+        "closure bias",
+        "global TABLE",
+    ]
+    assert all("Net." in str(row) for row in guards.unguarded if row.what in ("global SCALE", "global TABLE"))
+
+
+def test_functions_called_from_forward_are_named() -> None:
+    """Everybody is told that other functions are not watched."""
+    guards = whence.capture(nn.Linear(2, 2), (torch.ones(1, 2),)).guards
+    assert "functions called from forward" in [row.what for row in guards.unguarded]
+
+
+def test_loss_function_is_named() -> None:
+    """The loss is kept with the program."""
+    x = torch.ones(1, 2)
+    guards = whence.capture(nn.Linear(2, 2), (x,), backward=torch.sum).guards
+    assert any(row.what.startswith("the loss function") for row in guards.unguarded)
+
+
+def test_classes_that_find_attributes_their_own_way_are_named() -> None:
+    """A __getattribute__ may compute values that no guard sees."""
+
+    class Net(nn.Module):
+        def __getattribute__(self, name: str) -> Any:
+            return 2.0 if name == "scale" else super().__getattribute__(name)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = x * self.scale
+            return result
+
+    guards = whence.capture(Net(), (torch.ones(2),)).guards
+    assert any("Net" in row.what for row in guards.unguarded)
