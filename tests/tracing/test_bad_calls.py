@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import whence
 from tests.tracing.failing import BAD_CALLS, Box, Doing, Failure, linear
@@ -105,6 +105,16 @@ def test_error_has_parts() -> None:
 
 
 def test_uninitialized_parameters() -> None:
-    """A lazy module that has not seen a batch yet has nothing to capture, and the error says so."""
-    error = refusal(nn.LazyLinear(4), (X,))
-    assert "LazyLinear" in str(error)
+    """Lazy modules that the model does not call keep parameters without a shape: all are named."""
+
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.LazyLinear(4), nn.LazyLinear(4)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.used(x)
+
+    error = refusal(Unused(), (X,))
+    assert error.what == "spare.weight, spare.bias are not initialised"
+    assert "not used" in error.remedy

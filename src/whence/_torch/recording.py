@@ -36,6 +36,7 @@ from torch.fx.experimental.proxy_tensor import (
     snapshot_fake,
     track_tensor_tree,
 )
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.graphs import name_plainly
@@ -131,13 +132,18 @@ class _FunctionMode(TorchFunctionMetadataMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _VALUE_READERS:
             raise self.recorder.listener.value_needed(func)
-        if func == _SET_DATA and isinstance(args[0], _PLAIN_TENSORS) and not isinstance(args[0], FakeTensor):
+        if func == _SET_DATA and _has_data(args[0]):
             raise self.recorder.listener.data_replaced(args[0])
         if func is Tensor.register_hook:
             self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
         if func in _CONTENT_READERS:
             args = self.recorder.recognised(args)
         return super().__torch_function__(func, types, args, kwargs)
+
+
+def _has_data(tensor: Tensor) -> bool:
+    """Whether a tensor is one of the model's own; an uninitialised parameter gets its data once."""
+    return isinstance(tensor, _PLAIN_TENSORS) and not isinstance(tensor, FakeTensor) and not is_lazy(tensor)
 
 
 class _NotPlain(Exception):

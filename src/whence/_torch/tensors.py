@@ -42,12 +42,6 @@ def _counts(tensor: Tensor) -> bool:
     return not tensor.is_inference()
 
 
-def gradient_hooks(tensor: Tensor) -> list[str]:
-    """The names of the hooks that see or change the gradient of `tensor`."""
-    hooks = (tensor._backward_hooks or {}).values()
-    return [getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks]
-
-
 def share_memory(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors are views of one storage; storages are compared by identity, also without data."""
     return bool(left.untyped_storage()._cdata == right.untyped_storage()._cdata)

@@ -11,6 +11,7 @@ from whence.tracing.assemble import assemble
 from whence.tracing.attribution import attribute
 from whence.tracing.example import example_of
 from whence.tracing.functional import functionalize
+from whence.tracing.materialising import materialised
 from whence.tracing.record import record
 from whence.tracing.subject import subject_of
 
@@ -24,6 +25,7 @@ def capture(
     """The program of `model` on these example inputs, with its state as inputs."""
     subject = subject_of(model)
     example = example_of(subject, args, kwargs)
+    subject = materialised(subject, example)
     recorded = record(subject, example, backward)
     adjoints = attribute(recorded)
     functional = functionalize(recorded.session.recorder.graph)

@@ -1,31 +1,87 @@
-"""Give modules back as they were before they ran."""
+"""Give modules back as they were before they ran, and say what of their changes a program will not repeat."""
 
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from whence._torch.recording import FakeTensor
+from whence.errors import CaptureError, Place
+from whence.provenance import ModulePath
 from whence.tracing.subject import StateTensor, Subject
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 _CONTAINERS = (dict, list, set, deque)
 
 
+@dataclass
+class Lines:
+    """The lines of user code that set attributes of modules and that made tensors, as text."""
+
+    attributes: dict[tuple[int, str], str] = field(default_factory=dict)
+    tensors: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A module with copies of its attributes and of the containers among them."""
+
+    path: ModulePath
+    module: nn.Module
+    attributes: Mapping[str, Any]
+    contents: Sequence[tuple[Container, Container]]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Something that a module kept from the run and that a program will not make again."""
+
+    module: Kept
+    name: str
+    value: Any
+    line: str | None
+
+    def __str__(self) -> str:
+        spelled = str(self.module.path.child(self.name)) if self.name else "its state"
+        return f"{spelled} ({self.line})" if self.line else spelled
+
+
 @contextmanager
-def modules_restored(subject: Subject) -> Iterator[None]:
-    """Undo whatever running the model writes to its modules: attributes, buffers, hooks, submodules."""
-    modules = list({id(module): module for _, module in subject.named_modules()}.values())
-    before = [(module, dict(vars(module)), _contents(module)) for module in modules]
+def modules_restored(modules: Iterable[tuple[ModulePath, nn.Module]]) -> Iterator[None]:
+    """Undo whatever the block writes to modules: attributes, buffers, hooks, submodules."""
+    before = _kept(modules)
     try:
         yield
     finally:
-        for module, attributes, contents in before:
-            _restore(module, attributes, contents)
+        for kept in before:
+            _restore(kept)
+
+
+@contextmanager
+def changes_reported(subject: Subject, lines: Lines) -> Iterator[None]:
+    """Undo what a capture writes to modules; after success, say which of it will not happen again.
+
+    Tensors that were kept are warned about. Parameters, and modules that hold some, are new state: a
+    `CaptureError`.
+    """
+    before = _kept(subject.named_modules())
+    with modules_restored(subject.named_modules()):
+        yield
+        losses = [loss for kept in before for loss in _losses(kept, lines)]
+    _refuse_new_state([loss for loss in losses if _is_state(loss.value)])
+    _warn_about([loss for loss in losses if not _is_state(loss.value)])
+
+
+def _kept(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[Kept]:
+    unique: dict[int, tuple[ModulePath, nn.Module]] = {}
+    for path, module in modules:
+        unique.setdefault(id(module), (path, module))
+    return [Kept(path, module, dict(vars(module)), _contents(module)) for path, module in unique.values()]
 
 
 def _contents(module: nn.Module) -> list[tuple[Container, Container]]:
@@ -44,44 +100,95 @@ def _contents(module: nn.Module) -> list[tuple[Container, Container]]:
     return found
 
 
-def _restore(
-    module: nn.Module, attributes: Mapping[str, Any], contents: Sequence[tuple[Container, Container]]
-) -> None:
-    now = vars(module)
-    lost = [name for name, value in now.items() if value is not attributes.get(name) and _is_fake(value)]
-    for held, kept in contents:
-        if held is not attributes.get("_buffers") and _gained_fakes(held, kept):
-            lost.append(f"an item of {_name_of(held, attributes)}")
-        if not _same_items(held, kept):
-            _refill(held, kept)
-    if now.keys() != attributes.keys() or any(now[name] is not value for name, value in attributes.items()):
-        now.clear()
-        now.update(attributes)
-    if lost:
-        warnings.warn(
-            f"{type(module).__name__} kept tensors of the capture in {', '.join(lost)}; they are removed. "
-            "A captured program does not repeat that: register them as buffers, or return them",
-            stacklevel=2,
-        )
+def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
+    for name, value in vars(kept.module).items():
+        if value is not kept.attributes.get(name) and _is_lost(value):
+            yield _loss(kept, name, value, lines)
+    for held, before in kept.contents:
+        if _same_items(held, before):
+            continue
+        is_buffers = held is kept.attributes.get("_buffers")
+        known = {id(value) for value in _values(before)}
+        for key, value in _items(held):
+            reassigned = is_buffers and key in before
+            if id(value) not in known and _is_lost(value) and not reassigned:
+                yield _loss(kept, _name_of(held, key, kept.attributes), value, lines)
+
+
+def _loss(kept: Kept, name: str, value: Any, lines: Lines) -> Loss:
+    line = lines.attributes.get((id(kept.module), name)) or lines.tensors.get(id(value))
+    return Loss(kept, name, value, line)
+
+
+def _is_lost(value: object) -> bool:
+    if isinstance(value, nn.Module):
+        return any(map(_is_fake, (*value.parameters(), *value.buffers())))
+    if isinstance(value, list | tuple) and not isinstance(value, str):
+        return any(map(_is_fake, value))
+    if isinstance(value, dict):
+        return any(map(_is_fake, value.values()))
+    return _is_fake(value)
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, nn.Module | nn.Parameter)
 
 
 def _is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor)
 
 
-def _gained_fakes(held: Container, kept: Container) -> bool:
-    if len(held) == len(kept) and _same_items(held, kept):
-        return False
-    before = {id(value) for value in _values(kept)}
-    return any(_is_fake(value) and id(value) not in before for value in _values(held))
+def _name_of(held: Container, key: object, attributes: Mapping[str, Any]) -> str:
+    """The attribute a value is reached by; what is registered is reached by its own name."""
+    name = next((name for name, value in attributes.items() if value is held), "")
+    return str(key) if name in ("_parameters", "_buffers", "_modules") else name
 
 
-def _name_of(held: Container, attributes: Mapping[str, Any]) -> str:
-    return next((name for name, value in attributes.items() if value is held), "a container")
+def _refuse_new_state(losses: Sequence[Loss]) -> None:
+    if not losses:
+        return
+    made = [f"{'Parameter' if _is_fake(x.value) else type(x.value).__name__} {x}" for x in losses]
+    raise CaptureError(
+        f"the model makes {', '.join(made)} while it runs, and keeps it",
+        where=Place(str(losses[0].module.path), losses[0].line),
+        why="a module or parameter that is made in forward is new state: eager would train it, and a program "
+        "would make another one in every run",
+        remedy="make it in __init__, or call the model once on the example inputs before the capture",
+    )
+
+
+def _warn_about(losses: Sequence[Loss]) -> None:
+    by_module: dict[int, list[Loss]] = {}
+    for loss in losses:
+        by_module.setdefault(id(loss.module.module), []).append(loss)
+    for found in by_module.values():
+        kept = found[0].module
+        names = ", ".join(dict.fromkeys(map(str, found)))
+        warnings.warn(
+            f"{type(kept.module).__name__} kept tensors of the capture in {names}; they are removed. "
+            "A captured program does not repeat that: register them as buffers, or return them",
+            stacklevel=2,
+        )
+
+
+def _restore(kept: Kept) -> None:
+    for held, content in kept.contents:
+        if not _same_items(held, content):
+            _refill(held, content)
+    now = vars(kept.module)
+    if now.keys() != kept.attributes.keys() or any(
+        now[n] is not value for n, value in kept.attributes.items()
+    ):
+        now.clear()
+        now.update(kept.attributes)
+
+
+def _items(held: Container) -> list[tuple[Any, Any]]:
+    return list(held.items()) if isinstance(held, dict) else [("", value) for value in held]
 
 
 def _values(held: Container) -> list[Any]:
-    return list(held.values()) if isinstance(held, dict) else list(held)
+    return [value for _, value in _items(held)]
 
 
 def _same_items(left: Container, right: Container) -> bool:

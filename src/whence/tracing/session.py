@@ -22,6 +22,7 @@ from whence._torch.autograd import (
     next_sequence_number,
     sequence_number,
 )
+from whence._torch.hooks import described, has_hooks
 from whence._torch.operators import draws, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.trees import tree_flatten
@@ -39,6 +40,7 @@ from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.callnames import CallNames
 from whence.tracing.frames import SourceFinder
+from whence.tracing.modules import Lines
 from whence.tracing.subject import Subject, module_signature
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
@@ -55,7 +57,8 @@ class Mark:
     """What was known when a node was recorded.
 
     `moment` is the number of the newest autograd node: the one this operation made, if it made one.
-    `cut` are the nodes whose gradient stops here, because the operation ran without grad mode.
+    `cut` are the nodes whose gradient stops here, because the operation ran without grad mode. `hook` is the
+    name of the hook that was running.
     """
 
     scope: int
@@ -64,6 +67,7 @@ class Mark:
     source: Source | None
     cut: tuple[fx.Node, ...] = ()
     recomputed: bool = False
+    hook: str | None = None
 
 
 @dataclass
@@ -130,13 +134,17 @@ class Notes:
 class Session:
     """Listens to modules, operations and autograd on one thread, and takes notes."""
 
-    def __init__(self, subject: Subject, fake_mode: FakeTensorMode, boundaries: tuple[CodeType, ...]) -> None:
+    def __init__(
+        self, subject: Subject, fake_mode: FakeTensorMode, boundaries: tuple[CodeType, ...], lines: Lines
+    ) -> None:
         self.notes = Notes()
         self.recorder = Recorder(self, fake_mode)
         self.phase = Phase.FORWARD
         self.cuts_gradients = torch.is_grad_enabled()
         self.names = CallNames(subject)
         self._finder = SourceFinder(boundaries)
+        self._lines = lines
+        self._hooked = any(has_hooks(module) for _, module in subject.named_modules())
         self._stack: list[int] = []
         self._alive: list[object] = []
         self._started: list[tuple[Node, int, tuple[fx.Node | None, ...]]] = []
@@ -155,6 +163,7 @@ class Session:
         """A module call: a new scope in the forward pass, the old one again where a checkpoint recomputes."""
         path = self.names.path(module)
         if path is None:
+            self._hooked |= has_hooks(module)
             yield _ignore
         elif self.phase is Phase.BACKWARD:
             with self._inside(self._repeated(path)):
@@ -239,6 +248,15 @@ class Session:
             self._repeats[-1].scope = found + 1
         return found
 
+    def attribute_set(self, module: nn.Module, name: str) -> None:
+        """Remember the line that set an attribute of a module."""
+        if (source := self._finder.current()) is not None:
+            self._lines.attributes[id(module), name] = str(source)
+
+    def module_hook_registered(self) -> None:
+        """From now on there are hooks to look for."""
+        self._hooked = True
+
     # --- values --------------------------------------------------------------------------------------
 
     def _structure(self, value: Any) -> Structure:
@@ -290,14 +308,21 @@ class Session:
             self._note_draw(node)
         if node.target is torch.ops.aten.detach.default and inside_backward() and torch.is_grad_enabled():
             self.notes.unpacked.append(node)
+        source = self._finder.current()
         self.notes.marks[node] = Mark(
             self._stack[-1],
             self.phase,
             next_sequence_number() - 1,
-            self._finder.current(),
+            source,
             self._cut(node),
             recomputed=self.phase is Phase.BACKWARD and (bool(self._repeats) or self._stack[-1] != PROGRAM),
+            hook=self._hook(source),
         )
+
+    def _hook(self, source: Source | None) -> str | None:
+        """The hook that is running. Without hooks on modules, Python in the backward is the only place."""
+        possible = self._hooked or (self.phase is Phase.BACKWARD and source is not None)
+        return self._finder.hook() if possible else None
 
     def _note_draw(self, node: fx.Node) -> None:
         """A random operation; in a recomputation, the draw it repeats."""
@@ -323,7 +348,7 @@ class Session:
 
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         """A gradient hook on an activation is part of the backward; one on a parameter would stay there."""
-        name = getattr(hook, "__qualname__", type(hook).__name__)
+        name = described(hook)
         if isinstance(tensor, nn.Parameter):
             raise UnsupportedHook(
                 f"the gradient hook {name} is put on a parameter while the model runs",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from whence._torch.scripting import is_scripted
+from whence._torch.wrappers import seen_through, wrappers_around
 from whence.errors import NotCallable, Place
 from whence.program import ModuleRecord
 from whence.provenance import ROOT, ModulePath
@@ -22,7 +23,8 @@ class Subject:
     """A callable to capture.
 
     `roots` are the modules it reaches and the path each is known by: the module itself at the root, or, for a
-    plain function, the modules among its globals and closure under their variable names.
+    plain function, the modules among its globals and closure under their variable names. `wrappers` are what
+    was seen through to reach a module: a compiled or a data-parallel one.
     """
 
     call: Callable[..., Any]
@@ -30,6 +32,7 @@ class Subject:
     name: str
     is_module: bool
     parameters: inspect.Signature | None
+    wrappers: tuple[nn.Module, ...] = ()
 
     def named_modules(self) -> Iterator[tuple[ModulePath, nn.Module]]:
         """Every module under every name it has, parents before children, in registration order."""
@@ -43,8 +46,9 @@ def subject_of(model: object) -> Subject:
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise NotCallable(f"{model.__name__} is a class", remedy=f"pass an instance: {model.__name__}(...)")
     if isinstance(model, nn.Module):
-        _refuse_unready(model)
-        return Subject(model, ((ROOT, model),), model._get_name(), True, module_signature(model))
+        inner = seen_through(model)
+        wrappers = wrappers_around(model)
+        return Subject(inner, ((ROOT, inner),), inner._get_name(), True, module_signature(inner), wrappers)
     if not callable(model):
         raise NotCallable(
             f"expected a module or a callable, got {type(model).__name__}",
@@ -56,23 +60,6 @@ def subject_of(model: object) -> Subject:
         return Subject(model, ((ROOT, owner),), f"{owner._get_name()}.{method}", False, _signature(model))
     name = getattr(model, "__name__", type(model).__name__)
     return Subject(model, tuple(_modules_around(model)), name, False, _signature(model))
-
-
-def _refuse_unready(model: nn.Module) -> None:
-    """Lazy modules have no parameters yet, and a compiled module runs code that was written elsewhere."""
-    lazy = [name for name, tensor in model.named_parameters() if is_lazy(tensor)]
-    if lazy:
-        raise NotCallable(
-            f"{', '.join(lazy)} are not initialised yet",
-            why="a lazy module makes its parameters when it first runs",
-            remedy="call the model once on the example inputs",
-        )
-    if hasattr(model, "_orig_mod"):
-        raise NotCallable(
-            "the model is compiled by torch.compile",
-            why="it runs generated code, which says nothing of its modules",
-            remedy="capture the original: model._orig_mod",
-        )
 
 
 def _refuse_scripted(model: object) -> None:
@@ -118,7 +105,7 @@ def _modules_around(function: Callable[..., Any]) -> Iterator[tuple[ModulePath, 
         yield from _modules_in(held, ROOT)
         yield from _modules_around(function.func)
     elif isinstance(function, nn.Module):
-        yield ROOT, function
+        yield ROOT, seen_through(function)
     elif inspect.isfunction(inspect.unwrap(function)):
         scope = inspect.getclosurevars(inspect.unwrap(function))
         yield from _modules_in({**scope.globals, **scope.nonlocals}, ROOT)
@@ -131,7 +118,7 @@ def _modules_in(names: Mapping[str, Any], path: ModulePath) -> Iterator[tuple[Mo
     for name, value in names.items():
         here = path.child(name)
         if isinstance(value, nn.Module):
-            yield here, value
+            yield here, seen_through(value)
         elif isinstance(value, list | tuple) and any(isinstance(item, nn.Module) for item in value):
             yield from _modules_in({str(i): item for i, item in enumerate(value)}, here)
         elif isinstance(value, dict) and any(isinstance(item, nn.Module) for item in value.values()):
@@ -143,8 +130,8 @@ def _walk(
 ) -> Iterator[tuple[ModulePath, nn.Module]]:
     yield path, module
     for name, child in module._modules.items():
-        if child is not None and id(child) not in above:
-            yield from _walk(path.child(name), child, (*above, id(module)))
+        if child is not None and id(seen_through(child)) not in above:
+            yield from _walk(path.child(name), seen_through(child), (*above, id(module)))
 
 
 def module_records(subject: Subject, names: dict[int, str]) -> tuple[ModuleRecord, ...]:
@@ -194,6 +181,11 @@ class StateTensor:
     persistent: bool
     owner: str
 
+    @property
+    def is_initialised(self) -> bool:
+        """Whether it has a shape; what belongs to a lazy module gets one in its first call."""
+        return not is_lazy(self.tensor)
+
 
 def state_tensors(subject: Subject) -> list[StateTensor]:
     """Parameters, then buffers, each once however many names it has."""
@@ -222,6 +214,12 @@ def _add(
         found[id(tensor)] = StateTensor(
             tensor, (*known.paths, path), known.is_parameter, known.persistent or persistent, known.owner
         )
+
+
+def loose_tensors(subject: Subject) -> Iterator[tuple[ModulePath, Tensor]]:
+    """Tensors that modules hold as plain attributes."""
+    for path, module in subject.named_modules():
+        yield from ((path.child(name), tensor) for name, tensor in _loose_tensors(module))
 
 
 def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:
