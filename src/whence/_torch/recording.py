@@ -245,6 +245,17 @@ class Recorder(ProxyTorchDispatchMode):
         """The fake tensor that stands for `tensor`, or the tensor itself."""
         return self._stand_ins.get(id(tensor), tensor)
 
+    def forget(self) -> None:
+        """Let go of every tensor: what is alive afterwards is held by somebody else."""
+        self._stand_ins.clear()
+        self._kept.clear()
+
+    def results_alive(self) -> set[fx.Node]:
+        """The operations whose results somebody but the graph's own metadata still holds."""
+        held = {id(node.meta.get("val")) for node in self.graph.nodes}
+        tracked = self.tracer.tensor_tracker.items()
+        return {slot.proxy.node for tensor, slot in tracked if id(tensor) not in held}
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Record everything that runs on this thread inside the block."""

@@ -13,6 +13,7 @@ from whence.tracing.example import example_of
 from whence.tracing.functional import functionalize
 from whence.tracing.materialising import materialised
 from whence.tracing.record import record
+from whence.tracing.sideeffects import warn_about_kept
 from whence.tracing.subject import subject_of
 
 
@@ -31,4 +32,7 @@ def capture(
     functional = functionalize(recorded.session.recorder.graph)
     program = assemble(subject, example, recorded, functional, adjoints)
     check(program)
+    session = recorded.session
+    del recorded, adjoints, functional
+    warn_about_kept(session)
     return program.with_changes(loss_function=backward if callable(backward) else None)

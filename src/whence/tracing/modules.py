@@ -2,7 +2,7 @@
 
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -21,10 +21,19 @@ _CONTAINERS = (dict, list, set, deque)
 
 @dataclass
 class Lines:
-    """The lines of user code that set attributes of modules and that made tensors, as text."""
+    """The lines of user code that set attributes of modules, and that made tensors, as text."""
 
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)
-    tensors: dict[int, str] = field(default_factory=dict)
+    maker: Callable[[Tensor], str | None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class Content:
+    """A container under an attribute, itself or inside another, with a copy of it."""
+
+    attribute: str
+    held: Container
+    before: Container
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Kept:
     path: ModulePath
     module: nn.Module
     attributes: Mapping[str, Any]
-    contents: Sequence[tuple[Container, Container]]
+    contents: Sequence["Content"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Loss:
     line: str | None
 
     def __str__(self) -> str:
-        spelled = str(self.module.path.child(self.name)) if self.name else "its state"
+        spelled = str(self.module.path.child(self.name))
         return f"{spelled} ({self.line})" if self.line else spelled
 
 
@@ -84,19 +93,18 @@ def _kept(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[Kept]:
     return [Kept(path, module, dict(vars(module)), _contents(module)) for path, module in unique.values()]
 
 
-def _contents(module: nn.Module) -> list[tuple[Container, Container]]:
+def _contents(module: nn.Module) -> list[Content]:
     """The containers among a module's attributes, also inside each other, each with a copy."""
-    found: list[tuple[Container, Container]] = []
-    waiting = [value for value in vars(module).values() if isinstance(value, _CONTAINERS)]
+    found: list[Content] = []
+    waiting = [(name, value) for name, value in vars(module).items() if isinstance(value, _CONTAINERS)]
     seen: set[int] = set()
     while waiting:
-        held = waiting.pop()
+        name, held = waiting.pop()
         if id(held) in seen:
             continue
         seen.add(id(held))
-        found.append((held, copy(held)))
-        inner = held.values() if isinstance(held, dict) else held
-        waiting += [value for value in inner if isinstance(value, _CONTAINERS)]
+        found.append(Content(name, held, copy(held)))
+        waiting += [(name, value) for value in _values(held) if isinstance(value, _CONTAINERS)]
     return found
 
 
@@ -104,30 +112,37 @@ def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
     for name, value in vars(kept.module).items():
         if value is not kept.attributes.get(name) and _is_lost(value):
             yield _loss(kept, name, value, lines)
-    for held, before in kept.contents:
-        if _same_items(held, before):
+    for content in kept.contents:
+        if _same_items(content.held, content.before):
             continue
-        is_buffers = held is kept.attributes.get("_buffers")
-        known = {id(value) for value in _values(before)}
-        for key, value in _items(held):
-            reassigned = is_buffers and key in before
+        known = {id(value) for value in _values(content.before)}
+        for key, value in _items(content.held):
+            reassigned = content.attribute == "_buffers" and key in content.before
             if id(value) not in known and _is_lost(value) and not reassigned:
-                yield _loss(kept, _name_of(held, key, kept.attributes), value, lines)
+                registered = content.attribute in ("_parameters", "_buffers", "_modules")
+                yield _loss(kept, str(key) if registered else content.attribute, value, lines)
 
 
 def _loss(kept: Kept, name: str, value: Any, lines: Lines) -> Loss:
-    line = lines.attributes.get((id(kept.module), name)) or lines.tensors.get(id(value))
-    return Loss(kept, name, value, line)
+    line = lines.attributes.get((id(kept.module), name))
+    made = next(_fakes(value), None)
+    return Loss(kept, name, value, line or (None if made is None else lines.maker(made)))
 
 
 def _is_lost(value: object) -> bool:
-    if isinstance(value, nn.Module):
-        return any(map(_is_fake, (*value.parameters(), *value.buffers())))
-    if isinstance(value, list | tuple) and not isinstance(value, str):
-        return any(map(_is_fake, value))
-    if isinstance(value, dict):
-        return any(map(_is_fake, value.values()))
-    return _is_fake(value)
+    return next(_fakes(value), None) is not None
+
+
+def _fakes(value: object) -> Iterator[Tensor]:
+    """The fake tensors in a value: itself, those of a module, those in a container."""
+    if isinstance(value, FakeTensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from (tensor for tensor in (*value.parameters(), *value.buffers()) if _is_fake(tensor))
+    elif isinstance(value, list | tuple | set | deque):
+        yield from (item for item in value if _is_fake(item))
+    elif isinstance(value, dict):
+        yield from (item for item in value.values() if _is_fake(item))
 
 
 def _is_state(value: object) -> bool:
@@ -136,12 +151,6 @@ def _is_state(value: object) -> bool:
 
 def _is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor)
-
-
-def _name_of(held: Container, key: object, attributes: Mapping[str, Any]) -> str:
-    """The attribute a value is reached by; what is registered is reached by its own name."""
-    name = next((name for name, value in attributes.items() if value is held), "")
-    return str(key) if name in ("_parameters", "_buffers", "_modules") else name
 
 
 def _refuse_new_state(losses: Sequence[Loss]) -> None:
@@ -172,9 +181,9 @@ def _warn_about(losses: Sequence[Loss]) -> None:
 
 
 def _restore(kept: Kept) -> None:
-    for held, content in kept.contents:
-        if not _same_items(held, content):
-            _refill(held, content)
+    for content in kept.contents:
+        if not _same_items(content.held, content.before):
+            _refill(content.held, content.before)
     now = vars(kept.module)
     if now.keys() != kept.attributes.keys() or any(
         now[n] is not value for n, value in kept.attributes.items()

@@ -1,5 +1,6 @@
 """What is written down while a model runs: one mark per node, one scope per module call."""
 
+import gc
 import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -144,6 +145,7 @@ class Session:
         self.names = CallNames(subject)
         self._finder = SourceFinder(boundaries)
         self._lines = lines
+        lines.maker = self._line_that_made
         self._hooked = any(has_hooks(module) for _, module in subject.named_modules())
         self._stack: list[int] = []
         self._alive: list[object] = []
@@ -252,6 +254,11 @@ class Session:
         """Remember the line that set an attribute of a module."""
         if (source := self._finder.current()) is not None:
             self._lines.attributes[id(module), name] = str(source)
+
+    def _line_that_made(self, tensor: Tensor) -> str | None:
+        node = self.recorder.node_of(tensor)
+        source = self.notes.marks[node].source if node in self.notes.marks else None
+        return str(source) if source else None
 
     def module_hook_registered(self) -> None:
         """From now on there are hooks to look for."""
@@ -379,6 +386,23 @@ class Session:
 
     def _nodes(self, tensors: Sequence[Tensor | None]) -> tuple[fx.Node | None, ...]:
         return tuple(None if tensor is None else self.recorder.node_of(tensor) for tensor in tensors)
+
+    # --- afterwards ----------------------------------------------------------------------------------
+
+    def kept_outside(self) -> list[str]:
+        """The operations whose results somebody holds although the run is over, each with its line.
+
+        Call it when nothing of the run is needed any more.
+        """
+        self._alive.clear()
+        self.notes.steps.clear()
+        self.recorder.forget()
+        if not self.recorder.results_alive().isdisjoint(self.notes.marks):
+            gc.collect()  # hooks and custom functions make cycles
+        alive = self.recorder.results_alive()
+        return [
+            f"{node.name} ({self.notes.marks[node].source})" for node in self.notes.order if node in alive
+        ]
 
     # --- errors --------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ def _refuse_scripted(model: object) -> None:
     """TorchScript does not run through Python, so there is nothing to see."""
     scripted = [("", model)] if is_scripted(model) else []
     if isinstance(model, nn.Module):
-        scripted = [(name, module) for name, module in model.named_modules() if is_scripted(module)]
+        scripted = [(str(path), module) for path, module in _walk(ROOT, model) if is_scripted(module)]
     if scripted:
         name, found = scripted[0]
         raise NotCallable(
@@ -150,7 +150,7 @@ def _record(
     def held(tensor: Tensor | None) -> str | None:
         return None if tensor is None else names[id(tensor)]
 
-    container = next((kind.__name__ for kind in _KEPT_CONTAINERS if type(module) is kind), None)
+    container = next((kind.__name__ for kind in _KEPT_CONTAINERS if isinstance(module, kind)), None)
     loose = module._non_persistent_buffers_set
     return ModuleRecord(
         path=path,
@@ -161,6 +161,7 @@ def _record(
         buffers=tuple((name, held(tensor), name not in loose) for name, tensor in module._buffers.items()),
         absent=tuple(name for name, child in module._modules.items() if child is None),
         same_as=same_as,
+        children=tuple(module._modules),
         tensors=tuple(
             (name, names[id(value)]) for name, value in _loose_tensors(module) if id(value) in names
         ),
