@@ -239,6 +239,28 @@ def test_tensor_hook_is_inferred() -> None:
     assert [str(call) for call in origin.calls] == ["linear"]
 
 
+def test_hook_on_the_result_is_inferred() -> None:
+    """A hook on what the model returns runs before anything of the backward: it is no seed of the loss."""
+
+    class Returning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            x = self.linear(x)
+            x.register_hook(lambda gradient: gradient * 9)
+            return x
+
+    model = Returning()
+    for backward in (True, lambda output: output.sum()):
+        program = whence.capture(model, (X,), backward=backward)
+        assert program.verify(model, (X,)).ok
+        [node] = [node for node in program.nodes() if program.where(node).hook]
+        assert program.where(node).quality is whence.Quality.INFERRED
+        assert [str(call) for call in program.where(node).calls] == ["linear"]
+
+
 def test_hook_between_sums() -> None:
     """A hook on a value that is used twice runs after the sum: sum and hook keep their own origins."""
 

@@ -153,7 +153,7 @@ def _attribute_rest(notes: Notes, sites: Sequence[CallSite], gradients: Gradient
         if mark.phase is Phase.FORWARD or index in inside or node in gradients.sums:
             continue
         following = next((step for step in notes.steps if step.start >= index), None)
-        is_seed = following is notes.steps[0] if notes.steps else True
+        is_seed = mark.hook is None and (following is notes.steps[0] if notes.steps else True)
         scope = PROGRAM if is_seed or following is None else notes.scope_of(following.node)
         quality = Quality.EXACT if is_seed else Quality.INFERRED
         place = _place(sites, scope)

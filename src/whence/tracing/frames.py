@@ -54,6 +54,13 @@ class SourceFinder:
             frame = frame.f_back
         return None
 
+    def is_in_torch(self) -> bool:
+        """Whether torch's own code called us: `weight_norm` sets the weight that it computed."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_WHENCE):
+            frame = frame.f_back
+        return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
+
     def asked(self) -> Source | None:
         """Who asked torch's compiler a question, if it was not torch itself.
 

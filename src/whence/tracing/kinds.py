@@ -1,14 +1,13 @@
 """Kinds of modules and tensors that cannot be recorded: refused before the run, all at once."""
 
-from collections.abc import Iterator
-
 from torch import nn
 
 from whence._torch.lazy import uninitialised
 from whence._torch.recording import is_wrapper_subclass
-from whence._torch.wrappers import has_own_hooks, is_sharded, processes_averaged, wrappers_around
+from whence._torch.scripting import is_packed_weight
+from whence._torch.wrappers import has_own_hooks, is_sharded, processes_averaged
 from whence.errors import CaptureError, NotCallable, Place, UnsupportedHook, UnsupportedInput
-from whence.provenance import ROOT, ModulePath
+from whence.provenance import ModulePath
 from whence.tracing.subject import Subject, loose_tensors, state_tensors
 
 
@@ -54,13 +53,20 @@ def _refuse_subclasses(subject: Subject) -> None:
     """Quantised weights, DTensors and other tensors that are made of tensors."""
     held = {row.paths[0]: row.tensor for row in state_tensors(subject)}
     held |= dict(loose_tensors(subject))
+    packed = [
+        f"{path.child(name)} is a packed quantised weight"
+        for path, module in subject.named_modules()
+        for name, value in vars(module).items()
+        if is_packed_weight(value)
+    ]
     found = [
         f"{path} is a {type(tensor).__name__}" for path, tensor in held.items() if is_wrapper_subclass(tensor)
     ]
-    if found:
+    if found or packed:
         raise UnsupportedInput(
-            "; ".join(found),
-            why="a tensor subclass made of other tensors has a layout that the signature does not describe",
+            "; ".join((*found, *packed)),
+            why="a tensor made of other tensors, or packed for one backend, has a layout that the signature "
+            "does not describe",
             remedy="capture the model with plain tensors, before it is quantised or distributed",
         )
 
@@ -68,7 +74,9 @@ def _refuse_subclasses(subject: Subject) -> None:
 def _refuse_averaging(subject: Subject) -> None:
     """A data-parallel module averages gradients between processes; a program does not."""
     averaging = [
-        (path, module, n) for path, module in _wrappers(subject) if (n := processes_averaged(module)) > 1
+        (path, module, n)
+        for path, module in subject.named_wrappers()
+        if (n := processes_averaged(module)) > 1
     ]
     if averaging:
         spelled = [f"{_described(path, module)} over {n} processes" for path, module, n in averaging]
@@ -88,12 +96,3 @@ def _refuse_hooks_of_wrappers(subject: Subject) -> None:
             why="the capture sees through the wrapper to the module inside, and would not run them",
             remedy="register them on the module inside: model.module, or model._orig_mod when it is compiled",
         )
-
-
-def _wrappers(subject: Subject) -> Iterator[tuple[ModulePath, nn.Module]]:
-    """Modules that wrap others, each under the path of what it wraps."""
-    yield from ((ROOT, module) for module in subject.wrappers)
-    for path, module in subject.named_modules():
-        for name, child in module._modules.items():
-            if child is not None:
-                yield from ((path.child(name), wrapper) for wrapper in wrappers_around(child))

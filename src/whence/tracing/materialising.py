@@ -7,6 +7,7 @@ generator in the order of the calls.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -36,7 +37,7 @@ def materialised(subject: Subject, example: Example) -> Subject:
         kept.enter_context(modules_restored(settled))
         clear_autocast_cache()
         _Initialisation(subject, kept, {id(module) for _, module in settled}).run(example, state)
-    return subject_of(subject.call)
+    return replace(subject_of(subject.call), wrappers=subject.wrappers)
 
 
 class _Initialisation:

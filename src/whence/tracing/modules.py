@@ -21,9 +21,13 @@ _CONTAINERS = (dict, list, set, deque)
 
 @dataclass
 class Lines:
-    """The lines of user code that set attributes of modules, and that made tensors, as text."""
+    """The lines of user code that set attributes of modules, and that made tensors, as text.
+
+    `by_torch` are attributes that torch set itself: it makes them anew in every run.
+    """
 
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)
+    by_torch: set[tuple[int, str]] = field(default_factory=set)
     maker: Callable[[Tensor], str | None] = lambda _: None
 
 
@@ -63,7 +67,12 @@ class Loss:
 @contextmanager
 def modules_restored(modules: Iterable[tuple[ModulePath, nn.Module]]) -> Iterator[None]:
     """Undo whatever the block writes to modules: attributes, buffers, hooks, submodules."""
-    before = _kept(modules)
+    with _restored(_kept(modules)):
+        yield
+
+
+@contextmanager
+def _restored(before: Sequence[Kept]) -> Iterator[None]:
     try:
         yield
     finally:
@@ -79,7 +88,7 @@ def changes_reported(subject: Subject, lines: Lines) -> Iterator[None]:
     `CaptureError`.
     """
     before = _kept(subject.named_modules())
-    with modules_restored(subject.named_modules()):
+    with _restored(before):
         yield
         losses = [loss for kept in before for loss in _losses(kept, lines)]
     _refuse_new_state([loss for loss in losses if _is_state(loss.value)])
@@ -110,6 +119,8 @@ def _contents(module: nn.Module) -> list[Content]:
 
 def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
     for name, value in vars(kept.module).items():
+        if (id(kept.module), name) in lines.by_torch:
+            continue
         if value is not kept.attributes.get(name) and _is_lost(value):
             yield _loss(kept, name, value, lines)
     for content in kept.contents:

@@ -146,7 +146,8 @@ class Session:
         self._finder = SourceFinder(boundaries)
         self._lines = lines
         lines.maker = self._line_that_made
-        self._hooked = any(has_hooks(module) for _, module in subject.named_modules())
+        called = (*subject.named_modules(), *subject.named_wrappers())
+        self._hooked = any(has_hooks(module) for _, module in called)
         self._stack: list[int] = []
         self._alive: list[object] = []
         self._started: list[tuple[Node, int, tuple[fx.Node | None, ...]]] = []
@@ -252,6 +253,10 @@ class Session:
 
     def attribute_set(self, module: nn.Module, name: str) -> None:
         """Remember the line that set an attribute of a module."""
+        if self._finder.is_in_torch():
+            self._lines.by_torch.add((id(module), name))
+            return
+        self._lines.by_torch.discard((id(module), name))
         if (source := self._finder.current()) is not None:
             self._lines.attributes[id(module), name] = str(source)
 

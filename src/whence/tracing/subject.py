@@ -39,6 +39,14 @@ class Subject:
         for path, root in self.roots:
             yield from _walk(path, root)
 
+    def named_wrappers(self) -> Iterator[tuple[ModulePath, nn.Module]]:
+        """Modules that wrap others, each under the path of what it wraps."""
+        yield from ((ROOT, module) for module in self.wrappers)
+        for path, module in self.named_modules():
+            for name, child in module._modules.items():
+                if child is not None:
+                    yield from ((path.child(name), wrapper) for wrapper in wrappers_around(child))
+
 
 def subject_of(model: object) -> Subject:
     """Look at what the caller wants captured; raises `NotCallable` when it cannot be."""
