@@ -118,7 +118,7 @@ def _listening(session: Session, observer: CallObserver) -> Iterator[None]:
         active.enter_context(compiling_on_this_thread(session.asked))
         active.enter_context(compiled_functions_run_eagerly())
         active.enter_context(observed_modules(observer))
-        active.enter_context(observed_writes(session))
+        active.enter_context(observed_writes(session.watch))
         active.enter_context(observed_checkpoints(session))
         yield
 

@@ -23,7 +23,7 @@ from whence._torch.autograd import (
     next_sequence_number,
     sequence_number,
 )
-from whence._torch.hooks import described, has_hooks
+from whence._torch.hooks import described
 from whence._torch.operators import draws, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.trees import tree_flatten
@@ -43,6 +43,7 @@ from whence.tracing.callnames import CallNames
 from whence.tracing.frames import SourceFinder
 from whence.tracing.modules import Lines
 from whence.tracing.subject import Subject, module_signature
+from whence.tracing.watching import Watch
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
 
@@ -144,10 +145,8 @@ class Session:
         self.cuts_gradients = torch.is_grad_enabled()
         self.names = CallNames(subject)
         self._finder = SourceFinder(boundaries)
-        self._lines = lines
+        self.watch = Watch(subject, self._finder, lines)
         lines.maker = self._line_that_made
-        called = (*subject.named_modules(), *subject.named_wrappers())
-        self._hooked = any(has_hooks(module) for _, module in called)
         self._stack: list[int] = []
         self._alive: list[object] = []
         self._started: list[tuple[Node, int, tuple[fx.Node | None, ...]]] = []
@@ -164,9 +163,15 @@ class Session:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Callable[[Any], None]]:
         """A module call: a new scope in the forward pass, the old one again where a checkpoint recomputes."""
+        with self.watch.calling(module), self._call(module, args, kwargs) as report:
+            yield report
+
+    @contextmanager
+    def _call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Callable[[Any], None]]:
         path = self.names.path(module)
         if path is None:
-            self._hooked |= has_hooks(module)
             yield _ignore
         elif self.phase is Phase.BACKWARD:
             with self._inside(self._repeated(path)):
@@ -251,23 +256,10 @@ class Session:
             self._repeats[-1].scope = found + 1
         return found
 
-    def attribute_set(self, module: nn.Module, name: str) -> None:
-        """Remember the line that set an attribute of a module."""
-        if self._finder.is_in_torch():
-            self._lines.by_torch.add((id(module), name))
-            return
-        self._lines.by_torch.discard((id(module), name))
-        if (source := self._finder.current()) is not None:
-            self._lines.attributes[id(module), name] = str(source)
-
     def _line_that_made(self, tensor: Tensor) -> str | None:
         node = self.recorder.node_of(tensor)
         source = self.notes.marks[node].source if node in self.notes.marks else None
         return str(source) if source else None
-
-    def module_hook_registered(self) -> None:
-        """From now on there are hooks to look for."""
-        self._hooked = True
 
     # --- values --------------------------------------------------------------------------------------
 
@@ -328,13 +320,8 @@ class Session:
             source,
             self._cut(node),
             recomputed=self.phase is Phase.BACKWARD and (bool(self._repeats) or self._stack[-1] != PROGRAM),
-            hook=self._hook(source),
+            hook=self.watch.hook(possible=self.phase is Phase.BACKWARD and source is not None),
         )
-
-    def _hook(self, source: Source | None) -> str | None:
-        """The hook that is running. Without hooks on modules, Python in the backward is the only place."""
-        possible = self._hooked or (self.phase is Phase.BACKWARD and source is not None)
-        return self._finder.hook() if possible else None
 
     def _note_draw(self, node: fx.Node) -> None:
         """A random operation; in a recomputation, the draw it repeats."""
