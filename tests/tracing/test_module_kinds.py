@@ -136,6 +136,15 @@ def test_hooks_of_a_compiled_part_run() -> None:
     assert "_orig_mod" in caught.value.remedy
 
 
+def test_code_kept_from_the_compiler() -> None:
+    """What `torch._dynamo.disable` keeps from the compiler is captured as any code."""
+    disable: Any = torch.compiler.disable
+    model = nn.Sequential(disable(nn.Linear(4, 4)), nn.Tanh())
+    program = whence.capture(model, (X,), backward=True)
+    assert call_sites(program) == ["", "0", "1"]
+    assert program.verify(model, (X,)).ok
+
+
 # --- data parallel -----------------------------------------------------------------------------------
 
 
@@ -171,6 +180,14 @@ def test_data_parallel_part_is_seen_through(group: None) -> None:
     assert call_sites(program) == ["", "part", "part.0", "part.0@1"]
     assert names(program, "parameter") == ["p_part_0_weight", "p_part_0_bias"]
     assert program.verify(model, (X,)).ok
+
+
+def test_other_data_parallel_is_seen_through() -> None:
+    """`nn.DataParallel` is seen through, too."""
+    inner = nn.Sequential(nn.Linear(4, 4))
+    program = whence.capture(nn.DataParallel(inner), (X,), backward=True)
+    assert call_sites(program) == ["", "0"]
+    assert program.verify(inner, (X,)).ok
 
 
 def test_averaged_gradients_are_refused(group_of_two: None) -> None:

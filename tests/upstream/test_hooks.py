@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import whence
 from tests.upstream.checks import equal, faithful, hooks, trains_alike
@@ -315,6 +316,98 @@ def test_modules_called_by_a_hook() -> None:
     assert calls == ["", "0", "1", "1@1"]
     marked = {str(program.where(node).calls[0]) for node in program.nodes() if program.where(node).hook}
     assert marked == {"1"}
+
+
+class OnNodes(nn.Module):
+    """Puts hooks on nodes of autograd's graph, and on what autograd saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor * 2, halved):
+            x = self.linear(x)
+        left: Any = x.sin()
+        right: Any = x.cos()
+        left.grad_fn.register_prehook(before)
+        right.grad_fn.register_hook(after)
+        return left * right
+
+
+def halved(tensor: Tensor) -> Tensor:
+    """Unpacks what was doubled."""
+    return tensor / 2
+
+
+def before(received: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A hook before a node."""
+    return (received[0] * 3,)
+
+
+def after(produced: tuple[Tensor, ...], _received: Any) -> tuple[Tensor, ...]:
+    """A hook after a node."""
+    return (produced[0] * 7,)
+
+
+def test_hooks_on_nodes_and_saved_tensors() -> None:
+    """Hooks on autograd's nodes, and those that unpack saved tensors, are in the backward and say so."""
+    program = whence.capture(OnNodes(), (X,), backward=True)
+    assert set(hooks(program)) == {"halved", "before", "after"}
+    model = OnNodes()
+    assert whence.capture(model, (X,), backward=True).verify(model, (X,)).ok
+
+
+def test_hook_inside_a_checkpoint() -> None:
+    """A hook of a checkpointed module runs again in the recomputation, and says so both times."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.linear.register_forward_hook(lambda module, args, output: output.sin())
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.linear, x, use_reentrant=False) * 2
+
+    model = Checkpointed()
+    program = whence.capture(model, (X,), backward=True)
+    assert program.verify(model, (X,)).ok
+    marked = [program.where(node) for node in program.nodes() if program.where(node).hook]
+    assert [(origin.phase, origin.recomputed) for origin in marked] == [
+        (whence.Phase.FORWARD, False),
+        (whence.Phase.BACKWARD, True),
+    ]
+
+
+def test_hook_that_removes_itself() -> None:
+    """A hook for the first call alone is in the program, and still on the model afterwards."""
+    model = nn.Sequential(nn.Linear(4, 4))
+
+    def once(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        handle.remove()
+        return output + 1
+
+    handle = model[0].register_forward_hook(once)
+    program = whence.capture(model, (X,))
+    assert hooks(program) == ["once"]
+    assert len(model[0]._forward_hooks) == 1
+    assert equal(program.module()(X), model(X))
+    assert len(model[0]._forward_hooks) == 0
+
+
+def test_hook_of_the_loss_function() -> None:
+    """A hook that the loss function puts on the result belongs to the call that made the result."""
+
+    def loss(output: Tensor) -> Tensor:
+        output.register_hook(lambda gradient: gradient * 5)
+        return output.sum()
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    program = whence.capture(model, (X,), backward=loss)
+    assert program.verify(model, (X,)).ok
+    [origin] = [program.where(node) for node in program.nodes() if program.where(node).hook]
+    assert (origin.quality, [str(call) for call in origin.calls]) == ("inferred", ["0"])
 
 
 @pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])

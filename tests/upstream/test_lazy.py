@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.utils.checkpoint import checkpoint
 
 import whence
 from tests.upstream.checks import equal, faithful, names
@@ -229,6 +230,28 @@ def test_lazy_model_in_other_hands() -> None:
     other = nn.Sequential(nn.LazyLinear(4))
     compiled: Any = torch.compile(other, backend="eager")
     assert whence.capture(compiled, (X,)).verify(other, (X,)).ok
+
+
+def test_lazy_modules_behind_others() -> None:
+    """A lazy module in a checkpoint, behind `torch.compile` and after a hook sees what eager's would see."""
+
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.LazyLinear(4)
+            self.compiled: Any = torch.compile(nn.LazyLinear(3), backend="eager")
+            self.inner.register_forward_pre_hook(lambda module, args: (args[0][:, :2],), prepend=True)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.compiled(checkpoint(self.inner, x, use_reentrant=False))
+
+    model = Behind()
+    program = whence.capture(model, (X,), backward=True)
+    assert program.verify(model, (X,)).ok
+    assert model.inner.weight.shape == (4, 2)
+    assert [row.path for row in program.signature.inputs if row.kind == "parameter"] == [
+        *("inner.weight", "inner.bias", "compiled.weight", "compiled.bias"),
+    ]
 
 
 def test_loaded_lazy_module_becomes_its_class() -> None:
