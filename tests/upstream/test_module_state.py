@@ -487,3 +487,41 @@ def test_row_71_tensors_kept_outside_are_reported(backward: bool) -> None:
     KEPT.clear()
     hooked[0]._forward_hooks.clear()
     whence.capture(hooked, (X,), backward=backward)
+
+
+class Memory:
+    """An object of the user's own that keeps a tensor."""
+
+    def __init__(self) -> None:
+        self.last: Tensor | None = None
+
+
+class Remembering(nn.Module):
+    """Keeps tensors in an object, in a nested tuple and as a literal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = Memory()
+        self.state: Any = ()
+        self.literal: Any = None
+
+    def forward(self, x: Tensor, where: str) -> Tensor:
+        if where == "object":
+            self.memory.last = x * 2
+        if where == "tuple":
+            self.state = (1, (x * 2, {"deep": x * 3}))
+        if where == "literal":
+            self.literal = torch.tensor([1.0, 2.0, 3.0, 4.0])
+            return x + self.literal
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"), [("object", r"mul \("), ("tuple", r"state \("), ("literal", r"literal \(")]
+)
+def test_tensors_kept_in_odd_places_are_reported(where: str, expected: str) -> None:
+    """Wherever a model leaves a tensor of the capture, one warning says so, with the line."""
+    model = Remembering()
+    with pytest.warns(UserWarning, match=rf"{expected}{__file__}:\d+ in Remembering.forward") as told:
+        whence.capture(model, (X, where))
+    assert len(told) == 1

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from whence._torch.recording import FakeTensor
+from whence._torch.trees import tree_flatten
 from whence.errors import CaptureError, Place
 from whence.provenance import ModulePath
 from whence.tracing.subject import StateTensor, Subject
@@ -145,15 +146,12 @@ def _is_lost(value: object) -> bool:
 
 
 def _fakes(value: object) -> Iterator[Tensor]:
-    """The fake tensors in a value: itself, those of a module, those in a container."""
-    if isinstance(value, FakeTensor):
-        yield value
-    elif isinstance(value, nn.Module):
-        yield from (tensor for tensor in (*value.parameters(), *value.buffers()) if _is_fake(tensor))
-    elif isinstance(value, list | tuple | set | deque):
-        yield from (item for item in value if _is_fake(item))
-    elif isinstance(value, dict):
-        yield from (item for item in value.values() if _is_fake(item))
+    """The fake tensors in a value: itself, those of a module, those in containers."""
+    if isinstance(value, nn.Module):
+        held: Sequence[Any] = (*value.parameters(), *value.buffers())
+    else:
+        held, _ = tree_flatten(list(value) if isinstance(value, set) else value)
+    yield from (tensor for tensor in held if _is_fake(tensor))
 
 
 def _is_state(value: object) -> bool:

@@ -47,7 +47,7 @@ def warn_about_kept(session: Session) -> None:
     kept = session.kept_outside()
     if kept:
         warnings.warn(
-            f"something outside the model's modules holds tensors of the capture: {', '.join(kept)}. They "
+            f"an object, a global or a cache holds tensors of the capture: {', '.join(kept)}. They "
             "are shapes without numbers, and a program does not repeat that: clear the global, cache or list "
             "that holds them, or return them",
             stacklevel=4,
