@@ -85,6 +85,7 @@ def surroundings() -> dict[str, Any]:
         "Module.__getattr__": nn.Module.__dict__["__getattr__"],
         "Module.__setattr__": nn.Module.__dict__["__setattr__"],
         "Module.register_forward_hook": nn.Module.__dict__["register_forward_hook"],
+        "saved_tensors_hooks": torch.autograd.graph.saved_tensors_hooks.__init__,
         "compiler's stance": torch._dynamo.eval_frame._stance,
         "container accessors": accessors,
         "checkpoint frames": torch.utils.checkpoint._CheckpointFrame.__init__,

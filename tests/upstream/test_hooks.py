@@ -326,13 +326,18 @@ class OnNodes(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor * 2, halved):
+        with torch.autograd.graph.saved_tensors_hooks(doubled, halved):
             x = self.linear(x)
         left: Any = x.sin()
         right: Any = x.cos()
         left.grad_fn.register_prehook(before)
         right.grad_fn.register_hook(after)
         return left * right
+
+
+def doubled(tensor: Tensor) -> Tensor:
+    """Packs a tensor that is saved."""
+    return tensor * 2
 
 
 def halved(tensor: Tensor) -> Tensor:
@@ -351,11 +356,14 @@ def after(produced: tuple[Tensor, ...], _received: Any) -> tuple[Tensor, ...]:
 
 
 def test_hooks_on_nodes_and_saved_tensors() -> None:
-    """Hooks on autograd's nodes, and those that unpack saved tensors, are in the backward and say so."""
-    program = whence.capture(OnNodes(), (X,), backward=True)
-    assert set(hooks(program)) == {"halved", "before", "after"}
+    """Hooks on autograd's nodes, and those that pack saved tensors, say so."""
     model = OnNodes()
-    assert whence.capture(model, (X,), backward=True).verify(model, (X,)).ok
+    program = whence.capture(model, (X,), backward=True)
+    assert set(hooks(program)) == {"doubled", "halved", "before", "after"}
+    unpacked = [program.where(node) for node in program.select("** :: aten.div.Tensor :: backward")]
+    assert [origin.forward for origin in unpacked] == ["addmm"]
+    assert [str(call) for origin in unpacked for call in origin.calls] == ["linear"]
+    assert program.verify(model, (X,)).ok
 
 
 def test_hook_inside_a_checkpoint() -> None:

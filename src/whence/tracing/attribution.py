@@ -112,7 +112,7 @@ def _first_of_each_moment(notes: Notes) -> dict[int, fx.Node]:
     makers: dict[int, fx.Node] = {}
     for node in notes.order:
         mark = notes.marks[node]
-        if mark.phase is Phase.FORWARD:
+        if mark.phase is Phase.FORWARD and not mark.packs:
             makers.setdefault(mark.moment, node)
     return makers
 

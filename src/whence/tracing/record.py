@@ -17,6 +17,7 @@ from whence._torch.hooks import gradient_hooks
 from whence._torch.module_calls import CallObserver, observed_modules
 from whence._torch.module_writes import observed_writes
 from whence._torch.recording import fake_mode_of
+from whence._torch.saving import observed_packing
 from whence._torch.tensors import clear_autocast_cache, untouched
 from whence._torch.trees import TreeSpec, tree_flatten
 from whence.errors import InvalidLoss, NestedCapture, UnsupportedHook, UnsupportedInput
@@ -120,6 +121,7 @@ def _listening(session: Session, observer: CallObserver) -> Iterator[None]:
         active.enter_context(observed_modules(observer))
         active.enter_context(observed_writes(session.watch))
         active.enter_context(observed_checkpoints(session))
+        active.enter_context(observed_packing(session.watch.packing))
         yield
 
 

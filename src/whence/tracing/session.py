@@ -60,7 +60,7 @@ class Mark:
 
     `moment` is the number of the newest autograd node: the one this operation made, if it made one.
     `cut` are the nodes whose gradient stops here, because the operation ran without grad mode. `hook` is the
-    name of the hook that was running.
+    name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved.
     """
 
     scope: int
@@ -70,6 +70,7 @@ class Mark:
     cut: tuple[fx.Node, ...] = ()
     recomputed: bool = False
     hook: str | None = None
+    packs: bool = False
 
 
 @dataclass
@@ -321,6 +322,7 @@ class Session:
             self._cut(node),
             recomputed=self.phase is Phase.BACKWARD and (bool(self._repeats) or self._stack[-1] != PROGRAM),
             hook=self.watch.hook(possible=self.phase is Phase.BACKWARD and source is not None),
+            packs=self.watch.packs is not None,
         )
 
     def _note_draw(self, node: fx.Node) -> None:

@@ -17,6 +17,7 @@ class Watch:
     def __init__(self, subject: Subject, finder: SourceFinder, lines: Lines) -> None:
         self._finder = finder
         self._lines = lines
+        self.packs: str | None = None
         self._hooked = sum(has_hooks(module) for _, module in subject.named_wrappers())
 
     @contextmanager
@@ -29,12 +30,23 @@ class Watch:
         finally:
             self._hooked -= hooked
 
+    @contextmanager
+    def packing(self, name: str) -> Iterator[None]:
+        """Autograd lets a hook pack a tensor that it saves."""
+        before, self.packs = self.packs, name
+        try:
+            yield
+        finally:
+            self.packs = before
+
     def module_hook_registered(self) -> None:
         """From now on there are hooks to look for, whichever module is called."""
         self._hooked += 1
 
     def hook(self, *, possible: bool) -> str | None:
         """The hook that is running: on a module that is called, or anywhere where one is `possible`."""
+        if self.packs is not None:
+            return self.packs
         return self._finder.hook() if self._hooked or possible else None
 
     def attribute_set(self, module: nn.Module, name: str) -> None:
