@@ -12,7 +12,6 @@ _ATTRIBUTE = "the tree has an attribute of this name"
 _EXPANDED = "an input is copied into the expanded layout of the capture"
 _MADE_LEAF = "an input with a history is captured as a leaf"
 _PRINTED = "an unknown object is printed in full"
-_WARNING = "a buffer that is reassigned is warned about as if its value were lost"
 _RESTORING = "an error while values are restored leaves seeds and gradients"
 _RECOMPUTED = "what a recomputation writes to state is lost"
 _OTHER_ERROR = "PyTorch's own error passes"
@@ -48,7 +47,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_unknown_container_is_named_by_its_class": _PRINTED,
     },
     "reports/test_verification.py": {
-        "test_verify_leaves_no_trace[adding]": _WARNING,
         "test_meta_model_cannot_be_verified": _RESTORING,
     },
     "tracing/test_checkpoints.py": {

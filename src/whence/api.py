@@ -27,6 +27,7 @@ from whence.errors import (
     UnsupportedGenerator,
     UnsupportedHook,
     UnsupportedInput,
+    UnsupportedModule,
     UnsupportedMutation,
     UsageError,
     WhenceError,
@@ -124,7 +125,12 @@ def capture(
     """Record what `model` computes on these example inputs, as one functional graph.
 
     `model` is a module, a bound method, or any callable. Nothing is computed and no weight is copied: the run
-    uses fake tensors, and the model is as it was afterwards, also after an error.
+    uses fake tensors, and the model is as it was afterwards, also after an error. Lazy modules alone are
+    initialised from the example first, as the model's first call would do it, and stay so.
+
+    Modules compiled by `torch.compile` are captured as they were written, and data-parallel ones as the
+    module inside: the program is the local computation, without the averaging of gradients between
+    processes. Hooks run once, and what they compute is part of the program.
 
     `backward=False` records the forward; `True` also the backward, with one tangent input for every
     differentiable output; a function of the outputs records the backward of the scalar it returns.
@@ -193,6 +199,7 @@ __all__ = [
     "UnsupportedGenerator",
     "UnsupportedHook",
     "UnsupportedInput",
+    "UnsupportedModule",
     "UnsupportedMutation",
     "UsageError",
     "Verification",

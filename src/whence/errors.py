@@ -13,7 +13,8 @@
     │   ├── SideEffect              WH109  the model does on the side what a graph cannot repeat
     │   ├── UnsupportedGenerator    WH110  random numbers from a generator of the model's own
     │   ├── UnmatchedRecomputation  WH111  a checkpoint draws other random numbers the second time
-    │   └── LostState               WH112  the model keeps something that a program would not keep
+    │   ├── LostState               WH112  the model keeps something that a program would not keep
+    │   └── UnsupportedModule       WH113  a module is sharded, or averages gradients between processes
     ├── (use of a program)            2xx
     │   ├── SelectionError          WH201  a pattern or a name that finds nothing
     │   ├── CallError               WH202  called in another way than it was captured
@@ -226,6 +227,12 @@ class LostState(CaptureError):
     """The model leaves a tensor or another change behind, which a program would not do when it runs."""
 
     code = "WH112"
+
+
+class UnsupportedModule(CaptureError):
+    """A module is managed by something that one program cannot stand for: sharding, averaging."""
+
+    code = "WH113"
 
 
 class SelectionError(WhenceError, LookupError):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from whence._torch.compiling import compiling_on_this_thread
+from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
 
 QUESTIONS: list[Callable[[], bool]] = [
     torch.compiler.is_compiling,
@@ -93,3 +93,25 @@ def test_flag_combines_like_a_truth_value(combined: Callable[[object], object], 
     """The object in the flags' place works in the expressions that PyTorch writes."""
     with compiling_on_this_thread(lambda: True):
         assert bool(combined(torch.compiler._is_compiling_flag)) is expected
+
+
+def test_compiled_functions_run_their_python() -> None:
+    """Compiled functions ask `torch._dynamo.eval_frame._stance`, and on this thread run eagerly."""
+    calls: list[str] = []
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        calls.append("python")
+        return x * 2
+
+    compiled = torch.compile(double, backend="eager", fullgraph=True)
+    with compiled_functions_run_eagerly():
+        for _ in range(2):
+            compiled(torch.ones(2))
+        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+        elsewhere: list[str] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(torch._dynamo.eval_frame._stance.stance))
+        thread.start()
+        thread.join()
+    assert calls == ["python"] * 2
+    assert elsewhere == ["default"]
+    assert torch._dynamo.eval_frame._stance.stance == "default"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from whence._torch.scripting import is_scripted
+from whence._torch.scripting import is_packed_weight, is_scripted
 
 
 def traced() -> Any:
@@ -32,3 +32,11 @@ def test_scripted_things_are_told_apart(make: Callable[[], Any]) -> None:
 def test_other_things_are_not(value: object) -> None:
     """Ordinary modules, methods and functions are not scripted."""
     assert not is_scripted(value)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_packed_weight_is_told_apart() -> None:
+    """A packed quantised weight is a `ScriptObject` whose `_type` says so."""
+    weight = torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8)
+    assert is_packed_weight(torch.ops.quantized.linear_prepack(weight, None))
+    assert not is_packed_weight(weight)

@@ -1,5 +1,4 @@
 import random
-import warnings
 from typing import Any
 
 import pytest
@@ -276,8 +275,8 @@ def test_meta_model_cannot_be_verified() -> None:
     assert model.weight.grad is None
 
 
-def test_parameter_made_in_forward_is_reported() -> None:
-    """A parameter that the model makes while it runs is in eager and not in the program."""
+def test_parameter_made_in_forward_is_refused() -> None:
+    """A parameter that the model makes while it runs is new state, and refused with its line."""
 
     class Growing(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -286,11 +285,12 @@ def test_parameter_made_in_forward_is_reported() -> None:
             return x * self.scale
 
     model = Growing()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = whence.capture(model, (X,)).verify(model, (X,))
-    assert not result.ok
-    assert "scale" in unequal(result)
+    with pytest.raises(whence.CaptureError, match=r"Parameter scale .*verification.py:\d+") as caught:
+        whence.capture(model, (X,))
+    assert "in __init__" in caught.value.remedy
+    assert not hasattr(model, "scale")
+    model(X)
+    assert whence.capture(model, (X,)).verify(model, (X,)).ok
 
 
 @pytest.mark.parametrize("name", ["dict_to_dataclass", "aliased_outputs", "variational", "cached_attention"])

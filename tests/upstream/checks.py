@@ -1,6 +1,7 @@
 """What the tests of this folder compare, and how."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -53,3 +54,35 @@ def call_targets(graph: fx.Graph | None) -> list[str]:
     if graph is None:
         return []
     return [str(node.target) for node in graph.nodes if node.op == "call_module"]
+
+
+def faithful(
+    model: nn.Module, *args: Any, backward: bool | Callable[[Any], Tensor] = True, **kwargs: Any
+) -> whence.Program:
+    """The program of a model; it, its flat module and its tree give the same bits as eager."""
+    program = whence.capture(model, args, kwargs, backward=backward)
+    result = program.verify(model, args, kwargs)
+    assert result.ok, str(result)
+    for make in (program.module, program.unflatten):
+        torch.manual_seed(0)
+        expected = deepcopy(model)(*args, **kwargs)
+        torch.manual_seed(0)
+        assert equal(make(copy=True)(*args, **kwargs), expected)
+    return program
+
+
+def hooks(program: whence.Program) -> list[str]:
+    """The hooks that ran operations, by name, each once, in order."""
+    found = [program.where(node).hook for node in program.nodes()]
+    return [name.rpartition(".")[2] for name in dict.fromkeys(found) if name is not None]
+
+
+def trains_alike(program: whence.Program, model: nn.Module, *args: Any) -> None:
+    """The gradients of the flat module and the tree are those of eager."""
+
+    def trained(module: nn.Module) -> dict[str, Tensor | None]:
+        return gradients(module, lambda: module(*args).sin().sum())
+
+    expected = trained(model)
+    assert equal(trained(program.module()), expected)
+    assert equal(trained(program.unflatten()), expected)

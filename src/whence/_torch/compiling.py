@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType
+from typing import Any
 
 import torch
 
@@ -61,3 +62,39 @@ def compiling_on_this_thread(asked: Callable[[], bool]) -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
+
+
+class _EagerOnThread:
+    """The compiler's stance: on one thread compiled functions run as they were written."""
+
+    def __init__(self, thread: int, before: Any) -> None:
+        self._thread = thread
+        self._before = before
+
+    @property
+    def stance(self) -> str:
+        """The name of the stance for the thread that asks."""
+        elsewhere: str = self._before.stance
+        return "force_eager" if threading.get_ident() == self._thread else elsewhere
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._before, name)
+
+
+@contextmanager
+def compiled_functions_run_eagerly() -> Iterator[None]:
+    """Let functions and modules compiled by `torch.compile` run their Python on the calling thread.
+
+    `torch.compiler.set_stance("force_eager")` does so for every thread. A compiler that nobody has loaded is
+    not loaded for this.
+    """
+    loaded: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if loaded is None:
+        yield
+        return
+    before = loaded._stance
+    loaded._stance = _EagerOnThread(threading.get_ident(), before)
+    try:
+        yield
+    finally:
+        loaded._stance = before

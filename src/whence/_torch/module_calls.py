@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from whence._torch.wrappers import call_through, inner_module
+
 
 class CallObserver(Protocol):
     """What is told about module calls and accesses."""
@@ -61,6 +63,8 @@ def _observed_call(observer: CallObserver, is_observed: Callable[[], bool]) -> C
         def observed_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if not is_observed():
                 return call(module, *args, **kwargs)
+            if (inner := inner_module(module)) is not None:
+                return call_through(call, module, inner, args, kwargs)
             with observer.called(module, args, kwargs) as report:
                 result = call(module, *args, **kwargs)
                 report(result)

@@ -36,6 +36,7 @@ from torch.fx.experimental.proxy_tensor import (
     snapshot_fake,
     track_tensor_tree,
 )
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.graphs import name_plainly
@@ -137,13 +138,18 @@ class _FunctionMode(TorchFunctionMetadataMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:])):
             raise self.recorder.listener.value_needed(func, args[:1], func)
-        if func == _SET_DATA and isinstance(args[0], _PLAIN_TENSORS) and not isinstance(args[0], FakeTensor):
+        if func == _SET_DATA and _has_data(args[0]):
             raise self.recorder.listener.data_replaced(args[0])
         if func in _LAYOUT_READERS:
             self.recorder.listener.layout_read(args[0])
         if func is Tensor.register_hook:
             self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
         return super().__torch_function__(func, types, args, kwargs)
+
+
+def _has_data(tensor: Tensor) -> bool:
+    """Whether a tensor is one of the model's own; an uninitialised parameter gets its data once."""
+    return isinstance(tensor, _PLAIN_TENSORS) and not isinstance(tensor, FakeTensor) and not is_lazy(tensor)
 
 
 class _NotPlain(Exception):
@@ -244,6 +250,17 @@ class Recorder(ProxyTorchDispatchMode):
     def stand_in(self, tensor: Tensor) -> Tensor:
         """The fake tensor that stands for `tensor`, or the tensor itself."""
         return self._stand_ins.get(id(tensor), tensor)
+
+    def forget(self) -> None:
+        """Let go of every tensor: what is alive afterwards is held by somebody else."""
+        self._stand_ins.clear()
+        self._kept.clear()
+
+    def results_alive(self) -> set[fx.Node]:
+        """The operations whose results somebody but the graph's own metadata still holds."""
+        held = {id(node.meta.get("val")) for node in self.graph.nodes}
+        tracked = self.tracer.tensor_tracker.items()
+        return {slot.proxy.node for tensor, slot in tracked if id(tensor) not in held}
 
     @contextmanager
     def active(self) -> Iterator[None]:

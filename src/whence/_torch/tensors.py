@@ -42,15 +42,6 @@ def _counts(tensor: Tensor) -> bool:
     return not tensor.is_inference()
 
 
-def gradient_hooks(tensor: Tensor) -> list[str]:
-    """The names of the hooks that see or change the gradient of `tensor`."""
-    hooks = [
-        *(tensor._backward_hooks or {}).values(),
-        *(tensor._post_accumulate_grad_hooks or {}).values(),
-    ]
-    return [getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks]
-
-
 def has_gradient_hooks(tensor: Tensor) -> bool:
     """Whether anything is told of the gradient of `tensor` when it arrives."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)

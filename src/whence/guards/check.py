@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.tensors import gradient_hooks, has_gradient_hooks
+from whence._torch.hooks import gradient_hooks
+from whence._torch.tensors import has_gradient_hooks
 from whence.guards.describe import Describer
 from whence.guards.hooks import TABLES, hook_rows
 from whence.guards.lookup import NOTHING, class_attribute, module_attribute, same_class

@@ -38,13 +38,15 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
             module = root
             root.type_name = record.type
         else:
-            _parent(made, root, record.path)._modules[record.path.name] = module
+            _attach(_parent(made, root, record.path), record.path.name, module)
         made[record.path] = module
         if record.same_as is None:
             _fill(module, record, state)
         elif isinstance(module, Tree):
             _give_calls(module, called.get(record.path, ()))
     _give_calls(root, called.get(ROOT, ()))
+    for record in program.modules:
+        _order_children(made[record.path], record)
     _add_constants(root, plan, state)
     _point_to_root(root, plan, made)
     return deepcopy(root) if copy else root
@@ -65,7 +67,7 @@ def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
 
 
 def _module(record: ModuleRecord, calls: tuple[CallBody, ...]) -> nn.Module:
-    if record.container and not calls:
+    if record.container == record.type and not calls:
         return _CONTAINERS[record.container]()
     module = TreeList(record.type) if record.container in _LISTS else Tree(record.type)
     _give_calls(module, calls)
@@ -81,6 +83,19 @@ def _give_calls(module: Tree, calls: tuple[CallBody, ...]) -> None:
 
 def _parent(made: dict[ModulePath, nn.Module], root: Tree, path: ModulePath) -> nn.Module:
     return made.get(path.parent, root)
+
+
+def _attach(parent: nn.Module, name: str, module: nn.Module) -> None:
+    parent._modules[name] = module
+    if isinstance(parent, nn.ParameterList):
+        parent._size = max(parent._size, int(name) + 1)
+
+
+def _order_children(module: nn.Module, record: ModuleRecord) -> None:
+    """Submodules in the model's order, those that are None among them."""
+    children = {name: module._modules[name] for name in record.children if name in module._modules}
+    module._modules.clear()
+    module._modules.update(children)
 
 
 def _fill(module: nn.Module, record: ModuleRecord, state: dict[str, Tensor]) -> None:
@@ -104,10 +119,13 @@ def _fill(module: nn.Module, record: ModuleRecord, state: dict[str, Tensor]) -> 
 
 
 def _add_entry(module: nn.ParameterList | nn.ParameterDict, name: str, tensor: Tensor | None) -> None:
-    if isinstance(module, nn.ParameterList):
-        module.append(tensor)
-    else:
+    if isinstance(module, nn.ParameterDict):
         module[name] = tensor
+        return
+    module._parameters[name] = tensor  # type: ignore[assignment]
+    module._size = max(
+        module._size, int(name) + 1
+    )  # a list may hold other things than parameters between them
 
 
 def _add_constants(root: Tree, plan: Plan, state: dict[str, Tensor]) -> None:

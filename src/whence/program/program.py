@@ -26,7 +26,8 @@ class ModuleRecord:
     """One name in the module hierarchy of the captured model, in the model's own order.
 
     `parameters` and `buffers` give the attribute name and the name of the program input that holds it (None
-    for an attribute that is None). `same_as` is the first path of a module that has several.
+    for an attribute that is None). `same_as` is the first path of a module that has several. `children` are
+    the names of submodules in order, `absent` those among them that are None.
     """
 
     path: ModulePath
@@ -38,6 +39,7 @@ class ModuleRecord:
     absent: tuple[str, ...] = ()
     same_as: ModulePath | None = None
     tensors: tuple[tuple[str, str], ...] = ()
+    children: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

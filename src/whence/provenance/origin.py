@@ -44,7 +44,8 @@ class Origin:
     module (a loss function, a free function) and has several entries only for accumulated gradients.
     `place` is the call whose graph holds the node: the common ancestor of several contributors, and None
     where that is the program itself. `forward` names the forward node that a backward node differentiates.
-    `recomputed` marks operations that a checkpoint runs a second time during the backward pass.
+    `recomputed` marks operations that a checkpoint runs a second time during the backward pass. `hook` is the
+    qualified name of the hook, on a module or a tensor, that ran the operation.
     """
 
     phase: Phase
@@ -54,11 +55,13 @@ class Origin:
     forward: str | None = None
     place: CallSite | None = None
     recomputed: bool = False
+    hook: str | None = None
 
     def __str__(self) -> str:
         module = " + ".join(str(call) or "(root)" for call in self.calls) or "outside any module"
         parts = [self.phase.value, module, self.quality.value]
         parts += ["recomputed"] if self.recomputed else []
+        parts += [f"hook {self.hook}"] if self.hook else []
         parts += [f"of {self.forward}"] if self.forward else []
         parts += [str(self.source)] if self.source else []
         return " · ".join(parts)

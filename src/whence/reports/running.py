@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.compiling import compiling_on_this_thread
+from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
+from whence._torch.tensors import untouched
 from whence._torch.trees import tree_flatten, tree_unflatten
 from whence.hierarchy.run import attribute_of
 from whence.program import Program
@@ -41,20 +42,21 @@ def same_start(subject: Subject, inputs: tuple[Any, Any]) -> Iterator[tuple[Any,
     tensors = [row.tensor for row in state_tensors(subject)]
     before = [(tensor, tensor.detach().clone(), tensor.grad, tensor.requires_grad) for tensor in tensors]
     python, cpu = random.getstate(), torch.get_rng_state()
-    try:
-        with modules_restored(subject):
-            for tensor in tensors:
-                tensor.grad = None
-            random.seed(SEED)
-            torch.manual_seed(SEED)
-            yield _copied(inputs)
-    finally:
-        random.setstate(python)
-        torch.set_rng_state(cpu)
-        for tensor, value, gradient, required in before:
-            tensor.requires_grad_(required)
-            tensor.grad = gradient
-            _write_back(tensor, value)
+    with untouched(tensors):
+        try:
+            with modules_restored(subject.named_modules()):
+                for tensor in tensors:
+                    tensor.grad = None
+                random.seed(SEED)
+                torch.manual_seed(SEED)
+                yield _copied(inputs)
+        finally:
+            random.setstate(python)
+            torch.set_rng_state(cpu)
+            for tensor, value, gradient, required in before:
+                tensor.requires_grad_(required)
+                tensor.grad = gradient
+                _write_back(tensor, value)
 
 
 def _write_back(tensor: Tensor, value: Tensor) -> None:
@@ -77,7 +79,7 @@ def _copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
 def run_eager(program: Program, subject: Subject, args: Any, kwargs: Any, *, told: bool = False) -> Run:
     """The model as it is; with `told`, it is told that it is being compiled."""
     asked = compiling_on_this_thread(lambda: False) if told else nullcontext()
-    with asked:
+    with asked, compiled_functions_run_eagerly():
         result = subject.call(*args, **kwargs)
         loss = None if program.loss_function is None else program.loss_function(result)
     tensors = {str(path): row.tensor for row in state_tensors(subject) for path in row.paths}

@@ -16,6 +16,7 @@ from whence.program.state import bound_state
 from whence.reports.comparing import Comparison, compare
 from whence.reports.divergence import first_divergence
 from whence.reports.running import run_eager, run_module, same_start
+from whence.tracing.kinds import refuse_uninitialised
 from whence.tracing.subject import Subject, state_tensors, subject_of
 
 
@@ -61,6 +62,7 @@ def verify(
     Raises `CallError` when the inputs do not fit the capture.
     """
     subject = subject_of(model)
+    refuse_uninitialised(subject)
     inputs = (args, kwargs or {})
     program.convention.flatten(*inputs)
     bound = program.with_changes(state=bound_state(program, _tensors_by_name(subject)))

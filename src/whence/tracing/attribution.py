@@ -103,7 +103,8 @@ def _place(sites: Sequence[CallSite], scope: int) -> CallSite | None:
 
 def _seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node, phase: Phase) -> Origin:
     mark = notes.marks[node]
-    return Origin(phase, _site(sites, mark.scope), source=mark.source, place=_place(sites, mark.scope))
+    place = _place(sites, mark.scope)
+    return Origin(phase, _site(sites, mark.scope), source=mark.source, place=place, hook=mark.hook)
 
 
 def _first_of_each_moment(notes: Notes) -> dict[int, fx.Node]:
@@ -111,7 +112,7 @@ def _first_of_each_moment(notes: Notes) -> dict[int, fx.Node]:
     makers: dict[int, fx.Node] = {}
     for node in notes.order:
         mark = notes.marks[node]
-        if mark.phase is Phase.FORWARD:
+        if mark.phase is Phase.FORWARD and not mark.packs:
             makers.setdefault(mark.moment, node)
     return makers
 
@@ -131,6 +132,7 @@ def _of_step(
         forward=maker.name if maker else None,
         place=_place(sites, scope),
         recomputed=mark.recomputed,
+        hook=mark.hook,
     )
 
 
@@ -151,13 +153,14 @@ def _attribute_rest(notes: Notes, sites: Sequence[CallSite], gradients: Gradient
         if mark.phase is Phase.FORWARD or index in inside or node in gradients.sums:
             continue
         following = next((step for step in notes.steps if step.start >= index), None)
-        is_seed = following is notes.steps[0] if notes.steps else True
+        is_seed = mark.hook is None and (following is notes.steps[0] if notes.steps else True)
         scope = PROGRAM if is_seed or following is None else notes.scope_of(following.node)
         quality = Quality.EXACT if is_seed else Quality.INFERRED
-        set_origin(
-            node,
-            Origin(Phase.BACKWARD, _site(sites, scope), quality, mark.source, place=_place(sites, scope)),
+        place = _place(sites, scope)
+        origin = Origin(
+            Phase.BACKWARD, _site(sites, scope), quality, mark.source, place=place, hook=mark.hook
         )
+        set_origin(node, origin)
 
 
 def follow(recorded: Recorded) -> Gradients:
@@ -187,7 +190,8 @@ def _backward_start(notes: Notes) -> int:
 
 
 def _unclaimed(notes: Notes, start: int, end: int) -> Iterator[fx.Node]:
-    return iter(notes.order[start:end])
+    """What was recorded between two autograd nodes, but for what hooks computed: sums."""
+    return (node for node in notes.order[start:end] if notes.marks[node].hook is None)
 
 
 class _Producers:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from whence._torch.wrappers import seen_through
 from whence.provenance import CallSite, ModulePath
 from whence.tracing.subject import Subject
 
@@ -31,6 +32,7 @@ class CallNames:
 
     def reached(self, parent: nn.Module, name: str, child: nn.Module) -> None:
         """`child` was read as the submodule `name` of `parent`, by the module that is running."""
+        child = seen_through(child)
         names = self._names.get(id(child), ())
         around = self._current.get(id(parent))
         if len(names) > 1 and around is not None and (path := around.child(name)) in names:

@@ -12,8 +12,10 @@ from whence.tracing.assemble import assemble
 from whence.tracing.attribution import attribute
 from whence.tracing.example import example_of
 from whence.tracing.functional import functionalize
+from whence.tracing.materialising import materialised
 from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.record import record
+from whence.tracing.sideeffects import warn_about_kept
 from whence.tracing.subject import subject_of
 
 
@@ -26,11 +28,15 @@ def capture(
     """The program of `model` on these example inputs, with its state as inputs, and what the model read."""
     subject = subject_of(model)
     example = example_of(subject, args, kwargs)
+    subject = materialised(subject, example)
     recorded = record(subject, example, backward)
     with keeping_what_was_recorded(recorded.session):
         adjoints = attribute(recorded)
         functional = functionalize(recorded.session.recorder.graph)
         program = assemble(subject, example, recorded, functional, adjoints)
     check(program)
-    loss_function = backward if callable(backward) else None
-    return program.with_changes(loss_function=loss_function), recorded.session.reads.observed()
+    session, loss_function = recorded.session, backward if callable(backward) else None
+    observed = session.reads.observed()
+    del recorded, adjoints, functional
+    warn_about_kept(session)
+    return program.with_changes(loss_function=loss_function), observed

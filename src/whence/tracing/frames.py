@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from whence._torch.hooks import calls_a_hook
 from whence.provenance import Source
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 
@@ -44,6 +45,24 @@ class SourceFinder:
                 fallback = frame
             frame = frame.f_back
         return None if fallback is None else self._source(fallback)
+
+    def hook(self) -> str | None:
+        """The name of the innermost hook that is running: the outermost user code in it, or torch's own."""
+        frame: FrameType | None = sys._getframe(1)
+        user: FrameType | None = None
+        while frame is not None and (kind := self._kind(frame.f_code)) != "boundary":
+            user = frame if kind == "user" else user
+            if frame.f_back is not None and calls_a_hook(frame.f_back, frame):
+                return (user or frame).f_code.co_qualname
+            frame = frame.f_back
+        return None
+
+    def is_in_torch(self) -> bool:
+        """Whether torch's own code called us: `weight_norm` sets the weight that it computed."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_WHENCE):
+            frame = frame.f_back
+        return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
     def asked(self) -> Source | None:
         """Who asked torch's compiler a question, if it was not torch itself.

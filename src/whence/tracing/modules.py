@@ -1,87 +1,222 @@
-"""Give modules back as they were before they ran."""
+"""Give modules back as they were before they ran, and say what of their changes a program will not repeat."""
 
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from whence._torch.recording import FakeTensor
+from whence._torch.trees import tree_flatten
+from whence.errors import LostState, Place
+from whence.provenance import ModulePath
 from whence.tracing.subject import StateTensor, Subject
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 _CONTAINERS = (dict, list, set, deque)
 
 
+@dataclass
+class Lines:
+    """The lines of user code that set attributes of modules, and that made tensors, as text.
+
+    `by_torch` are attributes that torch set itself: it makes them anew in every run.
+    """
+
+    attributes: dict[tuple[int, str], str] = field(default_factory=dict)
+    by_torch: set[tuple[int, str]] = field(default_factory=set)
+    maker: Callable[[Tensor], str | None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class Content:
+    """A container under an attribute, itself or inside another, with a copy of it."""
+
+    attribute: str
+    held: Container
+    before: Container
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A module with copies of its attributes and of the containers among them."""
+
+    path: ModulePath
+    module: object
+    attributes: Mapping[str, Any]
+    contents: Sequence["Content"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Something that a module kept from the run and that a program will not make again."""
+
+    module: Kept
+    name: str
+    value: Any
+    line: str | None
+
+    def __str__(self) -> str:
+        spelled = str(self.module.path.child(self.name))
+        return f"{spelled} ({self.line})" if self.line else spelled
+
+
 @contextmanager
-def modules_restored(subject: Subject) -> Iterator[None]:
-    """Undo whatever running the model writes to its modules: attributes, buffers, hooks, submodules."""
-    modules = list({id(module): module for _, module in subject.named_modules()}.values())
-    before = [(module, dict(vars(module)), _contents(module)) for module in modules]
+def modules_restored(modules: Iterable[tuple[ModulePath, nn.Module]]) -> Iterator[None]:
+    """Undo whatever the block writes to modules: attributes, buffers, hooks, submodules."""
+    with _restored(_kept(modules)):
+        yield
+
+
+@contextmanager
+def _restored(before: Sequence[Kept]) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, attributes, contents in before:
-            _restore(module, attributes, contents)
+        for kept in before:
+            _restore(kept)
 
 
-def _contents(module: nn.Module) -> list[tuple[Container, Container]]:
+@contextmanager
+def changes_reported(subject: Subject, lines: Lines) -> Iterator[None]:
+    """Undo what a capture writes to modules; after success, say which of it will not happen again.
+
+    Tensors that were kept are warned about. Parameters, and modules that hold some, are new state: a
+    `LostState` error.
+    """
+    before = _kept(subject.named_modules())
+    with _restored(before):
+        yield
+        losses = [loss for kept in before for loss in _losses(kept, lines)]
+    _refuse_new_state([loss for loss in losses if _is_state(loss.value)])
+    _warn_about([loss for loss in losses if not _is_state(loss.value)])
+
+
+def _kept(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[Kept]:
+    unique: dict[int, tuple[ModulePath, nn.Module]] = {}
+    for path, module in modules:
+        unique.setdefault(id(module), (path, module))
+    return [Kept(path, module, dict(vars(module)), _contents(module)) for path, module in unique.values()]
+
+
+@contextmanager
+def restored(thing: object) -> Iterator[None]:
+    """Undo whatever the block writes to an object with attributes of its own."""
+    if not hasattr(thing, "__dict__"):
+        yield
+        return
+    with _restored([Kept(ModulePath(), thing, dict(vars(thing)), _contents(thing))]):
+        yield
+
+
+def _contents(module: object) -> list[Content]:
     """The containers among a module's attributes, also inside each other, each with a copy."""
-    found: list[tuple[Container, Container]] = []
-    waiting = [value for value in vars(module).values() if isinstance(value, _CONTAINERS)]
+    found: list[Content] = []
+    waiting = [(name, value) for name, value in vars(module).items() if isinstance(value, _CONTAINERS)]
     seen: set[int] = set()
     while waiting:
-        held = waiting.pop()
+        name, held = waiting.pop()
         if id(held) in seen:
             continue
         seen.add(id(held))
-        found.append((held, copy(held)))
-        inner = held.values() if isinstance(held, dict) else held
-        waiting += [value for value in inner if isinstance(value, _CONTAINERS)]
+        found.append(Content(name, held, copy(held)))
+        waiting += [(name, value) for value in _values(held) if isinstance(value, _CONTAINERS)]
     return found
 
 
-def _restore(
-    module: nn.Module, attributes: Mapping[str, Any], contents: Sequence[tuple[Container, Container]]
-) -> None:
-    now = vars(module)
-    lost = [name for name, value in now.items() if value is not attributes.get(name) and _is_fake(value)]
-    for held, kept in contents:
-        if held is not attributes.get("_buffers") and _gained_fakes(held, kept):
-            lost.append(f"an item of {_name_of(held, attributes)}")
-        if not _same_items(held, kept):
-            _refill(held, kept)
-    if now.keys() != attributes.keys() or any(now[name] is not value for name, value in attributes.items()):
-        now.clear()
-        now.update(attributes)
-    if lost:
-        warnings.warn(
-            f"{type(module).__name__} kept tensors of the capture in {', '.join(lost)}; they are removed. "
-            "A captured program does not repeat that: register them as buffers, or return them",
-            stacklevel=2,
-        )
+def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
+    for name, value in vars(kept.module).items():
+        if (id(kept.module), name) in lines.by_torch:
+            continue
+        if value is not kept.attributes.get(name) and _is_lost(value):
+            yield _loss(kept, name, value, lines)
+    for content in kept.contents:
+        if _same_items(content.held, content.before):
+            continue
+        known = {id(value) for value in _values(content.before)}
+        for key, value in _items(content.held):
+            reassigned = content.attribute == "_buffers" and key in content.before
+            if id(value) not in known and _is_lost(value) and not reassigned:
+                registered = content.attribute in ("_parameters", "_buffers", "_modules")
+                yield _loss(kept, str(key) if registered else content.attribute, value, lines)
+
+
+def _loss(kept: Kept, name: str, value: Any, lines: Lines) -> Loss:
+    line = lines.attributes.get((id(kept.module), name))
+    made = next(_fakes(value), None)
+    return Loss(kept, name, value, line or (None if made is None else lines.maker(made)))
+
+
+def _is_lost(value: object) -> bool:
+    return next(_fakes(value), None) is not None
+
+
+def _fakes(value: object) -> Iterator[Tensor]:
+    """The fake tensors in a value: itself, those of a module, those in containers."""
+    if isinstance(value, nn.Module):
+        held: Sequence[Any] = (*value.parameters(), *value.buffers())
+    else:
+        held, _ = tree_flatten(list(value) if isinstance(value, set) else value)
+    yield from (tensor for tensor in held if _is_fake(tensor))
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, nn.Module | nn.Parameter)
 
 
 def _is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor)
 
 
-def _gained_fakes(held: Container, kept: Container) -> bool:
-    if len(held) == len(kept) and _same_items(held, kept):
-        return False
-    before = {id(value) for value in _values(kept)}
-    return any(_is_fake(value) and id(value) not in before for value in _values(held))
+def _refuse_new_state(losses: Sequence[Loss]) -> None:
+    if not losses:
+        return
+    made = [f"{'Parameter' if _is_fake(x.value) else type(x.value).__name__} {x}" for x in losses]
+    raise LostState(
+        f"the model makes {', '.join(made)} while it runs, and keeps it",
+        where=Place(str(losses[0].module.path), losses[0].line),
+        why="a module or parameter that is made in forward is new state: eager would train it, and a program "
+        "would make another one in every run",
+        remedy="make it in __init__, or call the model once on the example inputs before the capture",
+    )
 
 
-def _name_of(held: Container, attributes: Mapping[str, Any]) -> str:
-    return next((name for name, value in attributes.items() if value is held), "a container")
+def _warn_about(losses: Sequence[Loss]) -> None:
+    by_module: dict[int, list[Loss]] = {}
+    for loss in losses:
+        by_module.setdefault(id(loss.module.module), []).append(loss)
+    for found in by_module.values():
+        kept = found[0].module
+        names = ", ".join(dict.fromkeys(map(str, found)))
+        warnings.warn(
+            f"{type(kept.module).__name__} kept tensors of the capture in {names}; they are removed. "
+            "A captured program does not repeat that: register them as buffers, or return them",
+            stacklevel=2,
+        )
+
+
+def _restore(kept: Kept) -> None:
+    for content in kept.contents:
+        if not _same_items(content.held, content.before):
+            _refill(content.held, content.before)
+    now = vars(kept.module)
+    if now.keys() != kept.attributes.keys() or any(
+        now[n] is not value for n, value in kept.attributes.items()
+    ):
+        now.clear()
+        now.update(kept.attributes)
+
+
+def _items(held: Container) -> list[tuple[Any, Any]]:
+    return list(held.items()) if isinstance(held, dict) else [("", value) for value in held]
 
 
 def _values(held: Container) -> list[Any]:
-    return list(held.values()) if isinstance(held, dict) else list(held)
+    return [value for _, value in _items(held)]
 
 
 def _same_items(left: Container, right: Container) -> bool:

@@ -1,7 +1,8 @@
 """Which attributes the model reads while it runs: what the capture depends on."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from whence._torch.attribute_reads import ReadObserver
 from whence.program.observed import Observed, Read
 from whence.provenance import ModulePath, Source
+from whence.tracing.modules import restored
 from whence.tracing.subject import Subject
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, Tensor, type, torch.dtype, torch.device)
@@ -32,7 +34,14 @@ class Reads:
         self._modules = tuple(subject.named_modules())
         self._known = {id(module) for _, module in self._modules}
         self._objects: list[object] = []
+        self._restored = ExitStack()
         self._rows: list[Read] = []
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Note reads while the block runs; objects that modules hold are given back as they were."""
+        with self._restored, self.observer.active(module for _, module in self._modules):
+            yield
 
     def read(self, holder: object, name: str, value: object) -> bool:
         """An attribute of the model was read; what it holds is watched from now on."""
@@ -69,6 +78,7 @@ class Reads:
             elif isinstance(found, nn.Module) or self._can_watch(found):
                 self._known.add(id(found))
                 self._objects.append(found)
+                self._restored.enter_context(restored(found))
 
     def _can_watch(self, found: object) -> bool:
         return (

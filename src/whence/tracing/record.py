@@ -12,17 +12,21 @@ from torch import Tensor, fx
 
 from whence._torch.autograd import gradient_key, run_backward
 from whence._torch.checkpoints import observed_checkpoints
-from whence._torch.compiling import compiling_on_this_thread
-from whence._torch.module_calls import observed_modules
+from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
+from whence._torch.hooks import gradient_hooks
+from whence._torch.module_calls import CallObserver, observed_modules
+from whence._torch.module_writes import observed_writes
 from whence._torch.recording import fake_mode_of
-from whence._torch.tensors import clear_autocast_cache, gradient_hooks, untouched
+from whence._torch.saving import observed_packing
+from whence._torch.tensors import clear_autocast_cache, untouched
 from whence._torch.trees import TreeSpec, tree_flatten
 from whence.errors import InvalidLoss, NestedCapture, Place, UnsupportedHook, UnsupportedInput
 from whence.program.naming import state_name
 from whence.schema import InputKind, Phase
 from whence.tracing.example import Example, is_plain_constant
 from whence.tracing.frames import beginning_of
-from whence.tracing.modules import modules_restored, reassigned_buffers
+from whence.tracing.kinds import refuse_kinds
+from whence.tracing.modules import Lines, changes_reported, reassigned_buffers
 from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.session import Session
 from whence.tracing.sideeffects import refuse_side_effects
@@ -80,15 +84,53 @@ class Recorded:
 
 def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorded:
     """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
+    refuse_kinds(subject, differentiates=bool(backward))
     state = state_tensors(subject)
     if backward:
         _refuse_hooks(state)
-    with _alone(), ExitStack() as around:
-        session = Session(subject, fake_mode_of(_tensors(example.leaves, state)), (record.__code__,))
+    lines = Lines()
+    session = _session(subject, example, state, lines)
+    with alone(), ExitStack() as around:
         around.enter_context(keeping_what_was_recorded(session))
-        around.enter_context(_surroundings_kept(subject, state))
+        around.enter_context(_surroundings_kept(subject, state, lines))
         around.enter_context(refuse_side_effects(subject, state))
         return _recorded(session, subject, example, state, backward)
+
+
+def rehearse(
+    subject: Subject,
+    example: Example,
+    state: Sequence[StateTensor],
+    observing: Callable[[Session], CallObserver],
+) -> None:
+    """Run the forward of `subject` on fake tensors for an observer of its module calls; keep nothing."""
+    session = _session(subject, example, state, Lines())
+    prepared = _prepare(session, example, state)
+    with _listening(session, observing(session)), session.recorder.active():
+        _run(session, subject, example.with_leaves(list(prepared.leaves)))
+
+
+def _session(subject: Subject, example: Example, state: Sequence[StateTensor], lines: Lines) -> Session:
+    mode = fake_mode_of(_tensors(example.leaves, state))
+    session = Session(subject, mode, (record.__code__, rehearse.__code__), lines)
+    session.know(
+        {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
+    )
+    return session
+
+
+@contextmanager
+def _listening(session: Session, observer: CallObserver) -> Iterator[None]:
+    """Everything that a run tells: module calls, changes of modules, checkpoints, questions."""
+    with ExitStack() as active:
+        active.enter_context(compiling_on_this_thread(session.asked))
+        active.enter_context(compiled_functions_run_eagerly())
+        active.enter_context(observed_modules(observer))
+        active.enter_context(observed_writes(session.watch))
+        active.enter_context(observed_checkpoints(session))
+        active.enter_context(session.reads.active())
+        active.enter_context(observed_packing(session.watch.packing))
+        yield
 
 
 def _recorded(
@@ -99,14 +141,8 @@ def _recorded(
     backward: bool | Loss,
 ) -> Recorded:
     with ExitStack() as active:
-        session.know(
-            {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
-        )
         prepared = _prepare(session, example, state)
-        active.enter_context(compiling_on_this_thread(session.asked))
-        active.enter_context(session.reads.observer.active(module for _, module in subject.named_modules()))
-        active.enter_context(observed_modules(session))
-        active.enter_context(observed_checkpoints(session))
+        active.enter_context(_listening(session, session))
         active.enter_context(
             torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled())
         )
@@ -139,7 +175,7 @@ def _refuse_hooks(state: Sequence[StateTensor]) -> None:
     ]
     if hooked:
         raise UnsupportedHook(
-            f"there are gradient hooks on {'; '.join(hooked)}",
+            f"there are gradient hooks on parameters: {'; '.join(hooked)}",
             why="the captured backward would contain what they do, and autograd would run them once more",
             remedy="remove them for the capture and register them again afterwards: the program's modules "
             "share the parameters, so they fire there as they do in eager",
@@ -147,7 +183,8 @@ def _refuse_hooks(state: Sequence[StateTensor]) -> None:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
+    """One capture at a time, and none inside another."""
     nested = _turn._is_owned()  # type: ignore[attr-defined]
     if nested:
         raise NestedCapture(
@@ -160,12 +197,12 @@ def _alone() -> Iterator[None]:
 
 
 @contextmanager
-def _surroundings_kept(subject: Subject, state: Sequence[StateTensor]) -> Iterator[None]:
+def _surroundings_kept(subject: Subject, state: Sequence[StateTensor], lines: Lines) -> Iterator[None]:
     """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
     python, cpu = random.getstate(), torch.get_rng_state()
     clear_autocast_cache()
     try:
-        with modules_restored(subject), untouched(row.tensor for row in state):
+        with changes_reported(subject, lines), untouched(row.tensor for row in state):
             yield
     finally:
         clear_autocast_cache()

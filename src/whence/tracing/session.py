@@ -1,5 +1,6 @@
 """What is written down while a model runs: one mark per node, one scope per module call."""
 
+import gc
 import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from whence._torch.autograd import (
     next_sequence_number,
     sequence_number,
 )
+from whence._torch.hooks import described
 from whence._torch.operators import draws, is_elementwise, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.trees import tree_flatten
@@ -40,9 +42,11 @@ from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.callnames import CallNames
 from whence.tracing.frames import SourceFinder
+from whence.tracing.modules import Lines
 from whence.tracing.reads import Reads
 from whence.tracing.subject import Subject, module_signature
 from whence.tracing.valuereads import data_dependent, tensors_read, value_of
+from whence.tracing.watching import Watch
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
 
@@ -52,7 +56,8 @@ class Mark:
     """What was known when a node was recorded.
 
     `moment` is the number of the newest autograd node: the one this operation made, if it made one.
-    `cut` are the nodes whose gradient stops here, because the operation ran without grad mode.
+    `cut` are the nodes whose gradient stops here, because the operation ran without grad mode. `hook` is the
+    name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved.
     """
 
     scope: int
@@ -61,6 +66,8 @@ class Mark:
     source: Source | None
     cut: tuple[fx.Node, ...] = ()
     recomputed: bool = False
+    hook: str | None = None
+    packs: bool = False
 
 
 @dataclass
@@ -129,7 +136,9 @@ class Notes:
 class Session:
     """Listens to modules, operations and autograd on one thread, and takes notes."""
 
-    def __init__(self, subject: Subject, fake_mode: FakeTensorMode, boundaries: tuple[CodeType, ...]) -> None:
+    def __init__(
+        self, subject: Subject, fake_mode: FakeTensorMode, boundaries: tuple[CodeType, ...], lines: Lines
+    ) -> None:
         self.notes = Notes()
         self.recorder = Recorder(self, fake_mode)
         self.phase = Phase.FORWARD
@@ -137,6 +146,8 @@ class Session:
         self.names = CallNames(subject)
         self.reads = Reads(subject, self.reading)
         self._finder = SourceFinder(boundaries)
+        self.watch = Watch(subject, self._finder, lines)
+        lines.maker = self._line_that_made
         self._stack: list[int] = []
         self._alive: list[object] = []
         self._started: list[tuple[Node, int, tuple[fx.Node | None, ...]]] = []
@@ -153,6 +164,13 @@ class Session:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Callable[[Any], None]]:
         """A module call: a new scope in the forward pass, the old one again where a checkpoint recomputes."""
+        with self.watch.calling(module), self._call(module, args, kwargs) as report:
+            yield report
+
+    @contextmanager
+    def _call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Callable[[Any], None]]:
         path = self.names.path(module)
         if path is None:
             yield _ignore
@@ -239,6 +257,11 @@ class Session:
             self._repeats[-1].scope = found + 1
         return found
 
+    def _line_that_made(self, tensor: Tensor) -> str | None:
+        node = self.recorder.node_of(tensor)
+        source = self.notes.marks[node].source if node in self.notes.marks else None
+        return str(source) if source else None
+
     # --- values --------------------------------------------------------------------------------------
 
     def _structure(self, value: Any) -> Structure:
@@ -290,13 +313,16 @@ class Session:
             self._note_draw(node)
         if node.target is torch.ops.aten.detach.default and inside_backward() and torch.is_grad_enabled():
             self.notes.unpacked.append(node)
+        source = self._finder.current()
         self.notes.marks[node] = Mark(
             self._stack[-1],
             self.phase,
             next_sequence_number() - 1,
-            self._finder.current(),
+            source,
             self._cut(node),
             recomputed=self.phase is Phase.BACKWARD and (bool(self._repeats) or self._stack[-1] != PROGRAM),
+            hook=self.watch.hook(possible=self.phase is Phase.BACKWARD and source is not None),
+            packs=self.watch.packs is not None,
         )
 
     def _note_draw(self, node: fx.Node) -> None:
@@ -323,7 +349,7 @@ class Session:
 
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         """A gradient hook on an activation is part of the backward; one on a parameter would stay there."""
-        name = getattr(hook, "__qualname__", type(hook).__name__)
+        name = described(hook)
         if isinstance(tensor, nn.Parameter):
             raise UnsupportedHook(
                 f"the gradient hook {name} is put on a parameter while the model runs",
@@ -368,6 +394,23 @@ class Session:
 
     def _nodes(self, tensors: Sequence[Tensor | None]) -> tuple[fx.Node | None, ...]:
         return tuple(None if tensor is None else self.recorder.node_of(tensor) for tensor in tensors)
+
+    # --- afterwards ----------------------------------------------------------------------------------
+
+    def kept_outside(self) -> list[str]:
+        """The operations whose results somebody holds although the run is over, each with its line.
+
+        Call it when nothing of the run is needed any more.
+        """
+        self._alive.clear()
+        self.notes.steps.clear()
+        self.recorder.forget()
+        if not self.recorder.results_alive().isdisjoint(self.notes.marks):
+            gc.collect()  # hooks and custom functions make cycles
+        alive = self.recorder.results_alive()
+        return [
+            f"{node.name} ({self.notes.marks[node].source})" for node in self.notes.order if node in alive
+        ]
 
     # --- errors --------------------------------------------------------------------------------------
 

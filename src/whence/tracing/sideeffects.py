@@ -1,6 +1,7 @@
 """What a model does on the side while it runs, and a graph cannot repeat: refused."""
 
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from whence._torch.tensors import generator_state
 from whence.errors import Fault, SideEffect
+from whence.tracing.session import Session
 from whence.tracing.subject import StateTensor, Subject
 
 
@@ -52,6 +54,18 @@ def _set_generator(subject: Subject) -> Fault:
         why="fake tensors draw no numbers, so torch.manual_seed or set_rng_state has changed it",
         remedy="seed outside the captured function",
     )
+
+
+def warn_about_kept(session: Session) -> None:
+    """Warn of tensors of a finished run that somebody holds: a global, a cache, a hook that collects."""
+    kept = session.kept_outside()
+    if kept:
+        warnings.warn(
+            f"an object, a global or a cache holds tensors of the capture: {', '.join(kept)}. They "
+            "are shapes without numbers, and a program does not repeat that: clear the global, cache or list "
+            "that holds them, or return them",
+            stacklevel=4,
+        )
 
 
 def _gradients_restored(state: Sequence[StateTensor], before: Sequence[Tensor | None]) -> list[str]:

@@ -2,15 +2,15 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from whence._torch.scripting import is_scripted
+from whence._torch.wrappers import seen_through, wrappers_around
 from whence.errors import Fault, NotCallable, Place
 from whence.program import ModuleRecord
 from whence.provenance import ROOT, ModulePath
@@ -24,7 +24,8 @@ class Subject:
     """A callable to capture.
 
     `roots` are the modules it reaches and the path each is known by: the module itself at the root, or, for a
-    plain function, the modules among its globals and closure under their variable names.
+    plain function, the modules among its globals and closure under their variable names. `wrappers` are what
+    was seen through to reach a module: a compiled or a data-parallel one.
     """
 
     call: Callable[..., Any]
@@ -32,6 +33,7 @@ class Subject:
     name: str
     is_module: bool
     parameters: inspect.Signature | None
+    wrappers: tuple[nn.Module, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -44,14 +46,21 @@ class Subject:
         for path, root in self.roots:
             yield from _walk(path, root)
 
+    def named_wrappers(self) -> Iterator[tuple[ModulePath, nn.Module]]:
+        """Modules that wrap others, each under the path of what it wraps."""
+        yield from ((ROOT, module) for module in self.wrappers)
+        for path, module in self.named_modules():
+            for name, child in module._modules.items():
+                if child is not None:
+                    yield from ((path.child(name), wrapper) for wrapper in wrappers_around(child))
+
 
 def subject_of(model: object) -> Subject:
     """Look at what the caller wants captured; raises `NotCallable`, naming all that stands against it."""
     if is_scripted(model):
         raise NotCallable.of([_scripted(model, ROOT)])
     subject = _subject_of(model)
-    faults = [fault for path, root in subject.roots for fault in _unready(path, root)]
-    faults += [_compiled()] if isinstance(model, nn.Module) and hasattr(model, "_orig_mod") else []
+    faults = [fault for path, root in subject.roots for fault in _scripted_within(path, root)]
     if faults:
         raise NotCallable.of(faults)
     return subject
@@ -61,7 +70,9 @@ def _subject_of(model: object) -> Subject:
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise NotCallable(f"{model.__name__} is a class", remedy=f"pass an instance: {model.__name__}(...)")
     if isinstance(model, nn.Module):
-        return Subject(model, ((ROOT, model),), model._get_name(), True, module_signature(model))
+        inner = seen_through(model)
+        wrappers = wrappers_around(model)
+        return Subject(inner, ((ROOT, inner),), inner._get_name(), True, module_signature(inner), wrappers)
     if not callable(model):
         raise NotCallable(
             f"expected a module or a callable, got {type(model).__name__}",
@@ -74,18 +85,14 @@ def _subject_of(model: object) -> Subject:
     return Subject(model, tuple(_modules_around(model)), name, False, _signature(model))
 
 
-def _unready(path: ModulePath, module: nn.Module, above: tuple[int, ...] = ()) -> Iterator[Fault]:
-    """What cannot be recorded of a module and those inside it; nothing is seen inside a scripted one."""
+def _scripted_within(path: ModulePath, module: nn.Module, above: tuple[int, ...] = ()) -> Iterator[Fault]:
+    """The scripted ones among a module and those inside it; nothing is seen inside a scripted one."""
     if is_scripted(module):
         yield _scripted(module, path)
         return
-    tensors = chain(module._parameters.items(), module._buffers.items())
-    lazy = [name for name, tensor in tensors if tensor is not None and is_lazy(tensor)]
-    if lazy:
-        yield _uninitialised(module, path, lazy)
     for name, child in module._modules.items():
         if child is not None and id(child) not in above:
-            yield from _unready(path.child(name), child, (*above, id(module)))
+            yield from _scripted_within(path.child(name), seen_through(child), (*above, id(module)))
 
 
 def _scripted(model: object, path: ModulePath) -> Fault:
@@ -94,23 +101,6 @@ def _scripted(model: object, path: ModulePath) -> Fault:
         where=Place(str(path) or None),
         why="TorchScript does not run through Python",
         remedy="capture the module it was scripted from",
-    )
-
-
-def _uninitialised(module: nn.Module, path: ModulePath, names: Sequence[str]) -> Fault:
-    return Fault(
-        f"{', '.join(names)} of {type(module).__name__} are not initialised yet",
-        where=Place(str(path) or None),
-        why="a lazy module makes its parameters when it first runs",
-        remedy="call the model once on the example inputs",
-    )
-
-
-def _compiled() -> Fault:
-    return Fault(
-        "the model is compiled by torch.compile",
-        why="it runs generated code, which says nothing of its modules",
-        remedy="capture the original: model._orig_mod",
     )
 
 
@@ -142,7 +132,7 @@ def _modules_around(function: Callable[..., Any]) -> Iterator[tuple[ModulePath, 
         yield from _modules_in(held, ROOT)
         yield from _modules_around(function.func)
     elif isinstance(function, nn.Module):
-        yield ROOT, function
+        yield ROOT, seen_through(function)
     elif inspect.isfunction(inspect.unwrap(function)):
         scope = inspect.getclosurevars(inspect.unwrap(function))
         yield from _modules_in({**scope.globals, **scope.nonlocals}, ROOT)
@@ -155,7 +145,7 @@ def _modules_in(names: Mapping[str, Any], path: ModulePath) -> Iterator[tuple[Mo
     for name, value in names.items():
         here = path.child(name)
         if isinstance(value, nn.Module):
-            yield here, value
+            yield here, seen_through(value)
         elif isinstance(value, list | tuple) and any(isinstance(item, nn.Module) for item in value):
             yield from _modules_in({str(i): item for i, item in enumerate(value)}, here)
         elif isinstance(value, dict) and any(isinstance(item, nn.Module) for item in value.values()):
@@ -167,8 +157,8 @@ def _walk(
 ) -> Iterator[tuple[ModulePath, nn.Module]]:
     yield path, module
     for name, child in module._modules.items():
-        if child is not None and id(child) not in above:
-            yield from _walk(path.child(name), child, (*above, id(module)))
+        if child is not None and id(seen_through(child)) not in above:
+            yield from _walk(path.child(name), seen_through(child), (*above, id(module)))
 
 
 def module_records(subject: Subject, names: dict[int, str]) -> tuple[ModuleRecord, ...]:
@@ -187,7 +177,7 @@ def _record(
     def held(tensor: Tensor | None) -> str | None:
         return None if tensor is None else names[id(tensor)]
 
-    container = next((kind.__name__ for kind in _KEPT_CONTAINERS if type(module) is kind), None)
+    container = next((kind.__name__ for kind in _KEPT_CONTAINERS if isinstance(module, kind)), None)
     loose = module._non_persistent_buffers_set
     return ModuleRecord(
         path=path,
@@ -198,6 +188,7 @@ def _record(
         buffers=tuple((name, held(tensor), name not in loose) for name, tensor in module._buffers.items()),
         absent=tuple(name for name, child in module._modules.items() if child is None),
         same_as=same_as,
+        children=tuple(module._modules),
         tensors=tuple(
             (name, names[id(value)]) for name, value in _loose_tensors(module) if id(value) in names
         ),
@@ -217,6 +208,11 @@ class StateTensor:
     is_parameter: bool
     persistent: bool
     owner: str
+
+    @property
+    def is_initialised(self) -> bool:
+        """Whether it has a shape; what belongs to a lazy module gets one in its first call."""
+        return not is_lazy(self.tensor)
 
 
 def state_tensors(subject: Subject) -> list[StateTensor]:
@@ -246,6 +242,12 @@ def _add(
         found[id(tensor)] = StateTensor(
             tensor, (*known.paths, path), known.is_parameter, known.persistent or persistent, known.owner
         )
+
+
+def loose_tensors(subject: Subject) -> Iterator[tuple[ModulePath, Tensor]]:
+    """Tensors that modules hold as plain attributes."""
+    for path, module in subject.named_modules():
+        yield from ((path.child(name), tensor) for name, tensor in _loose_tensors(module))
 
 
 def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:

@@ -1,0 +1,42 @@
+"""See when autograd packs a tensor that it saves: `torch.autograd.graph.saved_tensors_hooks`.
+
+C++ calls the pack hook in the middle of an operation, so no frame tells that it is one.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch.autograd.graph import saved_tensors_hooks
+
+Packing = Callable[[str], AbstractContextManager[None]]
+
+
+@contextmanager
+def observed_packing(packing: Packing) -> Iterator[None]:
+    """On the calling thread, run pack hooks that are made inside the block in a context, by their name."""
+    here = threading.get_ident()
+    hooks_class: Any = saved_tensors_hooks
+    before = hooks_class.__init__
+
+    def init(hooks: saved_tensors_hooks, pack_hook: Any, unpack_hook: Any) -> None:
+        before(hooks, _observed(pack_hook, packing, here), unpack_hook)
+
+    hooks_class.__init__ = init
+    try:
+        yield
+    finally:
+        hooks_class.__init__ = before
+
+
+def _observed(pack_hook: Any, packing: Packing, thread: int) -> Any:
+    name = getattr(pack_hook, "__qualname__", type(pack_hook).__name__)
+
+    def pack(tensor: Any) -> Any:
+        if threading.get_ident() != thread:
+            return pack_hook(tensor)
+        with packing(name):
+            return pack_hook(tensor)
+
+    return pack

@@ -1,0 +1,79 @@
+"""See through modules that only wrap another one: `torch.compile`, data parallelism.
+
+A compiled module runs generated code and a data-parallel one talks to other processes around the call; what
+is computed is what the module inside computes, under the names that the user gave it.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+_MISSING = object()
+
+
+def inner_module(module: nn.Module) -> nn.Module | None:
+    """The module that `module` wraps, if it is a wrapper."""
+    if _is_compiled(module):
+        found: nn.Module = vars(module)["_modules"]["_orig_mod"]
+        return found
+    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        wrapped: nn.Module = module.module
+        return wrapped
+    return None
+
+
+def seen_through(module: nn.Module) -> nn.Module:
+    """The module behind any number of wrappers, or `module` itself."""
+    inner = inner_module(module)
+    return module if inner is None else seen_through(inner)
+
+
+def wrappers_around(module: nn.Module) -> tuple[nn.Module, ...]:
+    """The wrappers that `seen_through` sees through, outermost first."""
+    inner = inner_module(module)
+    return () if inner is None else (module, *wrappers_around(inner))
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Asked by the class that is loaded: importing the compiler to ask would take a second."""
+    loaded = sys.modules.get("torch._dynamo.eval_frame")
+    return loaded is not None and isinstance(module, loaded.OptimizedModule)
+
+
+def call_through(call: Any, wrapper: nn.Module, inner: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Call a wrapper so that its hooks run, and instead of its own work only the module inside."""
+
+    def forward(*inputs: Any, **options: Any) -> Any:
+        return inner(*inputs, **options)
+
+    attributes = vars(wrapper)
+    before = attributes.get("forward", _MISSING)
+    attributes["forward"] = forward
+    try:
+        return call(wrapper, *args, **kwargs)
+    finally:
+        if before is _MISSING:
+            del attributes["forward"]
+        else:
+            attributes["forward"] = before
+
+
+def has_own_hooks(module: nn.Module) -> bool:
+    """Whether anybody put forward or backward hooks on the module."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(vars(module)[name] for name in names)
+
+
+def processes_averaged(module: nn.Module) -> int:
+    """How many processes average their gradients through this module; 1 where none do."""
+    if not isinstance(module, nn.parallel.DistributedDataParallel):
+        return 1
+    return int(torch.distributed.get_world_size(module.process_group))
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP manages the parameters of the module; asked, too, without importing it."""
+    loaded: Any = sys.modules.get("torch.distributed.fsdp")
+    return loaded is not None and isinstance(module, loaded.FSDPModule | loaded.FullyShardedDataParallel)

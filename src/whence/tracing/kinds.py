@@ -1,0 +1,98 @@
+"""Kinds of modules and tensors that cannot be recorded: refused before the run, all at once."""
+
+from torch import nn
+
+from whence._torch.lazy import uninitialised
+from whence._torch.recording import is_wrapper_subclass
+from whence._torch.scripting import is_packed_weight
+from whence._torch.wrappers import has_own_hooks, is_sharded, processes_averaged
+from whence.errors import NotCallable, Place, UnsupportedHook, UnsupportedInput, UnsupportedModule
+from whence.provenance import ModulePath
+from whence.tracing.subject import Subject, loose_tensors, state_tensors
+
+
+def refuse_kinds(subject: Subject, *, differentiates: bool) -> None:
+    """Raise a `CaptureError` that names every module or tensor of a kind that cannot be recorded."""
+    _refuse_sharded(subject)
+    refuse_uninitialised(subject)
+    _refuse_subclasses(subject)
+    _refuse_hooks_of_wrappers(subject)
+    if differentiates:
+        _refuse_averaging(subject)
+
+
+def refuse_uninitialised(subject: Subject) -> None:
+    """Raise `NotCallable` for parameters and buffers without a shape, naming all."""
+    names = [
+        f"{path.child(name)}" for path, module in subject.named_modules() for name in uninitialised(module)
+    ]
+    if names:
+        raise NotCallable(
+            f"{', '.join(dict.fromkeys(names))} are not initialised",
+            where=Place(subject.name),
+            why="a lazy module makes its parameters in its first call, and the model does not call it",
+            remedy="remove modules that are not used, or call the model once on inputs that reach them",
+        )
+
+
+def _refuse_sharded(subject: Subject) -> None:
+    sharded = [(path, module) for path, module in subject.named_modules() if is_sharded(module)]
+    if sharded:
+        raise UnsupportedModule(
+            f"FSDP manages {', '.join(_described(path, module) for path, module in sharded)}",
+            why="its hooks gather and free parameters between processes, which is no part of one program",
+            remedy="capture the model before fully_shard: module paths and names of parameters are the same",
+        )
+
+
+def _described(path: ModulePath, module: nn.Module) -> str:
+    return f"{path or '(root)'} ({type(module).__name__})"
+
+
+def _refuse_subclasses(subject: Subject) -> None:
+    """Quantised weights, DTensors and other tensors that are made of tensors."""
+    held = {row.paths[0]: row.tensor for row in state_tensors(subject)}
+    held |= dict(loose_tensors(subject))
+    packed = [
+        f"{path.child(name)} is a packed quantised weight"
+        for path, module in subject.named_modules()
+        for name, value in vars(module).items()
+        if is_packed_weight(value)
+    ]
+    found = [
+        f"{path} is a {type(tensor).__name__}" for path, tensor in held.items() if is_wrapper_subclass(tensor)
+    ]
+    if found or packed:
+        raise UnsupportedInput(
+            "; ".join((*found, *packed)),
+            why="a tensor made of other tensors, or packed for one backend, has a layout that the signature "
+            "does not describe",
+            remedy="capture the model with plain tensors, before it is quantised or distributed",
+        )
+
+
+def _refuse_averaging(subject: Subject) -> None:
+    """A data-parallel module averages gradients between processes; a program does not."""
+    averaging = [
+        (path, module, n)
+        for path, module in subject.named_wrappers()
+        if (n := processes_averaged(module)) > 1
+    ]
+    if averaging:
+        spelled = [f"{_described(path, module)} over {n} processes" for path, module, n in averaging]
+        raise UnsupportedModule(
+            f"gradients are averaged by {', '.join(spelled)}",
+            why="the program is the local computation, and the gradients of its backward are not averaged",
+            remedy="capture the forward, or capture the module inside (model.module) and average the "
+            "gradients that its program returns",
+        )
+
+
+def _refuse_hooks_of_wrappers(subject: Subject) -> None:
+    hooked = [module for module in subject.wrappers if has_own_hooks(module)]
+    if hooked:
+        raise UnsupportedHook(
+            f"there are hooks on {', '.join(type(module).__name__ for module in hooked)}",
+            why="the capture sees through the wrapper to the module inside, and would not run them",
+            remedy="register them on the module inside: model.module, or model._orig_mod when it is compiled",
+        )

@@ -1,0 +1,102 @@
+"""Lazy modules get their parameters before anything is recorded.
+
+The model runs once on fake tensors, and nothing of that run is kept; but where a lazy module is called, its
+`initialize_parameters` runs outside the fake world, so its parameters are real, and drawn from the real
+generator in the order of the calls.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from whence._torch.lazy import initialised_for_real, is_waiting, uninitialised, without_numbers
+from whence._torch.tensors import clear_autocast_cache, untouched
+from whence.errors import DataDependent
+from whence.provenance import ModulePath
+from whence.tracing.example import Example
+from whence.tracing.modules import modules_restored
+from whence.tracing.record import alone, rehearse
+from whence.tracing.session import Session
+from whence.tracing.subject import StateTensor, Subject, state_tensors, subject_of
+
+
+def materialised(subject: Subject, example: Example) -> Subject:
+    """`subject` with its lazy modules initialised, as its first call would do it."""
+    lazy = [module for _, module in subject.named_modules() if is_waiting(module) or uninitialised(module)]
+    if not lazy:
+        return subject
+    waiting = {id(module) for module in lazy}
+    settled = [(path, module) for path, module in subject.named_modules() if id(module) not in waiting]
+    state = [row for row in state_tensors(subject) if row.is_initialised]
+    with alone(), ExitStack() as kept:
+        kept.callback(clear_autocast_cache)
+        kept.enter_context(untouched(row.tensor for row in state))
+        kept.enter_context(modules_restored(settled))
+        clear_autocast_cache()
+        _Initialisation(subject, kept, {id(module) for _, module in settled}).run(example, state)
+    return replace(subject_of(subject.call), wrappers=subject.wrappers)
+
+
+class _Initialisation:
+    """The rehearsal in which lazy modules are initialised; each is then kept as it is."""
+
+    def __init__(self, subject: Subject, kept: ExitStack, settled: set[int]) -> None:
+        self._subject = subject
+        self._kept = kept
+        self._settled = settled
+        self._session: Session | None = None
+
+    def run(self, example: Example, state: list[StateTensor]) -> None:
+        """Run the model on fake tensors."""
+        rehearse(self._subject, example, state, self._observing)
+
+    def _observing(self, session: Session) -> "_Initialisation":
+        self._session = session
+        return self
+
+    @contextmanager
+    def called(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Callable[[Any], None]]:
+        """A module call; a lazy module is initialised in it."""
+        session = self._running()
+        with session.called(module, args, kwargs) as report:
+            if not is_waiting(module):
+                yield report
+                return
+            known = {id(t) for t in (*module.parameters(), *module.buffers())} - _unready(module)
+            with initialised_for_real(module, lambda done: self._initialised(done, known)):
+                yield report
+
+    def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
+        """A submodule was reached."""
+        self._running().accessed(parent, name, child)
+
+    def _running(self) -> Session:
+        if self._session is None:
+            raise RuntimeError("a module was called before the rehearsal began")
+        return self._session
+
+    def _initialised(self, module: nn.Module, known: set[int]) -> None:
+        """From here on the run's changes of the module, and of those it made, are undone."""
+        place = self._running().here()
+        if names := without_numbers(module, known):
+            raise DataDependent(
+                f"{', '.join(names)} of {type(module).__name__} depend on the values of the example",
+                where=place,
+                why="initialize_parameters is given tensors of the right shapes without values: the model's "
+                "real computation is not run",
+                remedy="call the model once on the example inputs before the capture",
+            )
+        new = [(ModulePath.parse(name), inner) for name, inner in module.named_modules()]
+        unsettled = [(path, inner) for path, inner in new if id(inner) not in self._settled]
+        self._settled |= {id(inner) for _, inner in unsettled if not is_waiting(inner)}
+        self._kept.enter_context(modules_restored([pair for pair in unsettled if not is_waiting(pair[1])]))
+
+
+def _unready(module: nn.Module) -> set[int]:
+    inner = [(held, uninitialised(held)) for held in module.modules()]
+    return {id(getattr(held, name)) for held, names in inner for name in names}

@@ -1,0 +1,62 @@
+"""Canaries: how pack hooks of saved tensors are made and called."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from whence._torch.saving import observed_packing
+
+NAMES: list[str] = []
+
+
+@contextmanager
+def packing(name: str) -> Iterator[None]:
+    """Notes the name."""
+    NAMES.append(name)
+    yield
+
+
+def double(tensor: Tensor) -> Tensor:
+    """A pack hook."""
+    return tensor * 2
+
+
+def halve(tensor: Tensor) -> Tensor:
+    """An unpack hook."""
+    return tensor / 2
+
+
+def test_packing_is_seen() -> None:
+    """Every hook is made by `saved_tensors_hooks.__init__`, also by `save_on_cpu`, and packs as before."""
+    NAMES.clear()
+    x = torch.ones(2, requires_grad=True)
+    with observed_packing(packing):
+        with saved_tensors_hooks(double, halve):
+            result = x.sin()
+        with torch.autograd.graph.save_on_cpu():
+            result = result.cos()
+    assert NAMES[0] == "double"
+    assert "save_on_cpu" in NAMES[1]
+    [gradient] = torch.autograd.grad(result.sum(), [x])
+    assert torch.equal(gradient, -torch.sin(torch.sin(x)) * torch.cos(x))
+
+
+def test_other_threads_are_not_seen() -> None:
+    """A hook of another thread packs unseen, and the class is as before afterwards."""
+    NAMES.clear()
+    before = saved_tensors_hooks.__init__
+
+    def work() -> None:
+        with saved_tensors_hooks(double, halve):
+            torch.ones(2, requires_grad=True).sin()
+
+    with observed_packing(packing):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert NAMES == []
+    assert saved_tensors_hooks.__init__ is before

@@ -1,0 +1,94 @@
+"""Canaries: modules that wrap another, and how they are called."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from whence._torch.wrappers import (
+    call_through,
+    has_own_hooks,
+    inner_module,
+    is_sharded,
+    processes_averaged,
+    seen_through,
+    wrappers_around,
+)
+
+X = torch.ones(2, 4)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of one process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_ordinary_module() -> None:
+    """A module that wraps nothing is itself."""
+    module = nn.Sequential(nn.Linear(4, 4))
+    assert inner_module(module) is None
+    assert seen_through(module) is module
+    assert wrappers_around(module) == ()
+    assert processes_averaged(module) == 1
+    assert not is_sharded(module)
+
+
+def test_compiled_module() -> None:
+    """`OptimizedModule` of `torch._dynamo.eval_frame` keeps the original in `_modules` as `_orig_mod`."""
+    module = nn.Linear(4, 4)
+    compiled = torch.compile(module, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    assert inner_module(compiled) is module
+    twice = nn.DataParallel(compiled)
+    assert seen_through(twice) is module
+    assert wrappers_around(twice) == (twice, compiled)
+
+
+def test_data_parallel_modules(group: None) -> None:
+    """Both kinds of data parallelism keep the original as `module`."""
+    module = nn.Linear(4, 4)
+    wrapped = nn.parallel.DistributedDataParallel(module)
+    assert inner_module(wrapped) is module
+    assert processes_averaged(wrapped) == 1
+
+
+def test_call_through_runs_hooks_and_the_module_inside() -> None:
+    """The wrapper's own forward does not run; its hooks do; afterwards it is as before."""
+
+    class Wrapper(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise AssertionError("not to be called")
+
+    wrapper, module = Wrapper(), nn.Linear(4, 4)
+    assert not has_own_hooks(wrapper)
+    wrapper.register_forward_hook(lambda owner, args, output: output + 1)
+    assert has_own_hooks(wrapper)
+    before = dict(vars(wrapper))
+    found = call_through(nn.Module.__call__, wrapper, module, (X,), {})
+    assert torch.equal(found, module(X) + 1)
+    assert vars(wrapper) == before
+
+
+def test_questions_load_nothing() -> None:
+    """Asking about FSDP does not import it."""
+    code = (
+        "import sys; from torch import nn; from whence._torch.wrappers import is_sharded, inner_module;"
+        "m = nn.Linear(2, 2); assert not is_sharded(m); assert inner_module(m) is None;"
+        "assert 'torch.distributed.fsdp' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_sharded_module(group: None) -> None:
+    """`fully_shard` makes its modules of class `FSDPModule`."""
+    module = nn.Linear(4, 4)
+    fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+    assert is_sharded(module)
