@@ -1,5 +1,6 @@
 """Canaries: how lazy modules wait and are initialised."""
 
+import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -44,6 +45,27 @@ def test_hook_is_given_back() -> None:
     with initialised_for_real(module, lambda _: None):
         assert dict(module._forward_pre_hooks) != before
     assert dict(module._forward_pre_hooks) == before
+
+
+def test_refused_initialisation_is_undone() -> None:
+    """When whoever is told afterwards refuses, the module is lazy again and can be initialised for real."""
+
+    def refuse(module: nn.Module) -> None:
+        raise RuntimeError("refused")
+
+    module = nn.LazyBatchNorm1d()
+    with (
+        pytest.raises(RuntimeError, match="refused"),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        initialised_for_real(module, refuse),
+    ):
+        module(torch.ones(4, 2))
+    assert is_waiting(module)
+    assert type(module) is nn.LazyBatchNorm1d
+    assert uninitialised(module) == ["weight", "bias", "running_mean", "running_var"]
+    module(torch.randn(4, 2))
+    assert module.weight.shape == (2,)
+    assert not module._forward_pre_hooks
 
 
 def test_values_are_not_numbers() -> None:

@@ -282,9 +282,13 @@ def test_initialisation_from_values_is_refused() -> None:
             with torch.no_grad():
                 self.weight.copy_(1 / x.std(0))
 
+    model = nn.Sequential(Normalising())
     with pytest.raises(whence.CaptureError, match="weight of Normalising depend on the values") as caught:
-        whence.capture(nn.Sequential(Normalising()), (X,))
+        whence.capture(model, (X,))
     assert "call the model once" in caught.value.remedy
+    expected = X * (1 / X.std(0))
+    assert torch.equal(model(X), expected)
+    assert torch.equal(faithful(model, X).module()(X), expected)
 
 
 def test_failure_after_the_initialisation_leaves_the_rest() -> None:

@@ -42,7 +42,7 @@ def initialised_for_real(module: nn.Module, done: Initialised) -> Iterator[None]
 
     def infer_for_real(called: nn.Module, args: Any, kwargs: Any) -> None:
         leaves, spec = tree_flatten((args, kwargs))
-        with _disable_current_modes():
+        with _disable_current_modes(), _undone_on_failure(called):
             inputs, options = tree_unflatten([_real(leaf) for leaf in leaves], spec)
             infer(called, inputs, options)
             done(called)
@@ -53,6 +53,30 @@ def initialised_for_real(module: nn.Module, done: Initialised) -> Iterator[None]
     finally:
         if number in hooks:
             hooks[number] = infer
+
+
+@contextmanager
+def _undone_on_failure(module: nn.Module) -> Iterator[None]:
+    """Make a module lazy again when its initialisation fails or is refused."""
+    kind, attributes = type(module), dict(vars(module))
+    registers = [(held, held.copy()) for held in attributes.values() if isinstance(held, dict)]
+    tensors: list[Any] = [getattr(module, name) for name in uninitialised(module)]
+    waiting = [(tensor, type(tensor), tensor.data) for tensor in tensors]
+    finished = False
+    try:
+        yield
+        finished = True
+    finally:
+        if not finished:
+            for tensor, lazy, nothing in waiting:
+                tensor.__class__ = lazy
+                tensor.data = nothing
+            for held, before in registers:
+                held.clear()
+                held.update(before)
+            vars(module).clear()
+            vars(module).update(attributes)
+            module.__class__ = kind
 
 
 def _real(leaf: Any) -> Any:
