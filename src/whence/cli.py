@@ -23,6 +23,7 @@ from whence.reports.verification import Verification
 
 OK, FAILED, USAGE = 0, 1, 2
 PIPED_WIDTH = 200
+MOST_SHOWN = 20
 LAST_LINES = 12
 MODEL_HELP = "package.module:factory, or hf:LlamaForCausalLM(num_hidden_layers=2, hidden_size=64)"
 
@@ -177,8 +178,10 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     if options.guards:
         console.print(str(program.guards), markup=False)
         console.print()
-    for violation in violations:
+    for violation in violations[:MOST_SHOWN]:
         console.print(str(violation), markup=False)
+    if len(violations) > MOST_SHOWN:
+        console.print(f"… and {len(violations) - MOST_SHOWN:,} more (--json has all)", markup=False)
     console.print(_held(options, len(program.guards), len(violations)), markup=False)
     return FAILED if violations else OK
 

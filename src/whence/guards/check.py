@@ -63,7 +63,7 @@ def _callable_violations(plan: Plan, call: Any, walk: Walk) -> Iterator[Violatio
 def _module_violations(plan: Plan, roots: Sequence[object], walk: Walk) -> list[Violation]:
     """Modules from the roots down: found by their names, compared as a whole, then guard by guard."""
     violations: list[Violation] = []
-    live = walk.holders
+    live, turned = walk.holders, set[int]()
     for row in plan.modules:
         above = None if row.parent is None else live.get(row.parent)
         module: Any = _root(row, roots) if above is None else above.__dict__["_modules"].get(row.name)
@@ -75,10 +75,17 @@ def _module_violations(plan: Plan, roots: Sequence[object], walk: Walk) -> list[
         if len(row.holder.names) > 1:
             violations += _alias_violations(row, module, live)
         if not _holds_at_a_glance(row, module, walk):
-            violations += _guard_by_guard(row, row.guards, module, walk)
+            found = list(_guard_by_guard(row, row.guards, module, walk))
+            violations += [v for v in found if not _follows(v, row, turned)]
+            turned |= {row.holder.number for v in found if v.guard.kind is GuardKind.TRAINING}
         elif row.others:
             violations += _guard_by_guard(row, row.others, module, walk)
     return violations
+
+
+def _follows(violation: Violation, row: HolderPlan, turned: set[int]) -> bool:
+    """Whether a mode changed because that of the module above did: `model.eval()` is one change."""
+    return violation.guard.kind is GuardKind.TRAINING and row.parent in turned
 
 
 def _root(row: HolderPlan, roots: Sequence[object]) -> object:

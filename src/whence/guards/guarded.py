@@ -13,6 +13,8 @@ from whence.guards.check import Checked
 from whence.program import Program
 from whence.schema import OnViolation
 
+_SHOWN = 10
+
 
 @dataclass(frozen=True)
 class Ways:
@@ -76,12 +78,12 @@ def stale_capture(program: Program, checked: Checked) -> StaleCapture:
     first = checked.violations[0].guard
     module = None if first.module is None else str(first.module)
     line = None if first.source is None else str(first.source)
-    shown = "; ".join(map(str, checked.violations[:10]))
-    more = len(checked.violations) - 10
+    shown = [violation.change for violation in checked.violations[:_SHOWN]]
+    more = len(checked.violations) - len(shown)
     return StaleCapture(
         f"the capture of {program.name} no longer holds",
         where=Place(module, line),
-        why=f"{shown}; and {more} more" if more > 0 else shown,
+        why="\n       ".join([*shown, *([f"and {more} more"] if more else [])]),
         remedy="capture again, undo the change, or call program.guarded(model, on_violation='recapture')",
         violations=tuple(checked.violations),
     )

@@ -54,10 +54,15 @@ class Violation:
     found: str
 
     def __str__(self) -> str:
+        return f"{self.change}: capture again"
+
+    @property
+    def change(self) -> str:
+        """What was expected, where it was read, and what was found, in words."""
         line = _short(self.guard.source)
         read = f" ({line})" if line else ""
         before = f"`{self.guard.what}` was {self.guard.expected} at capture{read}"
-        return f"{before}, is {self.found} now: capture again"
+        return f"{before}, is {self.found} now"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
