@@ -36,6 +36,10 @@ def node_faults(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield line, "print: log it, or let the command line write it"
 
 
+ASKS_CODE_OF_THE_USER = "guards/asking.py"
+"""Here, and nowhere else, any exception may be caught: it is handed on as what was found."""
+
+
 def faults(source: str) -> list[str]:
     """Every fault of one file."""
     lines = len(source.splitlines())
@@ -47,9 +51,10 @@ def test_source_keeps_its_shape() -> None:
     """No file of the package has a fault."""
     files = sorted(SOURCE.rglob("*.py"))
     assert files
-    assert [
-        f"{file.relative_to(SOURCE)}:{fault}" for file in files for fault in faults(file.read_text())
-    ] == []
+    found = [f"{file.relative_to(SOURCE)}:{fault}" for file in files for fault in faults(file.read_text())]
+    (asking,) = [fault for fault in found if fault.startswith(ASKS_CODE_OF_THE_USER)]
+    assert "broad except" in asking
+    assert [fault for fault in found if fault != asking] == []
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ def _program(name: str) -> whence.Program:
 @pytest.mark.parametrize(("row", "name"), ROWS)
 def test_change(row: Row, name: str) -> None:
     """What is reported is what was changed, under its own name; nothing is where nothing matters."""
-    model = make(name)
+    model, program = make(name), _program(name)
     args, kwargs = inputs_of(name)
     row.change(name, model)
     with row.around(name, model):
-        violations = _program(name).check(model, args, kwargs)
+        violations = program.check(model, args, kwargs)
     found = [violation.guard.what for violation in violations]
     if row.reported is None:
         assert list(map(str, violations)) == []

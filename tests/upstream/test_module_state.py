@@ -517,7 +517,7 @@ class Remembering(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("where", "expected"), [("object", r"mul \("), ("tuple", r"state \("), ("literal", r"literal \(")]
+    ("where", "expected"), [("object", r"memory.last \("), ("tuple", r"state \("), ("literal", r"literal \(")]
 )
 def test_tensors_kept_in_odd_places_are_reported(where: str, expected: str) -> None:
     """Wherever a model leaves a tensor of the capture, one warning says so, with the line."""

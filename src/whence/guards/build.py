@@ -144,7 +144,7 @@ class _Builder:
         elif not read.is_there:
             yield _absence(row, read)
         elif name in held:
-            if held[name] is read.value:  # otherwise the run itself wrote it first
+            if read.is_held and held[name] is read.value:  # otherwise the run itself wrote it first
                 yield self._found(_kind_of(read.value), row, read, read.value)
         elif (table := next((table for table in _TABLES if name in held[table]), None)) is not None:
             if table != "_modules" or held[table][name] is None:
@@ -182,7 +182,7 @@ class _Builder:
     def _of_object(self, row: Located, read: Read) -> Iterator[Guard]:
         if not read.is_there:
             yield _absence(row, read)
-        elif not _is_property(row.holder.type, read.name) and not read.name.startswith("__"):
+        elif read.is_held and not _is_property(row.holder.type, read.name) and not read.name.startswith("__"):
             yield self._found(_kind_of(read.value), row, read, read.value)
 
     def _found(self, kind: GuardKind, row: Located, read: Read, value: Any) -> Guard:

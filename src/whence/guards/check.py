@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from whence._torch.hooks import gradient_hooks
 from whence._torch.tensors import has_gradient_hooks
+from whence.guards.asking import Failed, ask
 from whence.guards.describe import Describer
 from whence.guards.hooks import TABLES, hook_rows
 from whence.guards.lookup import NOTHING, class_attribute, module_attribute, same_class
@@ -210,10 +211,9 @@ def _object_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
 
 def _found_in_object(guard: Guard, thing: object, walk: Walk) -> str | None:
     walk.at = guard.what
-    try:
-        value = getattr(thing, guard.name, NOTHING)
-    except Exception as error:  # noqa: BLE001 -- code of the user, which must not end a check
-        return f"an error ({type(error).__name__}: {error})"
+    value = ask(thing, guard.name)
+    if isinstance(value, Failed):
+        return str(value)
     if isinstance(guard.expected, Missing):
         return None if value is NOTHING else str(Describer({}).describe(value))
     return "absent" if value is NOTHING else difference(guard.expected, value, walk)

@@ -13,7 +13,8 @@ from whence.provenance import ModulePath, Source
 class Read:
     """One attribute that was looked up: who holds it, what was found, and by whom it was read.
 
-    `is_there` is False for a name that was looked for in vain.
+    `is_there` is False for a name that was looked for in vain, `is_held` where the run made the value, which
+    is not kept then.
     """
 
     holder: object
@@ -22,6 +23,7 @@ class Read:
     is_there: bool
     module: ModulePath | None
     source: Source | None
+    is_held: bool = True
 
 
 @dataclass(frozen=True)

@@ -104,13 +104,16 @@ def _kept(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[Kept]:
 
 
 @contextmanager
-def restored(thing: object) -> Iterator[None]:
-    """Undo whatever the block writes to an object with attributes of its own."""
+def object_restored(path: ModulePath, thing: object, lines: Lines) -> Iterator[None]:
+    """Undo whatever the block writes to an object that a module holds; warn about tensors it kept."""
     if not hasattr(thing, "__dict__"):
         yield
         return
-    with _restored([Kept(ModulePath(), thing, dict(vars(thing)), _contents(thing))]):
+    kept = Kept(path, thing, dict(vars(thing)), _contents(thing))
+    with _restored([kept]):
         yield
+        losses = list(_losses(kept, lines))
+    _warn_about(losses)
 
 
 def _contents(module: object) -> list[Content]:

@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -11,10 +13,11 @@ from torch import Tensor, nn
 from whence._torch.attribute_reads import ReadObserver
 from whence.program.observed import Observed, Read
 from whence.provenance import ModulePath, Source
-from whence.tracing.modules import restored
+from whence.tracing.modules import Lines, object_restored
 from whence.tracing.subject import Subject
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, Tensor, type, torch.dtype, torch.device)
+_KEPT = (type(None), bool, int, float, str, bytes, FunctionType, MethodType, BuiltinFunctionType)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
@@ -22,14 +25,30 @@ Reader = tuple[ModulePath | None, Source | None]
 """Who reads: the module that runs, and the user's line."""
 
 
+def _settled(read: Read) -> Read:
+    """A read without what the run made: what the holder holds, and what its class answers, stays."""
+    if not read.is_there or isinstance(read.value, _KEPT) or _is_held(read):
+        return read
+    return replace(read, value=None, is_held=False)
+
+
+def _is_held(read: Read) -> bool:
+    held = getattr(read.holder, "__dict__", {})
+    tables = (held, *(held.get(name) or {} for name in ("_parameters", "_buffers", "_modules")))
+    if any(table.get(read.name) is read.value for table in tables):
+        return True
+    return any(base.__dict__.get(read.name) is read.value for base in type(read.holder).__mro__)
+
+
 class Reads:
     """Notes first reads of modules, and of the objects that modules hold."""
 
     def __init__(
-        self, subject: Subject, place: Callable[[], tuple[ModulePath | None, Source | None]]
+        self, subject: Subject, lines: Lines, place: Callable[[], tuple[ModulePath | None, Source | None]]
     ) -> None:
         self.observer = ReadObserver(self)
         self._subject = subject
+        self._lines = lines
         self._place = place
         self._modules = tuple(subject.named_modules())
         self._known = {id(module) for _, module in self._modules}
@@ -48,7 +67,7 @@ class Reads:
         if id(holder) not in self._known:
             return False
         self._rows.append(Read(holder, name, value, True, *self._place()))
-        self._follow(value)
+        self._follow(value, (self._rows[-1].module or ModulePath()).child(name))
         return True
 
     def missing(self, holder: object, name: str) -> bool:
@@ -59,11 +78,12 @@ class Reads:
         return True
 
     def observed(self) -> Observed:
-        """Everything noted so far."""
-        subject = self._subject
-        return Observed(subject.call, subject.roots, self._modules, tuple(self._objects), tuple(self._rows))
+        """Everything noted, once the model is as it was; of the run itself nothing is held any longer."""
+        subject, rows = self._subject, tuple(map(_settled, self._rows))
+        self._rows.clear()
+        return Observed(subject.call, subject.roots, self._modules, tuple(self._objects), rows)
 
-    def _follow(self, value: Any) -> None:
+    def _follow(self, value: Any, path: ModulePath) -> None:
         waiting, inside = [value], set[int]()
         while waiting:
             found = waiting.pop()
@@ -78,7 +98,7 @@ class Reads:
             elif isinstance(found, nn.Module) or self._can_watch(found):
                 self._known.add(id(found))
                 self._objects.append(found)
-                self._restored.enter_context(restored(found))
+                self._restored.enter_context(object_restored(path, found, self._lines))
 
     def _can_watch(self, found: object) -> bool:
         return (

@@ -24,7 +24,7 @@ from whence._torch.autograd import (
     sequence_number,
 )
 from whence._torch.hooks import described
-from whence._torch.operators import draws, is_elementwise, op_name
+from whence._torch.operators import draws, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.trees import tree_flatten
 from whence.errors import (
@@ -42,6 +42,7 @@ from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.callnames import CallNames
 from whence.tracing.frames import SourceFinder
+from whence.tracing.layouts import inputs_behind
 from whence.tracing.modules import Lines
 from whence.tracing.reads import Reads
 from whence.tracing.subject import Subject, module_signature
@@ -144,7 +145,7 @@ class Session:
         self.phase = Phase.FORWARD
         self.cuts_gradients = torch.is_grad_enabled()
         self.names = CallNames(subject)
-        self.reads = Reads(subject, self.reading)
+        self.reads = Reads(subject, lines, self.reading)
         self._finder = SourceFinder(boundaries)
         self.watch = Watch(subject, self._finder, lines)
         lines.maker = self._line_that_made
@@ -362,16 +363,7 @@ class Session:
     def layout_read(self, tensor: Tensor) -> None:
         """Python looked at strides: what it decided holds for inputs of this layout only."""
         node = self.recorder.node_of(tensor)
-        waiting, seen = [] if node is None else [node], set[fx.Node]()
-        while waiting:
-            value = waiting.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            if value.op == "placeholder":
-                self.notes.layouts_read.add(value.name)
-            elif is_elementwise(value.target):  # any other operation depends on the layout by itself
-                waiting += value.all_input_nodes
+        self.notes.layouts_read |= set() if node is None else inputs_behind(node)
 
     def asked(self) -> bool:
         """Somebody asked whether the model is being compiled: it may do otherwise than in eager mode."""
