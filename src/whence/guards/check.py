@@ -68,17 +68,18 @@ def _module_violations(plan: Plan, roots: Sequence[object], walk: Walk) -> list[
     for row in plan.modules:
         above = None if row.parent is None else live.get(row.parent)
         module: Any = _root(row, roots) if above is None else above.__dict__["_modules"].get(row.name)
-        if type(module) is not row.type and not same_class(row.type, type(module)):
+        kind = type(module)
+        if kind is not row.type and not same_class(row.type, kind):
             if row.parent is None or above is not None:  # what is below a lost module is not told of
                 violations.append(Violation(row.guards[0], _other(module)))
             continue
-        live[row.holder.number] = module
-        if len(row.holder.names) > 1:
+        live[row.number] = module
+        if row.aliased:
             violations += _alias_violations(row, module, live)
         if not _holds_at_a_glance(row, module, walk):
             found = list(_guard_by_guard(row, row.guards, module, walk))
             violations += [v for v in found if not _follows(v, row, turned)]
-            turned |= {row.holder.number for v in found if v.guard.kind is GuardKind.TRAINING}
+            turned |= {row.number for v in found if v.guard.kind is GuardKind.TRAINING}
         elif row.others:
             violations += _guard_by_guard(row, row.others, module, walk)
     return violations
@@ -110,34 +111,42 @@ def _holds_at_a_glance(row: HolderPlan, module: Any, walk: Walk) -> bool:
     """Whether everything common about a module is exactly as it was; if not, that need not mean a thing."""
     held = module.__dict__
     try:
-        if row.read is not None and not all(map(is_, row.read(held), row.constants)):
+        if row.flag is not None:
+            if held[row.flag] is not row.constants[0]:
+                return False
+        elif row.read is not None and not all(map(is_, row.read(held), row.constants)):
             return False
         if row.has_no_hooks and any(_hooks_of(held)):
             return False
-        if row.shadowed and not held.keys().isdisjoint(row.shadowed):
-            return False
+        for name in row.shadowed:
+            if name in held:
+                return False
         for expected in row.tensors:
-            table = held[expected.table]
-            for name, facts in expected.rows:
-                tensor = table[name]
-                if tensor is not None if facts is None else not _fits(tensor, facts, walk):
-                    return False
+            if not _hold(expected.rows, held[expected.table], walk):
+                return False
     except KeyError:
         return False
     return True
 
 
-def _fits(tensor: Any, facts: Any, walk: Walk) -> bool:
-    return (
-        type(tensor) is facts.type
-        and tensor.requires_grad is facts.requires_grad
-        and tensor.dtype is facts.dtype
-        and tensor.shape == facts.shape
-        and tensor.device == facts.device
-        and tensor.stride() == facts.strides
-        and walk.tensors.setdefault(facts.number, tensor) is tensor
-        and walk.numbers.setdefault(id(tensor), facts.number) == facts.number
-    )
+def _hold(rows: Sequence[tuple[str, Any]], table: dict[str, Any], walk: Walk) -> bool:
+    for name, facts in rows:
+        tensor = table[name]
+        if facts is None:
+            if tensor is not None:
+                return False
+        elif not (
+            type(tensor) is facts.type
+            and tensor.requires_grad is facts.requires_grad
+            and tensor.dtype is facts.dtype
+            and tensor.shape == facts.shape
+            and tensor.device == facts.device
+            and tensor.stride() == facts.strides
+            and walk.tensors.setdefault(facts.number, tensor) is tensor
+            and walk.numbers.setdefault(id(tensor), facts.number) == facts.number
+        ):
+            return False
+    return True
 
 
 def _guard_by_guard(

@@ -27,17 +27,21 @@ class Tensors:
 class HolderPlan:
     """The guards of one holder, sorted for a quick look.
 
-    A module is found as `name` in the module numbered `parent`. `read` fetches the attributes that are
-    expected to be `constants`; `has_no_hooks` says that hooks are guarded, and none is expected. `of_class`
-    are guards that its class answers, so that the instance must have nothing of their names (`shadowed`).
-    `others` are compared one by one.
+    A module is found as `name` in the module numbered `parent`, and under other names if it is `aliased`.
+    `read` fetches the attributes that are expected to be `constants`, `flag` names the only one;
+    `has_no_hooks` says that hooks are guarded, and none is expected. `of_class` are guards that its class
+    answers, so that the instance must have nothing of their names (`shadowed`). `others` are compared one
+    by one.
     """
 
     holder: Holder
+    number: int
     type: type
+    aliased: bool
     parent: int | None
     name: str
     guards: tuple[Guard, ...]
+    flag: str | None
     read: Callable[[Any], tuple[Any, ...]] | None
     constants: tuple[Any, ...]
     tensors: tuple[Tensors, ...]
@@ -91,17 +95,20 @@ def _holder_plan(holder: Holder, guards: Sequence[Guard], of_class: Sequence[Gua
     tensors = [guard for guard in rows if _is_tensor(guard)]
     hooks = [guard for guard in rows if guard.kind is GuardKind.HOOKS and guard.expected == Hooks()]
     quick = {id(guard) for guard in (*plain, *tensors, *hooks)}
-    names = [guard.name for guard in (*plain, *plain[:1])]  # of one name, itemgetter would give no tuple
+    names = [guard.name for guard in plain]
     own = {guard.name for guard in rows}
     answered = tuple(guard for guard in of_class if guard.name not in own)
     parent, name = holder.names[0] if holder.names else (None, "")
     return HolderPlan(
         holder=holder,
+        number=holder.number,
         type=holder.type,
+        aliased=len(holder.names) > 1,
         parent=parent,
         name=name,
         guards=tuple(guards),
-        read=itemgetter(*names) if names else None,
+        flag=names[0] if len(names) == 1 else None,
+        read=itemgetter(*names) if len(names) > 1 else None,
         constants=tuple(_value(guard) for guard in plain),
         tensors=tuple(_tensors(kind, table, tensors) for kind, table in _tables(tensors)),
         has_no_hooks=bool(hooks),

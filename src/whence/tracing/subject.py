@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,9 +43,15 @@ class Subject:
         return Place("" if self.is_module else None, str(begins) if begins else None)
 
     def named_modules(self) -> Iterator[tuple[ModulePath, nn.Module]]:
-        """Every module under every name it has, parents before children, in registration order."""
-        for path, root in self.roots:
-            yield from _walk(path, root)
+        """Every module under every name it has, parents before children, in registration order.
+
+        They are those of the first time it is asked: a run that changes them is undone.
+        """
+        return iter(self._modules)
+
+    @cached_property
+    def _modules(self) -> tuple[tuple[ModulePath, nn.Module], ...]:
+        return tuple(pair for path, root in self.roots for pair in _walk(path, root))
 
     def named_wrappers(self) -> Iterator[tuple[ModulePath, nn.Module]]:
         """Modules that wrap others, each under the path of what it wraps."""
