@@ -99,6 +99,16 @@ def training_step() -> Result:
     )
 
 
+def guard_check() -> Result:
+    """A check of all guards, model and inputs, against an eager forward of the model."""
+    model, inputs = llama(LAYERS).eval(), batch()
+    with torch.no_grad():
+        program = whence.capture(model, (), inputs)
+        ours, theirs = side_by_side(lambda: program.check(model, (), inputs), partial(model, **inputs), 50)
+    name = "check of all guards, Llama 32 layers, against an eager forward"
+    return Result(name, 1e3 * ours, 1e3 * theirs, 0.03, "ms")
+
+
 def _warm() -> None:
     """Both roads load much on their first use."""
     model = llama(2)
@@ -115,4 +125,5 @@ BENCHMARKS: dict[str, Callable[[], Result]] = {
     "tree-forward": tree_forward,
     "flat-forward": flat_forward,
     "training-step": training_step,
+    "guard-check": guard_check,
 }

@@ -78,6 +78,32 @@ def test_verify_fails_when_the_program_differs(
     assert "mine.py:4" in page
 
 
+def test_check_holds_on_another_instance(capsys: pytest.CaptureFixture[str]) -> None:
+    """A capture of a model stands for the model built again; its guards are listed on demand."""
+    assert main(["check", TINY_BERT, "--guards"]) == OK
+    page = capsys.readouterr().out
+    assert "BertSelfAttention · 2 of them" in page
+    assert page.rstrip().endswith(f"guards hold on another instance of {TINY_BERT}")
+
+
+def test_check_says_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another model breaks guards, each in one line; the status says so."""
+    other = TINY_BERT.replace("hidden_size=32", "hidden_act='relu', hidden_size=32")
+    assert main(["check", TINY_BERT, other, "--forward"]) == FAILED
+    lines = capsys.readouterr().out.splitlines()
+    assert "`bert.encoder.layer.0.intermediate.intermediate_act_fn` was GELUActivation" in lines[0]
+    assert lines[-1].startswith("3 of ")
+
+
+def test_check_as_json_is_data(capsys: pytest.CaptureFixture[str]) -> None:
+    """Violations and guards are plain data."""
+    other = TINY_BERT.replace("vocab_size=60", "vocab_size=50")
+    assert main(["check", TINY_BERT, other, "--json", "--guards"]) == FAILED
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["guards"]) > 100
+    assert data["violations"][0]["found"].startswith("Parameter float32[50, 32]")
+
+
 def test_a_model_that_cannot_be_captured_fails_and_shows_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

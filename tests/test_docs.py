@@ -11,15 +11,18 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUN_AS_ERRORS = "WH*.md"  # their first example fails; tests/test_errors.py runs them
 RUN = [page for page in PAGES if not page.match(RUN_AS_ERRORS)]
-EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+EXAMPLE = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_examples_run(page: Path) -> None:
-    """All examples of a page share one namespace and raise nothing."""
+def test_examples_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All examples of a page share one namespace and raise nothing; what the page says they print, they do."""
     names: dict[str, object] = {"__name__": "example"}
-    for number, example in enumerate(EXAMPLE.findall(page.read_text()), 1):
+    for number, (example, shown) in enumerate(EXAMPLE.findall(page.read_text()), 1):
+        capsys.readouterr()
         exec(compile(example, f"{page.name}, example {number}", "exec"), names)
+        if shown:
+            assert capsys.readouterr().out == shown
 
 
 def test_the_readme_shows_what_the_demo_prints(capsys: pytest.CaptureFixture[str]) -> None:

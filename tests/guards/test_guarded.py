@@ -133,6 +133,19 @@ def test_gradients_reach_the_model() -> None:
     assert same_bits(got, model.weight.grad)
 
 
+def test_a_mode_that_changed_everywhere_is_one_change() -> None:
+    """`model.train()` is told of once; a part that was set otherwise is told of by itself."""
+    model = make("llama")
+    args, _ = inputs_of("llama")
+    program = whence.capture(model, args)
+    model.train()
+    assert [violation.guard.what for violation in program.check(model)] == ["training"]
+    model.eval()
+    model.get_submodule("model.layers").train()
+    changed = [violation.guard.what for violation in program.check(model)]
+    assert changed == ["model.layers.0.training", "model.layers.1.training"]
+
+
 def test_unknown_way_is_refused() -> None:
     """`on_violation` is one of three words."""
     program = whence.capture(nn.Linear(2, 2), (torch.ones(1, 2),))

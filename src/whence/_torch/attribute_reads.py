@@ -140,7 +140,7 @@ class ReadObserver:
 def is_observable(kind: type) -> bool:
     """Whether a class is Python's own work of a user: not built in, and not one of torch's."""
     mutable = kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE
-    return bool(mutable) and not kind.__module__.startswith(("torch.", "builtins", "_thread"))
+    return bool(mutable) and kind.__module__.partition(".")[0] not in ("torch", "builtins", "_thread")
 
 
 def _is_lookup(code: CodeType) -> bool:

@@ -74,6 +74,8 @@ def _module_violations(plan: Plan, roots: Sequence[object], walk: Walk) -> list[
                 violations.append(Violation(row.guards[0], _other(module)))
             continue
         live[row.number] = module
+        if not row.has_mode and row.parent in turned:
+            turned.add(row.number)
         if row.aliased:
             violations += _alias_violations(row, module, live)
         if not _holds_at_a_glance(row, module, walk):

@@ -70,6 +70,8 @@ class Describer:
             return Entries(type(value), tuple(value), items)
         if isinstance(value, list | tuple | deque):
             return Items(type(value), tuple(self.describe(item, depth) for item in value))
+        if isinstance(value, weakref.ref):
+            return Items(weakref.ref, (self.describe(value(), depth),))
         if isinstance(value, set | frozenset) and all(map(is_constant, value)):
             return Constant(frozenset(value)) if isinstance(value, frozenset) else Constant(set(value))
         return None

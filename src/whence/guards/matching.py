@@ -1,6 +1,7 @@
 """Does a value fit what a guard expects? None for yes, and in words what was found for no."""
 
 import functools
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -124,9 +125,12 @@ def _held_difference(number: int, kind: type, value: Any, walk: Walk) -> str | N
 
 
 def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk: Walk) -> str | None:
-    if not isinstance(value, list | tuple | deque) or type(value) is not kind or len(value) != len(items):
+    if type(value) is not kind or not isinstance(value, list | tuple | deque | weakref.ref):
         return _shown(value)
-    return _first_difference(items, list(value), [f"[{position}]" for position in range(len(items))], walk)
+    held = [value()] if isinstance(value, weakref.ref) else list(value)
+    if len(held) != len(items):
+        return _shown(value)
+    return _first_difference(items, held, [f"[{position}]" for position in range(len(items))], walk)
 
 
 def _entries_difference(

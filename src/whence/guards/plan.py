@@ -28,6 +28,7 @@ class HolderPlan:
     """The guards of one holder, sorted for a quick look.
 
     A module is found as `name` in the module numbered `parent`, and under other names if it is `aliased`.
+    One that was called `has_mode`: its mode is guarded.
     `read` fetches the attributes that are expected to be `constants`, `flag` names the only one;
     `has_no_hooks` says that hooks are guarded, and none is expected. `of_class` are guards that its class
     answers, so that the instance must have nothing of their names (`shadowed`). `others` are compared one
@@ -38,6 +39,7 @@ class HolderPlan:
     number: int
     type: type
     aliased: bool
+    has_mode: bool
     parent: int | None
     name: str
     guards: tuple[Guard, ...]
@@ -104,6 +106,7 @@ def _holder_plan(holder: Holder, guards: Sequence[Guard], of_class: Sequence[Gua
         number=holder.number,
         type=holder.type,
         aliased=len(holder.names) > 1,
+        has_mode=any(guard.kind is GuardKind.TRAINING for guard in guards),
         parent=parent,
         name=name,
         guards=tuple(guards),

@@ -20,6 +20,7 @@ def unguarded(program: Program, observed: Observed) -> tuple[Unguarded, ...]:
     return tuple(dict.fromkeys(rows))
 
 
+_LIBRARIES = ("torch.", "whence.")
 _CODE_CALLED = Unguarded(
     "functions called from forward",
     "that forward itself and the methods it looks up are the same is guarded; what they call is not",
@@ -47,7 +48,7 @@ def _functions(observed: Observed) -> list[Any]:
         function = function_of(read.value) if read.is_there else None
         if function is not None and inspect.isfunction(function[0]):
             found.setdefault(id(function[0].__code__), function[0])
-    return [function for function in found.values() if not function.__module__.startswith("torch.")]
+    return [function for function in found.values() if not str(function.__module__).startswith(_LIBRARIES)]
 
 
 def _may_change(value: object) -> bool:

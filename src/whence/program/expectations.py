@@ -3,13 +3,16 @@
 Each kind of description is a row; `guards/describe.py` writes them and `guards/matching.py` compares them.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional
 
 _SHOWN_ITEMS = 6
+_BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), weakref.ref: ("a weak reference to ", "")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +53,14 @@ class Function:
     closure: tuple["Expectation", ...] = ()
 
     def __str__(self) -> str:
-        name = getattr(self.target, "__qualname__", None) or repr(self.target)
+        name = _spelled(self.target)
         fixed = [*map(str, self.arguments), *(f"{key}={value}" for key, value in self.keywords)]
         return f"partial({', '.join([name, *fixed])})" if fixed else name
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list, tuple or deque and what it holds."""
+    """A list, tuple, deque or weak reference, and what it holds."""
 
     type: type
     items: tuple["Expectation", ...]
@@ -163,9 +166,22 @@ Expectation = (
 )
 
 
+def _spelled(function: Any) -> str:
+    """A function as people write it: `torch.tanh`, or the name it was defined under."""
+    name = getattr(function, "__name__", "")
+    for module in (torch, torch.nn.functional):
+        if getattr(module, name, None) is function:
+            return f"{module.__name__}.{name}"
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
 def _listed(kind: type, shown: list[str]) -> str:
     more = [f"… {len(shown)} in all"] if len(shown) > _SHOWN_ITEMS else []
-    return f"{kind.__name__}({', '.join([*shown[:_SHOWN_ITEMS], *more])})"
+    text = ", ".join([*shown[:_SHOWN_ITEMS], *more])
+    if kind is tuple and len(shown) == 1:
+        return f"({text},)"
+    opening, closing = _BRACKETS.get(kind, (f"{kind.__name__}(", ")"))
+    return f"{opening}{text}{closing}"
 
 
 def _plain_strides(shape: torch.Size) -> tuple[int, ...]:

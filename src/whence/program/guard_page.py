@@ -68,11 +68,14 @@ def _group_lines(group: Group) -> Iterator[str]:
 def _common_line(group: Group) -> str:
     """Class, code, mode and hooks in one line: what is guarded for every module that was called."""
     training = {guard.expected for guard in group.guards if guard.kind is GuardKind.TRAINING}
-    words = [f"{guard.name} is {guard.expected}" for guard in group.guards if _is_notable(guard)]
+    code = [guard for guard in group.guards if _is_notable(guard)]
+    own = [guard.name for guard in code if str(guard.expected).endswith(f".{guard.name}")]
+    words = [f"code of {', '.join(own)}"] if own else []
+    words += [f"{guard.name} is {guard.expected}" for guard in code if guard.name not in own]
     modes = sorted("training" if mode == Constant(True) else "eval" for mode in training)
     words += [f"{' and '.join(modes)} mode"] if modes else []
     words += ["no hooks"] if any(map(_is_unhooked, group.guards)) else []
-    return ", ".join(words)
+    return " · ".join(words)
 
 
 def _is_notable(guard: Guard) -> bool:

@@ -1,0 +1,102 @@
+"""What a capture assumes of its inputs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+
+
+def _found(model: Any, example: tuple[Any, ...], given: tuple[Any, ...]) -> list[str]:
+    """What a check of other inputs reports, by name."""
+    program = whence.capture(model, example)
+    assert program.check(model, example) == []
+    return [violation.guard.what for violation in program.check(model, given)]
+
+
+class Net(nn.Module):
+    """Looks numbers up, and multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x) + self.table(ids)
+        return result
+
+
+IDS, X = torch.zeros(6, dtype=torch.int64), torch.ones(6, 4)
+
+
+def test_layout_matters_where_a_kernel_may_choose_by_it() -> None:
+    """A matrix product may add up in another order for another layout; a lookup may not."""
+    strided = torch.zeros(12, dtype=torch.int64)[::2]
+    assert _found(Net(), (IDS, X), (strided, X)) == []
+    assert _found(Net(), (IDS, X), (IDS, torch.ones(4, 6).t())) == ["args[1]"]
+
+
+def test_layout_does_not_matter_to_elementwise_operations() -> None:
+    """Each element is computed from its own, wherever it lies."""
+
+    def scaled(x: Tensor) -> Tensor:
+        return (x * 2).relu() + 1
+
+    assert _found(scaled, (X,), (torch.ones(4, 6).t(),)) == []
+
+
+def test_layout_matters_where_python_looks_at_it() -> None:
+    """A branch on `is_contiguous` depends on the layout although its operations do not."""
+
+    def branching(x: Tensor) -> Tensor:
+        return x * 2 if (x + 1).is_contiguous() else x * 3
+
+    assert _found(branching, (X,), (torch.ones(4, 6).t(),)) == ["args[0]"]
+
+
+@pytest.mark.parametrize("size", [(1, 4), (4, 1)])
+def test_stride_of_a_single_element_means_nothing(size: tuple[int, int]) -> None:
+    """A dimension of size one has no stride to speak of."""
+    example, other = torch.ones(size), torch.ones(size).as_strided(size, (7, 1) if size[0] == 1 else (1, 9))
+    assert _found(nn.Softmax(1), (example,), (other,)) == []
+
+
+def test_aliasing_of_inputs() -> None:
+    """What was one tensor must stay one; two may become one only where nothing is written."""
+
+    def added(x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def written(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return x * y
+
+    y = torch.ones(6, 4)
+    assert _found(added, (X, X), (X, y)) == ["args[0] and args[1]"]
+    assert _found(added, (X, y), (X, X)) == []
+    assert _found(written, (X, y), (y, y)) == []
+    whole = torch.ones(7, 4)
+    assert _found(written, (X, y), (whole[:6], whole[1:])) == ["the inputs, some of which are written,"]
+
+
+def test_constants_among_the_inputs() -> None:
+    """A number, flag, text or None is compared by type and value."""
+
+    def chosen(x: Tensor, times: float, mode: str, mask: Any) -> Tensor:
+        return x * times if mode == "times" and mask is None else x
+
+    example = (X, 2, "times", None)
+    for position, other in ((1, 3), (1, 2.0), (1, True), (2, "plus"), (3, X), (3, False)):
+        given: list[Any] = list(example)
+        given[position] = other
+        assert _found(chosen, example, tuple(given)) == [f"args[{position}]"]
+
+
+def test_parameter_as_input() -> None:
+    """An input may be a parameter where it was a tensor, as long as gradients are wanted alike."""
+    frozen = nn.Parameter(torch.ones(6, 4), requires_grad=False)
+    assert _found(nn.ReLU(), (X,), (frozen,)) == []
+    assert _found(nn.ReLU(), (X,), (nn.Parameter(X),)) == ["args[0]"]
