@@ -16,7 +16,7 @@ EXAMPLE = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All examples of a page share one namespace and raise nothing; what the page says they print, they do."""
+    """All examples of a page share one namespace and raise nothing; they print what the page says."""
     names: dict[str, object] = {"__name__": "example"}
     for number, (example, shown) in enumerate(EXAMPLE.findall(page.read_text()), 1):
         capsys.readouterr()

@@ -38,6 +38,11 @@ MODES = {
 GLOBAL_HOOKS = "hooks of all modules"
 
 
+def has_global_hooks() -> bool:
+    """Whether any hook fires for every module."""
+    return any(global_hooks().values())
+
+
 def mode_guards(program: Program) -> Iterator[Guard]:
     """One guard for each switch; a program with its own backward does not depend on grad mode."""
     for name, mode in MODES.items():

@@ -1,0 +1,39 @@
+"""What a module holds in the place of what one guard expects."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from whence.guards.describe import Describer
+from whence.guards.hooks import hook_rows
+from whence.guards.lookup import NOTHING, class_attribute, module_attribute
+from whence.guards.matching import Walk, difference
+from whence.program.expectations import Hooks, Missing, Names
+from whence.program.guard_rows import Guard
+from whence.schema import GuardKind
+
+
+def found_in_module(guard: Guard, module: nn.Module, walk: Walk) -> str | None:
+    """What is there in the place of what a guard expects, or None when that is it."""
+    walk.at = guard.what
+    if guard.kind is GuardKind.HOOKS:
+        return _found_hooks(guard, hook_rows(module), walk)
+    if guard.kind is GuardKind.STRUCTURE:
+        found = Names(tuple(module.__dict__[guard.name]))
+        return None if guard.expected == found else str(found)
+    value = module_attribute(module, guard.name)
+    if isinstance(guard.expected, Missing):
+        value = class_attribute(type(module), guard.name) if value is NOTHING else value
+        return None if value is NOTHING else str(Describer({}).describe(value))
+    return "absent" if value is NOTHING else difference(guard.expected, value, walk)
+
+
+def _found_hooks(guard: Guard, rows: Sequence[tuple[str, Any]], walk: Walk) -> str | None:
+    expected = guard.expected.rows if isinstance(guard.expected, Hooks) else ()
+    same = len(rows) == len(expected) and all(
+        kind == wanted and difference(function, hook, walk) is None
+        for (kind, hook), (wanted, function) in zip(rows, expected, strict=True)
+    )
+    describer = Describer({})
+    return None if same else str(Hooks(tuple((kind, describer.describe(hook)) for kind, hook in rows)))

@@ -1,0 +1,240 @@
+"""One quick look at a whole model: is it, attribute by attribute, what it was?
+
+Nearly all checks find nothing, and a check runs before every call, on a machine whose caches the call before
+has filled with other things. So equal modules share one pattern, a module's plain attributes are fetched at
+once and compared by identity, its hooks by being empty, and the looking stops at the first thing that is
+otherwise; that need not be a violation. The exact rules are in `check.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import is_, itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from whence.guards.found import found_in_module
+from whence.guards.hooks import TABLES
+from whence.guards.matching import Walk, same_constant
+from whence.program.convention import repeated_positions
+from whence.program.expectations import Constant, Hooks, TensorFacts
+from whence.program.guard_rows import Guard, Holder
+from whence.schema import GuardKind
+
+_hooks_of = itemgetter(*TABLES)
+_TABLES = {GuardKind.PARAMETER: "_parameters", GuardKind.BUFFER: "_buffers"}
+
+
+class Facts(NamedTuple):
+    """What is expected of a tensor."""
+
+    type: type
+    requires_grad: bool
+    dtype: torch.dtype
+    device: torch.device
+    shape: torch.Size
+    strides: tuple[int, ...] | None
+
+
+class Pattern(NamedTuple):
+    """What is expected of a module, as far as it can be seen quickly; equal modules share one.
+
+    `read` fetches the attributes that are expected to be `constants`, `flag` names the only one. The class
+    answers `shadowed` names, so the instance must not. `tensors` are rows of table, name and facts, which
+    are None where None is expected.
+    """
+
+    type: type
+    flag: str | None
+    read: Callable[[Any], tuple[Any, ...]] | None
+    constants: tuple[Any, ...]
+    has_no_hooks: bool
+    shadowed: tuple[str, ...]
+    tensors: tuple[tuple[str, str, Facts | None], ...]
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What to look at, module by module: the position of each one's parent (-1 for a root), its name there
+    and its pattern.
+
+    `aliases` are further names: position of the module, of a parent, and the name. `others` are guards that
+    have to be compared by themselves, with the position of their module. `numbers` are those of the tensors
+    in the order they are met, `ties` the pairs of them that are one.
+    """
+
+    parents: tuple[int, ...]
+    names: tuple[str, ...]
+    patterns: tuple[Pattern, ...]
+    aliases: tuple[tuple[int, int, str], ...]
+    others: tuple[tuple[int, Guard], ...]
+    numbers: tuple[int, ...]
+    ties: tuple[tuple[int, int], ...]
+
+
+def glance_of(
+    holders: Sequence[Holder], guards: Sequence[Sequence[Guard]], shadowed: Sequence[tuple[str, ...]]
+) -> Glance:
+    """What to look at for these modules, parents first, each with its guards and the names its class has."""
+    patterns: dict[object, Pattern] = {}
+    rows = [_quick(own) for own in guards]
+    made = [
+        _pattern(patterns, holder.type, row, names)
+        for holder, row, names in zip(holders, rows, shadowed, strict=True)
+    ]
+    quick = {id(guard) for row in rows for guard in (*row.plain, *row.tensors, *row.hooks)}
+    numbers = [
+        guard.expected.number
+        for row in rows
+        for guard in row.tensors
+        if isinstance(guard.expected, TensorFacts)
+    ]
+    first = [holder.names[0] if holder.names else (-1, "") for holder in holders]
+    return Glance(
+        parents=tuple(parent for parent, _ in first),
+        names=tuple(name for _, name in first),
+        patterns=tuple(made),
+        aliases=tuple((at, *alias) for at, holder in enumerate(holders) for alias in holder.names[1:]),
+        others=tuple(
+            (at, guard)
+            for at, own in enumerate(guards)
+            for guard in own
+            if guard.name and id(guard) not in quick
+        ),
+        numbers=tuple(numbers),
+        ties=repeated_positions(numbers),
+    )
+
+
+@dataclass(frozen=True)
+class _Quick:
+    """The guards of a module that can be seen quickly."""
+
+    plain: tuple[Guard, ...]
+    tensors: tuple[Guard, ...]
+    hooks: tuple[Guard, ...]
+
+
+def _quick(guards: Sequence[Guard]) -> _Quick:
+    return _Quick(
+        plain=tuple(guard for guard in guards if _is_plain(guard)),
+        tensors=tuple(guard for guard in guards if _is_tensor(guard)),
+        hooks=tuple(guard for guard in guards if guard.kind is GuardKind.HOOKS and guard.expected == Hooks()),
+    )
+
+
+def _is_plain(guard: Guard) -> bool:
+    kinds = (GuardKind.ATTRIBUTE, GuardKind.TRAINING)
+    return guard.kind in kinds and isinstance(guard.expected, Constant)
+
+
+def _is_tensor(guard: Guard) -> bool:
+    facts = isinstance(guard.expected, TensorFacts)
+    return guard.kind in _TABLES and (facts or guard.expected == Constant(None))
+
+
+def _pattern(patterns: dict[object, Pattern], kind: type, row: _Quick, shadowed: tuple[str, ...]) -> Pattern:
+    names = tuple(guard.name for guard in row.plain)
+    constants = tuple(_value(guard) for guard in row.plain)
+    tensors = tuple((_TABLES[guard.kind], guard.name, _facts(guard)) for guard in row.tensors)
+    spelled = tuple((type(value), repr(value)) for value in constants)
+    key = (kind, names, spelled, bool(row.hooks), shadowed, tensors)
+    if key not in patterns:
+        patterns[key] = Pattern(
+            type=kind,
+            flag=names[0] if len(names) == 1 else None,
+            read=itemgetter(*names) if len(names) > 1 else None,
+            constants=constants,
+            has_no_hooks=bool(row.hooks),
+            shadowed=shadowed,
+            tensors=tensors,
+        )
+    return patterns[key]
+
+
+def _value(guard: Guard) -> Any:
+    return guard.expected.value if isinstance(guard.expected, Constant) else None
+
+
+def _facts(guard: Guard) -> Facts | None:
+    facts = guard.expected
+    if not isinstance(facts, TensorFacts):
+        return None
+    return Facts(facts.type, facts.requires_grad, facts.dtype, facts.device, facts.shape, facts.strides)
+
+
+def is_as_it_was(glance: Glance, roots: Sequence[object], walk: Walk) -> bool:
+    """Whether all modules are what they were, as far as a quick look tells; notes what it met."""
+    modules: list[Any] = []
+    tensors: list[Tensor] = []
+    waiting = iter(roots)
+    try:
+        for parent, name, pattern in zip(glance.parents, glance.names, glance.patterns, strict=True):
+            module = next(waiting) if parent < 0 else modules[parent].__dict__["_modules"][name]
+            if not _fits(module, pattern, tensors):
+                return False
+            modules.append(module)
+        for at, parent, name in glance.aliases:
+            if modules[parent].__dict__["_modules"][name] is not modules[at]:
+                return False
+    except (KeyError, StopIteration):
+        return False
+    walk.holders |= enumerate(modules)
+    walk.tensors |= zip(glance.numbers, tensors, strict=True)
+    walk.numbers |= zip(map(id, tensors), glance.numbers, strict=True)
+    return _are_tied_alike(glance, tensors, walk) and _others_hold(glance, modules, walk)
+
+
+def _fits(module: Any, pattern: Pattern, tensors: list[Tensor]) -> bool:
+    kind, flag, read, constants, has_no_hooks, shadowed, expected = pattern  # in one go: this is the hot loop
+    if type(module) is not kind:
+        return False
+    held = module.__dict__
+    if flag is not None:
+        if held[flag] is not constants[0] and not same_constant(constants[0], held[flag]):
+            return False
+    elif read is not None and not _are(read(held), constants):
+        return False
+    if has_no_hooks and any(_hooks_of(held)):
+        return False
+    for name in shadowed:
+        if name in held:
+            return False
+    for table, name, facts in expected:
+        tensor = held[table][name]
+        if not _is(tensor, facts):
+            return False
+        if tensor is not None:
+            tensors.append(tensor)
+    return True
+
+
+def _are(values: Sequence[Any], constants: Sequence[Any]) -> bool:
+    return all(map(is_, values, constants)) or all(map(same_constant, constants, values))
+
+
+def _is(tensor: Any, facts: Facts | None) -> bool:
+    if facts is None:
+        return tensor is None
+    kind, requires_grad, dtype, device, shape, strides = facts
+    found: Any = tensor
+    return (
+        type(tensor) is kind
+        and found.requires_grad is requires_grad
+        and found.dtype is dtype
+        and found.shape == shape
+        and found.device == device
+        and found.stride() == strides
+    )
+
+
+def _are_tied_alike(glance: Glance, tensors: Sequence[Tensor], walk: Walk) -> bool:
+    """Whether as many are one as before, and the same."""
+    if len(walk.numbers) != len(walk.tensors):
+        return False
+    return all(tensors[left] is tensors[right] for left, right in glance.ties)
+
+
+def _others_hold(glance: Glance, modules: Sequence[Any], walk: Walk) -> bool:
+    return all(found_in_module(guard, modules[at], walk) is None for at, guard in glance.others)
