@@ -32,15 +32,16 @@ from whence.errors import (
     UsageError,
     WhenceError,
 )
-from whence.guards import Guarded, Plan, guards_of, plan_of
+from whence.guards import Guarded, Plan, plan_of
 from whence.hierarchy import Tree
 from whence.program import Call, Calls, Convention, Input, Output, Signature
 from whence.program import Program as _Program
 from whence.program.guard_rows import Guard, Violation
 from whence.program.guards import Guards
+from whence.program.observed import Observed
 from whence.program.state import view_faults, with_state
 from whence.provenance import CallSite, ModulePath, Origin, Source
-from whence.reports.validity import check, guarded
+from whence.reports.validity import check, guarded, guards_for
 from whence.reports.verification import Verification, verify
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
 
@@ -142,9 +143,13 @@ def capture(
     """
     if faults := [*_backward_faults(backward), *view_faults(state)]:
         raise UsageError.of(faults)
-    traced, observed = tracing.capture(model, args, kwargs, backward)
+
+    def run() -> tuple[_Program, Observed]:
+        return tracing.capture(model, args, kwargs, backward)
+
+    traced, observed = run()
     program = Program(**{field.name: getattr(traced, field.name) for field in fields(traced)})
-    return program.with_changes(guards=guards_of(program, observed)).with_state(state)
+    return program.with_changes(guards=guards_for(program, observed, run)).with_state(state)
 
 
 def _backward_faults(backward: object) -> list[Fault]:

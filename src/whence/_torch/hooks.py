@@ -35,6 +35,11 @@ _GLOBAL = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
+HOOK_TABLES = (
+    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
+    *("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+)
+"""Where a module keeps its hooks, and what it knows of them."""
 _OWN = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 

@@ -1,5 +1,6 @@
-"""Ask an object of the user for an attribute, whatever its code does."""
+"""Run code of the user for its answer, whatever it does."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +18,16 @@ class Failed:
 
 
 def ask(thing: object, name: str) -> Any:
-    """The attribute; `NOTHING` where there is none, `Failed` where looking for it fails.
+    """The attribute; `NOTHING` where there is none, `Failed` where looking for it fails."""
+    return attempt(lambda: getattr(thing, name, NOTHING))
 
-    This is the one place where every exception is caught: a check reports what it finds, an error too.
+
+def attempt(work: Callable[[], Any]) -> Any:
+    """What `work` returns, or `Failed`.
+
+    This is the one place where every exception is caught: an error is an answer here.
     """
     try:
-        return getattr(thing, name, NOTHING)
+        return work()
     except Exception as error:  # noqa: BLE001
         return Failed(error)

@@ -38,6 +38,14 @@ def check_model(plan: Plan, call: object, roots: Sequence[object], *, has_backwa
 
     `roots` are the modules that `call` reaches, in the order of the capture.
     """
+    checked = _checked(plan, call, roots, has_backward=has_backward)
+    if not checked.violations or plan.settled is None:
+        return checked
+    settled = _checked(plan.settled, call, roots, has_backward=has_backward)
+    return settled if len(settled.violations) < len(checked.violations) else checked
+
+
+def _checked(plan: Plan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
     roots = roots if plan.callables else (call,)
     captured = plan.guards.of.target() if isinstance(plan.guards.of, Reference) else None
     same_model = bool(roots) and roots[0] is captured

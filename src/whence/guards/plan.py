@@ -49,6 +49,7 @@ class Plan:
     callables: tuple[Guard, ...]
     modes: tuple[Guard, ...]
     inputs: tuple[Guard, ...]
+    settled: "Plan | None" = None
 
 
 def plan_of(guards: Guards) -> Plan:
@@ -75,6 +76,7 @@ def plan_of(guards: Guards) -> Plan:
         callables=tuple(guard for guard in guards if guard.kind is GuardKind.CALLABLE),
         modes=tuple(guard for guard in guards if guard.name in MODES or guard.name == GLOBAL_HOOKS),
         inputs=tuple(guard for guard in guards if guard.positions or guard.name in (STRUCTURE, APART)),
+        settled=None if guards.settled is None else plan_of(guards.settled),
     )
 
 

@@ -25,7 +25,12 @@ class Group:
     guards: tuple[Guard, ...]
 
 
-def page(guards: Sequence[Guard], holders: Sequence[Holder], unguarded: Sequence[Unguarded]) -> str:
+def page(
+    guards: Sequence[Guard],
+    holders: Sequence[Holder],
+    unguarded: Sequence[Unguarded],
+    settled: Sequence[Guard] = (),
+) -> str:
     """All guards, folded: a model of many equal layers prints as one of them."""
     lines = [f"{len(guards):,} guards"]
     for group in _groups(guards, holders):
@@ -34,8 +39,18 @@ def page(guards: Sequence[Guard], holders: Sequence[Holder], unguarded: Sequence
     for title, kinds in _SECTIONS.items():
         rows = [guard for guard in others if guard.kind in kinds]
         lines += ["", title, *(_line(guard.what, guard, 1, 1) for guard in rows)] if rows else []
+    lines += _settled_lines(guards, settled)
     lines += ["", "not guarded", *(f"  {row}" for row in unguarded)] if unguarded else []
     return "\n".join(lines)
+
+
+def _settled_lines(guards: Sequence[Guard], settled: Sequence[Guard]) -> list[str]:
+    """What the model's first run changes of what it read; the capture holds before and after."""
+    before = {guard.what: str(guard.expected) for guard in guards}
+    changed = [guard for guard in settled if before.get(guard.what, "") != str(guard.expected)]
+    if not changed:
+        return []
+    return ["", "or, once the model has run,", *(_line(guard.what, guard, 1, 1) for guard in changed)]
 
 
 def _groups(guards: Sequence[Guard], holders: Sequence[Holder]) -> Iterator[Group]:

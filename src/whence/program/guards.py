@@ -14,13 +14,16 @@ class Guards(Sequence[Guard]):
     """Everything a capture assumed, in the order it was read, and what it does not watch.
 
     `holders` are the modules and objects that guards speak of, parents before children. `of` gives the
-    captured callable while it lives: only there can an object be expected to be the same.
+    captured callable while it lives: only there can an object be expected to be the same. `settled` are the
+    guards once the model has run: for a model whose run changes what it read, and that does the same
+    afterwards. The capture holds where all of either hold.
     """
 
     rows: tuple[Guard, ...] = ()
     holders: tuple[Holder, ...] = ()
     unguarded: tuple[Unguarded, ...] = ()
     of: Expectation | None = None
+    settled: "Guards | None" = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -39,7 +42,9 @@ class Guards(Sequence[Guard]):
         return f"<{len(self.rows):,} guards>"
 
     def __str__(self) -> str:
-        return page(self.rows, self.holders, self.unguarded)
+        return page(
+            self.rows, self.holders, self.unguarded, () if self.settled is None else self.settled.rows
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

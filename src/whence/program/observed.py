@@ -26,11 +26,22 @@ class Read:
     is_held: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An attribute that the run read first and then wrote: what it left there, unless it deleted it."""
+
+    holder: object
+    name: str
+    after: Any
+    is_there: bool = True
+
+
 @dataclass(frozen=True)
 class Observed:
     """All reads of one capture, in order, with the modules under all their names.
 
-    `objects` are the other things that attributes led to, in the order they were met.
+    `objects` are the other things that attributes led to, in the order they were met. `changes` are what the
+    next run would find otherwise.
     """
 
     call: Callable[..., Any]
@@ -38,3 +49,4 @@ class Observed:
     modules: tuple[tuple[ModulePath, nn.Module], ...]
     objects: tuple[object, ...]
     reads: tuple[Read, ...]
+    changes: tuple[Change, ...] = ()

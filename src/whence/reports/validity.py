@@ -1,22 +1,45 @@
 """Does a captured program still stand for a model?"""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from whence import hierarchy
 from whence.errors import NotCallable, UsageError
-from whence.guards import Plan
+from whence.guards import Plan, guards_of
+from whence.guards.asking import Failed, attempt
 from whence.guards.check import Checked, check_model
 from whence.guards.guarded import Guarded, Ways
 from whence.guards.inputs import input_violations
 from whence.program import Program
+from whence.program.guards import Guards
+from whence.program.observed import Observed
 from whence.program.state import bound_state
-from whence.schema import OnViolation
+from whence.schema import InputKind, OnViolation
+from whence.tracing.changes import applied
 from whence.tracing.subject import state_tensors, subject_of
 
 Capture = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Program]
+
+
+def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[Program, Observed]]) -> Guards:
+    """The guards of a capture.
+
+    Some models change in their first run what they read in it: they install hooks, or write a config that
+    they were given half empty. Such a model is captured once more as the run left it. Where it does the same,
+    its guards then are as good as those before.
+    """
+    guards = guards_of(program, observed)
+    if not observed.changes:
+        return guards
+    with applied(observed.changes):
+        second = attempt(again)
+        if isinstance(second, Failed) or not same_operations(program, second[0]):
+            return guards
+        return replace(guards, settled=guards_of(*second))
 
 
 def check(program: Program, plan: Plan, model: object, args: object, kwargs: object) -> Checked:
@@ -37,6 +60,14 @@ def _roots(plan: Plan, model: object) -> tuple[object, ...]:
         return tuple(module for _, module in subject_of(model).roots)
     except NotCallable:
         return ()
+
+
+def same_operations(left: Program, right: Program) -> bool:
+    """Whether two programs are one, operation for operation, over equal constants."""
+    if str(left.graph) != str(right.graph) or left.result != right.result:
+        return False
+    rows = [row.name for row in left.signature.inputs if row.kind is InputKind.CONSTANT]
+    return all(torch.equal(left.state[name], right.state[name]) for name in rows)
 
 
 def guarded(

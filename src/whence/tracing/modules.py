@@ -167,6 +167,11 @@ def _fakes(value: object) -> Iterator[Tensor]:
     yield from (tensor for tensor in held if _is_fake(tensor))
 
 
+def held_in_capture(value: object) -> bool:
+    """Whether a value is, or holds, a tensor of a capture."""
+    return next(_fakes(value), None) is not None
+
+
 def _is_state(value: object) -> bool:
     return isinstance(value, nn.Module | nn.Parameter)
 

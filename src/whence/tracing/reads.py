@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from whence._torch.attribute_reads import ReadObserver
-from whence.program.observed import Observed, Read
+from whence.program.observed import Change, Observed, Read
 from whence.provenance import ModulePath, Source
+from whence.tracing.changes import Before
 from whence.tracing.modules import Lines, object_restored
 from whence.tracing.subject import Subject
 
@@ -55,18 +56,22 @@ class Reads:
         self._objects: list[object] = []
         self._restored = ExitStack()
         self._rows: list[Read] = []
+        self._before = Before({id(module): module for _, module in self._modules}.values())
+        self._changes: tuple[Change, ...] = ()
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Note reads while the block runs; objects that modules hold are given back as they were."""
         with self._restored, self.observer.active(module for _, module in self._modules):
             yield
+            self._changes = self._before.changes(self._rows)
 
     def read(self, holder: object, name: str, value: object) -> bool:
         """An attribute of the model was read; what it holds is watched from now on."""
         if id(holder) not in self._known:
             return False
         self._rows.append(Read(holder, name, value, True, *self._place()))
+        self._before.keep(holder, name, value)
         self._follow(value, (self._rows[-1].module or ModulePath()).child(name))
         return True
 
@@ -81,7 +86,9 @@ class Reads:
         """Everything noted, once the model is as it was; of the run itself nothing is held any longer."""
         subject, rows = self._subject, tuple(map(_settled, self._rows))
         self._rows.clear()
-        return Observed(subject.call, subject.roots, self._modules, tuple(self._objects), rows)
+        objects, changes = tuple(self._objects), self._changes
+        self._changes = ()
+        return Observed(subject.call, subject.roots, self._modules, objects, rows, changes)
 
     def _follow(self, value: Any, path: ModulePath) -> None:
         waiting, inside = [value], set[int]()

@@ -1,0 +1,95 @@
+"""What a run reads and then writes: the next run finds it otherwise."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+from torch import nn
+
+from whence._torch.hooks import HOOK_TABLES
+from whence.program.observed import Change, Read
+from whence.tracing.modules import held_in_capture
+
+_CONTAINERS = (dict, list, set, deque)
+
+
+class Before:
+    """What changes are told from: hooks at the start, and containers as they were when they were read."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._hooks = [(module, _hook_counts(module)) for module in modules]
+        self._copies: dict[int, Any] = {}
+        self._own: set[tuple[int, str]] = set()
+
+    def keep(self, holder: object, name: str, value: object) -> None:
+        """Remember whether the holder itself has the attribute, and what a container holds now."""
+        if name in getattr(holder, "__dict__", {}):
+            self._own.add((id(holder), name))
+        if isinstance(value, _CONTAINERS):
+            self._copies[id(value)] = copy(value)
+
+    def changes(self, reads: Sequence[Read]) -> tuple[Change, ...]:
+        """Everything that was read and is otherwise now; nothing where tensors of the run are among it."""
+        found = tuple(self._found(reads))
+        self._copies.clear()
+        return () if any(held_in_capture(change.after) for change in found) else found
+
+    def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
+        for read in reads:
+            held = getattr(read.holder, "__dict__", {})
+            if read.name not in held:
+                if (id(read.holder), read.name) in self._own:
+                    yield Change(read.holder, read.name, None, is_there=False)
+            elif not read.is_there or not self._is_as_read(held[read.name], read.value):
+                yield Change(read.holder, read.name, copy_of(held[read.name]))
+        for module, counts in self._hooks:
+            if _hook_counts(module) != counts:
+                yield from (Change(module, name, copy(vars(module)[name])) for name in HOOK_TABLES)
+
+    def _is_as_read(self, value: object, read: object) -> bool:
+        if value is not read:
+            return False
+        before = self._copies.get(id(value), value)
+        return before is value or _same_items(before, value)
+
+
+def copy_of(value: object) -> object:
+    """The value, or a copy of a container, which the next run would fill further."""
+    return copy(value) if isinstance(value, _CONTAINERS) else value
+
+
+def _same_items(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(left[key] is right[key] for key in left)
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+
+
+def _hook_counts(module: nn.Module) -> list[int]:
+    held = vars(module)
+    return [len(held.get(name, ())) for name in HOOK_TABLES]
+
+
+@contextmanager
+def applied(changes: Sequence[Change]) -> Iterator[None]:
+    """The model as the run left it, while the block runs."""
+    before = [
+        (change, vars(change.holder).get(change.name), change.name in vars(change.holder))
+        for change in changes
+    ]
+    try:
+        for change in changes:
+            _write(change)
+        yield
+    finally:
+        for change, value, was_there in before:
+            _write(Change(change.holder, change.name, value, was_there))
+
+
+def _write(change: Change) -> None:
+    held = vars(change.holder)
+    if change.is_there:
+        held[change.name] = change.after
+    else:
+        held.pop(change.name, None)

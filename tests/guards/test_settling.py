@@ -1,0 +1,140 @@
+"""Models whose first run changes what it reads."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests.checks import same_bits
+
+X = torch.randn(2, 4)
+
+
+class Options:
+    """Given half empty."""
+
+    def __init__(self) -> None:
+        self.kind: str | None = None
+
+
+class Settling(nn.Module):
+    """Fills in its options and installs a hook in its first run, as transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.options = Options()
+        self.seen: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.options.kind is None:
+            self.options.kind = "wide"
+        if not hasattr(self, "installed"):
+            self.linear.register_forward_hook(lambda module, args, output: output * 2)
+            self.installed = True
+        if 4 not in self.seen:
+            self.seen.append(4)
+        result: Tensor = self.linear(x)
+        return result.relu() if self.options.kind == "wide" else result
+
+
+def test_the_capture_holds_before_and_after_the_first_run() -> None:
+    """Both states are what the model does the same in."""
+    model = Settling()
+    program = whence.capture(model, (X,))
+    assert vars(model.options) == {"kind": None}
+    assert (model.seen, hasattr(model, "installed"), len(model.linear._forward_hooks)) == ([], False, 0)
+    assert program.check(model, (X,)) == []
+    expected = model(X)
+    assert vars(model.options) == {"kind": "wide"}
+    assert program.check(model, (X,)) == []
+    assert same_bits(program.guarded(model)(X), expected)
+    assert same_bits(model(X), expected)
+
+
+def test_half_of_it_is_stale() -> None:
+    """A state that is neither is told of: the model would do something else in it."""
+    model = Settling()
+    program = whence.capture(model, (X,))
+    model(X)
+    model.options.kind = "narrow"
+    assert [violation.guard.what for violation in program.check(model, (X,))] == ["options.kind"]
+    model.options.kind = "wide"
+    model.linear._forward_hooks.clear()
+    assert [violation.guard.what for violation in program.check(model, (X,))] == ["hooks of linear"]
+
+
+def test_both_states_are_printed() -> None:
+    """The page says what the first run changes."""
+    page = str(whence.capture(Settling(), (X,)).guards)
+    before, after = page.split("or, once the model has run,")
+    assert "kind                     None" in before
+    assert "options.kind             'wide'" in after
+    assert "installed                True" in after
+
+
+class Counting(nn.Module):
+    """Each run computes something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = x * self.runs
+        self.runs += 1
+        return result
+
+
+def test_a_model_that_does_something_else_is_stale_after_a_run() -> None:
+    """A counter that is computed with: the capture stands for the first run alone."""
+    model = Counting()
+    program = whence.capture(model, (X,))
+    assert program.guards.settled is None
+    assert program.check(model, (X,)) == []
+    model(X)
+    assert [violation.guard.what for violation in program.check(model, (X,))] == ["runs"]
+
+
+class Once(nn.Module):
+    """Runs a single time."""
+
+    used = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.used:
+            raise RuntimeError("only once")
+        self.used = True
+        return x * 2
+
+
+def test_a_model_that_cannot_run_again_is_captured() -> None:
+    """That it fails the second time is its own affair; the capture says that it is stale then."""
+    model = Once()
+    program = whence.capture(model, (X,))
+    assert program.check(model, (X,)) == []
+    model(X)
+    assert [violation.guard.what for violation in program.check(model, (X,))] == ["used"]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_models_that_change_nothing_run_once(backward: Any) -> None:
+    """A second run is for models that change what they read."""
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.last = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            runs.append(1)
+            self.last = len(runs)
+            result: Tensor = self.linear(x)
+            return result
+
+    runs: list[int] = []
+    program = whence.capture(Plain(), (X,), backward=backward)
+    assert (runs, program.guards.settled) == ([1], None)
