@@ -71,7 +71,7 @@ class Program(_Program):
 
     def check(
         self,
-        model: Callable[..., Any],
+        model: object,
         args: tuple[Any, ...] | None = None,
         kwargs: dict[str, Any] | None = None,
     ) -> list[Violation]:

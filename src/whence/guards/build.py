@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence.guards.describe import Describer, function_of, is_constant
+from whence.guards.describe import Describer, is_constant
 from whence.guards.holders import Located, located
 from whence.guards.hooks import described_hooks
 from whence.guards.inputs import input_guards
@@ -81,8 +81,7 @@ def _captured(observed: Observed) -> Reference:
 def _callable(builder: "_Builder", observed: Observed) -> Iterator[Guard]:
     if isinstance(observed.call, nn.Module):
         return
-    function = function_of(observed.call)
-    expected = builder.describer.describe(observed.call) if function is None else Function(function[0])
+    expected = builder.describer.describe(observed.call)
     name = getattr(observed.call, "__qualname__", type(observed.call).__name__)
     yield Guard(GuardKind.CALLABLE, name, expected, Strictness.IDENTITY, "this is what was captured")
 

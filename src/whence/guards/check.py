@@ -70,28 +70,27 @@ def _callable_violations(plan: Plan, call: Any, walk: Walk) -> Iterator[Violatio
 
 
 def _module_violations(plan: Plan, roots: Sequence[object], walk: Walk) -> list[Violation]:
-    """Modules from the roots down: found by their names, compared guard by guard."""
+    """Modules from the roots down: found by their names, compared guard by guard.
+
+    `model.eval()` is one change: a mode that was turned with that of the module above is not told of.
+    """
     violations: list[Violation] = []
     live, turned = walk.holders, set[int]()
     for row in plan.modules:
-        above = None if row.parent is None else live.get(row.parent)
-        module: Any = _root(row, roots) if above is None else above.__dict__["_modules"].get(row.name)
+        parent, name = row.holder.place or (None, "")
+        above = None if parent is None else live.get(parent)
+        module: Any = _root(row, roots) if above is None else above.__dict__["_modules"].get(name)
         if not same_class(row.holder.type, type(module)):
-            if row.parent is None or above is not None:  # what is below a lost module is not told of
+            if parent is None or above is not None:  # what is below a lost module is not told of
                 violations.append(Violation(row.guards[0], _other(module)))
             continue
         live[row.holder.number] = module
-        if not row.has_mode and row.parent in turned:
+        if not row.has_mode and parent in turned:
             turned.add(row.holder.number)
-        found = [*_alias_violations(row, module, live), *_guard_by_guard(row, module, walk)]
-        violations += [v for v in found if not _follows(v, row, turned)]
+        found = list(_guard_by_guard(row, module, walk))
+        violations += [v for v in found if v.guard.kind is not GuardKind.TRAINING or parent not in turned]
         turned |= {row.holder.number for v in found if v.guard.kind is GuardKind.TRAINING}
-    return violations
-
-
-def _follows(violation: Violation, row: HolderPlan, turned: set[int]) -> bool:
-    """Whether a mode changed because that of the module above did: `model.eval()` is one change."""
-    return violation.guard.kind is GuardKind.TRAINING and row.parent in turned
+    return [*violations, *_alias_violations(plan, live)]
 
 
 def _root(row: HolderPlan, roots: Sequence[object]) -> object:
@@ -103,12 +102,19 @@ def _other(found: object) -> str:
     return "absent" if found is None else type(found).__name__
 
 
-def _alias_violations(row: HolderPlan, module: Any, live: dict[int, Any]) -> Iterator[Violation]:
-    aliases = [guard for guard in row.guards if guard.kind is GuardKind.ALIASING]
-    for guard, (parent, name) in zip(aliases, row.holder.names[1:], strict=False):
-        above = live.get(parent)
-        if above is not None and above.__dict__["_modules"].get(name) is not module:
-            yield Violation(guard, "two modules")
+def _alias_violations(plan: Plan, live: dict[int, Any]) -> Iterator[Violation]:
+    """Names of one module that lead to several now."""
+    for row in plan.modules:
+        module = live.get(row.holder.number)
+        guards = [guard for guard in row.guards if guard.kind is GuardKind.ALIASING]
+        for guard, (parent, name) in zip(guards, row.holder.aliases, strict=True):
+            above = live.get(parent)
+            if (
+                module is not None
+                and above is not None
+                and above.__dict__["_modules"].get(name) is not module
+            ):
+                yield Violation(guard, "two modules")
 
 
 def _guard_by_guard(row: HolderPlan, module: nn.Module, walk: Walk) -> Iterator[Violation]:
@@ -140,7 +146,7 @@ def _object_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
     seen: set[tuple[int, int]] = set()
     for number, thing, path in walk.waiting:  # which grows while objects lead to others
         row = plan.holders[number]
-        if (number, id(thing)) in seen or (row.holder.names or row.holder.root is not None):
+        if (number, id(thing)) in seen or row.holder.is_found_by_name:
             continue
         seen.add((number, id(thing)))
         if isinstance(thing, nn.Module):

@@ -90,12 +90,12 @@ def glance_of(
         for guard in row.tensors
         if isinstance(guard.expected, TensorFacts)
     ]
-    first = [holder.names[0] if holder.names else (-1, "") for holder in holders]
+    first = [holder.place or (-1, "") for holder in holders]
     return Glance(
         parents=tuple(parent for parent, _ in first),
         names=tuple(name for _, name in first),
         patterns=tuple(made),
-        aliases=tuple((at, *alias) for at, holder in enumerate(holders) for alias in holder.names[1:]),
+        aliases=tuple((at, *alias) for at, holder in enumerate(holders) for alias in holder.aliases),
         others=tuple(
             (at, guard)
             for at, own in enumerate(guards)

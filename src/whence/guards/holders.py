@@ -51,7 +51,8 @@ def _modules(observed: Observed) -> list[Located]:
             rows[id(module)] = Located(module, holder)
         else:
             holder = replace(known.holder, names=(*known.holder.names, *names))
-            rows[id(module)] = replace(known, holder=holder, aliases=(*known.aliases, str(path)))
+            aliases = (*known.aliases, str(path)) if names else known.aliases
+            rows[id(module)] = replace(known, holder=holder, aliases=aliases)
         numbers[path] = rows[id(module)].holder.number
     return list(rows.values())
 

@@ -15,14 +15,11 @@ from whence.schema import GuardKind
 class HolderPlan:
     """The guards of one holder.
 
-    A module is found as `name` in the module numbered `parent`. One that was called `has_mode`: its mode is
-    guarded. `of_class` are guards that its class answers, so that the instance must have nothing of their
-    names.
+    A module that was called `has_mode`: its mode is guarded. `of_class` are guards that its class answers, so
+    that the instance must have nothing of their names.
     """
 
     holder: Holder
-    parent: int | None
-    name: str
     has_mode: bool
     guards: tuple[Guard, ...]
     of_class: tuple[Guard, ...]
@@ -62,7 +59,7 @@ def plan_of(guards: Guards) -> Plan:
         elif guard.owner is not None:
             classes.setdefault(guard.owner, []).append(guard)
     rows = tuple(_holder_plan(row, held[row.number], classes.get(row.type, [])) for row in guards.holders)
-    modules = tuple(row for row in rows if row.parent is not None or row.holder.root is not None)
+    modules = tuple(row for row in rows if row.holder.is_found_by_name)
     return Plan(
         guards=guards,
         holders=rows,
@@ -82,11 +79,8 @@ def plan_of(guards: Guards) -> Plan:
 
 def _holder_plan(holder: Holder, guards: Sequence[Guard], of_class: Sequence[Guard]) -> HolderPlan:
     own = {guard.name for guard in guards}
-    parent, name = holder.names[0] if holder.names else (None, "")
     return HolderPlan(
         holder=holder,
-        parent=parent,
-        name=name,
         has_mode=any(guard.kind is GuardKind.TRAINING for guard in guards),
         guards=tuple(guards),
         of_class=tuple(guard for guard in of_class if guard.name not in own),

@@ -99,3 +99,18 @@ class Holder:
     is_module: bool
     names: tuple[tuple[int, str], ...] = ()
     root: int | None = None
+
+    @property
+    def place(self) -> tuple[int, str] | None:
+        """The number of the parent and the name there that a module is found by; None for a root."""
+        return self.names[0] if self.root is None and self.names else None
+
+    @property
+    def aliases(self) -> tuple[tuple[int, str], ...]:
+        """The other places where it is found."""
+        return self.names if self.root is not None else self.names[1:]
+
+    @property
+    def is_found_by_name(self) -> bool:
+        """Whether it is a module of the hierarchy, and not an object that is met where a guard expects it."""
+        return self.root is not None or bool(self.names)
