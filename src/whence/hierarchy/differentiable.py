@@ -28,14 +28,17 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Differentiation:
-    """One differentiable run: which halves to run, on which module, and how gradients are wired."""
+    """One differentiable run: which halves to run, on which module, and how gradients are wired.
+
+    `watched` are the parameters that the backward reads: they must not change in between.
+    """
 
     runner: Runner
     module: nn.Module
     plan: CallPlan
     gradients: Gradients
     needs: dict[str, frozenset[str]]
-    versions: tuple[int, ...]
+    watched: tuple[Tensor, ...]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -64,9 +67,8 @@ class CapturedFunction(torch.autograd.Function):
             *outputs, kept = results
             results = tuple(outputs)
         leaves, ctx.layout = _flattened(kept)
-        watched = [tensors[position] for position in run.versions]
         ctx.kept_count = len(leaves)
-        ctx.save_for_backward(*leaves, *watched)
+        ctx.save_for_backward(*leaves, *run.watched)
         ctx.run = run
         ctx.set_materialize_grads(False)
         differentiable = {name for name, _ in run.gradients.tangents}
