@@ -104,6 +104,13 @@ def lasting_parameters(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
     return {id(now): lasting for now, lasting in pairs if now is not lasting}
 
 
+def sharded_apart(modules: Iterable[nn.Module]) -> list[str]:
+    """The names of parameters that were one, and are two since `fully_shard`, each in a group of its own."""
+    first: dict[int, Any] = {}
+    rows = [(row._orig_param_uid, row) for row in _rows(modules)]
+    return [row._module_info.param_name for uid, row in rows if first.setdefault(uid, row) is not row]
+
+
 def processes_sharing(module: nn.Module) -> int:
     """How many processes share the parameters of a module and average their gradients."""
     return max((row.sharded_param.device_mesh.size() for row in _rows([module])), default=1)
@@ -226,12 +233,13 @@ def sharding_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
         for parameter in _whole_parameters(managed):
             kept.callback(setattr, parameter, "grad", parameter.grad)
             parameter.grad = None
+        finished = False
         try:
             yield
-        except BaseException:
-            _forget_the_iteration(managed)
-            raise
+            finished = True
         finally:
+            if not finished:
+                _forget_the_iteration(managed)
             for module, was_whole in zip(managed, were_whole, strict=True):
                 _put_back(module, was_whole)
 
@@ -271,8 +279,13 @@ def _forget_the_iteration(modules: Sequence[Any]) -> None:
 
 def is_distributed(tensor: object) -> bool:
     """Whether a tensor is a DTensor."""
+    return is_distributed_class(type(tensor))
+
+
+def is_distributed_class(kind: type) -> bool:
+    """Whether tensors of a class are DTensors."""
     loaded: Any = sys.modules.get("torch.distributed.tensor")
-    return loaded is not None and isinstance(tensor, loaded.DTensor)
+    return loaded is not None and issubclass(kind, loaded.DTensor)
 
 
 def whole(tensor: Any) -> Any:
@@ -296,6 +309,7 @@ class _Whole(torch.autograd.Function):
     def forward(ctx: Any, tensor: Any) -> Tensor:
         """Gather."""
         ctx.set_materialize_grads(False)
+        ctx.save_for_backward(tensor)  # which raises when it was written before the backward
         ctx.mesh, ctx.placements = tensor.device_mesh, tensor.placements
         gathered: Tensor = tensor.full_tensor()
         return gathered.view_as(gathered)
@@ -305,6 +319,7 @@ class _Whole(torch.autograd.Function):
         """Every process keeps its part of the gradient, which all of them have."""
         if gradient is None:
             return None
+        _unchanged = ctx.saved_tensors
         loaded: Any = sys.modules["torch.distributed.tensor"]
         everywhere = [loaded.Replicate()] * ctx.mesh.ndim
         whole_gradient = loaded.DTensor.from_local(gradient, ctx.mesh, everywhere, run_check=False)

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence._torch.hooks import gradient_hooks
+from whence._torch.sharding import class_as_written
 from whence._torch.tensors import has_gradient_hooks
 from whence.guards.asking import Failed, ask
 from whence.guards.describe import Describer
@@ -185,7 +186,7 @@ def _found_in_module(guard: Guard, module: nn.Module, walk: Walk) -> str | None:
         return None if guard.expected == found else str(found)
     value = module_attribute(module, guard.name)
     if isinstance(guard.expected, Missing):
-        value = class_attribute(type(module), guard.name) if value is NOTHING else value
+        value = class_attribute(class_as_written(type(module)), guard.name) if value is NOTHING else value
         return None if value is NOTHING else str(Describer({}).describe(value))
     return "absent" if value is NOTHING else difference(guard.expected, value, walk)
 

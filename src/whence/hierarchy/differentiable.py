@@ -28,17 +28,14 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Differentiation:
-    """One differentiable run: which halves to run, on which module, and how gradients are wired.
-
-    `watched` are the parameters that the backward reads: they must not change in between.
-    """
+    """One differentiable run: which halves to run, on which module, and how gradients are wired."""
 
     runner: Runner
     module: nn.Module
     plan: CallPlan
     gradients: Gradients
     needs: dict[str, frozenset[str]]
-    watched: tuple[Tensor, ...]
+    versions: tuple[int, ...]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -67,8 +64,9 @@ class CapturedFunction(torch.autograd.Function):
             *outputs, kept = results
             results = tuple(outputs)
         leaves, ctx.layout = _flattened(kept)
+        watched = [tensors[position] for position in run.versions]
         ctx.kept_count = len(leaves)
-        ctx.save_for_backward(*leaves, *run.watched)
+        ctx.save_for_backward(*leaves, *watched)
         ctx.run = run
         ctx.set_materialize_grads(False)
         differentiable = {name for name, _ in run.gradients.tangents}

@@ -216,8 +216,7 @@ class CallBody:
         self._check_trainable(module, gradients, interface, inputs)
         if not torch.is_grad_enabled() or not any(_requires(value) for value in (*parameters, *inputs)):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
-        watched = tuple(parameters[position] for position in self._watched)
-        run = Differentiation(self, module, self.call_plan, gradients, self._needs, watched)
+        run = Differentiation(self, module, self.call_plan, gradients, self._needs, self._watched)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
 

@@ -121,7 +121,9 @@ def _finish(
     return Run(
         outputs=outputs
         | {n: leaf.detach().clone() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)},
-        gradients={name: None if tensor.grad is None else whole(tensor.grad).clone() for name, tensor in wanted},
+        gradients={
+            name: None if tensor.grad is None else whole(tensor.grad).clone() for name, tensor in wanted
+        },
         state={name: whole(tensor.detach()).clone() for name, tensor in tensors.items()},
         inputs={path: leaf.detach().clone() for path, leaf in arguments},
         generator=torch.get_rng_state(),

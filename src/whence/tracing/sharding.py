@@ -11,8 +11,9 @@ from whence._torch.sharding import (
     is_sharded,
     name_of_class,
     processes_sharing,
+    sharded_apart,
 )
-from whence.errors import Fault, UnsupportedModule, UnsupportedMutation
+from whence.errors import Fault, Place, UnsupportedModule, UnsupportedMutation
 from whence.program import Program
 from whence.provenance import ModulePath
 from whence.schema import OutputKind
@@ -23,7 +24,7 @@ _BEFORE = "capture the model before fully_shard: module paths and names of param
 
 def refuse_sharding(subject: Subject, *, differentiates: bool) -> None:
     """Raise `UnsupportedModule` that names everything FSDP does to the model that a program does not."""
-    faults = [*_faults(subject), *(_averaging(subject) if differentiates else ())]
+    faults = [*_faults(subject), *_apart(subject), *(_averaging(subject) if differentiates else ())]
     if faults:
         raise UnsupportedModule.of(faults)
 
@@ -32,7 +33,7 @@ def _faults(subject: Subject) -> Iterator[Fault]:
     covered: set[int] = set()
     told: set[int] = set()
     for path, module in subject.named_modules():
-        if can_be_put_aside(module):
+        if is_sharded(module):
             covered |= {id(inner) for inner in module.modules()}
         if id(module) not in told and (fault := _fault(path, module, id(module) in covered)):
             told.add(id(module))
@@ -68,6 +69,16 @@ def _more_than_gathering(path: ModulePath, module: nn.Module, words: list[str]) 
     )
 
 
+def _apart(subject: Subject) -> Iterator[Fault]:
+    names = sharded_apart(module for _, module in subject.named_modules())
+    if names:
+        yield Fault(
+            f"FSDP sharded tied parameters apart: {', '.join(names)}",
+            why="each became a parameter of its own, and FSDP itself refuses to run the model",
+            remedy="shard the modules that share a parameter in one call: fully_shard([first, second])",
+        )
+
+
 def _averaging(subject: Subject) -> list[Fault]:
     modules = {id(module): (path, module) for path, module in reversed([*subject.named_modules()])}
     counted = [(path, module, processes_sharing(module)) for path, module in reversed(modules.values())]
@@ -100,7 +111,7 @@ def with_shards(program: Program, subject: Subject, sharded: Mapping[int, Tensor
     _refuse_writes(program, managed)
     state = {name: sharded.get(id(tensor), tensor) for name, tensor in program.state.items()}
     count = max(processes_sharing(module) for _, module in subject.named_modules())
-    averaged = (f"in eager under FSDP, which averages gradients over {count} processes",) if count > 1 else ()
+    averaged = (f"FSDP's averaging of gradients over {count} processes",) if count > 1 else ()
     return program.with_changes(state=state, opaque=(*program.opaque, *averaged))
 
 
@@ -109,6 +120,7 @@ def _refuse_writes(program: Program, managed: set[str]) -> None:
     if rows:
         raise UnsupportedMutation(
             f"the model writes {', '.join(row.path for row in rows)}, which FSDP manages",
+            where=Place(str(ModulePath.parse(rows[0].path).parent)),
             why="in eager the write reaches the gathered copy, which FSDP frees, and in a program the shard",
             remedy="make them buffers, or pass them to fully_shard as ignored_params",
         )

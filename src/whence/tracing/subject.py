@@ -234,9 +234,9 @@ def state_tensors(subject: Subject) -> list[StateTensor]:
         for path, module in subject.named_modules():
             for name, tensor in (module._parameters if wants_parameters else module._buffers).items():
                 if tensor is not None:
-                    tensor = lasting.get(id(tensor), tensor)
                     persistent = name not in module._non_persistent_buffers_set
-                    _add(found, tensor, path.child(name), wants_parameters, persistent, type(module).__name__)
+                    held = lasting.get(id(tensor), tensor)
+                    _add(found, held, path.child(name), wants_parameters, persistent, type(module).__name__)
     return list(found.values())
 
 
