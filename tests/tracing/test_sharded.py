@@ -343,7 +343,7 @@ def test_modules_in_one_group(group: None) -> None:
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
 def test_modules_that_hold_parameters_twice(group: None) -> None:
     """A recurrent module keeps a list of its weights, a parametrized one makes a class of its own."""
-    model = nn.Sequential(nn.LSTM(4, 4), nn.Identity())
+    model: Any = nn.Sequential(nn.LSTM(4, 4), nn.Identity())
     sharded(model, "0")
     before = [id(weight) for weight in model[0]._flat_weights]
     program = whence.capture(model[0], (X,), backward=True)
@@ -512,6 +512,7 @@ def test_averaged_gradients_are_refused(group_of_two: None) -> None:
     plain = whence.capture(Net(), (X,))
     program = whence.capture(model, (X,))
     assert described(program) == described(plain)
+    assert "gradient" not in {row.kind for row in program.verify(model, (X,)).rows}
     result = program.module()(X)
     assert result.shape == (3, 4)
     with pytest.raises(whence.NotDifferentiable) as caught:

@@ -106,7 +106,9 @@ def _finish(
     program: Program, inputs: tuple[Any, Any], result: Any, loss: Tensor | None, tensors: dict[str, Tensor]
 ) -> Run:
     leaves, _ = tree_flatten(result)
-    _differentiate(program, leaves, loss)
+    differentiated = loss is not None or not program.opaque
+    if differentiated:
+        _differentiate(leaves, loss)
     given, _ = tree_flatten(inputs)
     arguments = [
         (path, leaf) for path, leaf in zip(program.convention.paths, given, strict=True) if _is(leaf)
@@ -116,7 +118,7 @@ def _finish(
     wanted = [
         (name, tensor)
         for name, tensor in (*tensors.items(), *arguments)
-        if tensor.requires_grad and tensor.is_leaf
+        if differentiated and tensor.requires_grad and tensor.is_leaf
     ]
     return Run(
         outputs=outputs
@@ -134,12 +136,10 @@ def _is(leaf: Any) -> bool:
     return isinstance(leaf, Tensor)
 
 
-def _differentiate(program: Program, leaves: Sequence[Any], loss: Tensor | None) -> None:
+def _differentiate(leaves: Sequence[Any], loss: Tensor | None) -> None:
     """The same backward pass for both: from the loss, or from fixed random gradients of the outputs."""
     if loss is not None:
         loss.backward()
-        return
-    if program.opaque:
         return
     roots = [leaf for leaf in leaves if _is(leaf) and leaf.requires_grad]
     if not roots:

@@ -65,7 +65,7 @@ def _more_than_gathering(path: ModulePath, module: nn.Module, words: list[str]) 
         f"FSDP does more than gather parameters in {_described(path, module)}: it {', '.join(words)}",
         why="a program has the parameters as the model holds them, and what the hooks of FSDP make of them "
         "or of their gradients is no part of it",
-        remedy="capture the model without this policy, or before fully_shard, and check with verify",
+        remedy=f"call fully_shard without this policy, or {_BEFORE}",
     )
 
 
