@@ -550,6 +550,19 @@ def test_class_made_of_a_sharded_one_is_refused(group: None) -> None:
     assert refusal(model).what == "FSDP manages up (Later)"
 
 
+def test_methods_by_themselves_are_refused(group: None) -> None:
+    """Eager runs a method without gathering, so that there is nothing to compare with; a call is a call."""
+    model = net()
+    for registered in (False, True):
+        if registered:
+            register_fsdp_forward_method(model, "forward")
+        with pytest.raises(whence.UnsupportedModule) as caught:
+            whence.capture(model.forward, (X,))
+        assert caught.value.what == "Net.forward is a method of a module that FSDP manages"
+    model = net()
+    assert whence.capture(model.__call__, (X,), backward=True).verify(model, (X,)).ok
+
+
 def test_ties_that_fsdp_cuts_are_refused(group: None) -> None:
     """A tied parameter in two groups is two parameters, which FSDP does not run either."""
     model = sharded(Net(), "down")

@@ -1,5 +1,6 @@
 """Models whose parameters FSDP manages: what of them cannot be captured, and whose state a program holds."""
 
+import functools
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
@@ -19,14 +20,35 @@ from whence.provenance import ModulePath
 from whence.schema import OutputKind
 from whence.tracing.subject import Subject
 
+_CALL = nn.Module.__call__
 _BEFORE = "capture the model before fully_shard: module paths and names of parameters are the same"
 
 
 def refuse_sharding(subject: Subject, *, differentiates: bool) -> None:
     """Raise `UnsupportedModule` that names everything FSDP does to the model that a program does not."""
-    faults = [*_faults(subject), *_apart(subject), *(_averaging(subject) if differentiates else ())]
+    faults = [
+        *_method(subject),
+        *_faults(subject),
+        *_apart(subject),
+        *(_averaging(subject) if differentiates else ()),
+    ]
     if faults:
         raise UnsupportedModule.of(faults)
+
+
+def _method(subject: Subject) -> Iterator[Fault]:
+    """A method captured by itself runs without the hooks around a call."""
+    call = subject.call
+    while isinstance(call, functools.partial):
+        call = call.func
+    owner = getattr(call, "__self__", None)
+    if isinstance(owner, nn.Module) and is_sharded(owner) and getattr(call, "__func__", None) is not _CALL:
+        yield Fault(
+            f"{subject.name} is a method of a module that FSDP manages",
+            why="FSDP gathers parameters when the module is called, and in no method that it was not told of",
+            remedy="capture the module, or a function that calls the method if it was given to "
+            "register_fsdp_forward_method",
+        )
 
 
 def _faults(subject: Subject) -> Iterator[Fault]:
