@@ -1,20 +1,15 @@
 """Canaries: modules that wrap another, and how they are called."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from whence._torch.wrappers import (
     call_through,
     has_own_hooks,
     inner_module,
-    is_sharded,
     processes_averaged,
     seen_through,
     wrappers_around,
@@ -38,7 +33,6 @@ def test_ordinary_module() -> None:
     assert seen_through(module) is module
     assert wrappers_around(module) == ()
     assert processes_averaged(module) == 1
-    assert not is_sharded(module)
 
 
 def test_compiled_module() -> None:
@@ -75,20 +69,3 @@ def test_call_through_runs_hooks_and_the_module_inside() -> None:
     found = call_through(nn.Module.__call__, wrapper, module, (X,), {})
     assert torch.equal(found, module(X) + 1)
     assert vars(wrapper) == before
-
-
-def test_questions_load_nothing() -> None:
-    """Asking about FSDP does not import it."""
-    code = (
-        "import sys; from torch import nn; from whence._torch.wrappers import is_sharded, inner_module;"
-        "m = nn.Linear(2, 2); assert not is_sharded(m); assert inner_module(m) is None;"
-        "assert 'torch.distributed.fsdp' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_sharded_module(group: None) -> None:
-    """`fully_shard` makes its modules of class `FSDPModule`."""
-    module = nn.Linear(4, 4)
-    fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
-    assert is_sharded(module)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, parametrize
@@ -202,20 +201,7 @@ def test_averaged_gradients_are_refused(group_of_two: None) -> None:
     assert call_sites(whence.capture(model, (X,))) == ["", "0", "1"]
 
 
-# --- sharded, distributed, quantised -----------------------------------------------------------------
-
-
-def test_sharded_modules_are_refused_by_name(group: None) -> None:
-    """Every module that FSDP manages is named, and what to do."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    mesh = init_device_mesh("cpu", (1,))
-    for module in (model[0], model[2], model):
-        fully_shard(module, mesh=mesh)
-    with pytest.raises(whence.CaptureError) as caught:
-        whence.capture(model, (X,))
-    for described in ("(root) (FSDPSequential)", "0 (FSDPLinear)", "2 (FSDPLinear)"):
-        assert described in caught.value.what
-    assert "before fully_shard" in caught.value.remedy
+# --- distributed, quantised --------------------------------------------------------------------------
 
 
 def test_distributed_parameters_are_refused_by_name(group: None) -> None:

@@ -138,18 +138,13 @@ class _FunctionMode(TorchFunctionMetadataMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:])):
             raise self.recorder.listener.value_needed(func, args[:1], func)
-        if func == _SET_DATA and _has_data(args[0]):
+        if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
             raise self.recorder.listener.data_replaced(args[0])
         if func in _LAYOUT_READERS:
             self.recorder.listener.layout_read(args[0])
         if func is Tensor.register_hook:
             self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
         return super().__torch_function__(func, types, args, kwargs)
-
-
-def _has_data(tensor: Tensor) -> bool:
-    """Whether a tensor is one of the model's own; an uninitialised parameter gets its data once."""
-    return isinstance(tensor, _PLAIN_TENSORS) and not isinstance(tensor, FakeTensor) and not is_lazy(tensor)
 
 
 class _NotPlain(Exception):
@@ -246,6 +241,13 @@ class Recorder(ProxyTorchDispatchMode):
         known = self._stand_ins.get(id(tensor), tensor)
         proxy = get_proxy_slot(known, self.tracer, None, lambda slot: slot.proxy)
         return None if proxy is None else proxy.node
+
+    def holds_data_of(self, tensor: Tensor) -> bool:
+        """Whether a tensor is one of the model's own; an uninitialised parameter gets its data once."""
+        if isinstance(tensor, FakeTensor):
+            node = self.node_of(tensor) if isinstance(tensor, nn.Parameter) else None
+            return node is not None and node.op == "placeholder"
+        return isinstance(tensor, _PLAIN_TENSORS) and not is_lazy(tensor)
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """The fake tensor that stands for `tensor`, or the tensor itself."""

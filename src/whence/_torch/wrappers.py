@@ -71,9 +71,3 @@ def processes_averaged(module: nn.Module) -> int:
     if not isinstance(module, nn.parallel.DistributedDataParallel):
         return 1
     return int(torch.distributed.get_world_size(module.process_group))
-
-
-def is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP manages the parameters of the module; asked, too, without importing it."""
-    loaded: Any = sys.modules.get("torch.distributed.fsdp")
-    return loaded is not None and isinstance(module, loaded.FSDPModule | loaded.FullyShardedDataParallel)

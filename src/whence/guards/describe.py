@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence._torch.sharding import class_as_written
 from whence.program.expectations import (
     Constant,
     Entries,
@@ -38,10 +39,14 @@ _DEEPEST = 20
 
 
 class Describer:
-    """Describes the values of one capture: holders and tensors keep their numbers."""
+    """Describes the values of one capture: holders and tensors keep their numbers.
 
-    def __init__(self, holders: Mapping[int, int]) -> None:
+    `lasting` gives, by identity, what is described in the place of a tensor that is there for a while only.
+    """
+
+    def __init__(self, holders: Mapping[int, int], lasting: Mapping[int, Tensor] | None = None) -> None:
         self._holders = holders
+        self._lasting = lasting or {}
         self._tensors: dict[int, int] = {}
         self._kept: list[object] = []
 
@@ -49,7 +54,7 @@ class Describer:
         """What a guard expects in the place of `value`."""
         number = self._holders.get(id(value))
         if number is not None:
-            return Held(number, type(value))
+            return Held(number, class_as_written(type(value)))
         if isinstance(value, Tensor):
             return self.tensor(value)
         if is_constant(value):
@@ -60,6 +65,7 @@ class Describer:
 
     def tensor(self, tensor: Tensor) -> TensorFacts:
         """The facts about a tensor, with its number."""
+        tensor = self._lasting.get(id(tensor), tensor)
         self._kept.append(tensor)
         number = self._tensors.setdefault(id(tensor), len(self._tensors))
         return tensor_facts(tensor, number)

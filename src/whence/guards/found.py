@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from whence._torch.sharding import class_as_written
 from whence.guards.describe import Describer
 from whence.guards.hooks import hook_rows
 from whence.guards.lookup import NOTHING, class_attribute, module_attribute
@@ -24,7 +25,7 @@ def found_in_module(guard: Guard, module: nn.Module, walk: Walk) -> str | None:
         return None if guard.expected == found else str(found)
     value = module_attribute(module, guard.name)
     if isinstance(guard.expected, Missing):
-        value = class_attribute(type(module), guard.name) if value is NOTHING else value
+        value = class_attribute(class_as_written(type(module)), guard.name) if value is NOTHING else value
         return None if value is NOTHING else str(Describer({}).describe(value))
     return "absent" if value is NOTHING else difference(guard.expected, value, walk)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from whence._torch.sharding import class_as_written
 from whence.program.guard_rows import Holder
 from whence.program.observed import Observed, Read
 from whence.provenance import ModulePath
@@ -29,7 +30,10 @@ def located(observed: Observed) -> list[Located]:
     paths = {id(row.thing): row.holder.path for row in modules}
     spelled = _object_paths(observed, paths)
     objects = [
-        Located(thing, Holder(number, spelled[id(thing)], type(thing), isinstance(thing, nn.Module)))
+        Located(
+            thing,
+            Holder(number, spelled[id(thing)], class_as_written(type(thing)), isinstance(thing, nn.Module)),
+        )
         for number, thing in enumerate(observed.objects, len(modules))
     ]
     return [*modules, *objects]
@@ -47,7 +51,9 @@ def _modules(observed: Observed) -> list[Located]:
         names = () if above is None else ((above, path.name),)
         known = rows.get(id(module))
         if known is None:
-            holder = Holder(len(rows), str(path), type(module), True, names, roots.get(path))
+            holder = Holder(
+                len(rows), str(path), class_as_written(type(module)), True, names, roots.get(path)
+            )
             rows[id(module)] = Located(module, holder)
         else:
             holder = replace(known.holder, names=(*known.holder.names, *names))

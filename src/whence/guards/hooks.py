@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from whence._torch.sharding import is_of_sharding
 from whence.guards.describe import Describer
 from whence.program.expectations import Hooks
 
@@ -22,9 +23,13 @@ _FLAGS = {
 
 
 def hook_rows(module: nn.Module) -> list[tuple[str, Any]]:
-    """Every hook of a module, in the order they run, each with its kind in words."""
+    """Every hook of a module, in the order they run, each with its kind in words.
+
+    Those of FSDP are not among them: they only gather what a program has.
+    """
     held = module.__dict__
-    return [(_kind(held, table, key), hook) for table in _KINDS for key, hook in held.get(table, {}).items()]
+    rows = ((table, key, hook) for table in _KINDS for key, hook in held.get(table, {}).items())
+    return [(_kind(held, table, key), hook) for table, key, hook in rows if not is_of_sharding(hook)]
 
 
 def _kind(held: dict[str, Any], table: str, key: int) -> str:

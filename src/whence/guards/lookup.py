@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from whence._torch.sharding import class_as_written
+
 NOTHING = object()
 """What a lookup gives that finds nothing; None is a value."""
 
@@ -31,11 +33,12 @@ def module_attribute(module: nn.Module, name: str) -> Any:
 
 
 def same_class(expected: type, found: type) -> bool:
-    """Whether two classes are one.
+    """Whether two classes are one, also where `fully_shard` has put its own before it.
 
     `torch.nn.utils.parametrize` makes a class for every module it touches; two of them are one when they
     were made alike from one class.
     """
+    expected, found = class_as_written(expected), class_as_written(found)
     if expected is found:
         return True
     return (

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence._torch.recording import is_wrapper_subclass
+from whence._torch.sharding import is_distributed_class
 from whence.guards.describe import Describer, closure_of, function_of, is_constant, tensor_facts
 from whence.guards.lookup import same_class
 from whence.program.expectations import (
@@ -90,9 +91,14 @@ def tensor_difference(expected: TensorFacts, value: Any, walk: Walk) -> str | No
 
 
 def _same_tensor_class(expected: TensorFacts, value: Tensor) -> bool:
-    """An input may be a parameter or a plain tensor; what a model holds is what it was."""
+    """An input may be a parameter or a plain tensor; what a model holds is what it was.
+
+    Where FSDP managed a parameter, the whole may be there or never have been sharded.
+    """
     if expected.number < 0:
         return not is_wrapper_subclass(value)
+    if is_distributed_class(expected.type) and type(value) is nn.Parameter:
+        return True
     return same_class(expected.type, type(value))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence._torch.attribute_reads import is_observable
+from whence._torch.sharding import class_as_written
 from whence.guards.describe import function_of, is_constant
 from whence.guards.lookup import NOTHING, class_attribute
 from whence.program import Program
@@ -78,7 +79,7 @@ def _opaque_objects(observed: Observed) -> Iterator[Unguarded]:
             f"the inside of {read.name}, a {kind.__name__}",
             "objects of this class cannot be watched: that it is the same object is guarded",
         )
-    for kind in {type(module) for _, module in observed.modules}:
+    for kind in {class_as_written(type(module)) for _, module in observed.modules}:
         if class_attribute(kind, "__getattribute__") is not class_attribute(nn.Module, "__getattribute__"):
             yield Unguarded(
                 f"attributes that {kind.__name__} finds in a way of its own",

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, fx, nn
 
+from whence._torch.sharding import whole
 from whence._torch.tensors import autocast_state, share_memory, without_autocast
 from whence.errors import CallError, Fault
 from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, run_differentiably
@@ -177,7 +178,7 @@ class CallBody:
 
     def _run_on(self, interface: Interface, module: nn.Module, flat: list[Any]) -> Any:
         values = {name: leaf for name, leaf in zip(interface.leaves, flat, strict=True) if name is not None}
-        values |= {name: attribute_of(module, path) for name, path in interface.state}
+        values |= {name: whole(attribute_of(module, path)) for name, path in interface.state}
         values |= {
             name: flat[at].clone()
             for _, at in interface.writes
@@ -216,7 +217,7 @@ class CallBody:
         if not torch.is_grad_enabled() or not any(_requires(value) for value in (*parameters, *inputs)):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
         run = Differentiation(self, module, self.call_plan, gradients, self._needs, self._watched)
-        outputs = dict(zip(names, run_differentiably(run, parameters, inputs), strict=True))
+        outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
 
     def _unreached_refused(
@@ -282,7 +283,7 @@ class CallBody:
         for name in interface.result.names:
             if name not in values:
                 row = self.plan.program.input(name)
-                values[name] = attribute_of(module, ModulePath.parse(row.path))
+                values[name] = whole(attribute_of(module, ModulePath.parse(row.path)))
         for name, target in interface.writes:
             if isinstance(target, int) and not _requires(values[name]):
                 values[name] = flat[target]

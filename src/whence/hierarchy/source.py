@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from whence._torch.operators import OpOverload, entry_point
+from whence._torch.sharding import is_distributed, whole
 from whence.hierarchy.differentiable import straight_through
 from whence.hierarchy.plan import Body, Plan, pack_of
 from whence.hierarchy.tree import TAKEN_NAMES
@@ -104,7 +105,10 @@ def write(plan: Plan, phase: Phase, number: int) -> Source:
         writer.write("del kept")
     for name, path in body.reads:
         changing = not plan.program.has_backward and name in plan.program.histories
-        writer.write(f"{writer.local(name)} = {attribute('module', path)}{'.clone()' if changing else ''}")
+        value = attribute("module", path)
+        if is_distributed(plan.program.state.get(name)):
+            value = f"{writer.callee(whole)}({value})"
+        writer.write(f"{writer.local(name)} = {value}{'.clone()' if changing else ''}")
     last_uses = _last_uses(plan, phase, body)
     for position, step in enumerate(body.steps):
         _write_step(writer, phase, step)

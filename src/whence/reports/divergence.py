@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from whence._torch.module_calls import observed_modules
+from whence._torch.sharding import whole
 from whence._torch.trees import tree_flatten
 from whence.program import Named, Program
 from whence.program.origins import origin_of
@@ -53,13 +54,13 @@ def _forward_values(program: Program, flat: list[Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for row in program.signature.inputs:
         if row.name in program.state:
-            values[row.name] = program.state[row.name].detach().clone()
+            values[row.name] = whole(program.state[row.name].detach()).clone()
         elif row.kind.value == "user":
             values[row.name] = next(users)
     with torch.no_grad():
         for node in program.graph.nodes:
             if node.op == "get_attr":
-                values[node.name] = program.state[node.name].detach().clone()
+                values[node.name] = whole(program.state[node.name].detach()).clone()
             elif node.op == "call_function" and origin_of(node).phase is Phase.FORWARD:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])
                 values[node.name] = node.target(*args, **kwargs)

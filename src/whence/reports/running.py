@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
+from whence._torch.sharding import local_part, sharding_kept, whole
 from whence._torch.tensors import untouched
 from whence._torch.trees import tree_flatten, tree_unflatten
 from whence.hierarchy.run import attribute_of
@@ -39,12 +40,13 @@ def same_start(subject: Subject, inputs: tuple[Any, Any]) -> Iterator[tuple[Any,
 
     Gives copies of the inputs. The model's own tensors are used, and written back.
     """
+    modules = list(subject.named_modules())
     tensors = [row.tensor for row in state_tensors(subject)]
     before = [(tensor, tensor.detach().clone(), tensor.grad, tensor.requires_grad) for tensor in tensors]
     python, cpu = random.getstate(), torch.get_rng_state()
     with untouched(tensors):
         try:
-            with modules_restored(subject.named_modules()):
+            with modules_restored(modules), sharding_kept(module for _, module in modules):
                 for tensor in tensors:
                     tensor.grad = None
                 random.seed(SEED)
@@ -60,7 +62,7 @@ def same_start(subject: Subject, inputs: tuple[Any, Any]) -> Iterator[tuple[Any,
 
 
 def _write_back(tensor: Tensor, value: Tensor) -> None:
-    if tensor.is_meta or torch.equal(tensor, value):
+    if tensor.is_meta or torch.equal(local_part(tensor), local_part(value)):
         return
     with torch.no_grad():
         tensor.copy_(value)
@@ -104,7 +106,9 @@ def _finish(
     program: Program, inputs: tuple[Any, Any], result: Any, loss: Tensor | None, tensors: dict[str, Tensor]
 ) -> Run:
     leaves, _ = tree_flatten(result)
-    _differentiate(program, leaves, loss)
+    differentiated = loss is not None or not program.opaque
+    if differentiated:
+        _differentiate(leaves, loss)
     given, _ = tree_flatten(inputs)
     arguments = [
         (path, leaf) for path, leaf in zip(program.convention.paths, given, strict=True) if _is(leaf)
@@ -114,13 +118,15 @@ def _finish(
     wanted = [
         (name, tensor)
         for name, tensor in (*tensors.items(), *arguments)
-        if tensor.requires_grad and tensor.is_leaf
+        if differentiated and tensor.requires_grad and tensor.is_leaf
     ]
     return Run(
         outputs=outputs
         | {n: leaf.detach().clone() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)},
-        gradients={name: None if tensor.grad is None else tensor.grad.clone() for name, tensor in wanted},
-        state={name: tensor.detach().clone() for name, tensor in tensors.items()},
+        gradients={
+            name: None if tensor.grad is None else whole(tensor.grad).clone() for name, tensor in wanted
+        },
+        state={name: whole(tensor.detach()).clone() for name, tensor in tensors.items()},
         inputs={path: leaf.detach().clone() for path, leaf in arguments},
         generator=torch.get_rng_state(),
     )
@@ -130,12 +136,10 @@ def _is(leaf: Any) -> bool:
     return isinstance(leaf, Tensor)
 
 
-def _differentiate(program: Program, leaves: Sequence[Any], loss: Tensor | None) -> None:
+def _differentiate(leaves: Sequence[Any], loss: Tensor | None) -> None:
     """The same backward pass for both: from the loss, or from fixed random gradients of the outputs."""
     if loss is not None:
         loss.backward()
-        return
-    if program.opaque:
         return
     roots = [leaf for leaf in leaves if _is(leaf) and leaf.requires_grad]
     if not roots:

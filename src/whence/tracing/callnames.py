@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from whence._torch.sharding import name_of_class
 from whence._torch.wrappers import seen_through
 from whence.provenance import CallSite, ModulePath
 from whence.tracing.subject import Subject
@@ -49,7 +50,7 @@ class CallNames:
         self._current[id(module)] = path
         self._reached.append({})
         try:
-            yield CallSite(path, index, module._get_name())
+            yield CallSite(path, index, name_of_class(module))
         finally:
             self._reached.pop()
             self._current[id(module)] = before

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from whence._torch.sharding import sharding_put_aside
 from whence.program import Program
 from whence.program.observed import Observed
 from whence.program.wellformed import check
@@ -16,9 +17,10 @@ from whence.tracing.example import example_of
 from whence.tracing.functional import functionalize
 from whence.tracing.materialising import materialised
 from whence.tracing.partial import keeping_what_was_recorded
-from whence.tracing.record import record
+from whence.tracing.record import mode_of, record, refuse_hooks
+from whence.tracing.sharding import refuse_sharding, with_shards
 from whence.tracing.sideeffects import warn_about_kept
-from whence.tracing.subject import subject_of
+from whence.tracing.subject import state_tensors, subject_of
 
 
 def capture(
@@ -29,9 +31,14 @@ def capture(
 ) -> tuple[Program, Observed]:
     """The program of `model` on these example inputs, with its state as inputs, and what the model read."""
     subject = subject_of(model)
+    refuse_sharding(subject, differentiates=bool(backward))
     example = example_of(subject, args, kwargs)
-    subject = materialised(subject, example)
-    with collection_paused():
+    state = state_tensors(subject)
+    if backward:
+        refuse_hooks(state)
+    modules = [module for _, module in subject.named_modules()]
+    with collection_paused(), sharding_put_aside(modules, mode_of(example, state)) as sharded:
+        subject = materialised(subject, example)
         recorded = record(subject, example, backward)
         with keeping_what_was_recorded(recorded.session):
             adjoints = attribute(recorded)
@@ -41,6 +48,7 @@ def capture(
         session, loss_function = recorded.session, backward if callable(backward) else None
         observed = session.reads.observed()
         del recorded, adjoints, functional
+    program = with_shards(program, subject, sharded)
     warn_about_kept(session)
     return program.with_changes(loss_function=loss_function), observed
 

@@ -5,7 +5,7 @@ from torch import nn
 from whence._torch.lazy import uninitialised
 from whence._torch.recording import is_wrapper_subclass
 from whence._torch.scripting import is_packed_weight
-from whence._torch.wrappers import has_own_hooks, is_sharded, processes_averaged
+from whence._torch.wrappers import has_own_hooks, processes_averaged
 from whence.errors import NotCallable, Place, UnsupportedHook, UnsupportedInput, UnsupportedModule
 from whence.provenance import ModulePath
 from whence.tracing.subject import Subject, loose_tensors, state_tensors
@@ -13,7 +13,6 @@ from whence.tracing.subject import Subject, loose_tensors, state_tensors
 
 def refuse_kinds(subject: Subject, *, differentiates: bool) -> None:
     """Raise a `CaptureError` that names every module or tensor of a kind that cannot be recorded."""
-    _refuse_sharded(subject)
     refuse_uninitialised(subject)
     _refuse_subclasses(subject)
     _refuse_hooks_of_wrappers(subject)
@@ -32,16 +31,6 @@ def refuse_uninitialised(subject: Subject) -> None:
             where=Place(subject.name),
             why="a lazy module makes its parameters in its first call, and the model does not call it",
             remedy="remove modules that are not used, or call the model once on inputs that reach them",
-        )
-
-
-def _refuse_sharded(subject: Subject) -> None:
-    sharded = [(path, module) for path, module in subject.named_modules() if is_sharded(module)]
-    if sharded:
-        raise UnsupportedModule(
-            f"FSDP manages {', '.join(_described(path, module) for path, module in sharded)}",
-            why="its hooks gather and free parameters between processes, which is no part of one program",
-            remedy="capture the model before fully_shard: module paths and names of parameters are the same",
         )
 
 

@@ -16,7 +16,7 @@ from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on
 from whence._torch.hooks import gradient_hooks
 from whence._torch.module_calls import CallObserver, observed_modules
 from whence._torch.module_writes import observed_writes
-from whence._torch.recording import fake_mode_of
+from whence._torch.recording import FakeTensorMode, fake_mode_of
 from whence._torch.saving import observed_packing
 from whence._torch.tensors import clear_autocast_cache, untouched
 from whence._torch.trees import TreeSpec, tree_flatten
@@ -86,8 +86,6 @@ def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorde
     """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
     refuse_kinds(subject, differentiates=bool(backward))
     state = state_tensors(subject)
-    if backward:
-        _refuse_hooks(state)
     lines = Lines()
     session = _session(subject, example, state, lines)
     with alone(), ExitStack() as around:
@@ -111,7 +109,7 @@ def rehearse(
 
 
 def _session(subject: Subject, example: Example, state: Sequence[StateTensor], lines: Lines) -> Session:
-    mode = fake_mode_of(_tensors(example.leaves, state))
+    mode = mode_of(example, state)
     session = Session(subject, mode, (record.__code__, rehearse.__code__), lines)
     session.know(
         {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
@@ -168,7 +166,7 @@ def _prepare(session: Session, example: Example, state: Sequence[StateTensor]) -
     return prepared
 
 
-def _refuse_hooks(state: Sequence[StateTensor]) -> None:
+def refuse_hooks(state: Sequence[StateTensor]) -> None:
     """A hook on a parameter fires when its gradient arrives: in the capture, and again in every run."""
     hooked = [
         f"{row.paths[0]} ({', '.join(names)})" for row in state if (names := gradient_hooks(row.tensor))
@@ -210,9 +208,10 @@ def _surroundings_kept(subject: Subject, state: Sequence[StateTensor], lines: Li
         torch.set_rng_state(cpu)
 
 
-def _tensors(leaves: Sequence[Any], state: Sequence[StateTensor]) -> Iterator[Tensor]:
-    yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
-    yield from (row.tensor for row in state)
+def mode_of(example: Example, state: Sequence[StateTensor]) -> FakeTensorMode:
+    """The fake mode of a run: that of inputs or state which are fake already, else a new one."""
+    leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
+    return fake_mode_of(iter([*leaves, *(row.tensor for row in state)]))
 
 
 def _name_of(row: StateTensor) -> str:

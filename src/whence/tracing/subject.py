@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from whence._torch.scripting import is_scripted
+from whence._torch.sharding import lasting_parameters, name_of_class
 from whence._torch.wrappers import seen_through, wrappers_around
 from whence.errors import Fault, NotCallable, Place
 from whence.program import ModuleRecord
@@ -79,7 +80,7 @@ def _subject_of(model: object) -> Subject:
     if isinstance(model, nn.Module):
         inner = seen_through(model)
         wrappers = wrappers_around(model)
-        return Subject(inner, ((ROOT, inner),), inner._get_name(), True, module_signature(inner), wrappers)
+        return Subject(inner, ((ROOT, inner),), name_of_class(inner), True, module_signature(inner), wrappers)
     if not callable(model):
         raise NotCallable(
             f"expected a module or a callable, got {type(model).__name__}",
@@ -87,7 +88,7 @@ def _subject_of(model: object) -> Subject:
         )
     owner, method = _owner(model)
     if owner is not None:
-        return Subject(model, ((ROOT, owner),), f"{owner._get_name()}.{method}", False, _signature(model))
+        return Subject(model, ((ROOT, owner),), f"{name_of_class(owner)}.{method}", False, _signature(model))
     name = getattr(model, "__name__", type(model).__name__)
     return Subject(model, tuple(_modules_around(model)), name, False, _signature(model))
 
@@ -223,14 +224,19 @@ class StateTensor:
 
 
 def state_tensors(subject: Subject) -> list[StateTensor]:
-    """Parameters, then buffers, each once however many names it has."""
+    """Parameters, then buffers, each once however many names it has.
+
+    Of parameters that FSDP manages they are the shards, also while modules hold the whole.
+    """
+    lasting = lasting_parameters(module for _, module in subject.named_modules())
     found: dict[int, StateTensor] = {}
     for wants_parameters in (True, False):
         for path, module in subject.named_modules():
             for name, tensor in (module._parameters if wants_parameters else module._buffers).items():
                 if tensor is not None:
                     persistent = name not in module._non_persistent_buffers_set
-                    _add(found, tensor, path.child(name), wants_parameters, persistent, type(module).__name__)
+                    held = lasting.get(id(tensor), tensor)
+                    _add(found, held, path.child(name), wants_parameters, persistent, type(module).__name__)
     return list(found.values())
 
 
