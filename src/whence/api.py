@@ -99,7 +99,7 @@ class Program(_Program):
 
     @cached_property
     def _plan(self) -> Plan:
-        return plan_of(self.guards)
+        return plan_of(self.guards, self.convention)
 
     def verify(
         self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -112,7 +112,7 @@ class Program(_Program):
 
 
 def _plan_of(program: _Program) -> Plan:
-    return program._plan if isinstance(program, Program) else plan_of(program.guards)
+    return program._plan if isinstance(program, Program) else plan_of(program.guards, program.convention)
 
 
 def capture(

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whence.guards.glance import Glance, glance_of
+from whence.guards.input_glance import InputGlance, input_glance_of
 from whence.guards.inputs import APART, STRUCTURE
 from whence.guards.modes import GLOBAL_HOOKS, MODES
+from whence.program import Convention
 from whence.program.guard_rows import Guard, Holder
 from whence.program.guards import Guards
 from whence.schema import GuardKind
@@ -46,11 +48,12 @@ class Plan:
     callables: tuple[Guard, ...]
     modes: tuple[Guard, ...]
     inputs: tuple[Guard, ...]
+    input_glance: InputGlance | None
     settled: "Plan | None" = None
 
 
-def plan_of(guards: Guards) -> Plan:
-    """Sort guards by what they speak of."""
+def plan_of(guards: Guards, convention: Convention) -> Plan:
+    """Sort guards by what they speak of; `convention` is that of the program they belong to."""
     classes: dict[type, list[Guard]] = {}
     held: dict[int, list[Guard]] = {row.number: [] for row in guards.holders}
     for guard in guards:
@@ -60,6 +63,7 @@ def plan_of(guards: Guards) -> Plan:
             classes.setdefault(guard.owner, []).append(guard)
     rows = tuple(_holder_plan(row, held[row.number], classes.get(row.type, [])) for row in guards.holders)
     modules = tuple(row for row in rows if row.holder.is_found_by_name)
+    inputs = tuple(guard for guard in guards if guard.positions or guard.name in (STRUCTURE, APART))
     return Plan(
         guards=guards,
         holders=rows,
@@ -72,8 +76,9 @@ def plan_of(guards: Guards) -> Plan:
         classes={kind: tuple(found) for kind, found in classes.items()},
         callables=tuple(guard for guard in guards if guard.kind is GuardKind.CALLABLE),
         modes=tuple(guard for guard in guards if guard.name in MODES or guard.name == GLOBAL_HOOKS),
-        inputs=tuple(guard for guard in guards if guard.positions or guard.name in (STRUCTURE, APART)),
-        settled=None if guards.settled is None else plan_of(guards.settled),
+        inputs=inputs,
+        input_glance=input_glance_of(inputs, convention),
+        settled=None if guards.settled is None else plan_of(guards.settled, convention),
     )
 
 
