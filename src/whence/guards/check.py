@@ -15,7 +15,7 @@ from whence._torch.tensors import has_gradient_hooks
 from whence.guards.asking import Failed, ask
 from whence.guards.describe import Describer
 from whence.guards.found import found_in_module
-from whence.guards.glance import is_as_it_was
+from whence.guards.glance import is_as_it_was, note_tensors
 from whence.guards.lookup import NOTHING, class_attribute, same_class
 from whence.guards.matching import Walk, difference, same_constant
 from whence.guards.modes import GLOBAL_HOOKS, MODES, described_global_hooks, has_global_hooks
@@ -51,15 +51,18 @@ def _checked(plan: Plan, call: object, roots: Sequence[object], *, has_backward:
     same_model = bool(roots) and roots[0] is captured
     walk = Walk(same_model)
     violations = list(_callable_violations(plan, call, walk))
-    if not is_as_it_was(plan.glance, roots, walk):
+    met = is_as_it_was(plan.glance, roots, walk)
+    if met is None:
         walk = Walk(same_model)
         violations += _module_violations(plan, roots, walk)
+    elif has_backward:
+        note_tensors(plan.glance, met, walk)
     violations += _object_violations(plan, walk)
     violations += _class_violations(plan, walk)
     if has_backward:
         violations += _gradient_hook_violations(plan, walk)
     violations += _mode_violations(plan)
-    return Checked(violations, tuple(walk.tensors.values()))
+    return Checked(violations, tuple(walk.tensors.values()) if met is None else tuple(met))
 
 
 def _callable_violations(plan: Plan, call: Any, walk: Walk) -> Iterator[Violation]:
@@ -153,14 +156,13 @@ def _object_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
             yield from _guard_by_guard(row, thing, walk)
             continue
         for guard in row.guards:
-            here = replace(guard, what=f"{path}.{guard.name}")
-            found = _found_in_object(here, thing, walk)
+            walk.at = f"{path}.{guard.name}"
+            found = _found_in_object(guard, thing, walk)
             if found is not None:
-                yield Violation(here, found)
+                yield Violation(replace(guard, what=f"{path}.{guard.name}"), found)
 
 
 def _found_in_object(guard: Guard, thing: object, walk: Walk) -> str | None:
-    walk.at = guard.what
     value = ask(thing, guard.name)
     if isinstance(value, Failed):
         return str(value)

@@ -18,7 +18,7 @@ from whence.guards.found import found_in_module
 from whence.guards.hooks import TABLES
 from whence.guards.matching import Walk, same_constant
 from whence.program.convention import repeated_positions
-from whence.program.expectations import Constant, Hooks, TensorFacts
+from whence.program.expectations import Constant, Held, Hooks, TensorFacts
 from whence.program.guard_rows import Guard, Holder
 from whence.schema import GuardKind
 
@@ -61,7 +61,8 @@ class Glance:
 
     `aliases` are further names: position of the module, of a parent, and the name. `others` are guards that
     have to be compared by themselves, with the position of their module. `numbers` are those of the tensors
-    in the order they are met, `ties` the pairs of them that are one.
+    in the order they are met, `ties` the pairs of them that are one, `distinct` how many there are. `objects`
+    are attributes that hold an object: position of the module, name, what is held, spelling.
     """
 
     parents: tuple[int, ...]
@@ -71,6 +72,8 @@ class Glance:
     others: tuple[tuple[int, Guard], ...]
     numbers: tuple[int, ...]
     ties: tuple[tuple[int, int], ...]
+    distinct: int
+    objects: tuple[tuple[int, str, Held, str], ...]
 
 
 def glance_of(
@@ -83,7 +86,7 @@ def glance_of(
         _pattern(patterns, holder.type, row, names)
         for holder, row, names in zip(holders, rows, shadowed, strict=True)
     ]
-    quick = {id(guard) for row in rows for guard in (*row.plain, *row.tensors, *row.hooks)}
+    quick = {id(guard) for row in rows for guard in (*row.plain, *row.tensors, *row.hooks, *row.objects)}
     numbers = [
         guard.expected.number
         for row in rows
@@ -104,6 +107,13 @@ def glance_of(
         ),
         numbers=tuple(numbers),
         ties=repeated_positions(numbers),
+        distinct=len(set(numbers)),
+        objects=tuple(
+            (at, guard.name, guard.expected, guard.what)
+            for at, row in enumerate(rows)
+            for guard in row.objects
+            if isinstance(guard.expected, Held)
+        ),
     )
 
 
@@ -114,14 +124,24 @@ class _Quick:
     plain: tuple[Guard, ...]
     tensors: tuple[Guard, ...]
     hooks: tuple[Guard, ...]
+    objects: tuple[Guard, ...]
 
 
 def _quick(guards: Sequence[Guard]) -> _Quick:
     return _Quick(
-        plain=tuple(guard for guard in guards if _is_plain(guard)),
-        tensors=tuple(guard for guard in guards if _is_tensor(guard)),
-        hooks=tuple(guard for guard in guards if guard.kind is GuardKind.HOOKS and guard.expected == Hooks()),
+        plain=tuple(filter(_is_plain, guards)),
+        tensors=tuple(filter(_is_tensor, guards)),
+        hooks=tuple(filter(_is_unhooked, guards)),
+        objects=tuple(filter(_is_object, guards)),
     )
+
+
+def _is_unhooked(guard: Guard) -> bool:
+    return guard.kind is GuardKind.HOOKS and guard.expected == Hooks()
+
+
+def _is_object(guard: Guard) -> bool:
+    return guard.kind is GuardKind.ATTRIBUTE and isinstance(guard.expected, Held)
 
 
 def _is_plain(guard: Guard) -> bool:
@@ -164,8 +184,11 @@ def _facts(guard: Guard) -> Facts | None:
     return Facts(facts.type, facts.requires_grad, facts.dtype, facts.device, facts.shape, facts.strides)
 
 
-def is_as_it_was(glance: Glance, roots: Sequence[object], walk: Walk) -> bool:
-    """Whether all modules are what they were, as far as a quick look tells; notes what it met."""
+def is_as_it_was(glance: Glance, roots: Sequence[object], walk: Walk) -> list[Tensor] | None:
+    """The tensors of all modules where they are what they were, as far as a quick look tells; else None.
+
+    Objects that modules hold are left to be looked at in `walk`.
+    """
     modules: list[Any] = []
     tensors: list[Tensor] = []
     waiting = iter(roots)
@@ -173,17 +196,41 @@ def is_as_it_was(glance: Glance, roots: Sequence[object], walk: Walk) -> bool:
         for parent, name, pattern in zip(glance.parents, glance.names, glance.patterns, strict=True):
             module = next(waiting) if parent < 0 else modules[parent].__dict__["_modules"][name]
             if not _fits(module, pattern, tensors):
-                return False
+                return None
             modules.append(module)
         for at, parent, name in glance.aliases:
             if modules[parent].__dict__["_modules"][name] is not modules[at]:
-                return False
+                return None
+        if not _are_held_alike(glance, modules, walk):
+            return None
     except (KeyError, StopIteration):
-        return False
-    walk.holders |= enumerate(modules)
+        return None
+    if not _are_tied_alike(glance, tensors):
+        return None
+    if glance.others:
+        walk.holders |= enumerate(modules)
+        note_tensors(glance, tensors, walk)
+    return tensors if _others_hold(glance, modules, walk) else None
+
+
+def note_tensors(glance: Glance, tensors: Sequence[Tensor], walk: Walk) -> None:
+    """Say which tensor stands for each number of the capture."""
     walk.tensors |= zip(glance.numbers, tensors, strict=True)
     walk.numbers |= zip(map(id, tensors), glance.numbers, strict=True)
-    return _are_tied_alike(glance, tensors, walk) and _others_hold(glance, modules, walk)
+
+
+def _are_held_alike(glance: Glance, modules: Sequence[Any], walk: Walk) -> bool:
+    """Whether objects that several modules share are still shared; one for each number is looked into."""
+    met: dict[int, object] = {}
+    told: set[int] = set()
+    for at, name, held, what in glance.objects:
+        value = modules[at].__dict__[name]
+        if met.setdefault(held.number, value) is not value or type(value) is not held.type:
+            return False
+        if held.number not in told:
+            told.add(held.number)
+            walk.waiting.append((held.number, value, what))
+    return True
 
 
 def _fits(module: Any, pattern: Pattern, tensors: list[Tensor]) -> bool:
@@ -229,9 +276,9 @@ def _is(tensor: Any, facts: Facts | None) -> bool:
     )
 
 
-def _are_tied_alike(glance: Glance, tensors: Sequence[Tensor], walk: Walk) -> bool:
+def _are_tied_alike(glance: Glance, tensors: Sequence[Tensor]) -> bool:
     """Whether as many are one as before, and the same."""
-    if len(walk.numbers) != len(walk.tensors):
+    if len(set(map(id, tensors))) != glance.distinct:
         return False
     return all(tensors[left] is tensors[right] for left, right in glance.ties)
 
