@@ -1,5 +1,8 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.known_bugs import known_bug
 
@@ -11,3 +14,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if reason := known_bug(item.nodeid):
             item.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of one process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def group_of_two() -> Iterator[None]:
+    """A group of two processes, of which one is here and nothing is sent."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,14 +31,6 @@ from whence._torch.sharding import (
 )
 
 X = torch.ones(2, 4)
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of one process."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def sharded() -> Any:

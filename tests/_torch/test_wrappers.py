@@ -1,8 +1,5 @@
 """Canaries: modules that wrap another, and how they are called."""
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -16,14 +13,6 @@ from whence._torch.wrappers import (
 )
 
 X = torch.ones(2, 4)
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of one process."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def test_ordinary_module() -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, parametrize
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import whence
 from tests import zoo
@@ -30,22 +28,6 @@ def compiled(module: Any, **options: Any) -> Any:
 
 def refuse(graph: Any, inputs: Any) -> Any:
     raise AssertionError("something was compiled")
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of one process."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.fixture
-def group_of_two() -> Iterator[None]:
-    """A group of two processes, of which one is here and nothing is sent."""
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 # --- compiled ----------------------------------------------------------------------------------------

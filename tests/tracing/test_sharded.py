@@ -1,7 +1,7 @@
 """Models whose parameters FSDP manages are captured as the models they were made from."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import parametrizations
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import whence
 from tests.checks import surroundings
@@ -35,22 +34,6 @@ def mean(outputs: Any) -> Any:
 
 
 BACKWARDS = pytest.mark.parametrize("backward", [False, True, mean], ids=["forward", "tangents", "loss"])
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of one process."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.fixture
-def group_of_two() -> Iterator[None]:
-    """A group of two processes, of which one is here and nothing is sent."""
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 class Net(nn.Module):
