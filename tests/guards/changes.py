@@ -231,6 +231,12 @@ def _config(field: str, value: Any) -> Callable[[str, nn.Module], None]:
     return change
 
 
+def _with_hooked_wrapper(name: str, model: nn.Module) -> None:
+    compiled: Any = torch.compile(leaf(name, model), backend="eager")
+    compiled.register_forward_hook(_hook)
+    put(model, LEAVES[name], compiled)
+
+
 TRANSFORMERS = ("llama", "bert", "resnet")
 CHANGES: tuple[Row, ...] = (
     Row("nothing"),
@@ -251,6 +257,7 @@ CHANGES: tuple[Row, ...] = (
     Row("moved to the device it is on", lambda _, m: m.to("cpu", torch.float32)),
     Row("layer replaced by its like", replace_leaf(copy.deepcopy)),
     Row("activation replaced by its like", lambda n, m: put(m, ACTIVATIONS[n], copy.deepcopy(act(n, m)))),
+    Row("layer compiled", replace_leaf(lambda old: torch.compile(old, backend="eager"))),
     Row("forward set to itself", lambda n, m: setattr(leaf(n, m), "forward", leaf(n, m).forward)),
     Row("unread option changed", _config("name_or_path", "elsewhere"), on=TRANSFORMERS),
     Row("options copied", lambda _, m: put(m, "config", copy.deepcopy(m.config)), on=TRANSFORMERS),
@@ -309,7 +316,7 @@ CHANGES: tuple[Row, ...] = (
         "{leaf}",
     ),
     Row("pruned", lambda n, m: _prune(leaf(n, m)), "{leaf}.weight"),
-    Row("compiled layer", replace_leaf(lambda old: torch.compile(old, backend="eager")), "{leaf}"),
+    Row("compiled layer with a hook", _with_hooked_wrapper, "hooks of {leaf}"),
     Row("wrapped layer", replace_leaf(nn.Sequential), "{leaf}"),
     #
     Row("scalar", lambda _, m: setattr(m.model.layers[1].self_attn, "scaling", 0.5),

@@ -84,3 +84,21 @@ def test_partial_of_a_function() -> None:
     program = whence.capture(functools.partial(scaled, by=2.0), (X,))
     assert _found(program, functools.partial(scaled, by=2.0)) == []
     assert len(_found(program, functools.partial(scaled, by=3.0))) == 1
+
+
+def test_wrappers_are_seen_through() -> None:
+    """A compiled model, or one with compiled parts, is what is inside; a hook on a wrapper is not."""
+    inner = nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"), nn.ReLU())
+    compiled = torch.compile(inner, backend="eager")
+    program = whence.capture(compiled, (X,))
+    assert _found(program, compiled) == []
+    assert _found(program, inner) == []
+    inner[1].eval()
+    assert _found(program, compiled) == ["1.training"]
+    inner[1].train()
+    handle = inner[0].register_forward_hook(lambda *_: None)
+    assert _found(program, compiled) == ["hooks of 0"]
+    program = whence.capture(compiled, (X,))
+    assert _found(program, compiled) == []
+    handle.remove()
+    assert _found(program, compiled) == ["hooks of 0"]

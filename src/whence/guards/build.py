@@ -127,7 +127,10 @@ class _Builder:
         yield from self._code(row, module, read)
         mode, what = Constant(module.training), row.spelled("training")
         yield _placed(Guard(GuardKind.TRAINING, what, mode, Strictness.EQUAL, _MODE, "training"), row, read)
-        hooks, what = described_hooks(module, self.describer), f"hooks of {row.holder.path or 'the model'}"
+        hooks, what = (
+            described_hooks(module, row.wrappers, self.describer),
+            f"hooks of {row.holder.path or 'the model'}",
+        )
         yield _placed(Guard(GuardKind.HOOKS, what, hooks, Strictness.IDENTITY, _HOOKED, "hooks"), row, read)
 
     def _code(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:

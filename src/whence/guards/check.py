@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from whence._torch.hooks import gradient_hooks
 from whence._torch.tensors import has_gradient_hooks
+from whence._torch.wrappers import seen_through, wrappers_around
 from whence.guards.asking import Failed, ask
 from whence.guards.describe import Describer
 from whence.guards.found import found_in_module
@@ -48,7 +49,7 @@ def check_model(plan: Plan, call: object, roots: Sequence[object], *, has_backwa
 def _checked(plan: Plan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
     roots = roots if plan.callables else (call,)
     captured = plan.guards.of.target() if isinstance(plan.guards.of, Reference) else None
-    same_model = bool(roots) and roots[0] is captured
+    same_model = bool(roots) and _inside(roots[0], Walk(same_model=False)) is captured
     walk = Walk(same_model)
     violations = list(_callable_violations(plan, call, walk))
     met = is_as_it_was(plan.glance, roots, walk)
@@ -82,7 +83,7 @@ def _module_violations(plan: Plan, roots: Sequence[object], walk: Walk) -> list[
     for row in plan.modules:
         parent, name = row.holder.place or (None, "")
         above = None if parent is None else live.get(parent)
-        module: Any = _root(row, roots) if above is None else above.__dict__["_modules"].get(name)
+        module = _inside(_root(row, roots) if above is None else above.__dict__["_modules"].get(name), walk)
         if not same_class(row.holder.type, type(module)):
             if parent is None or above is not None:  # what is below a lost module is not told of
                 violations.append(Violation(row.guards[0], _other(module)))
@@ -94,6 +95,16 @@ def _module_violations(plan: Plan, roots: Sequence[object], walk: Walk) -> list[
         violations += [v for v in found if v.guard.kind is not GuardKind.TRAINING or parent not in turned]
         turned |= {row.holder.number for v in found if v.guard.kind is GuardKind.TRAINING}
     return [*violations, *_alias_violations(plan, live)]
+
+
+def _inside(held: object, walk: Walk) -> Any:
+    """The module that is held, behind what wraps it."""
+    if not isinstance(held, nn.Module):
+        return held
+    wrappers, module = wrappers_around(held), seen_through(held)
+    if wrappers:
+        walk.wrappers[id(module)] = wrappers
+    return module
 
 
 def _root(row: HolderPlan, roots: Sequence[object]) -> object:
@@ -112,11 +123,10 @@ def _alias_violations(plan: Plan, live: dict[int, Any]) -> Iterator[Violation]:
         guards = [guard for guard in row.guards if guard.kind is GuardKind.ALIASING]
         for guard, (parent, name) in zip(guards, row.holder.aliases, strict=True):
             above = live.get(parent)
-            if (
-                module is not None
-                and above is not None
-                and above.__dict__["_modules"].get(name) is not module
-            ):
+            if module is None or above is None:
+                continue
+            held = above.__dict__["_modules"].get(name)
+            if not isinstance(held, nn.Module) or seen_through(held) is not module:
                 yield Violation(guard, "two modules")
 
 

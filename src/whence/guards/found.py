@@ -19,7 +19,7 @@ def found_in_module(guard: Guard, module: nn.Module, walk: Walk) -> str | None:
     """What is there in the place of what a guard expects, or None when that is it."""
     walk.at = guard.what
     if guard.kind is GuardKind.HOOKS:
-        return _found_hooks(guard, hook_rows(module), walk)
+        return _found_hooks(guard, hook_rows(module, walk.wrappers.get(id(module), ())), walk)
     if guard.kind is GuardKind.STRUCTURE:
         found = Names(tuple(module.__dict__[guard.name]))
         return None if guard.expected == found else str(found)

@@ -12,8 +12,9 @@ from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from whence._torch.wrappers import has_own_hooks, seen_through, wrappers_around
 from whence.guards.found import found_in_module
 from whence.guards.hooks import TABLES
 from whence.guards.matching import Walk, same_constant
@@ -195,11 +196,13 @@ def is_as_it_was(glance: Glance, roots: Sequence[object], walk: Walk) -> list[Te
     try:
         for parent, name, pattern in zip(glance.parents, glance.names, glance.patterns, strict=True):
             module = next(waiting) if parent < 0 else modules[parent].__dict__["_modules"][name]
+            if type(module) is not pattern.type:
+                module = _inside(module)
             if not _fits(module, pattern, tensors):
                 return None
             modules.append(module)
         for at, parent, name in glance.aliases:
-            if modules[parent].__dict__["_modules"][name] is not modules[at]:
+            if _inside(modules[parent].__dict__["_modules"][name]) is not modules[at]:
                 return None
         if not _are_held_alike(glance, modules, walk):
             return None
@@ -211,6 +214,13 @@ def is_as_it_was(glance: Glance, roots: Sequence[object], walk: Walk) -> list[Te
         walk.holders |= enumerate(modules)
         note_tensors(glance, tensors, walk)
     return tensors if _others_hold(glance, modules, walk) else None
+
+
+def _inside(module: object) -> object:
+    """What a wrapper without hooks of its own wraps."""
+    if not isinstance(module, nn.Module) or any(map(has_own_hooks, wrappers_around(module))):
+        return module
+    return seen_through(module)
 
 
 def note_tensors(glance: Glance, tensors: Sequence[Tensor], walk: Walk) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from whence._torch.sharding import class_as_written
+from whence._torch.wrappers import wrappers_around
 from whence.program.guard_rows import Holder
 from whence.program.observed import Observed, Read
 from whence.provenance import ModulePath
@@ -13,11 +14,12 @@ from whence.provenance import ModulePath
 
 @dataclass(frozen=True)
 class Located:
-    """A live module or object with its row, and the other paths of a module."""
+    """A live module or object with its row; of a module, its other paths and what wraps it."""
 
     thing: object
     holder: Holder
     aliases: tuple[str, ...] = ()
+    wrappers: tuple[nn.Module, ...] = ()
 
     def spelled(self, name: str) -> str:
         """An attribute of it, as the model's author would write it."""
@@ -44,6 +46,7 @@ def _modules(observed: Observed) -> list[Located]:
     roots = {path: position for position, (path, _) in enumerate(observed.roots)}
     rows: dict[int, Located] = {}
     numbers: dict[ModulePath, int] = {}
+    modules = dict(observed.modules)
     for path, module in observed.modules:
         if path not in wanted:
             continue
@@ -54,13 +57,19 @@ def _modules(observed: Observed) -> list[Located]:
             holder = Holder(
                 len(rows), str(path), class_as_written(type(module)), True, names, roots.get(path)
             )
-            rows[id(module)] = Located(module, holder)
+            rows[id(module)] = Located(module, holder, wrappers=_wrappers(path, modules.get(path.parent)))
         else:
             holder = replace(known.holder, names=(*known.holder.names, *names))
             aliases = (*known.aliases, str(path)) if names else known.aliases
             rows[id(module)] = replace(known, holder=holder, aliases=aliases)
         numbers[path] = rows[id(module)].holder.number
     return list(rows.values())
+
+
+def _wrappers(path: ModulePath, parent: nn.Module | None) -> tuple[nn.Module, ...]:
+    """What a module is seen through where its parent holds it."""
+    held = None if parent is None or not path else parent._modules.get(path.name)
+    return () if held is None else wrappers_around(held)
 
 
 def _wanted_paths(observed: Observed) -> set[ModulePath]:

@@ -1,5 +1,6 @@
 """The hooks of a module as a guard expects them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -22,11 +23,15 @@ _FLAGS = {
 }
 
 
-def hook_rows(module: nn.Module) -> list[tuple[str, Any]]:
-    """Every hook of a module, in the order they run, each with its kind in words.
+def hook_rows(module: nn.Module, wrappers: Sequence[nn.Module] = ()) -> list[tuple[str, Any]]:
+    """Every hook of a module and of what wraps it, each with its kind in words.
 
     Those of FSDP are not among them: they only gather what a program has.
     """
+    return [row for held in (*wrappers, module) for row in _rows(held)]
+
+
+def _rows(module: nn.Module) -> list[tuple[str, Any]]:
     held = module.__dict__
     rows = ((table, key, hook) for table in _KINDS for key, hook in held.get(table, {}).items())
     return [(_kind(held, table, key), hook) for table, key, hook in rows if not is_of_sharding(hook)]
@@ -37,6 +42,6 @@ def _kind(held: dict[str, Any], table: str, key: int) -> str:
     return " ".join([_KINDS[table], *(f"({word})" for word in flags)])
 
 
-def described_hooks(module: nn.Module, describer: Describer) -> Hooks:
-    """The hooks of a module, by kind and function."""
-    return Hooks(tuple((kind, describer.describe(hook)) for kind, hook in hook_rows(module)))
+def described_hooks(module: nn.Module, wrappers: Sequence[nn.Module], describer: Describer) -> Hooks:
+    """The hooks of a module and of what wraps it, by kind and function."""
+    return Hooks(tuple((kind, describer.describe(hook)) for kind, hook in hook_rows(module, wrappers)))

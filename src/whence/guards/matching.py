@@ -34,8 +34,8 @@ class Walk:
     """What one check has met so far: which live thing stands for each number of the capture.
 
     `same_model` says that the captured model itself is checked: only there can objects be the same ones.
-    `waiting` are objects whose own attributes are to be checked, and where they were met: `at` is what is
-    being looked at.
+    `wrappers` are what was seen through, by the identity of the module inside. `waiting` are objects whose
+    own attributes are to be checked, and where they were met: `at` is what is being looked at.
     """
 
     same_model: bool
@@ -43,6 +43,7 @@ class Walk:
     holders: dict[int, Any] = field(default_factory=dict)
     tensors: dict[int, Tensor] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
+    wrappers: dict[int, tuple[nn.Module, ...]] = field(default_factory=dict)
     waiting: list[tuple[int, Any, str]] = field(default_factory=list)
 
 
