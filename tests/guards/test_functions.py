@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,8 +89,9 @@ def test_partial_of_a_function() -> None:
 
 def test_wrappers_are_seen_through() -> None:
     """A compiled model, or one with compiled parts, is what is inside; a hook on a wrapper is not."""
-    inner = nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"), nn.ReLU())
-    compiled = torch.compile(inner, backend="eager")
+    part: Any = torch.compile(nn.Linear(4, 4), backend="eager")
+    inner = nn.Sequential(part, nn.ReLU())
+    compiled: Any = torch.compile(inner, backend="eager")
     program = whence.capture(compiled, (X,))
     assert _found(program, compiled) == []
     assert _found(program, inner) == []
