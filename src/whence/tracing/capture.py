@@ -1,8 +1,6 @@
 """Capture, step by step."""
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -17,8 +15,11 @@ from whence.tracing.functional import functionalize
 from whence.tracing.materialising import materialised
 from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.record import record
+from whence.tracing.session import Session
 from whence.tracing.sideeffects import warn_about_kept
 from whence.tracing.subject import subject_of
+from whence.tracing.turns import pause_collection, take_turn
+from whence.tracing.undoing import Undoing
 
 
 def capture(
@@ -28,31 +29,31 @@ def capture(
     backward: bool | Callable[[Any], Tensor],
 ) -> tuple[Program, Observed]:
     """The program of `model` on these example inputs, with its state as inputs, and what the model read."""
+    undoing = Undoing()
+
+    def run() -> tuple[Program, Observed, Session]:
+        take_turn(undoing)
+        pause_collection(undoing)
+        return _captured(model, args, kwargs, backward)
+
+    program, observed, session = undoing.around(run)
+    warn_about_kept(session)
+    return program.with_changes(loss_function=backward if callable(backward) else None), observed
+
+
+def _captured(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    backward: bool | Callable[[Any], Tensor],
+) -> tuple[Program, Observed, Session]:
     subject = subject_of(model)
     example = example_of(subject, args, kwargs)
     subject = materialised(subject, example)
-    with collection_paused():
-        recorded = record(subject, example, backward)
-        with keeping_what_was_recorded(recorded.session):
-            adjoints = attribute(recorded)
-            functional = functionalize(recorded.session.recorder.graph)
-            program = assemble(subject, example, recorded, functional, adjoints)
-        check(program)
-        session, loss_function = recorded.session, backward if callable(backward) else None
-        observed = session.reads.observed()
-        del recorded, adjoints, functional
-    warn_about_kept(session)
-    return program.with_changes(loss_function=loss_function), observed
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """Let Python's collector wait: a capture makes many objects that live on, and looking through all of
-    them again and again would take a third of its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    recorded = record(subject, example, backward)
+    with keeping_what_was_recorded(recorded.session):
+        adjoints = attribute(recorded)
+        functional = functionalize(recorded.session.recorder.graph)
+        program = assemble(subject, example, recorded, functional, adjoints)
+    check(program)
+    return program, recorded.session.reads.observed(), recorded.session
