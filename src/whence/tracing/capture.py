@@ -12,6 +12,7 @@ from whence.tracing.assemble import assemble
 from whence.tracing.attribution import attribute
 from whence.tracing.example import example_of
 from whence.tracing.functional import functionalize
+from whence.tracing.interrupts import Interrupts
 from whence.tracing.materialising import materialised
 from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.record import record
@@ -29,12 +30,13 @@ def capture(
     backward: bool | Callable[[Any], Tensor],
 ) -> tuple[Program, Observed]:
     """The program of `model` on these example inputs, with its state as inputs, and what the model read."""
-    undoing = Undoing()
+    undoing, interrupts = Undoing(), Interrupts()
 
     def run() -> tuple[Program, Observed, Session]:
         take_turn(undoing)
+        interrupts.hold(undoing)
         pause_collection(undoing)
-        return _captured(model, args, kwargs, backward)
+        return _captured(model, args, kwargs, backward, interrupts)
 
     program, observed, session = undoing.around(run)
     warn_about_kept(session)
@@ -46,11 +48,12 @@ def _captured(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
     backward: bool | Callable[[Any], Tensor],
+    interrupts: Interrupts,
 ) -> tuple[Program, Observed, Session]:
     subject = subject_of(model)
     example = example_of(subject, args, kwargs)
-    subject = materialised(subject, example)
-    recorded = record(subject, example, backward)
+    subject = materialised(subject, example, interrupts)
+    recorded = record(subject, example, backward, interrupts)
     with keeping_what_was_recorded(recorded.session):
         adjoints = attribute(recorded)
         functional = functionalize(recorded.session.recorder.graph)

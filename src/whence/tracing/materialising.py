@@ -25,6 +25,7 @@ from whence._torch.tensors import clear_autocast_cache, tensors_restored
 from whence.errors import DataDependent
 from whence.provenance import ModulePath
 from whence.tracing.example import Example
+from whence.tracing.interrupts import Interrupts
 from whence.tracing.modules import kept_of, way_back
 from whence.tracing.record import rehearse
 from whence.tracing.session import Session
@@ -32,7 +33,7 @@ from whence.tracing.subject import StateTensor, Subject, state_tensors, subject_
 from whence.tracing.undoing import Undoing, WayBack
 
 
-def materialised(subject: Subject, example: Example) -> Subject:
+def materialised(subject: Subject, example: Example, interrupts: Interrupts) -> Subject:
     """`subject` with its lazy modules initialised, as its first call would do it."""
     lazy = [module for _, module in subject.named_modules() if is_waiting(module) or uninitialised(module)]
     if not lazy:
@@ -51,7 +52,7 @@ def materialised(subject: Subject, example: Example) -> Subject:
         modes_restored(),
     )
     clear_autocast_cache()
-    undoing.around(lambda: initialisation.run(example, state))
+    undoing.around(lambda: initialisation.run(example, state, interrupts))
     return replace(subject_of(subject.call), wrappers=subject.wrappers)
 
 
@@ -64,9 +65,9 @@ class _Initialisation:
         self._settled = settled
         self._session: Session | None = None
 
-    def run(self, example: Example, state: list[StateTensor]) -> None:
+    def run(self, example: Example, state: list[StateTensor], interrupts: Interrupts) -> None:
         """Run the model on fake tensors."""
-        rehearse(self._subject, example, state, self._observing)
+        rehearse(self._subject, example, state, self._observing, interrupts)
 
     def unless_initialised(self, module: nn.Module) -> WayBack:
         """A way back for a lazy module, given up once it is initialised."""

@@ -24,7 +24,8 @@ from whence.errors import InvalidLoss, Place, UnsupportedHook, UnsupportedInput
 from whence.program.naming import state_name
 from whence.schema import InputKind, Phase
 from whence.tracing.example import Example, is_plain_constant
-from whence.tracing.frames import beginning_of
+from whence.tracing.frames import SourceFinder, beginning_of
+from whence.tracing.interrupts import Interrupts
 from whence.tracing.kinds import refuse_kinds
 from whence.tracing.modules import Lines, changes_reported, kept_of, reassigned_buffers, way_back
 from whence.tracing.partial import keeping_what_was_recorded
@@ -79,14 +80,14 @@ class Recorded:
     gradients: tuple[fx.Node | None, ...] = ()
 
 
-def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorded:
+def record(subject: Subject, example: Example, backward: bool | Loss, interrupts: Interrupts) -> Recorded:
     """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
     refuse_kinds(subject, differentiates=bool(backward))
     state = state_tensors(subject)
     if backward:
         _refuse_hooks(state)
     undoing = Undoing()
-    session = _session(subject, example, state, lines := Lines())
+    session = _session(subject, example, state, lines := Lines(), interrupts)
 
     def run() -> Recorded:
         with keeping_what_was_recorded(session), _surroundings_kept(session, subject, state, undoing, lines):
@@ -100,17 +101,24 @@ def rehearse(
     example: Example,
     state: Sequence[StateTensor],
     observing: Callable[[Session], CallObserver],
+    interrupts: Interrupts,
 ) -> None:
     """Run the forward of `subject` on fake tensors for an observer of its module calls; keep nothing."""
-    session = _session(subject, example, state, Lines())
+    session = _session(subject, example, state, Lines(), interrupts)
     prepared = _prepare(session, example, state)
     with _listening(session, observing(session)), session.recorder.active():
         _run(session, subject, example.with_leaves(list(prepared.leaves)))
 
 
-def _session(subject: Subject, example: Example, state: Sequence[StateTensor], lines: Lines) -> Session:
+def _session(
+    subject: Subject,
+    example: Example,
+    state: Sequence[StateTensor],
+    lines: Lines,
+    interrupts: Interrupts,
+) -> Session:
     mode = fake_mode_of(_tensors(example.leaves, state))
-    session = Session(subject, mode, (record.__code__, rehearse.__code__), lines)
+    session = Session(subject, mode, SourceFinder((record.__code__, rehearse.__code__)), lines, interrupts)
     session.know(
         {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
     )

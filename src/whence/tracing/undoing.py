@@ -56,5 +56,10 @@ def _leave_contexts(*, interrupted: bool) -> None:
     Errors keep their frames; only what is no `Exception` can come at any moment.
     """
     error = sys.exc_info()[1] if interrupted else None
-    if error is not None and not isinstance(error, Exception):
-        traceback.clear_frames(error.__traceback__)
+    if error is None or isinstance(error, Exception):
+        return
+    traceback.clear_frames(error.__traceback__)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        _ = (
+            frame.f_locals
+        )  # under a debugger a frame has a copy of its variables, renewed when it is looked at
