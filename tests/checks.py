@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,9 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _python_dispatch as dispatch
 
 import whence
 from tests.models import ModelCase, case
+from whence._torch import patching
+from whence.tracing import turns
 
 Backward = bool | Callable[[Any], Tensor]
 
@@ -72,28 +76,29 @@ def state(module: nn.Module) -> dict[str, Tensor]:
 
 def surroundings() -> dict[str, Any]:
     """Everything outside a model that a capture could leave changed."""
-    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    accessors = {(kind, name): kind.__dict__.get(name) for kind in containers for name in vars(kind)}
+    patched = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, torch.random, random)
     return {
+        **{f"attributes of {owner.__name__}": dict(vars(owner)) for owner in patched},
+        "collector": gc.isenabled(),
+        "turn": turns._is_mine(),
+        "patches": list(patching._on),
         "torch generator": torch.get_rng_state().tolist(),
         "python generator": random.getstate(),
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
         "multithreaded autograd": torch.autograd.is_multithreading_enabled(),
-        "Module.__call__": nn.Module.__dict__["__call__"],
-        "Module.__getattr__": nn.Module.__dict__["__getattr__"],
-        "Module.__setattr__": nn.Module.__dict__["__setattr__"],
-        "Module.register_forward_hook": nn.Module.__dict__["register_forward_hook"],
         "saved_tensors_hooks": torch.autograd.graph.saved_tensors_hooks.__init__,
         "compiler's stance": torch._dynamo.eval_frame._stance,
-        "container accessors": accessors,
         "checkpoint frames": torch.utils.checkpoint._CheckpointFrame.__init__,
         "compiling": torch.compiler.is_compiling(),
         "exporting": torch.compiler.is_exporting(),
         "flags": (torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag),
-        "dispatch modes": torch._C._len_torch_dispatch_stack(),
-        "function modes": torch._C._len_torch_function_stack(),
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "dispatch modes": dispatch._get_current_dispatch_mode_stack(),
+        "function modes": torch.overrides._get_current_function_mode_stack(),
+        "dispatch keys": str(torch._C._dispatch_tls_local_include_set()),
+        "dispatch keys passed over": str(torch._C._dispatch_tls_local_exclude_set()),
     }
 
 

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from whence._torch.patching import patched
+
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 _STRUCTURE = frozenset({"_parameters", "_buffers", "_modules"})
 
@@ -71,9 +73,8 @@ class ReadObserver:
         kinds = {type(module) for module in modules}
         with self._patches:
             self._observe(nn.Module)
-            self._patches.enter_context(
-                _patched(nn.Module, "__getattr__", self._observed_getattr(nn.Module.__getattr__))
-            )
+            getattr_observed = self._observed_getattr(nn.Module.__getattr__)
+            self._patches.enter_context(patched(nn.Module, "__getattr__", getattr_observed))
             for kind in kinds:
                 if kind.__getattribute__ is not nn.Module.__getattribute__:
                     self._observe(kind)
@@ -92,7 +93,7 @@ class ReadObserver:
     def _observe(self, kind: type) -> None:
         self._classes.add(kind)
         lookup: Any = kind.__getattribute__
-        self._patches.enter_context(_patched(kind, "__getattribute__", self._observed_lookup(lookup)))
+        self._patches.enter_context(patched(kind, "__getattribute__", self._observed_lookup(lookup)))
 
     def _observed_lookup(self, lookup: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         thread, seen, identify = self._thread, self._seen, threading.get_ident
@@ -146,19 +147,6 @@ def is_observable(kind: type) -> bool:
 def _is_lookup(code: CodeType) -> bool:
     """Whether code is a single lookup in Module's own file, which says nothing about what else is there."""
     return code.co_filename == _MODULE_FILE and code.co_name in _LOOKUPS
-
-
-@contextmanager
-def _patched(owner: type, name: str, value: Any) -> Iterator[None]:
-    had, before = name in owner.__dict__, owner.__dict__.get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 _GLOBAL_HOOKS = {

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from torch.utils.checkpoint import _CheckpointFrame
 
+from whence._torch.patching import patched
+
 
 class CheckpointObserver(Protocol):
     """What is told about checkpoints."""
@@ -41,8 +43,5 @@ def observed_checkpoints(observer: CheckpointObserver) -> Iterator[None]:
 
         before(frame, recompute_observed, *rest, **options)
 
-    _CheckpointFrame.__init__ = observed_init  # type: ignore[method-assign, assignment]
-    try:
+    with patched(_CheckpointFrame, "__init__", observed_init):
         yield
-    finally:
-        _CheckpointFrame.__init__ = before  # type: ignore[method-assign]

@@ -14,19 +14,31 @@ from typing import Any
 
 import torch
 
+from whence._torch.patching import patched
+
 
 class _TrueOnThread:
-    """A flag that is true on one thread only, and tells who asks there."""
+    """A flag that is true on one thread only, and tells who asks there; others get the answer of before.
 
-    def __init__(self, thread: int, asked: Callable[[], bool]) -> None:
-        self._thread = thread
+    `is_over` says that it has been taken away: another thread's flag may still lead here.
+    """
+
+    def __init__(self, asked: Callable[[], bool], before: object) -> None:
+        self._thread = threading.get_ident()
         self._asked = asked
+        self._before = before
         self._ignored: set[CodeType] = set()
+        self.is_over = False
 
     def __bool__(self) -> bool:
-        if threading.get_ident() != self._thread:
-            return False
-        asking = sys._getframe(1).f_code
+        return self.answer(sys._getframe(1).f_code)
+
+    def answer(self, asking: CodeType) -> bool:
+        """What the code that asks is told."""
+        if self.is_over or threading.get_ident() != self._thread:
+            return (
+                self._before.answer(asking) if isinstance(self._before, _TrueOnThread) else bool(self._before)
+            )
         if asking not in self._ignored and not self._asked():
             self._ignored.add(asking)
         return True
@@ -54,28 +66,33 @@ def compiling_on_this_thread(asked: Callable[[], bool]) -> Iterator[None]:
     `asked` is called when code on this thread looks at the answer, and says whether that code is worth
     noting; code that is not (torch's own, which asks ten times for every operation) is not reported again.
     """
-    before = (torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag)
-    flag = _TrueOnThread(threading.get_ident(), asked)
-    torch.compiler._is_compiling_flag = flag  # type: ignore[assignment]
-    torch.compiler._is_exporting_flag = flag  # type: ignore[assignment]
-    try:
+    with _flag_up("_is_compiling_flag", asked), _flag_up("_is_exporting_flag", asked):
         yield
+
+
+@contextmanager
+def _flag_up(name: str, asked: Callable[[], bool]) -> Iterator[None]:
+    flag = _TrueOnThread(asked, vars(torch.compiler)[name])
+    try:
+        with patched(torch.compiler, name, flag):
+            yield
     finally:
-        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
+        flag.is_over = True
 
 
 class _EagerOnThread:
     """The compiler's stance: on one thread compiled functions run as they were written."""
 
-    def __init__(self, thread: int, before: Any) -> None:
-        self._thread = thread
+    def __init__(self, before: Any) -> None:
+        self._thread = threading.get_ident()
         self._before = before
+        self.is_over = False
 
     @property
     def stance(self) -> str:
         """The name of the stance for the thread that asks."""
         elsewhere: str = self._before.stance
-        return "force_eager" if threading.get_ident() == self._thread else elsewhere
+        return "force_eager" if threading.get_ident() == self._thread and not self.is_over else elsewhere
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._before, name)
@@ -92,9 +109,9 @@ def compiled_functions_run_eagerly() -> Iterator[None]:
     if loaded is None:
         yield
         return
-    before = loaded._stance
-    loaded._stance = _EagerOnThread(threading.get_ident(), before)
+    stance = _EagerOnThread(loaded._stance)
     try:
-        yield
+        with patched(loaded, "_stance", stance):
+            yield
     finally:
-        loaded._stance = before
+        stance.is_over = True

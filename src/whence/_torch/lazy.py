@@ -58,25 +58,34 @@ def initialised_for_real(module: nn.Module, done: Initialised) -> Iterator[None]
 @contextmanager
 def _undone_on_failure(module: nn.Module) -> Iterator[None]:
     """Make a module lazy again when its initialisation fails or is refused."""
-    kind, attributes = type(module), dict(vars(module))
-    registers = [(held, held.copy()) for held in attributes.values() if isinstance(held, dict)]
-    tensors: list[Any] = [getattr(module, name) for name in uninitialised(module)]
-    waiting = [(tensor, type(tensor), tensor.data) for tensor in tensors]
-    finished = False
+    restore, finished = lazy_again(module), False
     try:
         yield
         finished = True
     finally:
         if not finished:
-            for tensor, lazy, nothing in waiting:
-                tensor.__class__ = lazy
-                tensor.data = nothing
-            for held, before in registers:
-                held.clear()
-                held.update(before)
-            vars(module).clear()
-            vars(module).update(attributes)
-            module.__class__ = kind
+            restore()
+
+
+def lazy_again(module: nn.Module) -> Callable[[], None]:
+    """A way back to a lazy module as it is now: its class, tensors, hooks and attributes."""
+    kind, attributes = type(module), dict(vars(module))
+    registers = [(held, held.copy()) for held in attributes.values() if isinstance(held, dict)]
+    tensors: list[Any] = [getattr(module, name) for name in uninitialised(module)]
+    waiting = [(tensor, type(tensor), tensor.data) for tensor in tensors]
+
+    def restore() -> None:
+        for tensor, lazy, nothing in waiting:
+            tensor.__class__ = lazy
+            tensor.data = nothing
+        for held, before in registers:
+            held.clear()
+            held.update(before)
+        vars(module).clear()
+        vars(module).update(attributes)
+        module.__class__ = kind
+
+    return restore
 
 
 def _real(leaf: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from whence._torch.patching import patched
 from whence._torch.wrappers import call_through, inner_module
 
 
@@ -31,31 +32,31 @@ class CallObserver(Protocol):
 @contextmanager
 def observed_modules(observer: CallObserver) -> Iterator[None]:
     """Report the module calls and accesses of the calling thread to `observer`."""
-    here = threading.get_ident()
+    here, is_over = threading.get_ident(), False
 
     def is_observed() -> bool:
-        return threading.get_ident() == here
+        return threading.get_ident() == here and not is_over
+
+    def end() -> None:
+        """Whoever patched a patch of ours may call it for ever."""
+        nonlocal is_over
+        is_over = True
 
     with ExitStack() as patches:
-        patches.enter_context(_patched(nn.Module, "__call__", _observed_call(observer, is_observed)))
-        patches.enter_context(_patched(nn.Module, "__getattr__", _observed_getattr(observer, is_observed)))
+        patches.callback(end)
+        patches.enter_context(_wrapped(nn.Module, "__call__", _observed_call(observer, is_observed)))
+        patches.enter_context(_wrapped(nn.Module, "__getattr__", _observed_getattr(observer, is_observed)))
         for container in (nn.Sequential, nn.ModuleList):
-            patches.enter_context(_patched(container, "__iter__", _observed_iter(observer, is_observed)))
-            patches.enter_context(_patched(container, "__getitem__", _observed_index(observer, is_observed)))
-        patches.enter_context(_patched(nn.ModuleDict, "__getitem__", _observed_index(observer, is_observed)))
+            patches.enter_context(_wrapped(container, "__iter__", _observed_iter(observer, is_observed)))
+            patches.enter_context(_wrapped(container, "__getitem__", _observed_index(observer, is_observed)))
+        patches.enter_context(_wrapped(nn.ModuleDict, "__getitem__", _observed_index(observer, is_observed)))
         for view in ("values", "items"):
-            patches.enter_context(_patched(nn.ModuleDict, view, _observed_view(observer, is_observed)))
+            patches.enter_context(_wrapped(nn.ModuleDict, view, _observed_view(observer, is_observed)))
         yield
 
 
-@contextmanager
-def _patched(owner: type, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    before = owner.__dict__[name]
-    setattr(owner, name, wrap(before))
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+def _wrapped(owner: type, name: str, wrap: Callable[[Any], Any]) -> AbstractContextManager[None]:
+    return patched(owner, name, wrap(vars(owner)[name]))
 
 
 def _observed_call(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:

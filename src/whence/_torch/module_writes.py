@@ -5,10 +5,12 @@ Both go through `nn.Module`, whatever class the module is of.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from torch import nn
+
+from whence._torch.patching import patched
 
 _REGISTERING = (
     "register_forward_pre_hook",
@@ -49,10 +51,7 @@ def observed_writes(observer: WriteObserver) -> Iterator[None]:
 
     changed: dict[str, Any] = {name: registering(before[name]) for name in _REGISTERING}
     changed["__setattr__"] = set_attribute
-    try:
+    with ExitStack() as patches:
         for name, function in changed.items():
-            setattr(nn.Module, name, function)
+            patches.enter_context(patched(nn.Module, name, function))
         yield
-    finally:
-        for name, function in before.items():
-            setattr(nn.Module, name, function)

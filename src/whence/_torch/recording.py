@@ -52,6 +52,8 @@ __all__ = [
 ]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_DEVICE = torch.ops.prim.device.default
+"""Asked for every result with a history, from where an exception would end the process: answered first."""
 _VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist)
 _LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.contiguous, Tensor.storage_offset})
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
@@ -292,6 +294,8 @@ class Recorder(ProxyTorchDispatchMode):
         return self.stand_in(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].device
         kwargs = kwargs or {}
         if func is _LIFT_FRESH:
             self._know_literal(args[0])

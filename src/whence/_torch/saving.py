@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.autograd.graph import saved_tensors_hooks
 
+from whence._torch.patching import patched
+
 Packing = Callable[[str], AbstractContextManager[None]]
 
 
@@ -23,11 +25,8 @@ def observed_packing(packing: Packing) -> Iterator[None]:
     def init(hooks: saved_tensors_hooks, pack_hook: Any, unpack_hook: Any) -> None:
         before(hooks, _observed(pack_hook, packing, here), unpack_hook)
 
-    hooks_class.__init__ = init
-    try:
+    with patched(hooks_class, "__init__", init):
         yield
-    finally:
-        hooks_class.__init__ = before
 
 
 def _observed(pack_hook: Any, packing: Packing, thread: int) -> Any:

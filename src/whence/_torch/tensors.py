@@ -1,6 +1,6 @@
 """Facts about tensors that have no public spelling."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -10,13 +10,28 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 def generator_state() -> bytes:
     """The state of the CPU generator, read past any mode that is active."""
-    with _disable_current_modes():
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
         return bytes(torch.get_rng_state().tolist())
+
+
+def set_generator_state(state: bytes) -> None:
+    """Give the CPU generator a state that `generator_state` has read."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
 
 
 @contextmanager
 def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Give tensors back as they were: version counter, gradient history and `requires_grad`.
+    """Give tensors back as they were: version counter, gradient history and `requires_grad`."""
+    restore = tensors_restored(tensors)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def tensors_restored(tensors: Iterable[Tensor]) -> Callable[[], None]:
+    """A way back to what tensors are now: version counter, gradient history and `requires_grad`.
 
     A recording replaces tensors below autograd, so an in-place operation on a buffer changes no number but is
     counted and linked above.
@@ -26,9 +41,8 @@ def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
         for tensor in tensors
         if _counts(tensor)
     ]
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for tensor, version, required, history in before:
             if tensor.grad_fn is not history:
                 tensor.detach_()
@@ -36,6 +50,8 @@ def untouched(tensors: Iterable[Tensor]) -> Iterator[None]:
                 tensor.requires_grad_(required)
             if tensor._version != version:
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+    return restore
 
 
 def _counts(tensor: Tensor) -> bool:
@@ -70,5 +86,9 @@ def without_autocast(state: tuple[tuple[str, str], ...]) -> Iterator[None]:
 
 
 def clear_autocast_cache() -> None:
-    """Forget weights that autocast has cast, so that neither a capture nor eager meets the other's."""
-    torch.clear_autocast_cache()
+    """Forget weights that autocast has cast, so that neither a capture nor eager meets the other's.
+
+    The cache is one for all threads, so it is left alone where this thread does not use it.
+    """
+    if autocast_state():
+        torch.clear_autocast_cache()

@@ -5,6 +5,7 @@ is computed is what the module inside computes, under the names that the user ga
 """
 
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -43,10 +44,16 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def call_through(call: Any, wrapper: nn.Module, inner: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Call a wrapper so that its hooks run, and instead of its own work only the module inside."""
+    """Call a wrapper so that its hooks run, and instead of its own work only the module inside.
+
+    Another thread that calls the same wrapper meanwhile gets the wrapper's own work.
+    """
+
+    here, elsewhere = threading.get_ident(), wrapper.forward
 
     def forward(*inputs: Any, **options: Any) -> Any:
-        return inner(*inputs, **options)
+        chosen = inner if threading.get_ident() == here else elsewhere
+        return chosen(*inputs, **options)
 
     attributes = vars(wrapper)
     before = attributes.get("forward", _MISSING)
@@ -54,10 +61,10 @@ def call_through(call: Any, wrapper: nn.Module, inner: nn.Module, args: Any, kwa
     try:
         return call(wrapper, *args, **kwargs)
     finally:
-        if before is _MISSING:
-            del attributes["forward"]
-        else:
+        if before is not _MISSING:
             attributes["forward"] = before
+        elif attributes.get("forward") is forward:
+            del attributes["forward"]
 
 
 def has_own_hooks(module: nn.Module) -> bool:

@@ -1,8 +1,6 @@
 """Capture, step by step."""
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -15,12 +13,16 @@ from whence.tracing.assemble import assemble
 from whence.tracing.attribution import attribute
 from whence.tracing.example import example_of
 from whence.tracing.functional import functionalize
+from whence.tracing.interrupts import Interrupts
 from whence.tracing.materialising import materialised
 from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.record import mode_of, record, refuse_hooks
+from whence.tracing.session import Session
 from whence.tracing.sharding import refuse_sharding, with_shards
 from whence.tracing.sideeffects import warn_about_kept
 from whence.tracing.subject import state_tensors, subject_of
+from whence.tracing.turns import pause_collection, take_turn
+from whence.tracing.undoing import Undoing
 
 
 def capture(
@@ -30,6 +32,26 @@ def capture(
     backward: bool | Callable[[Any], Tensor],
 ) -> tuple[Program, Observed]:
     """The program of `model` on these example inputs, with its state as inputs, and what the model read."""
+    undoing, interrupts = Undoing(), Interrupts()
+
+    def run() -> tuple[Program, Observed, Session]:
+        take_turn(undoing)
+        interrupts.hold(undoing)
+        pause_collection(undoing)
+        return _captured(model, args, kwargs, backward, interrupts)
+
+    program, observed, session = undoing.around(run)
+    warn_about_kept(session)
+    return program.with_changes(loss_function=backward if callable(backward) else None), observed
+
+
+def _captured(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    backward: bool | Callable[[Any], Tensor],
+    interrupts: Interrupts,
+) -> tuple[Program, Observed, Session]:
     subject = subject_of(model)
     refuse_sharding(subject, differentiates=bool(backward))
     example = example_of(subject, args, kwargs)
@@ -37,30 +59,13 @@ def capture(
     if backward:
         refuse_hooks(state)
     modules = [module for _, module in subject.named_modules()]
-    with collection_paused(), sharding_put_aside(modules, mode_of(example, state)) as sharded:
-        subject = materialised(subject, example)
-        recorded = record(subject, example, backward)
+    with sharding_put_aside(modules, mode_of(example, state)) as sharded:
+        subject = materialised(subject, example, interrupts)
+        recorded = record(subject, example, backward, interrupts)
         with keeping_what_was_recorded(recorded.session):
             adjoints = attribute(recorded)
             functional = functionalize(recorded.session.recorder.graph)
             program = assemble(subject, example, recorded, functional, adjoints)
         check(program)
-        session, loss_function = recorded.session, backward if callable(backward) else None
-        observed = session.reads.observed()
-        del recorded, adjoints, functional
-    program = with_shards(program, subject, sharded)
-    warn_about_kept(session)
-    return program.with_changes(loss_function=loss_function), observed
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """Let Python's collector wait: a capture makes many objects that live on, and looking through all of
-    them again and again would take a third of its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+        observed = recorded.session.reads.observed()
+    return with_shards(program, subject, sharded), observed, recorded.session

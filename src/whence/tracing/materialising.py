@@ -6,24 +6,34 @@ generator in the order of the calls.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from whence._torch.lazy import initialised_for_real, is_waiting, uninitialised, without_numbers
-from whence._torch.tensors import clear_autocast_cache, untouched
+from whence._torch.lazy import (
+    initialised_for_real,
+    is_waiting,
+    lazy_again,
+    uninitialised,
+    without_numbers,
+)
+from whence._torch.modes import modes_restored
+from whence._torch.patching import patches_undone
+from whence._torch.tensors import clear_autocast_cache, tensors_restored
 from whence.errors import DataDependent
 from whence.provenance import ModulePath
 from whence.tracing.example import Example
-from whence.tracing.modules import modules_restored
-from whence.tracing.record import alone, rehearse
+from whence.tracing.interrupts import Interrupts
+from whence.tracing.modules import kept_of, way_back
+from whence.tracing.record import rehearse
 from whence.tracing.session import Session
 from whence.tracing.subject import StateTensor, Subject, state_tensors, subject_of
+from whence.tracing.undoing import Undoing, WayBack
 
 
-def materialised(subject: Subject, example: Example) -> Subject:
+def materialised(subject: Subject, example: Example, interrupts: Interrupts) -> Subject:
     """`subject` with its lazy modules initialised, as its first call would do it."""
     lazy = [module for _, module in subject.named_modules() if is_waiting(module) or uninitialised(module)]
     if not lazy:
@@ -31,27 +41,43 @@ def materialised(subject: Subject, example: Example) -> Subject:
     waiting = {id(module) for module in lazy}
     settled = [(path, module) for path, module in subject.named_modules() if id(module) not in waiting]
     state = [row for row in state_tensors(subject) if row.is_initialised]
-    with alone(), ExitStack() as kept:
-        kept.callback(clear_autocast_cache)
-        kept.enter_context(untouched(row.tensor for row in state))
-        kept.enter_context(modules_restored(settled))
-        clear_autocast_cache()
-        _Initialisation(subject, kept, {id(module) for _, module in settled}).run(example, state)
+    undoing = Undoing()
+    initialisation = _Initialisation(subject, undoing, {id(module) for _, module in settled})
+    undoing.later(
+        clear_autocast_cache,
+        way_back(kept_of((*settled, *subject.named_wrappers()))),
+        *(initialisation.unless_initialised(module) for module in lazy),
+        tensors_restored(row.tensor for row in state),
+        patches_undone(),
+        modes_restored(),
+    )
+    clear_autocast_cache()
+    undoing.around(lambda: initialisation.run(example, state, interrupts))
     return replace(subject_of(subject.call), wrappers=subject.wrappers)
 
 
 class _Initialisation:
     """The rehearsal in which lazy modules are initialised; each is then kept as it is."""
 
-    def __init__(self, subject: Subject, kept: ExitStack, settled: set[int]) -> None:
+    def __init__(self, subject: Subject, undoing: Undoing, settled: set[int]) -> None:
         self._subject = subject
-        self._kept = kept
+        self._undoing = undoing
         self._settled = settled
         self._session: Session | None = None
 
-    def run(self, example: Example, state: list[StateTensor]) -> None:
+    def run(self, example: Example, state: list[StateTensor], interrupts: Interrupts) -> None:
         """Run the model on fake tensors."""
-        rehearse(self._subject, example, state, self._observing)
+        rehearse(self._subject, example, state, self._observing, interrupts)
+
+    def unless_initialised(self, module: nn.Module) -> WayBack:
+        """A way back for a lazy module, given up once it is initialised."""
+        restore = lazy_again(module)
+
+        def undo() -> None:
+            if id(module) not in self._settled:
+                restore()
+
+        return undo
 
     def _observing(self, session: Session) -> "_Initialisation":
         self._session = session
@@ -92,9 +118,11 @@ class _Initialisation:
                 remedy="call the model once on the example inputs before the capture",
             )
         new = [(ModulePath.parse(name), inner) for name, inner in module.named_modules()]
-        unsettled = [(path, inner) for path, inner in new if id(inner) not in self._settled]
-        self._settled |= {id(inner) for _, inner in unsettled if not is_waiting(inner)}
-        self._kept.enter_context(modules_restored([pair for pair in unsettled if not is_waiting(pair[1])]))
+        unsettled = [
+            (path, inner) for path, inner in new if id(inner) not in self._settled and not is_waiting(inner)
+        ]
+        self._undoing.later(way_back(kept_of(unsettled)))
+        self._settled |= {id(inner) for _, inner in unsettled}
 
 
 def _unready(module: nn.Module) -> set[int]:

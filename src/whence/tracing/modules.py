@@ -68,51 +68,62 @@ class Loss:
 @contextmanager
 def modules_restored(modules: Iterable[tuple[ModulePath, nn.Module]]) -> Iterator[None]:
     """Undo whatever the block writes to modules: attributes, buffers, hooks, submodules."""
-    with _restored(_kept(modules)):
-        yield
-
-
-@contextmanager
-def _restored(before: Sequence[Kept]) -> Iterator[None]:
+    restore = way_back(kept_of(modules))
     try:
         yield
     finally:
+        restore()
+
+
+def way_back(before: Iterable[Kept]) -> Callable[[], None]:
+    """A way back to what was kept; looked through only when it is gone, so it may grow until then."""
+
+    def restore() -> None:
         for kept in before:
             _restore(kept)
 
+    return restore
+
 
 @contextmanager
-def changes_reported(subject: Subject, lines: Lines) -> Iterator[None]:
+def changes_reported(before: Sequence[Kept], lines: Lines) -> Iterator[None]:
     """Undo what a capture writes to modules; after success, say which of it will not happen again.
 
     Tensors that were kept are warned about. Parameters, and modules that hold some, are new state: a
     `LostState` error.
     """
-    before = _kept(subject.named_modules())
-    with _restored(before):
+    restore = way_back(before)
+    try:
         yield
         losses = [loss for kept in before for loss in _losses(kept, lines)]
+    finally:
+        restore()
     _refuse_new_state([loss for loss in losses if _is_state(loss.value)])
     _warn_about([loss for loss in losses if not _is_state(loss.value)])
 
 
-def _kept(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[Kept]:
+def kept_of(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[Kept]:
+    """Every module once, under its first path, with copies of what it holds."""
     unique: dict[int, tuple[ModulePath, nn.Module]] = {}
     for path, module in modules:
         unique.setdefault(id(module), (path, module))
     return [Kept(path, module, dict(vars(module)), _contents(module)) for path, module in unique.values()]
 
 
+def object_kept(path: ModulePath, thing: object) -> Kept:
+    """An object that a module holds, with copies of what it holds itself."""
+    return Kept(path, thing, dict(vars(thing)), _contents(thing))
+
+
 @contextmanager
-def object_restored(path: ModulePath, thing: object, lines: Lines) -> Iterator[None]:
-    """Undo whatever the block writes to an object that a module holds; warn about tensors it kept."""
-    if not hasattr(thing, "__dict__"):
+def objects_reported(before: Sequence[Kept], lines: Lines) -> Iterator[None]:
+    """Undo what the block writes to the objects in `before`, which may grow; warn about tensors they kept."""
+    restore = way_back(before)
+    try:
         yield
-        return
-    kept = Kept(path, thing, dict(vars(thing)), _contents(thing))
-    with _restored([kept]):
-        yield
-        losses = list(_losses(kept, lines))
+        losses = [loss for kept in before for loss in _losses(kept, lines)]
+    finally:
+        restore()
     _warn_about(losses)
 
 
@@ -212,11 +223,19 @@ def _restore(kept: Kept) -> None:
         if not _same_items(content.held, content.before):
             _refill(content.held, content.before)
     now = vars(kept.module)
-    if now.keys() != kept.attributes.keys() or any(
-        now[n] is not value for n, value in kept.attributes.items()
-    ):
-        now.clear()
-        now.update(kept.attributes)
+    if not _same_items(now, dict(kept.attributes)):
+        _reset(now, kept.attributes)
+
+
+def _reset(now: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    """Another thread may be looking: what was there and still is, is there all the time."""
+    for name in [name for name in now if name not in before]:
+        now.pop(name, None)
+    now.update(before)
+    if list(now) != list(before):
+        for name, value in before.items():
+            now.pop(name, None)
+            now[name] = value
 
 
 def _items(held: Container) -> list[tuple[Any, Any]]:
@@ -236,11 +255,16 @@ def _same_items(left: Container, right: Container) -> bool:
 
 
 def _refill(held: Container, kept: Container) -> None:
-    held.clear()
-    if isinstance(held, dict | set):
-        held.update(kept)
-    else:
+    if isinstance(held, dict) and isinstance(kept, dict):
+        _reset(held, kept)
+    elif isinstance(held, list):
+        held[:] = kept
+    elif isinstance(held, deque):
+        held.clear()
         held.extend(kept)
+    else:
+        held.clear()
+        held.update(kept)
 
 
 def reassigned_buffers(

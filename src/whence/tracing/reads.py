@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -14,7 +14,7 @@ from whence._torch.attribute_reads import ReadObserver
 from whence.program.observed import Change, Observed, Read
 from whence.provenance import ModulePath, Source
 from whence.tracing.changes import Before
-from whence.tracing.modules import Lines, object_restored
+from whence.tracing.modules import Kept, Lines, object_kept, objects_reported
 from whence.tracing.subject import Subject
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, Tensor, type, torch.dtype, torch.device)
@@ -54,7 +54,7 @@ class Reads:
         self._modules = tuple(subject.named_modules())
         self._known = {id(module) for _, module in self._modules}
         self._objects: list[object] = []
-        self._restored = ExitStack()
+        self.kept: list[Kept] = []
         self._rows: list[Read] = []
         self._before = Before({id(module): module for _, module in self._modules}.values())
         self._changes: tuple[Change, ...] = ()
@@ -62,9 +62,15 @@ class Reads:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Note reads while the block runs; objects that modules hold are given back as they were."""
-        with self._restored, self.observer.active(module for _, module in self._modules):
-            yield
-            self._changes = self._before.changes(self._rows)
+        with (
+            objects_reported(self.kept, self._lines),
+            self.observer.active(module for _, module in self._modules),
+        ):
+            try:
+                yield
+                self._changes = self._before.changes(self._rows)
+            finally:
+                self._known.clear()
 
     def read(self, holder: object, name: str, value: object) -> bool:
         """An attribute of the model was read; what it holds is watched from now on."""
@@ -105,7 +111,8 @@ class Reads:
             elif isinstance(found, nn.Module) or self._can_watch(found):
                 self._known.add(id(found))
                 self._objects.append(found)
-                self._restored.enter_context(object_restored(path, found, self._lines))
+                if hasattr(found, "__dict__"):
+                    self.kept.append(object_kept(path, found))
 
     def _can_watch(self, found: object) -> bool:
         return (

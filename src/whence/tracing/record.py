@@ -1,7 +1,5 @@
 """Run the model once, forward and backward, and take notes."""
 
-import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -14,30 +12,30 @@ from whence._torch.autograd import gradient_key, run_backward
 from whence._torch.checkpoints import observed_checkpoints
 from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
 from whence._torch.hooks import gradient_hooks
+from whence._torch.modes import modes_restored
 from whence._torch.module_calls import CallObserver, observed_modules
 from whence._torch.module_writes import observed_writes
+from whence._torch.patching import patches_undone
 from whence._torch.recording import FakeTensorMode, fake_mode_of
 from whence._torch.saving import observed_packing
-from whence._torch.tensors import clear_autocast_cache, untouched
+from whence._torch.tensors import clear_autocast_cache, tensors_restored
 from whence._torch.trees import TreeSpec, tree_flatten
-from whence.errors import InvalidLoss, NestedCapture, Place, UnsupportedHook, UnsupportedInput
+from whence.errors import InvalidLoss, Place, UnsupportedHook, UnsupportedInput
 from whence.program.naming import state_name
 from whence.schema import InputKind, Phase
 from whence.tracing.example import Example, is_plain_constant
-from whence.tracing.frames import beginning_of
+from whence.tracing.frames import SourceFinder, beginning_of
+from whence.tracing.interrupts import Interrupts
 from whence.tracing.kinds import refuse_kinds
-from whence.tracing.modules import Lines, changes_reported, reassigned_buffers
+from whence.tracing.modules import Lines, changes_reported, kept_of, reassigned_buffers, way_back
 from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.session import Session
-from whence.tracing.sideeffects import refuse_side_effects
+from whence.tracing.sideeffects import SideEffects
 from whence.tracing.subject import StateTensor, Subject, attribute_names, state_tensors
+from whence.tracing.undoing import Undoing
 from whence.tracing.valuereads import INPUT
 
 Loss = Callable[[Any], Tensor]
-
-# One capture at a time: the patches that see module calls are process-wide, and two captures that put them on
-# and take them off in turns would leave one behind.
-_turn = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -82,17 +80,18 @@ class Recorded:
     gradients: tuple[fx.Node | None, ...] = ()
 
 
-def record(subject: Subject, example: Example, backward: bool | Loss) -> Recorded:
+def record(subject: Subject, example: Example, backward: bool | Loss, interrupts: Interrupts) -> Recorded:
     """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
     refuse_kinds(subject, differentiates=bool(backward))
     state = state_tensors(subject)
-    lines = Lines()
-    session = _session(subject, example, state, lines)
-    with alone(), ExitStack() as around:
-        around.enter_context(keeping_what_was_recorded(session))
-        around.enter_context(_surroundings_kept(subject, state, lines))
-        around.enter_context(refuse_side_effects(subject, state))
-        return _recorded(session, subject, example, state, backward)
+    undoing = Undoing()
+    session = _session(subject, example, state, lines := Lines(), interrupts)
+
+    def run() -> Recorded:
+        with keeping_what_was_recorded(session), _surroundings_kept(session, subject, state, undoing, lines):
+            return _recorded(session, subject, example, state, backward)
+
+    return undoing.around(run)
 
 
 def rehearse(
@@ -100,17 +99,24 @@ def rehearse(
     example: Example,
     state: Sequence[StateTensor],
     observing: Callable[[Session], CallObserver],
+    interrupts: Interrupts,
 ) -> None:
     """Run the forward of `subject` on fake tensors for an observer of its module calls; keep nothing."""
-    session = _session(subject, example, state, Lines())
+    session = _session(subject, example, state, Lines(), interrupts)
     prepared = _prepare(session, example, state)
     with _listening(session, observing(session)), session.recorder.active():
         _run(session, subject, example.with_leaves(list(prepared.leaves)))
 
 
-def _session(subject: Subject, example: Example, state: Sequence[StateTensor], lines: Lines) -> Session:
+def _session(
+    subject: Subject,
+    example: Example,
+    state: Sequence[StateTensor],
+    lines: Lines,
+    interrupts: Interrupts,
+) -> Session:
     mode = mode_of(example, state)
-    session = Session(subject, mode, (record.__code__, rehearse.__code__), lines)
+    session = Session(subject, mode, SourceFinder((record.__code__, rehearse.__code__)), lines, interrupts)
     session.know(
         {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
     )
@@ -181,31 +187,24 @@ def refuse_hooks(state: Sequence[StateTensor]) -> None:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """One capture at a time, and none inside another."""
-    nested = _turn._is_owned()  # type: ignore[attr-defined]
-    if nested:
-        raise NestedCapture(
-            "a capture was started inside a capture",
-            why="the model (or its loss) calls whence.capture while it is being captured",
-            remedy="capture the outer model only, and select the part you need",
-        )
-    with _turn:
-        yield
-
-
-@contextmanager
-def _surroundings_kept(subject: Subject, state: Sequence[StateTensor], lines: Lines) -> Iterator[None]:
+def _surroundings_kept(
+    session: Session, subject: Subject, state: Sequence[StateTensor], undoing: Undoing, lines: Lines
+) -> Iterator[None]:
     """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
-    python, cpu = random.getstate(), torch.get_rng_state()
+    modules = kept_of((*subject.named_modules(), *subject.named_wrappers()))
+    side_effects = SideEffects(subject, state)
+    undoing.later(
+        clear_autocast_cache,
+        side_effects.undo,
+        way_back(modules),
+        way_back(session.reads.kept),
+        tensors_restored(row.tensor for row in state),
+        patches_undone(),
+        modes_restored(),
+    )
     clear_autocast_cache()
-    try:
-        with changes_reported(subject, lines), untouched(row.tensor for row in state):
-            yield
-    finally:
-        clear_autocast_cache()
-        random.setstate(python)
-        torch.set_rng_state(cpu)
+    with changes_reported(modules, lines), side_effects.refused():
+        yield
 
 
 def mode_of(example: Example, state: Sequence[StateTensor]) -> FakeTensorMode:

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
-from types import CodeType
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.callnames import CallNames
 from whence.tracing.frames import SourceFinder
+from whence.tracing.interrupts import Interrupts
 from whence.tracing.layouts import inputs_behind
 from whence.tracing.modules import Lines
 from whence.tracing.reads import Reads
@@ -138,15 +138,16 @@ class Session:
     """Listens to modules, operations and autograd on one thread, and takes notes."""
 
     def __init__(
-        self, subject: Subject, fake_mode: FakeTensorMode, boundaries: tuple[CodeType, ...], lines: Lines
+        self, subject: Subject, mode: FakeTensorMode, finder: SourceFinder, lines: Lines, held: Interrupts
     ) -> None:
+        self._interrupts = held
         self.notes = Notes()
-        self.recorder = Recorder(self, fake_mode)
+        self.recorder = Recorder(self, mode)
         self.phase = Phase.FORWARD
         self.cuts_gradients = torch.is_grad_enabled()
         self.names = CallNames(subject)
         self.reads = Reads(subject, lines, self.reading)
-        self._finder = SourceFinder(boundaries)
+        self._finder = finder
         self.watch = Watch(subject, self._finder, lines)
         lines.maker = self._line_that_made
         self._stack: list[int] = []
@@ -165,6 +166,7 @@ class Session:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Callable[[Any], None]]:
         """A module call: a new scope in the forward pass, the old one again where a checkpoint recomputes."""
+        self._interrupts.let_in()
         with self.watch.calling(module), self._call(module, args, kwargs) as report:
             yield report
 
@@ -307,6 +309,7 @@ class Session:
 
     def recorded(self, node: fx.Node) -> None:
         """Mark a node with everything that is only known now."""
+        self._interrupts.let_in()
         if node.op == "placeholder":
             return
         self.notes.order.append(node)

@@ -2,31 +2,59 @@
 
 import random
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from torch import Tensor
-
-from whence._torch.tensors import generator_state
+from whence._torch.generators import Kind, is_only_thread, observed_generators
+from whence._torch.tensors import generator_state, set_generator_state
 from whence.errors import Fault, SideEffect
 from whence.tracing.session import Session
 from whence.tracing.subject import StateTensor, Subject
 
 
-@contextmanager
-def refuse_side_effects(subject: Subject, state: Sequence[StateTensor]) -> Iterator[None]:
-    """Raise `SideEffect` after the block for written gradients and touched random generators, all at once."""
-    torch_state, python_state = generator_state(), random.getstate()
-    gradients = [row.tensor.grad for row in state]
-    try:
-        yield
-    finally:
-        touched = _gradients_restored(state, gradients)
-    faults = [_wrote_gradients(subject, touched)] if touched else []
-    faults += [_drew_in_python(subject)] if random.getstate() != python_state else []
-    faults += [_set_generator(subject)] if generator_state() != torch_state else []
-    if faults:
-        raise SideEffect.of(faults)
+class SideEffects:
+    """Gradients and random generators as they were, and what this thread has done to them since."""
+
+    def __init__(self, subject: Subject, state: Sequence[StateTensor]) -> None:
+        self._subject = subject
+        self._gradients = [(row, row.tensor.grad) for row in state]
+        self._generators = {kind: read() for kind, read in _GENERATORS.items()}
+        self._moved: dict[Kind, object] = {}
+        self._was_alone = is_only_thread()
+
+    @contextmanager
+    def refused(self) -> Iterator[None]:
+        """Raise `SideEffect` after the block for all that it did, at once."""
+        with observed_generators(self._note):
+            yield
+        written = [str(row.paths[0]) for row, gradient in self._gradients if row.tensor.grad is not gradient]
+        faults = [_wrote_gradients(self._subject, written)] if written else []
+        faults += [_FAULTS[kind](self._subject) for kind in self._moved_generators()]
+        if faults:
+            raise SideEffect.of(faults)
+
+    def undo(self) -> None:
+        """Give gradients back, and generators that this thread has moved."""
+        for row, gradient in self._gradients:
+            if row.tensor.grad is not gradient:
+                row.tensor.grad = gradient
+        for kind, before in self._moved_generators().items():
+            _WRITERS[kind](before)
+
+    def _note(self, kind: Kind) -> None:
+        """Something is about to move a generator; what other threads drew until now stays drawn."""
+        self._moved.setdefault(kind, _GENERATORS[kind]())
+
+    def _moved_generators(self) -> dict[Kind, object]:
+        """What this thread has moved, with the states before.
+
+        Where no other thread runs, whatever has moved was moved by this one, seen or not.
+        """
+        seen = self._moved | (self._generators if self._was_alone and is_only_thread() else {})
+        return {
+            kind: seen[kind] for kind, read in _GENERATORS.items() if kind in seen and read() != seen[kind]
+        }
 
 
 def _wrote_gradients(subject: Subject, touched: Sequence[str]) -> Fault:
@@ -68,11 +96,6 @@ def warn_about_kept(session: Session) -> None:
         )
 
 
-def _gradients_restored(state: Sequence[StateTensor], before: Sequence[Tensor | None]) -> list[str]:
-    """Give every tensor its gradient back; returns the names of those that had another one."""
-    touched = []
-    for row, gradient in zip(state, before, strict=True):
-        if row.tensor.grad is not gradient:
-            row.tensor.grad = gradient
-            touched.append(str(row.paths[0]))
-    return touched
+_GENERATORS: dict[Kind, Callable[[], Any]] = {"python": random.getstate, "torch": generator_state}
+_WRITERS: dict[Kind, Callable[[Any], None]] = {"python": random.setstate, "torch": set_generator_state}
+_FAULTS: dict[Kind, Callable[[Subject], Fault]] = {"python": _drew_in_python, "torch": _set_generator}

@@ -1,0 +1,41 @@
+"""Captures take turns, and Python's collector waits for them."""
+
+import gc
+import threading
+
+from whence.errors import NestedCapture
+from whence.tracing.undoing import Undoing
+
+# One capture at a time: while a model runs on fake tensors its attributes may hold some, so another capture
+# may not even look at it.
+_turn = threading.RLock()
+
+
+def take_turn(undoing: Undoing) -> None:
+    """One capture at a time, and none inside another."""
+    if _is_mine():
+        raise NestedCapture(
+            "a capture was started inside a capture",
+            why="the model (or its loss) calls whence.capture while it is being captured",
+            remedy="capture the outer model only, and select the part you need",
+        )
+    undoing.later(_end_turn)
+    _turn.acquire()
+
+
+def _end_turn() -> None:
+    """The lock itself knows whether it was taken: an interrupt may have come just before or just after."""
+    if _is_mine():
+        _turn.release()
+
+
+def _is_mine() -> bool:
+    return _turn._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+
+def pause_collection(undoing: Undoing) -> None:
+    """Let Python's collector wait: a capture makes many objects that live on, and looking through all of
+    them again and again would take a third of its time."""
+    if gc.isenabled():
+        undoing.later(gc.enable)
+        gc.disable()

@@ -1,0 +1,125 @@
+"""Canaries: the modes of a thread can be read and put back past their context managers."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, overrides
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whence._torch.modes import modes_restored
+
+_C: Any = torch._C  # not all of it is declared
+
+
+class Operations(TorchDispatchMode):
+    """Changes nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    """Changes nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def thread_state() -> dict[str, Any]:
+    """Everything that `modes_restored` promises to put back."""
+    return {
+        "operations": dispatch._get_current_dispatch_mode_stack(),
+        "functions": overrides._get_current_function_mode_stack(),
+        "included": str(torch._C._dispatch_tls_local_include_set()),
+        "excluded": str(torch._C._dispatch_tls_local_exclude_set()),
+        "meta": torch._C._meta_in_tls_dispatch_include(),
+        "lift": torch._C._only_lift_cpu_tensors(),
+        "function state": _C._get_torch_function_state(),
+        "grad": torch.is_grad_enabled(),
+        "multithreading": torch.autograd.is_multithreading_enabled(),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "autocast nesting": (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()),
+    }
+
+
+def in_a_kernel() -> None:
+    torch._C._set_meta_in_tls_dispatch_include(True)
+
+
+def excluding() -> None:
+    torch._C._dispatch_tls_set_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView, True)
+
+
+def including() -> None:
+    torch._C._dispatch_tls_set_dispatch_key_included(torch._C.DispatchKey.Functionalize, True)
+
+
+def popping() -> None:
+    dispatch._pop_mode()
+
+
+def pushing() -> None:
+    dispatch._push_mode(Operations())
+
+
+def popping_functions() -> None:
+    overrides._pop_mode()
+
+
+def pushing_functions() -> None:
+    overrides._push_mode(Functions())
+
+
+def autocasting() -> None:
+    torch.autocast("cpu", dtype=torch.float16, cache_enabled=False).__enter__()
+
+
+CHANGES: list[Callable[[], object]] = [
+    *(in_a_kernel, excluding, including, popping, pushing, popping_functions, pushing_functions, autocasting),
+    *(
+        FakeTensorMode().__enter__,
+        partial(torch.set_grad_enabled, False),
+        partial(torch.autograd.set_multithreading_enabled, False),
+        partial(_C._set_torch_function_state, _C._TorchFunctionState.ALL_DISABLED),
+        partial(torch._C._set_only_lift_cpu_tensors, True),
+    ),
+]
+
+
+@contextmanager
+def some_modes() -> Iterator[None]:
+    """A mode of each kind, so that there is something to lose."""
+    with Operations(), Functions():
+        yield
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=range(len(CHANGES)))
+def test_left_behind_is_put_back(change: Callable[[], object]) -> None:
+    """What a context manager entered and never left is left, twice in a row if need be."""
+    with some_modes():
+        before, restore = thread_state(), modes_restored()
+        change()
+        after = thread_state()
+        restore()
+        assert thread_state() == before
+        assert after != before
+        restore()
+        assert thread_state() == before
+        assert isinstance(torch.ones(2) + 1, Tensor)
+
+
+def test_every_key_can_be_asked_about() -> None:
+    """Each of `DispatchKey.__members__` is in a `DispatchKeySet` or not, and on this thread in or out."""
+    included: torch._C.DispatchKeySet = torch._C._dispatch_tls_local_include_set()
+    excluded: torch._C.DispatchKeySet = torch._C._dispatch_tls_local_exclude_set()
+    for key in torch._C.DispatchKey.__members__.values():
+        assert torch._C._dispatch_tls_is_dispatch_key_included(key) == included.has(key)
+        assert torch._C._dispatch_tls_is_dispatch_key_excluded(key) == excluded.has(key)

@@ -1,0 +1,77 @@
+"""Patches of one attribute by several threads, and patches that an interrupt has left on."""
+
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from whence._torch.patching import patched, patches_undone
+
+
+class Owner:
+    """Something to patch."""
+
+    own = "own"
+
+
+class Heir(Owner):
+    """Has nothing of its own."""
+
+
+@pytest.mark.parametrize("owner", [Owner, Heir])
+def test_patch_is_taken_off(owner: type[Owner]) -> None:
+    """After the block, and after an error in it, the class has exactly what it had."""
+    before = dict(vars(owner))
+    with pytest.raises(KeyError), patched(owner, "own", "other"):
+        assert owner.own == "other"
+        raise KeyError
+    assert dict(vars(owner)) == before
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0), (0, 2, 1), (2, 0, 1)])
+def test_patches_come_off_in_any_order(order: tuple[int, ...]) -> None:
+    """Whoever takes a patch off first, the newest that is left is on, and in the end none."""
+    stacks = [ExitStack() for _ in order]
+    for number, stack in enumerate(stacks):
+        stack.enter_context(patched(Owner, "own", f"patch {number}"))
+    left = [0, 1, 2]
+    for number in order:
+        assert Owner.own == f"patch {left[-1]}"
+        stacks[number].close()
+        left.remove(number)
+    assert Owner.own == "own"
+
+
+def test_somebody_else_s_patch_stays() -> None:
+    """What another library has put there meanwhile is its own to take off."""
+    with patched(Owner, "own", "patch"):
+        Owner.own = "somebody else's"
+    assert Owner.own == "somebody else's"
+    Owner.own = "own"
+
+
+def test_patch_left_on_is_found() -> None:
+    """A patch whose block was never left is taken off; leaving the block later changes nothing."""
+    undo, left_on = patches_undone(), patched(Heir, "own", "left on")
+    left_on.__enter__()
+    undo()
+    undo()
+    assert "own" not in vars(Heir)
+    Heir.own = "somebody else's"
+    left_on.__exit__(None, None, None)
+    assert Heir.own == "somebody else's"
+    del Heir.own
+
+
+def test_patches_of_others_stay() -> None:
+    """Patches of other threads, and those that were on before, stay on."""
+    stack = ExitStack()
+    stack.enter_context(patched(Owner, "own", "before"))
+    undo = patches_undone()
+    thread = threading.Thread(target=lambda: stack.enter_context(patched(Heir, "own", "of a thread")))
+    thread.start()
+    thread.join()
+    undo()
+    assert (Owner.own, Heir.own) == ("before", "of a thread")
+    stack.close()
+    assert (Owner.own, Heir.own) == ("own", "own")
