@@ -40,7 +40,7 @@ def halve(module: nn.Module, args: object, output: Tensor) -> Tensor:
 
 
 PAGE = """\
-51 guards
+54 guards
 
 Classifier · the model
   code of forward · training mode · no hooks
@@ -70,6 +70,9 @@ BatchNorm1d · norm
   bias                     Parameter float32[4], requires grad  LINE
   eps                      1e-05  LINE
 
+_BatchNorm · a base class
+  code of forward
+
 inputs
   the arguments            (f32[3, 4], mask=None)
   args[0]                  Tensor float32[3, 4]
@@ -81,6 +84,8 @@ process
   default dtype            torch.float32
   default device           device(type='cpu')
   deterministic algorithms False
+  attention kernels        ('flash', 'efficient', 'math', 'cudnn')
+  modes of torch           ()
   float32 matmul precision 'highest'
   hooks of all modules     none
 

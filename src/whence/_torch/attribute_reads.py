@@ -93,7 +93,11 @@ class ReadObserver:
     def _observe(self, kind: type) -> None:
         self._classes.add(kind)
         lookup: Any = kind.__getattribute__
-        self._patches.enter_context(patched(kind, "__getattribute__", self._observed_lookup(lookup)))
+        later: Any = getattr(kind, "__getattr__", None)
+        observed = self._observed_lookup(lookup) if later else self._observed_last_lookup(lookup)
+        self._patches.enter_context(patched(kind, "__getattribute__", observed))
+        if later is not None and kind is not nn.Module and not issubclass(kind, nn.Module):
+            self._patches.enter_context(patched(kind, "__getattr__", self._observed_getattr(later)))
 
     def _observed_lookup(self, lookup: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         thread, seen, identify = self._thread, self._seen, threading.get_ident
@@ -103,6 +107,21 @@ class ReadObserver:
             if (id(holder), name) not in seen and identify() == thread:
                 self._note(holder, name, value, sys._getframe(1).f_code)
             return value
+
+        return observed
+
+    def _observed_last_lookup(self, lookup: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        """For a class without `__getattr__`: what is not found here is not there."""
+        found = self._observed_lookup(lookup)
+        thread, seen, identify = self._thread, self._seen, threading.get_ident
+
+        def observed(holder: Any, name: str) -> Any:
+            try:
+                return found(holder, name)
+            except AttributeError:
+                if (id(holder), name) not in seen and identify() == thread:
+                    self._remember(holder, name, self._listener.missing(holder, name))
+                raise
 
         return observed
 

@@ -5,7 +5,8 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 
 def generator_state() -> bytes:
@@ -92,3 +93,10 @@ def clear_autocast_cache() -> None:
     """
     if autocast_state():
         torch.clear_autocast_cache()
+
+
+def active_modes() -> tuple[str, ...]:
+    """The classes of the function and dispatch modes that see every operation of this thread."""
+    functions = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else []
+    dispatches = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
+    return tuple(type(mode).__name__ for mode in (*functions, *dispatches))

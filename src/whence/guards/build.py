@@ -8,13 +8,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence._torch.sharding import lasting_parameters
-from whence.guards.describe import Describer, is_constant
+from whence.guards.describe import Describer
 from whence.guards.holders import Located, located
 from whence.guards.hooks import described_hooks
 from whence.guards.inputs import input_guards
 from whence.guards.lookup import NOTHING, class_attribute, is_of_module
 from whence.guards.modes import mode_guards
 from whence.guards.unguarded import unguarded
+from whence.guards.values import is_constant
 from whence.program import Program
 from whence.program.expectations import (
     Constant,
@@ -59,7 +60,7 @@ def guards_of(program: Program, observed: Observed) -> Guards:
     things = located(observed)
     numbers = {id(row.thing): row.holder.number for row in things}
     lasting = lasting_parameters(module for _, module in observed.modules)
-    builder = _Builder(Describer(numbers, lasting))
+    builder = _Builder(Describer(numbers, lasting, _registered(observed)))
     reads: dict[int, list[Read]] = {}
     for read in observed.reads:
         reads.setdefault(id(read.holder), []).append(read)
@@ -69,7 +70,28 @@ def guards_of(program: Program, observed: Observed) -> Guards:
         holders=tuple(row.holder for row in things),
         unguarded=unguarded(program, observed),
         of=_captured(observed),
+        changes=_changes(things, observed),
     )
+
+
+def _registered(observed: Observed) -> set[int]:
+    """Tensors that modules of the hierarchy hold under a name: a program can be given others there."""
+    tables = [
+        table
+        for _, module in observed.modules
+        for table in (module._parameters, module._buffers, vars(module))
+    ]
+    return {id(value) for table in tables for value in table.values() if isinstance(value, Tensor)}
+
+
+def _changes(things: Sequence[Located], observed: Observed) -> tuple[str, ...]:
+    spelled = {id(row.thing): row for row in things}
+    names = [
+        spelled[id(change.holder)].spelled(change.name)
+        for change in observed.changes
+        if id(change.holder) in spelled
+    ]
+    return tuple(dict.fromkeys(names))
 
 
 def _captured(observed: Observed) -> Reference:
@@ -112,8 +134,9 @@ class _Builder:
         if first is not None and first.name == CALL:
             yield from self._called(row, module, first)
         told: set[tuple[GuardKind, str]] = set()
+        covered = (CALL, "training") if first is not None and first.name == CALL else ()
         for read in reads:
-            for guard in self._of_module(row, module, read) if read.name not in (CALL, "training") else ():
+            for guard in self._of_module(row, module, read) if read.name not in covered else ():
                 if (guard.kind, guard.what) not in told:  # gone through, and asked for by name
                     told.add((guard.kind, guard.what))
                     yield guard
@@ -139,6 +162,11 @@ class _Builder:
         else:
             yield from self._of_class(row, read, CALL)
         yield from self._of_class(row, read, "__call__")
+        for base in row.holder.type.__mro__[
+            1:
+        ]:  # super().forward() is looked up on classes, where none sees it
+            if CALL in vars(base) and base is not nn.Module:
+                yield from self._of_class(row, read, CALL, base)
 
     def _of_module(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
         held, name = vars(module), read.name
@@ -167,9 +195,9 @@ class _Builder:
         for name, value in table.items() if read.name != "_modules" else ():
             yield self._found(_TABLES[read.name], row, replace(read, name=name), value)
 
-    def _of_class(self, row: Located, read: Read, name: str) -> Iterator[Guard]:
-        """An attribute that the class has, guarded once for all instances."""
-        kind = row.holder.type
+    def _of_class(self, row: Located, read: Read, name: str, base: type | None = None) -> Iterator[Guard]:
+        """An attribute that the class (or a base of it) has, guarded once for all instances."""
+        kind = base or row.holder.type
         found = class_attribute(kind, name)
         if (kind, name) in self._classes or found is NOTHING or _is_machinery(kind, name):
             return
@@ -181,7 +209,7 @@ class _Builder:
             self.describer.describe(found),
         )
         guard = _placed(Guard(guard_kind, what, expected, _strictness(expected), reason, name), row, read)
-        yield replace(guard, holder=None)
+        yield replace(guard, holder=None, owner=kind)
 
     def _of_object(self, row: Located, read: Read) -> Iterator[Guard]:
         if not read.is_there:

@@ -18,9 +18,10 @@ from whence.guards.describe import Describer
 from whence.guards.found import found_in_module
 from whence.guards.glance import is_as_it_was, note_tensors
 from whence.guards.lookup import NOTHING, class_attribute, same_class
-from whence.guards.matching import Walk, difference, same_constant
+from whence.guards.matching import Walk, difference
 from whence.guards.modes import GLOBAL_HOOKS, MODES, described_global_hooks, has_global_hooks
 from whence.guards.plan import HolderPlan, Plan
+from whence.guards.values import same_constant
 from whence.program.expectations import Constant, Function, Hooks, Missing, Reference, TensorFacts
 from whence.program.guard_rows import Guard, Violation
 from whence.schema import GuardKind
@@ -28,10 +29,11 @@ from whence.schema import GuardKind
 
 @dataclass(frozen=True)
 class Checked:
-    """What does not hold, and the live tensors that were met, in the order of the guards."""
+    """What does not hold, the live tensors that were met, and what a run would change of what it reads."""
 
     violations: list[Violation]
     tensors: tuple[Tensor, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 def check_model(plan: Plan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
@@ -56,14 +58,14 @@ def _checked(plan: Plan, call: object, roots: Sequence[object], *, has_backward:
     if met is None:
         walk = Walk(same_model)
         violations += _module_violations(plan, roots, walk)
-    elif has_backward:
+    else:
         note_tensors(plan.glance, met, walk)
     violations += _object_violations(plan, walk)
     violations += _class_violations(plan, walk)
     if has_backward:
         violations += _gradient_hook_violations(plan, walk)
     violations += _mode_violations(plan)
-    return Checked(violations, tuple(walk.tensors.values()) if met is None else tuple(met))
+    return Checked(violations, tuple(walk.tensors.values()), plan.guards.changes)
 
 
 def _callable_violations(plan: Plan, call: Any, walk: Walk) -> Iterator[Violation]:

@@ -1,20 +1,19 @@
 """A Python value becomes what a guard expects: by value where that is possible, by identity where not."""
 
-import enum
 import functools
-import numbers
-import re
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from decimal import Decimal
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from whence._torch.sharding import class_as_written
+from whence.guards.values import content_of, is_constant, is_solid
 from whence.program.expectations import (
     Constant,
     Entries,
@@ -23,96 +22,104 @@ from whence.program.expectations import (
     Held,
     Items,
     Reference,
+    Snapshot,
     TensorFacts,
 )
 
-_PLAIN = frozenset(
-    {
-        *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), re.Pattern),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
-    }
-)
-_NUMBERS = ("numpy", "decimal", "fractions")
-_BY_NAME = (enum.Enum, types.ModuleType, type)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)
-_DEEPEST = 20
 
 
 class Describer:
     """Describes the values of one capture: holders and tensors keep their numbers.
 
     `lasting` gives, by identity, what is described in the place of a tensor that is there for a while only.
+    `registered` are the tensors that a model is asked for by name: another one of the kind will do in their
+    place. Of any other tensor the program has the very object.
     """
 
-    def __init__(self, holders: Mapping[int, int], lasting: Mapping[int, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        holders: Mapping[int, int],
+        lasting: Mapping[int, Tensor] | None = None,
+        registered: Container[int] = (),
+    ) -> None:
         self._holders = holders
         self._lasting = lasting or {}
+        self._registered = registered
         self._tensors: dict[int, int] = {}
         self._kept: list[object] = []
+        self._known: dict[int, Expectation] = {}
 
-    def describe(self, value: Any, depth: int = 0) -> Expectation:
+    def describe(self, value: Any) -> Expectation:
         """What a guard expects in the place of `value`."""
+        if is_constant(value):
+            return Constant(value)
         number = self._holders.get(id(value))
         if number is not None:
             return Held(number, class_as_written(type(value)))
         if isinstance(value, Tensor):
             return self.tensor(value)
-        if is_constant(value):
-            return Constant(value)
-        if depth < _DEEPEST and (inside := self._container(value, depth + 1)) is not None:
-            return inside
-        return self._function(value, depth + 1) if depth < _DEEPEST else reference(value)
+        if id(value) not in self._known:
+            self._kept.append(value)
+            self._known[id(value)] = reference(value)  # for what leads back to itself
+            self._known[id(value)] = self._inside(value)
+        return self._known[id(value)]
 
     def tensor(self, tensor: Tensor) -> TensorFacts:
         """The facts about a tensor, with its number."""
         tensor = self._lasting.get(id(tensor), tensor)
         self._kept.append(tensor)
         number = self._tensors.setdefault(id(tensor), len(self._tensors))
-        return tensor_facts(tensor, number)
+        target = None if id(tensor) in self._registered else functools.partial(_itself, tensor)
+        return tensor_facts(tensor, number, target)
 
-    def _container(self, value: Any, depth: int) -> Expectation | None:
+    def _inside(self, value: Any) -> Expectation:
         if isinstance(value, dict):
-            items = tuple(self.describe(item, depth) for item in value.values())
-            return Entries(type(value), tuple(value), items)
+            return Entries(type(value), tuple(value), tuple(map(self.describe, value.values())))
         if isinstance(value, list | tuple | deque):
-            return Items(type(value), tuple(self.describe(item, depth) for item in value))
+            return Items(type(value), tuple(map(self.describe, value)))
+        if isinstance(value, types.SimpleNamespace):
+            return Entries(type(value), tuple(vars(value)), tuple(map(self.describe, vars(value).values())))
         if isinstance(value, weakref.ref):
-            return Items(weakref.ref, (self.describe(value(), depth),))
-        if isinstance(value, set | frozenset) and all(map(is_constant, value)):
-            return Constant(frozenset(value)) if isinstance(value, frozenset) else Constant(set(value))
-        return None
+            return Items(weakref.ref, ())  # what it leads to is somebody else's, and looked at there
+        if isinstance(value, set | frozenset) and all(map(is_solid, value)):
+            return Constant(frozenset(value) if isinstance(value, frozenset) else set(value))
+        content = content_of(value)
+        return self._function(value) if content is None else Snapshot(type(value), content)
 
-    def _function(self, value: Any, depth: int) -> Expectation:
+    def _function(self, value: Any) -> Expectation:
         function = function_of(value)
         if function is None:
             return reference(value)
         target, owner, fixed = function
-        closure = tuple(self.describe(item, depth) for item in closure_of(target))
+        described = Function(
+            target=target,
+            owner=None if owner is None else type(owner),
+            bound=self._holders.get(id(owner)) if owner is not None else None,
+            closure=tuple(map(self.describe, closure_of(target))),
+            code=code_of(target),
+        )
         if fixed is None:
-            return Function(target, owner, closure=closure)
-        keywords = tuple((key, self.describe(item, depth)) for key, item in fixed.keywords.items())
-        arguments = tuple(self.describe(item, depth) for item in fixed.args)
-        return Function(target, owner, arguments, keywords, closure)
+            return described
+        keywords = tuple((key, self.describe(item)) for key, item in fixed.keywords.items())
+        return replace(described, arguments=tuple(map(self.describe, fixed.args)), keywords=keywords)
 
 
-def is_constant(value: object) -> bool:
-    """Whether equality of type and value decides: Python's numbers and texts, torch's descriptions.
-
-    Classes derived from these may compare as they like, and are not constants.
-    """
-    kind = type(value)
-    return (
-        kind in _PLAIN
-        or isinstance(value, _BY_NAME)
-        or (kind.__module__ in _NUMBERS and isinstance(value, numbers.Number | Decimal))
-    )
+def _itself(value: object) -> object:
+    return value
 
 
-def function_of(value: Any) -> tuple[Any, type | None, functools.partial[Any] | None] | None:
-    """The function behind a callable: itself, the class of the object it is bound to, and a partial's own
-    arguments."""
+def code_of(function: Any) -> object:
+    """What a function runs and with which defaults, to be told from what it runs later."""
+    if not isinstance(function, types.FunctionType):
+        return None
+    return function.__code__, function.__defaults__, tuple((function.__kwdefaults__ or {}).items())
+
+
+def function_of(value: Any) -> tuple[Any, object, functools.partial[Any] | None] | None:
+    """The function behind a callable: itself, the object it is bound to, and a partial's own arguments."""
     if isinstance(value, types.MethodType):
-        return value.__func__, type(value.__self__), None
+        return value.__func__, value.__self__, None
     if isinstance(value, functools.partial):
         inner = function_of(value.func)
         return (value.func, None, value) if inner is None else (inner[0], inner[1], value)
@@ -133,16 +140,19 @@ def _is_filled(cell: types.CellType) -> bool:
     return cell != types.CellType()
 
 
-def tensor_facts(tensor: Tensor, number: int = -1) -> TensorFacts:
-    """Everything about a tensor but its numbers; strides where they are not the plain ones."""
+def tensor_facts(tensor: Tensor, number: int = -1, target: Callable[[], object] | None = None) -> TensorFacts:
+    """Everything about a tensor but its numbers; a nested or uninitialised one has no shape to speak of."""
+    shapeless = tensor.is_nested or is_lazy(tensor)
     return TensorFacts(
         type=type(tensor),
-        shape=tensor.shape,
+        shape=torch.Size() if shapeless else tensor.shape,
         dtype=tensor.dtype,
         device=tensor.device,
-        strides=tensor.stride() if tensor.layout is torch.strided else None,
+        layout=tensor.layout,
+        strides=tensor.stride() if tensor.layout is torch.strided and not shapeless else None,
         requires_grad=tensor.requires_grad,
         number=number,
+        target=target,
     )
 
 

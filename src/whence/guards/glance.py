@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from whence._torch.wrappers import has_own_hooks, seen_through, wrappers_around
 from whence.guards.found import found_in_module
 from whence.guards.hooks import TABLES
-from whence.guards.matching import Walk, same_constant
+from whence.guards.matching import Walk
+from whence.guards.values import same_constant
 from whence.program.convention import repeated_positions
 from whence.program.expectations import Constant, Held, Hooks, TensorFacts
 from whence.program.guard_rows import Guard, Holder
@@ -206,11 +207,11 @@ def is_as_it_was(glance: Glance, roots: Sequence[object], walk: Walk) -> list[Te
                 return None
         if not _are_held_alike(glance, modules, walk):
             return None
-    except (KeyError, StopIteration):
+    except (KeyError, StopIteration, RuntimeError):  # a tensor of another layout has no strides
         return None
     if not _are_tied_alike(glance, tensors):
         return None
-    if glance.others:
+    if glance.others or glance.objects:
         walk.holders |= enumerate(modules)
         note_tensors(glance, tensors, walk)
     return tensors if _others_hold(glance, modules, walk) else None

@@ -57,7 +57,12 @@ class Guarded:
         return self._run(self._ways.check(self.program, args, kwargs), args, kwargs)
 
     def _run(self, checked: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run on the tensors that the model has now: a parameter may have been replaced by its like."""
+        """Run on the tensors that the model has now: a parameter may have been replaced by its like.
+
+        A model that changes, when it runs, what it reads, runs itself: a program would leave that out.
+        """
+        if checked.changes:
+            return self._eager(args, kwargs)
         if self._module is None or not _are(checked.tensors, self._tensors):
             self._module, self._tensors = self._ways.module(self.program), checked.tensors
         return self._module(*args, **kwargs)

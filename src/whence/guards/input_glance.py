@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence.guards.matching import same_constant
+from whence.guards.values import same_constant
 from whence.program import Convention
 from whence.program.expectations import Constant, TensorFacts
 from whence.program.guard_rows import Guard
@@ -53,6 +53,7 @@ def _is(value: Any, expected: TensorFacts | Constant) -> bool:
     return (
         type(value) in _PLAIN
         and value.requires_grad is expected.requires_grad
+        and value.layout is expected.layout
         and value.dtype is expected.dtype
         and value.shape == expected.shape
         and value.device == expected.device

@@ -9,8 +9,9 @@ from torch import Tensor, fx
 from whence._torch.operators import is_elementwise
 from whence._torch.tensors import share_memory
 from whence.errors import CallError
-from whence.guards.describe import is_constant, reference, tensor_facts
+from whence.guards.describe import reference, tensor_facts
 from whence.guards.matching import Walk, difference
+from whence.guards.values import is_constant
 from whence.program import Convention, Program
 from whence.program.convention import shown_call
 from whence.program.expectations import Constant, Expectation, Words
@@ -110,7 +111,7 @@ def input_violations(
     args, kwargs = tuple(args), dict(kwargs or {})
     try:
         leaves = convention.spelled_out(args, kwargs)
-    except CallError:
+    except (CallError, RecursionError):
         yield Violation(structure, shown_call(args, kwargs))
         return
     walk = Walk(same_model=True)

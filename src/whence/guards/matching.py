@@ -1,18 +1,21 @@
 """Does a value fit what a guard expects? None for yes, and in words what was found for no."""
 
 import functools
+import types
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from whence._torch.recording import is_wrapper_subclass
 from whence._torch.sharding import is_distributed_class
-from whence.guards.describe import Describer, closure_of, function_of, is_constant, tensor_facts
+from whence.guards.describe import Describer, closure_of, code_of, function_of, tensor_facts
 from whence.guards.lookup import same_class
+from whence.guards.values import content_of, is_constant, is_solid, same_constant
 from whence.program.expectations import (
     Constant,
     Entries,
@@ -24,6 +27,7 @@ from whence.program.expectations import (
     Missing,
     Names,
     Reference,
+    Snapshot,
     TensorFacts,
     Words,
 )
@@ -44,6 +48,7 @@ class Walk:
     tensors: dict[int, Tensor] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
     wrappers: dict[int, tuple[nn.Module, ...]] = field(default_factory=dict)
+    compared: set[tuple[object, object]] = field(default_factory=set)
     waiting: list[tuple[int, Any, str]] = field(default_factory=list)
 
 
@@ -60,23 +65,14 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
             return _items_difference(kind, items, value, walk)
         case Entries(kind, keys, items):
             return _entries_difference(kind, keys, items, value, walk)
+        case Snapshot(kind, content):
+            return None if type(value) is kind and content_of(value) == content else _shown(value)
         case Function():
             return None if _is_function(expected, value, walk) else _shown(value)
         case Reference(target, kind):
             return None if _is_same(target(), kind, value, walk) else _other(kind, value)
         case Hooks() | Names() | Words() | Missing():
             return _shown(value)
-
-
-def same_constant(expected: Any, value: Any) -> bool:
-    """Equality of type and value; nan is itself, and the two zeros differ."""
-    if expected is value:
-        return True
-    if type(expected) is not type(value) or isinstance(value, Tensor):
-        return False
-    if isinstance(expected, float | complex):
-        return repr(expected) == repr(value)
-    return bool(expected == value)
 
 
 def tensor_difference(expected: TensorFacts, value: Any, walk: Walk) -> str | None:
@@ -88,6 +84,8 @@ def tensor_difference(expected: TensorFacts, value: Any, walk: Walk) -> str | No
         found = found.with_strides(expected.strides)
     if not _same_tensor_class(expected, value) or found.but_type() != expected.but_type():
         return str(tensor_facts(value))
+    if expected.target is not None and not _is_that_constant(expected.target(), value, walk):
+        return f"another {tensor_facts(value)}"
     return _tie_difference(expected.number, value, walk)
 
 
@@ -101,6 +99,15 @@ def _same_tensor_class(expected: TensorFacts, value: Tensor) -> bool:
     if is_distributed_class(expected.type) and type(value) is nn.Parameter:
         return True
     return same_class(expected.type, type(value))
+
+
+def _is_that_constant(target: object, value: Tensor, walk: Walk) -> bool:
+    """A tensor that the program has as a constant: the same one; on another model one of the same numbers."""
+    if target is value:
+        return True
+    if walk.same_model or not isinstance(target, Tensor) or target.is_meta:
+        return False
+    return torch.equal(target, value)
 
 
 def _same_strides(expected: TensorFacts, found: TensorFacts) -> bool:
@@ -134,7 +141,7 @@ def _held_difference(number: int, kind: type, value: Any, walk: Walk) -> str | N
 def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk: Walk) -> str | None:
     if type(value) is not kind or not isinstance(value, list | tuple | deque | weakref.ref):
         return _shown(value)
-    held = [value()] if isinstance(value, weakref.ref) else list(value)
+    held = [] if isinstance(value, weakref.ref) else list(value)
     if len(held) != len(items):
         return _shown(value)
     return _first_difference(items, held, [f"[{position}]" for position in range(len(items))], walk)
@@ -143,16 +150,23 @@ def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk
 def _entries_difference(
     kind: type, keys: Sequence[Any], items: Sequence[Expectation], value: Any, walk: Walk
 ) -> str | None:
-    if not isinstance(value, dict) or type(value) is not kind or not _same_keys(keys, list(value)):
+    held = vars(value) if isinstance(value, types.SimpleNamespace) else value
+    if not isinstance(held, dict) or type(value) is not kind or not _same_keys(keys, list(held)):
         return _shown(value)
-    return _first_difference(items, list(value.values()), [f"[{key!r}]" for key in keys], walk)
+    return _first_difference(items, list(held.values()), [f"[{key!r}]" for key in keys], walk)
+
+
+def _same_key(left: object, right: object) -> bool:
+    return left is right or (is_solid(left) and is_solid(right) and left == right)
 
 
 def _same_keys(expected: Sequence[Any], found: Sequence[Any]) -> bool:
     if len(expected) != len(found):
         return False
     return all(
-        same_constant(left, right) if is_constant(left) else left is right
+        same_constant(left, right)
+        if is_constant(left)
+        else left is right or (is_solid(left) and left == right)
         for left, right in zip(expected, found, strict=True)
     )
 
@@ -160,6 +174,9 @@ def _same_keys(expected: Sequence[Any], found: Sequence[Any]) -> bool:
 def _first_difference(
     expected: Sequence[Expectation], values: Sequence[Any], places: Sequence[str], walk: Walk
 ) -> str | None:
+    if (key := (tuple(map(id, expected)), tuple(map(id, values)))) in walk.compared:
+        return None  # containers that lead back to themselves
+    walk.compared.add(key)
     at = walk.at
     for wanted, value, place in zip(expected, values, places, strict=True):
         walk.at = f"{at}{place}"
@@ -174,19 +191,22 @@ def _is_function(expected: Function, value: Any, walk: Walk) -> bool:
     if function is None or not _is_same_function(expected, function[0], walk):
         return False
     _, owner, fixed = function
-    if (owner is None) != (expected.owner is None):
-        return False
-    if owner is not None and expected.owner is not None and not same_class(expected.owner, owner):
-        return False
-    return _fixes_the_same(expected, fixed, walk)
+    return _is_bound_alike(expected, owner, walk) and _fixes_the_same(expected, fixed, walk)
+
+
+def _is_bound_alike(expected: Function, owner: object, walk: Walk) -> bool:
+    if expected.owner is None:
+        return owner is None
+    if expected.bound is not None:
+        return _held_difference(expected.bound, expected.owner, owner, walk) is None
+    return same_class(expected.owner, type(owner))
 
 
 def _is_same_function(expected: Function, value: Any, walk: Walk) -> bool:
     """One object, or two made by the same line of code around equal values."""
     if value is expected.target:
-        return True
-    code = getattr(value, "__code__", None)
-    if code is None or code is not getattr(expected.target, "__code__", None):
+        return expected.code is None or code_of(value) == expected.code
+    if expected.code is None or code_of(value) != expected.code:
         return False
     closure = closure_of(value)
     return len(closure) == len(expected.closure) and all(

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch.backends import cuda
 
 from whence._torch.attribute_reads import global_hooks
-from whence._torch.tensors import autocast_state
+from whence._torch.tensors import active_modes, autocast_state
 from whence.guards.describe import Describer
 from whence.program import Program
 from whence.program.expectations import Constant, Hooks
@@ -22,6 +23,17 @@ class Mode:
     reason: str
 
 
+def _attention_kernels() -> tuple[str, ...]:
+    """The kernels that scaled_dot_product_attention may choose among."""
+    switches = {
+        "flash": cuda.flash_sdp_enabled,
+        "efficient": cuda.mem_efficient_sdp_enabled,
+        "math": cuda.math_sdp_enabled,
+        "cudnn": cuda.cudnn_sdp_enabled,
+    }
+    return tuple(name for name, is_enabled in switches.items() if is_enabled())
+
+
 MODES = {
     "grad mode": Mode(torch.is_grad_enabled, "modules branch on it, and gradients end where it is off"),
     "autocast": Mode(autocast_state, "the casts it makes are operations of the program"),
@@ -30,6 +42,8 @@ MODES = {
     "deterministic algorithms": Mode(
         torch.are_deterministic_algorithms_enabled, "operators choose another kernel, and refuse some"
     ),
+    "attention kernels": Mode(_attention_kernels, "another kernel adds up in another order"),
+    "modes of torch": Mode(active_modes, "they see every operation, and may change it"),
     "float32 matmul precision": Mode(
         torch.get_float32_matmul_precision, "the last bits of matrix products depend on it"
     ),

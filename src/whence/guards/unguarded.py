@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from whence._torch.attribute_reads import is_observable
 from whence._torch.sharding import class_as_written
-from whence.guards.describe import function_of, is_constant
+from whence.guards.describe import function_of
 from whence.guards.lookup import NOTHING, class_attribute
+from whence.guards.values import is_constant
 from whence.program import Program
 from whence.program.guard_rows import Unguarded
 from whence.program.observed import Observed

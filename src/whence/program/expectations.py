@@ -3,15 +3,19 @@
 Each kind of description is a row; `guards/describe.py` writes them and `guards/matching.py` compares them.
 """
 
+import enum
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional
 
 _SHOWN_ITEMS = 6
+_WIDTH = 80
+_TEXTS_AND_NUMBERS = (bool, str, bytes, int, float, complex)
+_TRUSTED = ("builtins", "torch", "re", "decimal", "fractions", "datetime", "uuid", "pathlib", "numpy")
 _BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), weakref.ref: ("a weak reference to ", "")}
 
 
@@ -22,7 +26,18 @@ class Constant:
     value: Any
 
     def __str__(self) -> str:
-        return repr(self.value)
+        return _shown(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An array of Python's or NumPy's, compared by what it holds."""
+
+    type: type
+    content: object
+
+    def __str__(self) -> str:
+        return f"{self.type.__name__} {str(self.content)[:_WIDTH]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +56,10 @@ class Reference:
 class Function:
     """A function, found behind bound methods and `functools.partial`.
 
-    `owner` is the class whose instance a bound method belongs to; `arguments` and `keywords` what a partial
-    fixes. `closure` is what a function that was made inside another one keeps of it: two functions of one
-    code with the same closure are the same.
+    `owner` is the class whose instance a bound method belongs to, and `bound` the number of that instance
+    where it has one; `arguments` and `keywords` what a partial fixes; `code` what the function runs, which
+    can be exchanged. `closure` is what a function that was made inside another one keeps of it: two functions
+    of one code with the same closure are the same.
     """
 
     target: Any
@@ -51,6 +67,8 @@ class Function:
     arguments: tuple["Expectation", ...] = ()
     keywords: tuple[tuple[str, "Expectation"], ...] = ()
     closure: tuple["Expectation", ...] = ()
+    bound: int | None = None
+    code: object = None
 
     def __str__(self) -> str:
         name = _spelled(self.target)
@@ -66,7 +84,7 @@ class Items:
     items: tuple["Expectation", ...]
 
     def __str__(self) -> str:
-        return _listed(self.type, [str(item) for item in self.items])
+        return _listed(self.type, [_brief(item) for item in self.items])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +96,18 @@ class Entries:
     items: tuple["Expectation", ...]
 
     def __str__(self) -> str:
-        pairs = [f"{key!r}: {item}" for key, item in zip(self.keys, self.items, strict=True)]
+        rows = zip(self.keys, self.items, strict=True)
+        pairs = [f"{_shown(key)}: {_brief(item)}" for key, item in rows]
         return _listed(self.type, pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """Everything about a tensor but its numbers. `number` tells tensors of one capture apart."""
+    """Everything about a tensor but its numbers.
+
+    `number` tells tensors of one capture apart. `target` gives the tensor itself where no other will do: the
+    program has it as a constant, and nobody could name another in its place.
+    """
 
     type: type
     shape: torch.Size
@@ -93,6 +116,8 @@ class TensorFacts:
     strides: tuple[int, ...] | None
     requires_grad: bool
     number: int = -1
+    layout: torch.layout = torch.strided
+    target: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 
     def with_strides(self, strides: tuple[int, ...] | None) -> "TensorFacts":
         """The same facts in another layout, or (None) in any."""
@@ -100,11 +125,12 @@ class TensorFacts:
 
     def but_type(self) -> tuple[object, ...]:
         """Everything that equality decides."""
-        return self.shape, self.dtype, self.device, self.strides, self.requires_grad
+        return self.shape, self.dtype, self.device, self.layout, self.strides, self.requires_grad
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         words = [f"{self.type.__name__} {dtype}{list(self.shape)}"]
+        words += [str(self.layout).removeprefix("torch.")] if self.layout is not torch.strided else []
         words += [f"on {self.device}"] if self.device.type != "cpu" else []
         words += [] if self.strides in (None, _plain_strides(self.shape)) else [f"strides {self.strides}"]
         words += ["requires grad"] if self.requires_grad else []
@@ -162,8 +188,38 @@ class Missing:
 
 
 Expectation = (
-    Constant | Reference | Function | Items | Entries | TensorFacts | Held | Hooks | Names | Words | Missing
+    Constant
+    | Snapshot
+    | Reference
+    | Function
+    | Items
+    | Entries
+    | TensorFacts
+    | Held
+    | Hooks
+    | Names
+    | Words
+    | Missing
 )
+
+
+def _shown(value: Any) -> str:
+    """A constant in words, by no code of the user's."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, type):
+        return value.__name__
+    base = next((base for base in _TEXTS_AND_NUMBERS if isinstance(value, base)), None)
+    if base is not None:
+        return str(base.__repr__(value))
+    return repr(value) if type(value).__module__ in _TRUSTED else type(value).__name__
+
+
+def _brief(item: "Expectation") -> str:
+    """An item of a container: of a container inside it only what it is, or a page would not do."""
+    if isinstance(item, Items | Entries) and any(isinstance(inner, Items | Entries) for inner in item.items):
+        return f"{item.type.__name__} of {len(item.items)}"
+    return str(item)
 
 
 def _spelled(function: Any) -> str:

@@ -121,8 +121,10 @@ def _line(name: str, guard: Guard, times: int, of: int) -> str:
 
 def _where(paths: Sequence[str]) -> str:
     """Paths that differ in single segments as one pattern; otherwise the first of them."""
-    if len(paths) < 2:
-        return paths[0] or "the model" if paths else ""
+    if not paths:
+        return "a base class"
+    if len(paths) == 1:
+        return paths[0] or "the model"
     split = [path.split(".") for path in paths]
     if len({len(segments) for segments in split}) == 1:
         return ".".join(_either(column) for column in zip(*split, strict=True))

@@ -16,7 +16,8 @@ class Guards(Sequence[Guard]):
     `holders` are the modules and objects that guards speak of, parents before children. `of` gives the
     captured callable while it lives: only there can an object be expected to be the same. `settled` are the
     guards once the model has run: for a model whose run changes what it read, and that does the same
-    afterwards. The capture holds where all of either hold.
+    afterwards. The capture holds where all of either hold. `changes` are
+    attributes that the model reads and then writes when it runs, which a program does not write.
     """
 
     rows: tuple[Guard, ...] = ()
@@ -24,6 +25,7 @@ class Guards(Sequence[Guard]):
     unguarded: tuple[Unguarded, ...] = ()
     of: Expectation | None = None
     settled: "Guards | None" = None
+    changes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from whence import hierarchy
 from whence.errors import NotCallable, UsageError
@@ -16,12 +15,13 @@ from whence.guards.guarded import Guarded, Ways
 from whence.guards.input_glance import inputs_are_as_they_were
 from whence.guards.inputs import input_violations
 from whence.program import Program
+from whence.program.guard_rows import Violation
 from whence.program.guards import Guards
 from whence.program.observed import Observed
 from whence.program.state import bound_state
 from whence.schema import InputKind, OnViolation
 from whence.tracing.changes import applied
-from whence.tracing.subject import state_tensors, subject_of
+from whence.tracing.subject import subject_of, tensors_by_name
 
 Capture = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Program]
 
@@ -44,7 +44,18 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
 
 
 def check(program: Program, plan: Plan, model: object, args: object, kwargs: object) -> Checked:
-    """Every guard that does not hold for this model and, where they are given, these inputs."""
+    """Every guard that does not hold for this model and, where they are given, these inputs.
+
+    Never raises: where looking at what was given fails, that is what was found.
+    """
+    checked = attempt(lambda: _check(program, plan, model, args, kwargs))
+    if isinstance(checked, Failed):
+        return Checked([Violation(plan.guards[0], str(checked))])
+    found: Checked = checked
+    return found
+
+
+def _check(program: Program, plan: Plan, model: object, args: object, kwargs: object) -> Checked:
     checked = check_model(plan, model, _roots(plan, model), has_backward=program.has_backward)
     if args is None and kwargs is None:
         return checked
@@ -52,7 +63,7 @@ def check(program: Program, plan: Plan, model: object, args: object, kwargs: obj
     if plan.input_glance is not None and inputs_are_as_they_were(plan.input_glance, given, kwargs):
         return checked
     violations = [*checked.violations, *input_violations(program.convention, plan.inputs, given, kwargs)]
-    return Checked(violations, checked.tensors)
+    return replace(checked, violations=violations)
 
 
 def _roots(plan: Plan, model: object) -> tuple[object, ...]:
@@ -85,12 +96,8 @@ def guarded(
     ways = Ways(
         check=lambda current, args, kwargs: check(current, plan(current), model, args, kwargs),
         module=lambda current: hierarchy.flat_module(
-            current.with_changes(state=bound_state(current, _tensors_by_name(model)))
+            current.with_changes(state=bound_state(current, tensors_by_name(subject_of(model))))
         ),
         capture=lambda args, kwargs: capture(model, args, kwargs),
     )
     return Guarded(program, model, OnViolation(on_violation), ways)
-
-
-def _tensors_by_name(model: Callable[..., Any] | nn.Module) -> dict[str, Tensor]:
-    return {str(path): row.tensor for row in state_tensors(subject_of(model)) for path in row.paths}

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from whence import hierarchy
 from whence.program import Program
 from whence.program.state import bound_state
@@ -17,7 +15,7 @@ from whence.reports.comparing import Comparison, compare
 from whence.reports.divergence import first_divergence
 from whence.reports.running import run_eager, run_module, same_start
 from whence.tracing.kinds import refuse_uninitialised
-from whence.tracing.subject import Subject, state_tensors, subject_of
+from whence.tracing.subject import Subject, subject_of, tensors_by_name
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def verify(
     refuse_uninitialised(subject)
     inputs = (args, kwargs or {})
     program.convention.flatten(*inputs)
-    bound = program.with_changes(state=bound_state(program, _tensors_by_name(subject)))
+    bound = program.with_changes(state=bound_state(program, tensors_by_name(subject)))
     eager = _run(subject, inputs, lambda given: run_eager(program, subject, *given))
     captured = _run(subject, inputs, lambda given: run_module(hierarchy.flat_module(bound), bound, *given))
     rows = compare(eager, captured)
@@ -87,10 +85,6 @@ def verify(
 def _run(subject: Subject, inputs: tuple[Any, Any], work: Callable[[tuple[Any, Any]], Any]) -> Any:
     with same_start(subject, inputs) as given:
         return work(given)
-
-
-def _tensors_by_name(subject: Subject) -> dict[str, Tensor]:
-    return {str(path): row.tensor for row in state_tensors(subject) for path in row.paths}
 
 
 def _lines(result: Verification) -> Sequence[str]:

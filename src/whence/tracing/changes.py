@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -25,7 +26,7 @@ class Before:
 
     def keep(self, holder: object, name: str, value: object) -> None:
         """Remember whether the holder itself has the attribute, and what a container holds now."""
-        if name in getattr(holder, "__dict__", {}):
+        if name in getattr(holder, "__dict__", {}) and not _is_cached(holder, name):
             self._own.add((id(holder), name))
         if isinstance(value, _CONTAINERS):
             self._copies[id(value)] = copy(value)
@@ -39,10 +40,11 @@ class Before:
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
         for read in reads:
             held = getattr(read.holder, "__dict__", {})
+            was_held = (id(read.holder), read.name) in self._own
             if read.name not in held:
-                if (id(read.holder), read.name) in self._own:
+                if was_held:
                     yield Change(read.holder, read.name, None, is_there=False)
-            elif not read.is_there or not self._is_as_read(held[read.name], read.value):
+            elif not was_held or not self._is_as_read(held[read.name], read.value):
                 yield Change(read.holder, read.name, copy_of(held[read.name]))
         for module, counts in self._hooks:
             if _hook_counts(module) != counts:
@@ -53,6 +55,12 @@ class Before:
             return False
         before = self._copies.get(id(value), value)
         return before is value or _same_items(before, value)
+
+
+def _is_cached(holder: object, name: str) -> bool:
+    """Whether reading it is what puts an attribute there."""
+    found = next((vars(base)[name] for base in type(holder).__mro__ if name in vars(base)), None)
+    return isinstance(found, cached_property)
 
 
 def copy_of(value: object) -> object:

@@ -4,20 +4,29 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import BuiltinFunctionType, FunctionType, MethodType
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whence._torch.attribute_reads import ReadObserver
+from whence._torch.hooks import HOOK_TABLES
 from whence.program.observed import Change, Observed, Read
 from whence.provenance import ModulePath, Source
 from whence.tracing.changes import Before
 from whence.tracing.modules import Kept, Lines, object_kept, objects_reported
 from whence.tracing.subject import Subject
 
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, Tensor, type, torch.dtype, torch.device)
+_ATOMS = (
+    *(type(None), bool, int, float, complex, str, bytes, Tensor, type, torch.dtype, torch.device),
+    *(date, time, timedelta, Decimal, Fraction, PurePath, Enum),
+)
 _KEPT = (type(None), bool, int, float, str, bytes, FunctionType, MethodType, BuiltinFunctionType)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
@@ -67,6 +76,7 @@ class Reads:
             self.observer.active(module for _, module in self._modules),
         ):
             try:
+                self._follow_hooks()
                 yield
                 self._changes = self._before.changes(self._rows)
             finally:
@@ -96,18 +106,26 @@ class Reads:
         self._changes = ()
         return Observed(subject.call, subject.roots, self._modules, objects, rows, changes)
 
+    def _follow_hooks(self) -> None:
+        for path, module in self._modules:
+            for table in HOOK_TABLES:
+                for hook in list(vars(module).get(table, {}).values()):
+                    self._follow(hook, path)
+
     def _follow(self, value: Any, path: ModulePath) -> None:
         waiting, inside = [value], set[int]()
         while waiting:
             found = waiting.pop()
             if isinstance(found, _ATOMS) or id(found) in inside or id(found) in self._known:
                 continue
-            if isinstance(found, dict):
+            if isinstance(found, dict | SimpleNamespace):
                 inside.add(id(found))
-                waiting += found.values()
+                waiting += (found if isinstance(found, dict) else vars(found)).values()
             elif isinstance(found, _CONTAINERS):
                 inside.add(id(found))
                 waiting += found
+            elif isinstance(found, MethodType):
+                waiting.append(found.__self__)
             elif isinstance(found, nn.Module) or self._can_watch(found):
                 self._known.add(id(found))
                 self._objects.append(found)
@@ -115,6 +133,4 @@ class Reads:
                     self.kept.append(object_kept(path, found))
 
     def _can_watch(self, found: object) -> bool:
-        return (
-            hasattr(type(found), "__dict__") and not callable(found) and self.observer.observe_class_of(found)
-        )
+        return self.observer.observe_class_of(found)

@@ -270,3 +270,9 @@ def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:
         for path, module in subject.named_modules()
         for name, value in _loose_tensors(module)
     }
+
+
+def tensors_by_name(subject: Subject) -> dict[str, Tensor]:
+    """Every tensor that a module of the hierarchy holds under a name, by its path."""
+    state = {str(path): row.tensor for row in state_tensors(subject) for path in row.paths}
+    return {str(path): tensor for path, tensor in loose_tensors(subject)} | state
