@@ -95,6 +95,15 @@ def test_check_says_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].startswith("3 of ")
 
 
+def test_a_model_that_cannot_be_built_is_bad_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A factory that fails is one sentence, with another status than a guard that does not hold."""
+    written("def make():\n    raise ValueError('no weights')\n", tmp_path, monkeypatch)
+    assert main(["check", TINY_BERT, "mine:make"]) == USAGE
+    assert "mine:make cannot be built: ValueError: no weights" in capsys.readouterr().err
+
+
 def test_check_as_json_is_data(capsys: pytest.CaptureFixture[str]) -> None:
     """Violations and guards are plain data."""
     other = TINY_BERT.replace("vocab_size=60", "vocab_size=50")

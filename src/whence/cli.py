@@ -16,6 +16,7 @@ from rich.table import Table
 from whence.api import Program, capture
 from whence.demo import gpt, next_token_loss
 from whence.errors import CaptureError, SelectionError, UsageError, WhenceError
+from whence.guards.asking import Failed, attempt
 from whence.models import NamedModel, load
 from whence.program.printing import line
 from whence.reports.modules import FoldedRow, ModuleReport, ModuleRow, folded, module_report
@@ -120,7 +121,7 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
 
 
 def _show(options: argparse.Namespace, console: Console) -> int:
-    named = load(options.model)
+    named = _built(options.model)
     program = _captured(named, backward=options.backward)
     if options.select:
         return _show_selection(program, options, console)
@@ -157,7 +158,7 @@ def _plain(program: Program, name: str) -> dict[str, Any]:
 
 
 def _verify(options: argparse.Namespace, console: Console) -> int:
-    named = load(options.model)
+    named = _built(options.model)
     program = _captured(named, backward=not options.forward)
     verification: Verification = program.verify(named.model, named.args, named.kwargs)
     if options.json:
@@ -167,9 +168,9 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
 
 
 def _check(options: argparse.Namespace, console: Console) -> int:
-    named = load(options.model)
+    named = _built(options.model)
     program = _captured(named, backward=not options.forward)
-    other = load(options.other or options.model)
+    other = _built(options.other or options.model)
     violations = program.check(other.model, other.args, other.kwargs)
     if options.json:
         rows = [violation.to_dict() for violation in violations]
@@ -191,6 +192,18 @@ def _held(options: argparse.Namespace, guards: int, violations: int) -> str:
     if violations:
         return f"{violations} of {guards:,} guards do not hold on {on}"
     return f"all {guards:,} guards hold on {on}"
+
+
+def _built(name: str) -> NamedModel:
+    """Build a model; raises `UsageError` when its factory fails."""
+    named = attempt(lambda: load(name))
+    if not isinstance(named, Failed):
+        built: NamedModel = named
+        return built
+    if isinstance(named.error, WhenceError):
+        raise named.error
+    error = named.error
+    raise UsageError(f"{name} cannot be built: {type(error).__name__}: {error}") from error
 
 
 def _captured(named: NamedModel, *, backward: bool) -> Program:

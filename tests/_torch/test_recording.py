@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import (
     snapshot_fake,
     track_tensor_tree,
 )
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from whence._torch.recording import Recorder, fake_mode_of, is_wrapper_subclass
 from whence._torch.trees import tree_flatten
@@ -301,3 +301,9 @@ def test_composites_are_known() -> None:
 def test_value_dependent_operators_are_tagged() -> None:
     """Operators whose result is a Python number are tagged."""
     assert torch.Tag.data_dependent_output in aten._local_scalar_dense.default.tags
+
+
+def test_torch_does_not_wrap_our_dispatch() -> None:
+    """`_should_skip_dynamo` decides whether torch keeps its compiler out of every `__torch_dispatch__`."""
+    assert TorchDispatchMode._should_skip_dynamo()
+    assert not hasattr(Recorder.__torch_dispatch__, "__wrapped__")

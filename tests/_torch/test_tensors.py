@@ -1,12 +1,21 @@
 """Canaries: versions, histories and storages of tensors."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from whence._torch.tensors import clear_autocast_cache, generator_state, share_memory, untouched
+from whence._torch.tensors import (
+    active_modes,
+    clear_autocast_cache,
+    generator_state,
+    share_memory,
+    untouched,
+)
 
 
 def test_version_counts_writes() -> None:
@@ -103,3 +112,20 @@ def test_autocast_forgets() -> None:
         first = torch.mm(weight, weight)
         clear_autocast_cache()
         assert torch.equal(torch.mm(weight, weight), first)
+
+
+class Seeing(TorchFunctionMode):
+    """Sees every torch function."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_are_named() -> None:
+    """`_get_current_function_mode_stack` and `_get_current_dispatch_mode_stack` list modes, outermost first;
+    `torch._C._len_torch_function_stack` and `torch._C._len_torch_dispatch_stack` count them."""
+    assert active_modes() == ()
+    with Seeing(), FakeTensorMode():
+        assert torch._C._len_torch_function_stack() == len(_get_current_function_mode_stack()) == 1
+        assert torch._C._len_torch_dispatch_stack() == len(_get_current_dispatch_mode_stack()) == 1
+        assert active_modes() == ("Seeing", "FakeTensorMode")

@@ -58,3 +58,34 @@ def test_classes_that_find_attributes_their_own_way_are_named() -> None:
 
     guards = whence.capture(Net(), (torch.ones(2),)).guards
     assert any("Net" in row.what for row in guards.unguarded)
+
+
+def test_what_is_read_through_vars_is_named() -> None:
+    """Nothing sees which names are taken out of a dictionary."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 2.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = x * vars(self)["scale"]
+            return result
+
+    guards = whence.capture(Net(), (torch.ones(2),)).guards
+    assert "vars() of Net" in [row.what for row in guards.unguarded]
+
+
+def test_objects_that_cannot_be_looked_into_are_named_wherever_they_are() -> None:
+    """Also inside a container."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = {"generator": torch.Generator()}
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * len(self.parts)
+
+    guards = whence.capture(Net(), (torch.ones(2),)).guards
+    assert "the inside of parts, a Generator" in [row.what for row in guards.unguarded]

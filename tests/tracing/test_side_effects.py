@@ -2,6 +2,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,6 +28,10 @@ def drew(m: Doing, x: Tensor) -> Tensor:
     return m.linear(x) * random.random()
 
 
+def drew_in_numpy(m: Doing, x: Tensor) -> Tensor:
+    return m.linear(x) * float(np.random.rand())
+
+
 def everything(m: Doing, x: Tensor) -> Tensor:
     m.linear(x).sum().backward()
     return seeded(m, x) + drew(m, x)
@@ -36,6 +41,7 @@ def everything(m: Doing, x: Tensor) -> Tensor:
     ("body", "effects"),
     [
         (drew, ["draws from Python's random module"]),
+        (drew_in_numpy, ["draws from NumPy's default generator"]),
         (seeded, ["sets the state of the random number generator"]),
         (
             everything,
@@ -46,7 +52,7 @@ def everything(m: Doing, x: Tensor) -> Tensor:
             ],
         ),
     ],
-    ids=["drew", "seeded", "everything"],
+    ids=["drew", "drew in numpy", "seeded", "everything"],
 )
 def test_side_effects_are_refused_together(body: Callable[..., Any], effects: list[str]) -> None:
     """Gradients, Python's random numbers and torch's seed are named in one error, each with its remedy."""
@@ -65,3 +71,14 @@ def test_side_effect_is_not_blamed_on_a_module_that_failed_before() -> None:
     with pytest.raises(whence.SideEffect) as caught:
         whence.capture(Doing(recovered), (torch.ones(2, 4),))
     assert caught.value.where.module == ""
+
+
+def test_the_generator_of_numpy_is_given_back() -> None:
+    """A draw that is refused has not happened."""
+    before = np.random.get_state()
+    with pytest.raises(whence.SideEffect):
+        whence.capture(Doing(drew_in_numpy), (torch.ones(2, 4),))
+    after = np.random.get_state()
+    assert before[0] == after[0]
+    assert (before[1] == after[1]).all()
+    assert before[2:] == after[2:]

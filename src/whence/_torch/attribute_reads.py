@@ -7,6 +7,7 @@ submodules live behind `Module.__getattr__`, which is wrapped too. Other threads
 
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -42,6 +43,13 @@ _PLUMBING = frozenset(
 
 _RECORDING = f"{Path(__file__).parents[1] / 'tracing'}{os.sep}"
 """Where whence's own code looks at modules while it records them."""
+
+_INFRASTRUCTURE = (
+    f"{Path(torch.__file__).parent}{os.sep}",
+    f"{Path(__file__).parents[1]}{os.sep}",
+    f"{sysconfig.get_path('stdlib')}{os.sep}",
+)
+"""Code that asks for `__dict__` on its way to one attribute, and not for what all is there."""
 
 _MODULE_FILE = nn.Module.__call__.__code__.co_filename
 _LOOKUPS = frozenset({"__getattr__", "__setattr__", "__delattr__", "_call_impl", "register_buffer"})
@@ -120,7 +128,7 @@ class ReadObserver:
                 return found(holder, name)
             except AttributeError:
                 if (id(holder), name) not in seen and identify() == thread:
-                    self._remember(holder, name, self._listener.missing(holder, name))
+                    self._tell(self._listener.missing, holder, name)
                 raise
 
         return observed
@@ -133,10 +141,10 @@ class ReadObserver:
                 value = lookup(module, name)
             except AttributeError:
                 if (id(module), name) not in seen and identify() == thread:
-                    self._remember(module, name, self._listener.missing(module, name))
+                    self._tell(self._listener.missing, module, name)
                 raise
             if (id(module), name) not in seen and identify() == thread:
-                self._remember(module, name, self._listener.read(module, name, value))
+                self._tell(self._listener.read, module, name, value)
             return value
 
         return observed
@@ -147,14 +155,18 @@ class ReadObserver:
         if name in _STRUCTURE:
             if _is_lookup(reader):
                 return
-        elif name in _PLUMBING:
+        elif name in _PLUMBING and (name != "__dict__" or reader.co_filename.startswith(_INFRASTRUCTURE)):
             return
-        self._remember(holder, name, self._listener.read(holder, name, value))
+        self._tell(self._listener.read, holder, name, value)
 
-    def _remember(self, holder: object, name: str, noted: bool) -> None:
-        """The listener keeps what it noted alive, so its identity stays its own."""
-        if noted:
-            self._seen.add((id(holder), name))
+    def _tell(self, told: Callable[..., bool], holder: object, name: str, *value: object) -> None:
+        """Tell the listener once; it keeps what it notes alive, so that its identity stays its own.
+
+        While it is told it may look at the holder itself.
+        """
+        self._seen.add((id(holder), name))
+        if not told(holder, name, *value):
+            self._seen.discard((id(holder), name))
 
 
 def is_observable(kind: type) -> bool:

@@ -1,7 +1,7 @@
-"""See who moves the default random generators, torch's and Python's, on one thread.
+"""See who moves the default random generators, torch's, Python's and NumPy's, on one thread.
 
 Both are the process's: that a generator has moved says nothing about which thread moved it. torch's functions
-reach theirs through a name in `torch.random`, Python's are bound to one object.
+reach theirs through a name in `torch.random`, those of Python and NumPy are bound to one object each.
 """
 
 import random
@@ -15,7 +15,7 @@ import torch
 
 from whence._torch.patching import patched
 
-Kind = Literal["torch", "python"]
+Kind = Literal["torch", "python", "numpy"]
 Moving = Callable[[Kind], None]
 
 _SETTERS = frozenset({"set_state", "manual_seed", "seed", "graphsafe_set_state"})
@@ -66,6 +66,9 @@ def observed_generators(moving: Moving) -> Iterator[None]:
         patches.enter_context(patched(torch.random, "default_generator", generator))
         for name, function in _functions_of_python():
             patches.enter_context(patched(random, name, _announced(function, lambda: announce("python"))))
+        for name, function in _functions_of_numpy():
+            announced = _announced(function, lambda: announce("numpy"))
+            patches.enter_context(patched(sys.modules["numpy.random"], name, announced))
         yield
 
 
@@ -78,6 +81,37 @@ def _functions_of_python() -> list[tuple[str, Callable[..., Any]]]:
         for name, held in bound
         if getattr(held, "__self__", None) is generator and name != "getstate"
     ]
+
+
+def _functions_of_numpy() -> list[tuple[str, Callable[..., Any]]]:
+    """The functions of `numpy.random` that change the state of its generator; none where it is not loaded."""
+    loaded = sys.modules.get("numpy.random")
+    if loaded is None:
+        return []
+    generator = loaded.get_state.__self__
+    return [
+        (name, held)
+        for name, held in vars(loaded).items()
+        if callable(held) and getattr(held, "__self__", None) is generator and name != "get_state"
+    ]
+
+
+def numpy_state() -> object:
+    """The state of NumPy's default generator as one comparable value; None where NumPy is not loaded."""
+    loaded = sys.modules.get("numpy.random")
+    if loaded is None:
+        return None
+    name, keys, *rest = loaded.get_state()
+    return name, keys.tobytes(), tuple(rest)
+
+
+def set_numpy_state(state: Any) -> None:
+    """Give NumPy's default generator a state that `numpy_state` has read."""
+    if state is None:
+        return
+    loaded, numpy = sys.modules["numpy.random"], sys.modules["numpy"]
+    name, keys, rest = state
+    loaded.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
 
 
 def _announced(function: Callable[..., Any], moving: Callable[[], None]) -> Callable[..., Any]:

@@ -41,6 +41,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.graphs import name_plainly
 from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
+from whence._torch.trees import tree_flatten
 
 __all__ = [
     "FakeTensor",
@@ -55,6 +56,8 @@ _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _DEVICE = torch.ops.prim.device.default
 """Asked for every result with a history, from where an exception would end the process: answered first."""
 _VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist)
+_MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
+"""They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
 _LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.contiguous, Tensor.storage_offset})
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
@@ -138,6 +141,10 @@ class _FunctionMode(TorchFunctionMetadataMode):
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _MAKERS and args and isinstance(args[0], list | tuple):
+            read = [leaf for leaf in tree_flatten(args[0])[0] if isinstance(leaf, FakeTensor)]
+            if read:
+                raise self.recorder.listener.value_needed(func, read, func)
         if func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:])):
             raise self.recorder.listener.value_needed(func, args[:1], func)
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
@@ -190,6 +197,12 @@ class Recorder(ProxyTorchDispatchMode):
         self.fake_mode = fake_mode
         self._stand_ins: dict[int, Tensor] = {}
         self._kept: list[Tensor] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch is to keep its compiler out of every dispatch; none runs meanwhile, and the wrapper
+        costs as much as recording a node."""
+        return False
 
     @property
     def graph(self) -> fx.Graph:

@@ -68,7 +68,7 @@ def guards_of(program: Program, observed: Observed) -> Guards:
     return Guards(
         rows=(*_callable(builder, observed), *rows, *input_guards(program), *mode_guards(program)),
         holders=tuple(row.holder for row in things),
-        unguarded=unguarded(program, observed),
+        unguarded=unguarded(program, observed, rows),
         of=_captured(observed),
         changes=_changes(things, observed),
     )
@@ -134,7 +134,8 @@ class _Builder:
         if first is not None and first.name == CALL:
             yield from self._called(row, module, first)
         told: set[tuple[GuardKind, str]] = set()
-        covered = (CALL, "training") if first is not None and first.name == CALL else ()
+        was_called = first is not None and first.name == CALL
+        covered = ("__dict__", CALL, "training") if was_called else ("__dict__",)
         for read in reads:
             for guard in self._of_module(row, module, read) if read.name not in covered else ():
                 if (guard.kind, guard.what) not in told:  # gone through, and asked for by name

@@ -1,31 +1,40 @@
 """What a capture may depend on that no guard watches: said, so that nobody is misled."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import is_observable
 from whence._torch.sharding import class_as_written
 from whence.guards.describe import function_of
-from whence.guards.lookup import NOTHING, class_attribute
+from whence.guards.lookup import class_attribute
 from whence.guards.values import is_constant
 from whence.program import Program
-from whence.program.guard_rows import Unguarded
+from whence.program.expectations import (
+    Entries,
+    Expectation,
+    Function,
+    Hooks,
+    Items,
+    Reference,
+)
+from whence.program.guard_rows import Guard, Unguarded
 from whence.program.observed import Observed
 
 
-def unguarded(program: Program, observed: Observed) -> tuple[Unguarded, ...]:
+def unguarded(program: Program, observed: Observed, guards: Sequence[Guard]) -> tuple[Unguarded, ...]:
     """Globals and closures of the functions that ran, insides of objects that cannot be watched."""
-    rows = [*_outside_names(observed), *_opaque_objects(observed), *_loss(program), _CODE_CALLED]
+    rows = [*_outside_names(observed), *_opaque_objects(guards), *_own_ways(observed)]
+    rows += [*_loss(program), _CODE_CALLED]
     return tuple(dict.fromkeys(rows))
 
 
 _LIBRARIES = ("torch.", "whence.")
 _CODE_CALLED = Unguarded(
     "functions called from forward",
-    "that forward itself and the methods it looks up are the same is guarded; what they call is not",
+    "that forward itself and the methods it looks up are the same is guarded; what they call is not, nor "
+    "what they look up on classes and on modules of Python",
 )
 
 
@@ -63,39 +72,49 @@ def _is_library_object(value: object) -> bool:
     )
 
 
-def _opaque_objects(observed: Observed) -> Iterator[Unguarded]:
-    for read in observed.reads:
-        value = read.value
-        if (
-            not read.is_there
-            or callable(value)
-            or isinstance(value, Tensor | nn.Module)
-            or is_constant(value)
-        ):
+def _opaque_objects(guards: Sequence[Guard]) -> Iterator[Unguarded]:
+    """Whatever a guard can only recognise, and not look into."""
+    for guard in guards:
+        for found in _references(guard.expected):
+            yield Unguarded(
+                f"the inside of {guard.what}, {found.text}",
+                "objects of this class cannot be watched: that it is the same object is guarded",
+            )
+
+
+def _references(expected: Expectation) -> Iterator[Reference]:
+    waiting, seen = [expected], set[int]()
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen:
             continue
-        kind = type(value)
-        if isinstance(value, list | tuple | dict | set | frozenset) or _is_watched(kind):
-            continue
-        yield Unguarded(
-            f"the inside of {read.name}, a {kind.__name__}",
-            "objects of this class cannot be watched: that it is the same object is guarded",
-        )
+        seen.add(id(found))
+        match found:
+            case Reference():
+                yield found
+            case Items(_, items) | Entries(_, _, items):
+                waiting += items
+            case Function():
+                waiting += (*found.arguments, *(item for _, item in found.keywords), *found.closure)
+            case Hooks(rows):
+                waiting += (function for _, function in rows)
+            case _:
+                continue
+
+
+def _own_ways(observed: Observed) -> Iterator[Unguarded]:
+    """Attributes that are not looked up one by one where the looking can be seen."""
     for kind in {class_as_written(type(module)) for _, module in observed.modules}:
         if class_attribute(kind, "__getattribute__") is not class_attribute(nn.Module, "__getattribute__"):
             yield Unguarded(
                 f"attributes that {kind.__name__} finds in a way of its own",
                 "its class has a __getattribute__: values that it computes are not guarded",
             )
-
-
-def _is_described(value: object) -> bool:
-    """Whether a guard says all there is to say of a value, or guards of its own watch its inside."""
-    known = (Tensor, nn.Module, list, tuple, dict, set, frozenset)
-    return callable(value) or isinstance(value, known) or is_constant(value) or _is_watched(type(value))
-
-
-def _is_watched(kind: type) -> bool:
-    return is_observable(kind) and class_attribute(kind, "__dict__") is not NOTHING
+    for read in observed.reads:
+        if read.name == "__dict__":
+            yield Unguarded(
+                f"vars() of {type(read.holder).__name__}", f"what {read.source} reads of it cannot be seen"
+            )
 
 
 def _loss(program: Program) -> Iterator[Unguarded]:

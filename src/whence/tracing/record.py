@@ -304,7 +304,8 @@ def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
         where=subject.place,
         why="a result is a tensor, a constant, or a container that pytree knows; tensors in other objects "
         "would be lost",
-        remedy="return tensors in a tuple, dict or dataclass, or register the class with pytree",
+        remedy="return tensors in a tuple, dict or dataclass, or register the class with pytree; caches of "
+        "transformers are left out with use_cache=False",
     )
 
 

@@ -27,7 +27,6 @@ from whence._torch.operators import draws, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.trees import tree_flatten
 from whence.errors import (
-    CaptureError,
     DataDependent,
     Place,
     UnsupportedGenerator,
@@ -44,6 +43,7 @@ from whence.tracing.frames import SourceFinder
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.layouts import inputs_behind
 from whence.tracing.modules import Lines
+from whence.tracing.noting import Noting
 from whence.tracing.reads import Reads
 from whence.tracing.subject import Subject, module_signature
 from whence.tracing.valuereads import data_dependent, tensors_read, value_of
@@ -412,7 +412,7 @@ class Session:
     @contextmanager
     def blaming(self, name: str) -> Iterator[None]:
         """An error of the model stays the model's own; a note says that a capture was running, and where."""
-        with _Noting(self, name):
+        with Noting(name, self.here_failed, self.notes.asked):
             yield
 
     def here(self) -> Place:
@@ -476,21 +476,6 @@ class Session:
             why="a tensor subclass made of other tensors has a layout that the signature does not describe",
             remedy="capture the model with plain tensors",
         )
-
-
-class _Noting(AbstractContextManager[None]):
-    """Adds a line to any exception that passes through, and swallows none."""
-
-    def __init__(self, session: Session, name: str) -> None:
-        self._session = session
-        self._name = name
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is not None and not isinstance(error, CaptureError):
-            error.add_note(
-                f"whence was capturing {self._name} ({self._session.here_failed(error)}); "
-                "the model's own tensors and state are as before"
-            )
 
 
 def _ignore(_result: Any) -> None:

@@ -4,9 +4,16 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from whence._torch.generators import Kind, is_only_thread, observed_generators
+from whence._torch.generators import (
+    Kind,
+    is_only_thread,
+    numpy_state,
+    observed_generators,
+    set_numpy_state,
+)
 from whence._torch.tensors import generator_state, set_generator_state
 from whence.errors import Fault, SideEffect
 from whence.tracing.session import Session
@@ -66,9 +73,9 @@ def _wrote_gradients(subject: Subject, touched: Sequence[str]) -> Fault:
     )
 
 
-def _drew_in_python(subject: Subject) -> Fault:
+def _drew(source: str, subject: Subject) -> Fault:
     return Fault(
-        f"{subject.name} draws from Python's random module while it runs",
+        f"{subject.name} draws from {source} while it runs",
         where=subject.place,
         why="the number would be a constant of the program, the same in every run",
         remedy="draw it outside and pass it in, or use torch's generator",
@@ -96,6 +103,18 @@ def warn_about_kept(session: Session) -> None:
         )
 
 
-_GENERATORS: dict[Kind, Callable[[], Any]] = {"python": random.getstate, "torch": generator_state}
-_WRITERS: dict[Kind, Callable[[Any], None]] = {"python": random.setstate, "torch": set_generator_state}
-_FAULTS: dict[Kind, Callable[[Subject], Fault]] = {"python": _drew_in_python, "torch": _set_generator}
+_GENERATORS: dict[Kind, Callable[[], Any]] = {
+    "python": random.getstate,
+    "numpy": numpy_state,
+    "torch": generator_state,
+}
+_WRITERS: dict[Kind, Callable[[Any], None]] = {
+    "python": random.setstate,
+    "numpy": set_numpy_state,
+    "torch": set_generator_state,
+}
+_FAULTS: dict[Kind, Callable[[Subject], Fault]] = {
+    "python": partial(_drew, "Python's random module"),
+    "numpy": partial(_drew, "NumPy's default generator"),
+    "torch": _set_generator,
+}

@@ -47,6 +47,8 @@ _READS: dict[str, tuple[str, Need]] = {
     "__index__": ("a number (an index, a slice or range())", Need.NUMBER),
     "__getitem__": ("a number (an index or a slice)", Need.NUMBER),
     "grad": ("a number (.item(), int(), if, while)", Need.NUMBER),  # all that is known inside the backward
+    "tensor": ("the content (torch.tensor of tensors, which torch.stack can do)", Need.CONTENT),
+    "as_tensor": ("the content (torch.as_tensor of tensors, which torch.stack can do)", Need.CONTENT),
     "tolist": ("the content (.tolist())", Need.CONTENT),
     "numpy": ("the content (.numpy())", Need.CONTENT),
     "__array__": ("the content (as a NumPy array)", Need.CONTENT),

@@ -1,0 +1,38 @@
+"""An error of the model stays the model's own, with a note of what was going on."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+from whence.errors import CaptureError, Place
+from whence.provenance import Source
+
+_SHOWN = 3
+
+
+class Noting(AbstractContextManager[None]):
+    """Adds notes to any exception that passes through, and swallows none.
+
+    `asked` are the lines where the model asked whether it is being compiled: told so, it may have taken a
+    branch that it does not take in eager mode.
+    """
+
+    def __init__(
+        self, name: str, failed_at: Callable[[BaseException], Place], asked: Iterable[Source]
+    ) -> None:
+        self._name = name
+        self._failed_at = failed_at
+        self._asked = asked
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None or isinstance(error, CaptureError):
+            return
+        error.add_note(
+            f"whence was capturing {self._name} ({self._failed_at(error)}); "
+            "the model's own tensors and state are as before"
+        )
+        asked = [str(source) for source in self._asked][-_SHOWN:]
+        if asked:
+            error.add_note(
+                "it asked whether it is being compiled, and was told so; in eager mode it may go another way "
+                f"there: {', '.join(asked)}"
+            )
