@@ -75,10 +75,10 @@ def test_side_effect_is_not_blamed_on_a_module_that_failed_before() -> None:
 
 def test_the_generator_of_numpy_is_given_back() -> None:
     """A draw that is refused has not happened."""
-    before = np.random.get_state()
+    before: Any = np.random.get_state()
     with pytest.raises(whence.SideEffect):
         whence.capture(Doing(drew_in_numpy), (torch.ones(2, 4),))
-    after = np.random.get_state()
+    after: Any = np.random.get_state()
     assert before[0] == after[0]
     assert (before[1] == after[1]).all()
     assert before[2:] == after[2:]
