@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from whence._torch.modes import modes_restored
+from whence._torch.patching import patches_undone
 from whence.program import Program
 from whence.program.observed import Observed
 from whence.program.wellformed import check
@@ -36,6 +38,7 @@ def capture(
         take_turn(undoing)
         interrupts.hold(undoing)
         pause_collection(undoing)
+        undoing.later(patches_undone(), modes_restored())
         return _captured(model, args, kwargs, backward, interrupts)
 
     program, observed, session = undoing.around(run)
