@@ -26,7 +26,7 @@ class _Patch:
 
 # A mirror of the patches that are on: like the attributes themselves, one for the process.
 _on: list[_Patch] = []
-_changing = threading.Lock()
+_changing = threading.RLock()
 
 
 @contextmanager
@@ -47,6 +47,8 @@ def patches_undone() -> Callable[[], None]:
     def undo() -> None:
         for patch in [patch for patch in reversed(_on) if patch.thread == here and patch not in known]:
             _take_off(patch)
+        while _changing._is_owned():  # type: ignore[attr-defined]
+            _changing.release()  # an interrupt came before its `with` could
 
     return undo
 

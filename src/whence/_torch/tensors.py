@@ -86,12 +86,12 @@ def without_autocast(state: tuple[tuple[str, str], ...]) -> Iterator[None]:
         yield
 
 
-def clear_autocast_cache() -> None:
+def clear_autocast_cache(*, forced: bool = False) -> None:
     """Forget weights that autocast has cast, so that neither a capture nor eager meets the other's.
 
-    The cache is one for all threads, so it is left alone where this thread does not use it.
+    The cache is one for all threads, so unless `forced` it is left alone where this thread does not use it.
     """
-    if autocast_state():
+    if forced or autocast_state():
         torch.clear_autocast_cache()
 
 

@@ -67,10 +67,11 @@ class Describer:
 
     def tensor(self, tensor: Tensor) -> TensorFacts:
         """The facts about a tensor, with its number."""
+        is_registered = id(tensor) in self._registered
         tensor = self._lasting.get(id(tensor), tensor)
         self._kept.append(tensor)
         number = self._tensors.setdefault(id(tensor), len(self._tensors))
-        target = None if id(tensor) in self._registered else functools.partial(_itself, tensor)
+        target = None if is_registered else functools.partial(_itself, tensor)
         return tensor_facts(tensor, number, target)
 
     def _inside(self, value: Any) -> Expectation:

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from whence._torch.modes import modes_restored
+from whence._torch.patching import patches_undone
 from whence._torch.sharding import sharding_put_aside
 from whence.program import Program
 from whence.program.observed import Observed
@@ -38,6 +40,7 @@ def capture(
         take_turn(undoing)
         interrupts.hold(undoing)
         pause_collection(undoing)
+        undoing.later(patches_undone(), modes_restored())
         return _captured(model, args, kwargs, backward, interrupts)
 
     program, observed, session = undoing.around(run)

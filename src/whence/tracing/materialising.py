@@ -44,7 +44,7 @@ def materialised(subject: Subject, example: Example, interrupts: Interrupts) -> 
     undoing = Undoing()
     initialisation = _Initialisation(subject, undoing, {id(module) for _, module in settled})
     undoing.later(
-        clear_autocast_cache,
+        lambda: clear_autocast_cache(forced=not undoing.finished),
         way_back(kept_of((*settled, *subject.named_wrappers()))),
         *(initialisation.unless_initialised(module) for module in lazy),
         tensors_restored(row.tensor for row in state),

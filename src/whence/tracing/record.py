@@ -194,7 +194,7 @@ def _surroundings_kept(
     modules = kept_of((*subject.named_modules(), *subject.named_wrappers()))
     side_effects = SideEffects(subject, state)
     undoing.later(
-        clear_autocast_cache,
+        lambda: clear_autocast_cache(forced=not undoing.finished),
         side_effects.undo,
         way_back(modules),
         way_back(session.reads.kept),

@@ -20,6 +20,7 @@ class Undoing:
 
     def __init__(self) -> None:
         self._ways: list[WayBack] = []
+        self.finished = False
 
     def later(self, *ways: WayBack) -> None:
         """Go these ways back at the end; each is harmless when its change was not made, or is undone."""
@@ -27,14 +28,13 @@ class Undoing:
 
     def around(self, work: Callable[[], Result]) -> Result:
         """Do `work`; one interrupt, at whatever moment, leaves nothing changed."""
-        finished = False
         try:
             result = work()
-            finished = True
+            self.finished = True
             return result
         finally:
             try:
-                _leave_contexts(interrupted=not finished)
+                _leave_contexts(interrupted=not self.finished)
                 self._undo()
             finally:
                 self._undo()
