@@ -50,6 +50,16 @@ def seconds(work: Callable[[], Any], repeats: int = 5) -> float:
     return median(times)
 
 
+def in_a_row(work: Callable[[], Any], repeats: int) -> float:
+    """The median time of a short piece of work that is done again and again."""
+    times = []
+    for _ in range(repeats + 10):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return median(times[10:])
+
+
 def side_by_side(
     first: Callable[[], Any], second: Callable[[], Any], repeats: int = 200
 ) -> tuple[float, float]:

@@ -11,7 +11,9 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from whence._torch.tensors import (
     active_modes,
+    autocast_state,
     clear_autocast_cache,
+    default_device,
     generator_state,
     share_memory,
     untouched,
@@ -129,3 +131,24 @@ def test_modes_are_named() -> None:
         assert torch._C._len_torch_function_stack() == len(_get_current_function_mode_stack()) == 1
         assert torch._C._len_torch_dispatch_stack() == len(_get_current_dispatch_mode_stack()) == 1
         assert active_modes() == ("Seeing", "FakeTensorMode")
+
+
+def test_autocast_is_seen() -> None:
+    """`torch._C._is_any_autocast_enabled` knows of every device type."""
+    assert not torch._C._is_any_autocast_enabled()
+    assert autocast_state() == ()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch._C._is_any_autocast_enabled()
+        assert autocast_state() == (("cpu", "torch.bfloat16"),)
+
+
+def test_default_device_is_a_function_mode() -> None:
+    """With an empty `torch._C._len_torch_function_stack` tensors are made on the CPU."""
+    assert default_device() == torch.get_default_device() == torch.device("cpu")
+    with torch.device("meta"):
+        assert default_device() == torch.device("meta")
+    torch.set_default_device("meta")
+    try:
+        assert default_device() == torch.get_default_device() == torch.device("meta")
+    finally:
+        torch.set_default_device(None)

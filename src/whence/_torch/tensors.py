@@ -71,6 +71,8 @@ def share_memory(left: Tensor, right: Tensor) -> bool:
 
 def autocast_state() -> tuple[tuple[str, str], ...]:
     """The device types that autocast is on for, each with its dtype."""
+    if not torch._C._is_any_autocast_enabled():
+        return ()
     kinds = ("cpu", "cuda", "xpu", "mps")
     return tuple(
         (kind, str(torch.get_autocast_dtype(kind))) for kind in kinds if torch.is_autocast_enabled(kind)
@@ -100,3 +102,8 @@ def active_modes() -> tuple[str, ...]:
     functions = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else []
     dispatches = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
     return tuple(type(mode).__name__ for mode in (*functions, *dispatches))
+
+
+def default_device() -> torch.device:
+    """Where tensors are made; another device than the CPU is a function mode, which is quickly seen."""
+    return torch.get_default_device() if torch._C._len_torch_function_stack() else torch.device("cpu")

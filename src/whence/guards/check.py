@@ -58,14 +58,14 @@ def _checked(plan: Plan, call: object, roots: Sequence[object], *, has_backward:
     if met is None:
         walk = Walk(same_model)
         violations += _module_violations(plan, roots, walk)
-    else:
+    elif has_backward and not walk.tensors:
         note_tensors(plan.glance, met, walk)
     violations += _object_violations(plan, walk)
     violations += _class_violations(plan, walk)
     if has_backward:
         violations += _gradient_hook_violations(plan, walk)
     violations += _mode_violations(plan)
-    return Checked(violations, tuple(walk.tensors.values()), plan.guards.changes)
+    return Checked(violations, tuple(walk.tensors.values() or met or ()), plan.guards.changes)
 
 
 def _callable_violations(plan: Plan, call: Any, walk: Walk) -> Iterator[Violation]:

@@ -6,7 +6,7 @@ once and compared by identity, its hooks by being empty, and the looking stops a
 otherwise; that need not be a violation. The exact rules are in `check.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
@@ -20,7 +20,16 @@ from whence.guards.hooks import TABLES
 from whence.guards.matching import Walk
 from whence.guards.values import same_constant
 from whence.program.convention import repeated_positions
-from whence.program.expectations import Constant, Held, Hooks, TensorFacts
+from whence.program.expectations import (
+    Constant,
+    Held,
+    Hooks,
+    Missing,
+    Names,
+    Reference,
+    Snapshot,
+    TensorFacts,
+)
 from whence.program.guard_rows import Guard, Holder
 from whence.schema import GuardKind
 
@@ -64,7 +73,8 @@ class Glance:
     `aliases` are further names: position of the module, of a parent, and the name. `others` are guards that
     have to be compared by themselves, with the position of their module. `numbers` are those of the tensors
     in the order they are met, `ties` the pairs of them that are one, `distinct` how many there are. `objects`
-    are attributes that hold an object: position of the module, name, what is held, spelling.
+    are attributes that hold an object: position of the module, name, what is held, spelling. It `notes`
+    what stands for which number where guards on anything else ask for that.
     """
 
     parents: tuple[int, ...]
@@ -76,12 +86,19 @@ class Glance:
     ties: tuple[tuple[int, int], ...]
     distinct: int
     objects: tuple[tuple[int, str, Held, str], ...]
+    notes: bool
 
 
 def glance_of(
-    holders: Sequence[Holder], guards: Sequence[Sequence[Guard]], shadowed: Sequence[tuple[str, ...]]
+    holders: Sequence[Holder],
+    guards: Sequence[Sequence[Guard]],
+    shadowed: Sequence[tuple[str, ...]],
+    on_objects: Sequence[Guard],
 ) -> Glance:
-    """What to look at for these modules, parents first, each with its guards and the names its class has."""
+    """What to look at for these modules, parents first, each with its guards and the names its class has.
+
+    `on_objects` are the guards on what is no module.
+    """
     patterns: dict[object, Pattern] = {}
     rows = [_quick(own) for own in guards]
     made = [
@@ -96,17 +113,16 @@ def glance_of(
         if isinstance(guard.expected, TensorFacts)
     ]
     first = [holder.place or (-1, "") for holder in holders]
+    others = tuple(
+        (at, guard) for at, own in enumerate(guards) for guard in own if guard.name and id(guard) not in quick
+    )
+    asking = (*(guard for _, guard in others), *on_objects)
     return Glance(
         parents=tuple(parent for parent, _ in first),
         names=tuple(name for _, name in first),
         patterns=tuple(made),
         aliases=tuple((at, *alias) for at, holder in enumerate(holders) for alias in holder.aliases),
-        others=tuple(
-            (at, guard)
-            for at, own in enumerate(guards)
-            for guard in own
-            if guard.name and id(guard) not in quick
-        ),
+        others=others,
         numbers=tuple(numbers),
         ties=repeated_positions(numbers),
         distinct=len(set(numbers)),
@@ -116,7 +132,15 @@ def glance_of(
             for guard in row.objects
             if isinstance(guard.expected, Held)
         ),
+        notes=not all(_stands_alone(guard, len(holders)) for guard in asking),
     )
+
+
+def _stands_alone(guard: Guard, modules: int) -> bool:
+    """Whether a guard can be compared without knowing which module or tensor stands for which number."""
+    if isinstance(guard.expected, Held):
+        return guard.expected.number >= modules
+    return isinstance(guard.expected, Constant | Names | Missing | Reference | Snapshot)
 
 
 @dataclass(frozen=True)
@@ -193,15 +217,9 @@ def is_as_it_was(glance: Glance, roots: Sequence[object], walk: Walk) -> list[Te
     """
     modules: list[Any] = []
     tensors: list[Tensor] = []
-    waiting = iter(roots)
     try:
-        for parent, name, pattern in zip(glance.parents, glance.names, glance.patterns, strict=True):
-            module = next(waiting) if parent < 0 else modules[parent].__dict__["_modules"][name]
-            if type(module) is not pattern.type:
-                module = _inside(module)
-            if not _fits(module, pattern, tensors):
-                return None
-            modules.append(module)
+        if not _fit(glance, iter(roots), modules, tensors):
+            return None
         for at, parent, name in glance.aliases:
             if _inside(modules[parent].__dict__["_modules"][name]) is not modules[at]:
                 return None
@@ -211,10 +229,40 @@ def is_as_it_was(glance: Glance, roots: Sequence[object], walk: Walk) -> list[Te
         return None
     if not _are_tied_alike(glance, tensors):
         return None
-    if glance.others or glance.objects:
+    if glance.notes:
         walk.holders |= enumerate(modules)
         note_tensors(glance, tensors, walk)
     return tensors if _others_hold(glance, modules, walk) else None
+
+
+def _fit(glance: Glance, roots: Iterator[object], modules: list[Any], tensors: list[Tensor]) -> bool:
+    """Whether each module fits its pattern: the hot loop, in which a call would cost as much as a look."""
+    hooks_of, step = _hooks_of, modules.append
+    for parent, name, pattern in zip(glance.parents, glance.names, glance.patterns, strict=True):
+        module: Any = next(roots) if parent < 0 else modules[parent].__dict__["_modules"][name]
+        kind, flag, read, constants, has_no_hooks, shadowed, expected = pattern
+        if type(module) is not kind and type(module := _inside(module)) is not kind:
+            return False
+        held = module.__dict__
+        if flag is not None:
+            if held[flag] is not constants[0] and not same_constant(constants[0], held[flag]):
+                return False
+        elif read is not None and not _are(read(held), constants):
+            return False
+        if has_no_hooks and any(hooks_of(held)):
+            return False
+        for method in shadowed:
+            if method in held:
+                return False
+        for table, attribute, facts in expected:
+            tensor = held[table][attribute]
+            if facts is None and tensor is None:
+                continue
+            if facts is None or not _is(tensor, facts):
+                return False
+            tensors.append(tensor)
+        step(module)
+    return True
 
 
 def _inside(module: object) -> object:
@@ -244,39 +292,9 @@ def _are_held_alike(glance: Glance, modules: Sequence[Any], walk: Walk) -> bool:
     return True
 
 
-def _fits(module: Any, pattern: Pattern, tensors: list[Tensor]) -> bool:
-    kind, flag, read, constants, has_no_hooks, shadowed, expected = pattern  # in one go: this is the hot loop
-    if type(module) is not kind:
-        return False
-    held = module.__dict__
-    if flag is not None:
-        if held[flag] is not constants[0] and not same_constant(constants[0], held[flag]):
-            return False
-    elif read is not None and not _are(read(held), constants):
-        return False
-    if has_no_hooks and any(_hooks_of(held)):
-        return False
-    for name in shadowed:
-        if name in held:
-            return False
-    for table, name, facts in expected:
-        tensor = held[table][name]
-        if not _is(tensor, facts):
-            return False
-        if tensor is not None:
-            tensors.append(tensor)
-    return True
-
-
-def _are(values: Sequence[Any], constants: Sequence[Any]) -> bool:
-    return all(map(is_, values, constants)) or all(map(same_constant, constants, values))
-
-
-def _is(tensor: Any, facts: Facts | None) -> bool:
-    if facts is None:
-        return tensor is None
-    kind, requires_grad, dtype, device, shape, strides = facts
+def _is(tensor: Any, facts: Facts) -> bool:
     found: Any = tensor
+    kind, requires_grad, dtype, device, shape, strides = facts
     return (
         type(tensor) is kind
         and found.requires_grad is requires_grad
@@ -285,6 +303,10 @@ def _is(tensor: Any, facts: Facts | None) -> bool:
         and found.device == device
         and found.stride() == strides
     )
+
+
+def _are(values: Sequence[Any], constants: Sequence[Any]) -> bool:
+    return all(map(is_, values, constants)) or all(map(same_constant, constants, values))
 
 
 def _are_tied_alike(glance: Glance, tensors: Sequence[Tensor]) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch.backends import cuda
 
 from whence._torch.attribute_reads import global_hooks
-from whence._torch.tensors import active_modes, autocast_state
+from whence._torch.tensors import active_modes, autocast_state, default_device
 from whence.guards.describe import Describer
 from whence.program import Program
 from whence.program.expectations import Constant, Hooks
@@ -38,7 +38,7 @@ MODES = {
     "grad mode": Mode(torch.is_grad_enabled, "modules branch on it, and gradients end where it is off"),
     "autocast": Mode(autocast_state, "the casts it makes are operations of the program"),
     "default dtype": Mode(torch.get_default_dtype, "tensors made inside the model have it"),
-    "default device": Mode(torch.get_default_device, "tensors made inside the model are put there"),
+    "default device": Mode(default_device, "tensors made inside the model are put there"),
     "deterministic algorithms": Mode(
         torch.are_deterministic_algorithms_enabled, "operators choose another kernel, and refuse some"
     ),

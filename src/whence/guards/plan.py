@@ -72,6 +72,7 @@ def plan_of(guards: Guards, convention: Convention) -> Plan:
             [row.holder for row in modules],
             [row.guards for row in modules],
             [row.shadowed for row in modules],
+            [guard for row in rows if not row.holder.is_found_by_name for guard in row.guards],
         ),
         classes={kind: tuple(found) for kind, found in classes.items()},
         callables=tuple(guard for guard in guards if guard.kind is GuardKind.CALLABLE),
