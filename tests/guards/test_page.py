@@ -92,7 +92,7 @@ process
 not guarded
   global SCALE: read by Classifier.forward, where nothing can watch it
   functions called from forward: that forward itself and the methods it looks up are the same is guarded; \
-what they call is not, nor what they look up on classes and on modules of Python"""
+what they call is not, nor what they look up on classes, on modules of Python and on tensors"""
 
 
 def test_page_of_a_model() -> None:

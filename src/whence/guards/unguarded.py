@@ -34,7 +34,7 @@ _LIBRARIES = ("torch.", "whence.")
 _CODE_CALLED = Unguarded(
     "functions called from forward",
     "that forward itself and the methods it looks up are the same is guarded; what they call is not, nor "
-    "what they look up on classes and on modules of Python",
+    "what they look up on classes, on modules of Python and on tensors",
 )
 
 

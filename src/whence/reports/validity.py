@@ -36,11 +36,14 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
     guards = guards_of(program, observed)
     if not observed.changes:
         return guards
+
+    def settled() -> Guards | None:
+        second, seen = again()
+        return guards_of(second, seen) if same_operations(program, second) else None
+
     with applied(observed.changes):
-        second = attempt(again)
-        if isinstance(second, Failed) or not same_operations(program, second[0]):
-            return guards
-        return replace(guards, settled=guards_of(*second))
+        found = attempt(settled)
+    return guards if isinstance(found, Failed) else replace(guards, settled=found)
 
 
 def check(program: Program, plan: Plan, model: object, args: object, kwargs: object) -> Checked:
