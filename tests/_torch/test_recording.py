@@ -27,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+import whence
 from whence._torch.recording import Recorder, fake_mode_of, is_wrapper_subclass
 from whence._torch.trees import tree_flatten
 
@@ -307,3 +308,11 @@ def test_torch_does_not_wrap_our_dispatch() -> None:
     """`_should_skip_dynamo` decides whether torch keeps its compiler out of every `__torch_dispatch__`."""
     assert TorchDispatchMode._should_skip_dynamo()
     assert not hasattr(Recorder.__torch_dispatch__, "__wrapped__")
+
+
+def test_results_are_tensors_of_their_own() -> None:
+    """The fake kernel of a recurrent layer's backward gives both bias gradients as one tensor, once."""
+    model, x = nn.LSTM(4, 4), torch.randn(3, 2, 4)
+    first, second = (whence.capture(model, (x,), backward=True) for _ in range(2))
+    assert str(first.graph) == str(second.graph)
+    assert first.output("bias_ih_l0").node != first.output("bias_hh_l0").node

@@ -156,6 +156,22 @@ class _FunctionMode(TorchFunctionMetadataMode):
         return super().__torch_function__(func, types, args, kwargs)
 
 
+def _apart(result: Any) -> Any:
+    """Results that are tensors of their own: a fake kernel may give one tensor twice, and gives two when the
+    result comes from the cache of fake results."""
+    if isinstance(result, Tensor) or len({id(part) for part in result}) == len(result):
+        return result
+    seen: set[int] = set()
+    parts = [part if _is_first(part, seen) else snapshot_fake(part) for part in result]
+    return type(result)(parts)
+
+
+def _is_first(part: Any, seen: set[int]) -> bool:
+    known = id(part) in seen
+    seen.add(id(part))
+    return not (known and isinstance(part, Tensor))
+
+
 class _NotPlain(Exception):
     """An argument needs PyTorch's own recording."""
 
@@ -340,7 +356,7 @@ class Recorder(ProxyTorchDispatchMode):
             self._as_nodes(args),
             {key: self._as_nodes(value) for key, value in kwargs.items()},
         )
-        result = as_kernel_lays_out(func, args, func(*args, **kwargs))
+        result = _apart(as_kernel_lays_out(func, args, func(*args, **kwargs)))
         tracer = self.tracer
         node = tracer.graph.create_node(
             "call_function", func, node_args, node_kwargs, func.overloadpacket.__name__
