@@ -82,3 +82,23 @@ def test_the_generator_of_numpy_is_given_back() -> None:
     assert before[0] == after[0]
     assert (before[1] == after[1]).all()
     assert before[2:] == after[2:]
+
+
+def test_a_gradient_that_is_there_is_not_added_to() -> None:
+    """A backward() inside the model is refused also where it would only add; the gradient is as it was."""
+
+    def backward_inside(m: Doing, x: Tensor) -> Tensor:
+        m.linear(x).sum().backward()
+        return x * 2
+
+    model = Doing(backward_inside)
+    x = torch.ones(2, 4)
+    model(x)
+    gradient = model.linear.weight.grad
+    assert gradient is not None
+    before, writes = gradient.clone(), gradient._version
+    with pytest.raises(whence.SideEffect, match="writes the gradients of linear"):
+        whence.capture(model, (x,))
+    assert model.linear.weight.grad is gradient
+    assert torch.equal(gradient, before)
+    assert gradient._version == writes

@@ -55,6 +55,11 @@ def tensors_restored(tensors: Iterable[Tensor]) -> Callable[[], None]:
     return restore
 
 
+def writes_to(tensor: Tensor) -> int:
+    """How often a tensor was written in place, as far as torch counts that."""
+    return tensor._version if _counts(tensor) else 0
+
+
 def _counts(tensor: Tensor) -> bool:
     return not tensor.is_inference()
 

@@ -193,12 +193,14 @@ def _surroundings_kept(
     """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
     modules = kept_of((*subject.named_modules(), *subject.named_wrappers()))
     side_effects = SideEffects(subject, state)
+    tensors = [row.tensor for row in state]
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
     undoing.later(
         lambda: clear_autocast_cache(forced=not undoing.finished),
         side_effects.undo,
         way_back(modules),
         way_back(session.reads.kept),
-        tensors_restored(row.tensor for row in state),
+        tensors_restored([*tensors, *gradients]),
         patches_undone(),
         modes_restored(),
     )

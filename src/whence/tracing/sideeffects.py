@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from whence._torch.generators import (
     Kind,
     is_only_thread,
@@ -14,7 +16,7 @@ from whence._torch.generators import (
     observed_generators,
     set_numpy_state,
 )
-from whence._torch.tensors import generator_state, set_generator_state
+from whence._torch.tensors import generator_state, set_generator_state, writes_to
 from whence.errors import Fault, SideEffect
 from whence.tracing.session import Session
 from whence.tracing.subject import StateTensor, Subject
@@ -25,7 +27,7 @@ class SideEffects:
 
     def __init__(self, subject: Subject, state: Sequence[StateTensor]) -> None:
         self._subject = subject
-        self._gradients = [(row, row.tensor.grad) for row in state]
+        self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in state]
         self._generators = {kind: read() for kind, read in _GENERATORS.items()}
         self._moved: dict[Kind, object] = {}
         self._was_alone = is_only_thread()
@@ -35,7 +37,11 @@ class SideEffects:
         """Raise `SideEffect` after the block for all that it did, at once."""
         with observed_generators(self._note):
             yield
-        written = [str(row.paths[0]) for row, gradient in self._gradients if row.tensor.grad is not gradient]
+        written = [
+            str(row.paths[0])
+            for row, gradient, writes in self._gradients
+            if row.tensor.grad is not gradient or _writes(gradient) != writes
+        ]
         faults = [_wrote_gradients(self._subject, written)] if written else []
         faults += [_FAULTS[kind](self._subject) for kind in self._moved_generators()]
         if faults:
@@ -43,7 +49,7 @@ class SideEffects:
 
     def undo(self) -> None:
         """Give gradients back, and generators that this thread has moved."""
-        for row, gradient in self._gradients:
+        for row, gradient, _ in self._gradients:
             if row.tensor.grad is not gradient:
                 row.tensor.grad = gradient
         for kind, before in self._moved_generators().items():
@@ -62,6 +68,10 @@ class SideEffects:
         return {
             kind: seen[kind] for kind, read in _GENERATORS.items() if kind in seen and read() != seen[kind]
         }
+
+
+def _writes(gradient: Tensor | None) -> int:
+    return 0 if gradient is None else writes_to(gradient)
 
 
 def _wrote_gradients(subject: Subject, touched: Sequence[str]) -> Fault:
