@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from whence._torch.hooks import has_own_hooks
 from whence._torch.wrappers import (
     call_through,
-    has_own_hooks,
     inner_module,
     processes_averaged,
     seen_through,

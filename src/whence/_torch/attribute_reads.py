@@ -7,7 +7,6 @@ submodules live behind `Module.__getattr__`, which is wrapped too. Other threads
 
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from whence._torch.files import is_standard_library
+from whence._torch.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence._torch.patching import patched
 
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
@@ -33,9 +34,8 @@ _PLUMBING = frozenset(
             "_compiled_call_impl",
             "_slow_forward",
         ),
-        *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook", "_non_persistent_buffers_set"),
-        *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-        *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_get_name", "_get_backward_hooks"),
+        *(*HOOK_KINDS, *(flag for flags in HOOK_FLAGS.values() for flag in flags)),
+        *("_is_full_backward_hook", "_non_persistent_buffers_set", "_get_name", "_get_backward_hooks"),
         *("_get_backward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks"),
     }
 )
@@ -44,12 +44,7 @@ _PLUMBING = frozenset(
 _RECORDING = f"{Path(__file__).parents[1] / 'tracing'}{os.sep}"
 """Where whence's own code looks at modules while it records them."""
 
-_INFRASTRUCTURE = (
-    f"{Path(torch.__file__).parent}{os.sep}",
-    f"{Path(__file__).parents[1]}{os.sep}",
-    f"{sysconfig.get_path('stdlib')}{os.sep}",
-)
-"""Code that asks for `__dict__` on its way to one attribute, and not for what all is there."""
+_INFRASTRUCTURE = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
 
 _MODULE_FILE = nn.Module.__call__.__code__.co_filename
 _LOOKUPS = frozenset({"__getattr__", "__setattr__", "__delattr__", "_call_impl", "register_buffer"})
@@ -155,7 +150,7 @@ class ReadObserver:
         if name in _STRUCTURE:
             if _is_lookup(reader):
                 return
-        elif name in _PLUMBING and (name != "__dict__" or reader.co_filename.startswith(_INFRASTRUCTURE)):
+        elif name in _PLUMBING and (name != "__dict__" or _is_on_its_way(reader)):
             return
         self._tell(self._listener.read, holder, name, value)
 
@@ -175,20 +170,11 @@ def is_observable(kind: type) -> bool:
     return bool(mutable) and kind.__module__.partition(".")[0] not in ("torch", "builtins", "_thread")
 
 
+def _is_on_its_way(code: CodeType) -> bool:
+    """Whether code that asks for `__dict__` looks for one attribute, and not for what all is there."""
+    return code.co_filename.startswith(_INFRASTRUCTURE) or is_standard_library(code.co_filename)
+
+
 def _is_lookup(code: CodeType) -> bool:
     """Whether code is a single lookup in Module's own file, which says nothing about what else is there."""
     return code.co_filename == _MODULE_FILE and code.co_name in _LOOKUPS
-
-
-_GLOBAL_HOOKS = {
-    "forward pre-hooks": "_global_forward_pre_hooks",
-    "forward hooks": "_global_forward_hooks",
-    "backward pre-hooks": "_global_backward_pre_hooks",
-    "backward hooks": "_global_backward_hooks",
-}
-
-
-def global_hooks() -> dict[str, tuple[Any, ...]]:
-    """The hooks that fire for every module of the process, by kind."""
-    module = torch.nn.modules.module
-    return {kind: tuple(getattr(module, name).values()) for kind, name in _GLOBAL_HOOKS.items()}

@@ -19,7 +19,7 @@ import torch._compile
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd import graph
-from torch.nn.modules import module as global_hooks
+from torch.nn.modules import module as torch_module
 from torch.utils.hooks import BackwardHook
 
 _NAMES_OF_HOOKS = {"hook", "user_hook", "user_pre_hook"}
@@ -29,24 +29,35 @@ _NO_HOOKS = (
     *(torch._compile.__file__, f"{Path(__file__).parent}{os.sep}"),
 )
 """Where else the engine calls Python: custom functions, checkpoints, and every operation that is recorded."""
-_GLOBAL = (
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-)
-HOOK_TABLES = (
-    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
-    *("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-)
-"""Where a module keeps its hooks, and what it knows of them."""
-_OWN = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+HOOK_KINDS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
+"""Where a module keeps its hooks, each with what it keeps there in words; those of all modules are alike."""
+HOOK_FLAGS = {
+    "_forward_pre_hooks": {"_forward_pre_hooks_with_kwargs": "with kwargs"},
+    "_forward_hooks": {"_forward_hooks_with_kwargs": "with kwargs", "_forward_hooks_always_called": "always"},
+}
+"""Where it keeps what it knows of them."""
+_GLOBAL = {f"_global{table}": f"{kind}s" for table, kind in HOOK_KINDS.items()}
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call of `module` runs hooks, its own or those for all modules."""
+    return has_own_hooks(module) or any(getattr(torch_module, table) for table in _GLOBAL)
+
+
+def has_own_hooks(module: nn.Module) -> bool:
+    """Whether anybody put forward or backward hooks on the module."""
     attributes = vars(module)
-    return any(attributes[name] for name in _OWN) or any(getattr(global_hooks, name) for name in _GLOBAL)
+    return any(attributes[table] for table in HOOK_KINDS)
+
+
+def global_hooks() -> dict[str, tuple[Any, ...]]:
+    """The hooks that fire for every module of the process, by kind."""
+    return {kinds: tuple(getattr(torch_module, table).values()) for table, kinds in _GLOBAL.items()}
 
 
 def calls_a_hook(caller: FrameType, called: FrameType) -> bool:
@@ -79,6 +90,11 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes_in(constant)
+
+
+def has_gradient_hooks(tensor: Tensor) -> bool:
+    """Whether anything is told of the gradient of `tensor` when it arrives."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def gradient_hooks(tensor: Tensor) -> list[str]:

@@ -64,11 +64,6 @@ def _counts(tensor: Tensor) -> bool:
     return not tensor.is_inference()
 
 
-def has_gradient_hooks(tensor: Tensor) -> bool:
-    """Whether anything is told of the gradient of `tensor` when it arrives."""
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
-
-
 def share_memory(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors are views of one storage; storages are compared by identity, also without data."""
     return bool(left.untyped_storage()._cdata == right.untyped_storage()._cdata)

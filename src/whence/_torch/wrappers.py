@@ -67,12 +67,6 @@ def call_through(call: Any, wrapper: nn.Module, inner: nn.Module, args: Any, kwa
             del attributes["forward"]
 
 
-def has_own_hooks(module: nn.Module) -> bool:
-    """Whether anybody put forward or backward hooks on the module."""
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(vars(module)[name] for name in names)
-
-
 def processes_averaged(module: nn.Module) -> int:
     """How many processes average their gradients through this module; 1 where none do."""
     if not isinstance(module, nn.parallel.DistributedDataParallel):

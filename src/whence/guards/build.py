@@ -1,6 +1,5 @@
 """What was read while a model ran becomes guards."""
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,9 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence._torch.sharding import lasting_parameters
-from whence.guards.describe import Describer
+from whence.guards.describe import Describer, reference
 from whence.guards.holders import Located, located
-from whence.guards.hooks import described_hooks
+from whence.guards.hooks import described_hooks, hook_rows
 from whence.guards.inputs import input_guards
 from whence.guards.lookup import NOTHING, class_attribute, is_of_module
 from whence.guards.modes import mode_guards
@@ -69,7 +68,7 @@ def guards_of(program: Program, observed: Observed) -> Guards:
         rows=(*_callable(builder, observed), *rows, *input_guards(program), *mode_guards(program)),
         holders=tuple(row.holder for row in things),
         unguarded=unguarded(program, observed, rows),
-        of=_captured(observed),
+        of=reference(observed.roots[0][1] if observed.roots else observed.call),
         changes=_changes(things, observed),
     )
 
@@ -92,14 +91,6 @@ def _changes(things: Sequence[Located], observed: Observed) -> tuple[str, ...]:
         if id(change.holder) in spelled
     ]
     return tuple(dict.fromkeys(names))
-
-
-def _captured(observed: Observed) -> Reference:
-    root = observed.roots[0][1] if observed.roots else observed.call
-    try:
-        return Reference(weakref.ref(root), type(root), "the captured model")
-    except TypeError:  # a builtin
-        return Reference(lambda: root, type(root), "the captured model")
 
 
 def _callable(builder: "_Builder", observed: Observed) -> Iterator[Guard]:
@@ -152,7 +143,7 @@ class _Builder:
         mode, what = Constant(module.training), row.spelled("training")
         yield _placed(Guard(GuardKind.TRAINING, what, mode, Strictness.EQUAL, _MODE, "training"), row, read)
         hooks, what = (
-            described_hooks(module, row.wrappers, self.describer),
+            described_hooks(hook_rows(module, row.wrappers), self.describer),
             f"hooks of {row.holder.path or 'the model'}",
         )
         yield _placed(Guard(GuardKind.HOOKS, what, hooks, Strictness.IDENTITY, _HOOKED, "hooks"), row, read)

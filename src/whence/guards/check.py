@@ -10,19 +10,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.hooks import gradient_hooks
-from whence._torch.tensors import has_gradient_hooks
+from whence._torch.hooks import global_hooks, gradient_hooks, has_gradient_hooks
 from whence._torch.wrappers import seen_through, wrappers_around
 from whence.guards.asking import Failed, ask
-from whence.guards.describe import Describer
-from whence.guards.found import found_in_module
+from whence.guards.describe import Describer, shown
+from whence.guards.found import found_in_module, found_in_place
 from whence.guards.glance import is_as_it_was, note_tensors
-from whence.guards.lookup import NOTHING, class_attribute, same_class
+from whence.guards.lookup import class_attribute, same_class
 from whence.guards.matching import Walk, difference
-from whence.guards.modes import GLOBAL_HOOKS, MODES, described_global_hooks, has_global_hooks
+from whence.guards.modes import GLOBAL_HOOKS, MODES, described_global_hooks
 from whence.guards.plan import HolderPlan, Plan
 from whence.guards.values import same_constant
-from whence.program.expectations import Constant, Function, Hooks, Missing, Reference, TensorFacts
+from whence.program.expectations import Constant, Function, Hooks, TensorFacts
 from whence.program.guard_rows import Guard, Violation
 from whence.schema import GuardKind
 
@@ -50,7 +49,7 @@ def check_model(plan: Plan, call: object, roots: Sequence[object], *, has_backwa
 
 def _checked(plan: Plan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
     roots = roots if plan.callables else (call,)
-    captured = plan.guards.of.target() if isinstance(plan.guards.of, Reference) else None
+    captured = None if plan.guards.of is None else plan.guards.of.target()
     same_model = bool(roots) and _inside(roots[0], Walk(same_model=False)) is captured
     walk = Walk(same_model)
     violations = list(_callable_violations(plan, call, walk))
@@ -153,7 +152,7 @@ def _shadowing(row: HolderPlan, guard: Guard, value: object) -> Violation:
     """The class had the last word at capture; now the instance has an attribute of that name."""
     path = f"{row.holder.path}.{guard.name}" if row.holder.path else guard.name
     own = replace(guard, what=path, holder=row.holder.number)
-    return Violation(own, str(Describer({}).describe(value)))
+    return Violation(own, shown(value))
 
 
 def _object_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
@@ -178,9 +177,7 @@ def _found_in_object(guard: Guard, thing: object, walk: Walk) -> str | None:
     value = ask(thing, guard.name)
     if isinstance(value, Failed):
         return str(value)
-    if isinstance(guard.expected, Missing):
-        return None if value is NOTHING else str(Describer({}).describe(value))
-    return "absent" if value is NOTHING else difference(guard.expected, value, walk)
+    return found_in_place(guard.expected, value, walk)
 
 
 def _class_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
@@ -209,7 +206,7 @@ def _gradient_hook_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
 def _mode_violations(plan: Plan) -> Iterator[Violation]:
     for guard in plan.modes:
         if guard.name == GLOBAL_HOOKS:
-            if guard.expected == Hooks() and not has_global_hooks():
+            if guard.expected == Hooks() and not any(global_hooks().values()):
                 continue
             found = described_global_hooks(Describer({}))
             if found != guard.expected:

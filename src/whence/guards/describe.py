@@ -106,6 +106,11 @@ class Describer:
         return replace(described, arguments=tuple(map(self.describe, fixed.args)), keywords=keywords)
 
 
+def shown(value: object) -> str:
+    """A value in words, by no code of its own."""
+    return str(Describer({}).describe(value))
+
+
 def _itself(value: object) -> object:
     return value
 

@@ -6,11 +6,11 @@ from typing import Any
 from torch import nn
 
 from whence._torch.sharding import class_as_written
-from whence.guards.describe import Describer
-from whence.guards.hooks import hook_rows
+from whence.guards.describe import Describer, shown
+from whence.guards.hooks import described_hooks, hook_rows
 from whence.guards.lookup import NOTHING, class_attribute, module_attribute
 from whence.guards.matching import Walk, difference
-from whence.program.expectations import Hooks, Missing, Names
+from whence.program.expectations import Expectation, Hooks, Missing, Names
 from whence.program.guard_rows import Guard
 from whence.schema import GuardKind
 
@@ -24,10 +24,16 @@ def found_in_module(guard: Guard, module: nn.Module, walk: Walk) -> str | None:
         found = Names(tuple(module.__dict__[guard.name]))
         return None if guard.expected == found else str(found)
     value = module_attribute(module, guard.name)
-    if isinstance(guard.expected, Missing):
-        value = class_attribute(class_as_written(type(module)), guard.name) if value is NOTHING else value
-        return None if value is NOTHING else str(Describer({}).describe(value))
-    return "absent" if value is NOTHING else difference(guard.expected, value, walk)
+    if isinstance(guard.expected, Missing) and value is NOTHING:
+        value = class_attribute(class_as_written(type(module)), guard.name)
+    return found_in_place(guard.expected, value, walk)
+
+
+def found_in_place(expected: Expectation, value: Any, walk: Walk) -> str | None:
+    """What a lookup found, or that it found `NOTHING`, where that is not what was expected."""
+    if isinstance(expected, Missing):
+        return None if value is NOTHING else shown(value)
+    return "absent" if value is NOTHING else difference(expected, value, walk)
 
 
 def _found_hooks(guard: Guard, rows: Sequence[tuple[str, Any]], walk: Walk) -> str | None:
@@ -36,5 +42,4 @@ def _found_hooks(guard: Guard, rows: Sequence[tuple[str, Any]], walk: Walk) -> s
         kind == wanted and difference(function, hook, walk) is None
         for (kind, hook), (wanted, function) in zip(rows, expected, strict=True)
     )
-    describer = Describer({})
-    return None if same else str(Hooks(tuple((kind, describer.describe(hook)) for kind, hook in rows)))
+    return None if same else str(described_hooks(rows, Describer({})))

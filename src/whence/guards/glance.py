@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from whence._torch.wrappers import has_own_hooks, seen_through, wrappers_around
+from whence._torch.hooks import HOOK_KINDS, has_own_hooks
+from whence._torch.wrappers import seen_through, wrappers_around
 from whence.guards.found import found_in_module
-from whence.guards.hooks import TABLES
 from whence.guards.matching import Walk
 from whence.guards.values import same_constant
 from whence.program.convention import repeated_positions
@@ -33,7 +33,7 @@ from whence.program.expectations import (
 from whence.program.guard_rows import Guard, Holder
 from whence.schema import GuardKind
 
-_hooks_of = itemgetter(*TABLES)
+_hooks_of = itemgetter(*HOOK_KINDS)
 _TABLES = {GuardKind.PARAMETER: "_parameters", GuardKind.BUFFER: "_buffers"}
 
 

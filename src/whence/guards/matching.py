@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whence._torch.recording import is_wrapper_subclass
 from whence._torch.sharding import is_distributed_class
-from whence.guards.describe import Describer, closure_of, code_of, function_of, tensor_facts
+from whence.guards.describe import closure_of, code_of, function_of, shown, tensor_facts
 from whence.guards.lookup import same_class
 from whence.guards.values import content_of, is_constant, is_solid, same_constant
 from whence.program.expectations import (
@@ -242,4 +242,4 @@ def _other(kind: type, value: Any) -> str:
 
 def _shown(value: Any) -> str:
     """A found value in words, without running code of its own."""
-    return type(value).__name__ if isinstance(value, nn.Module) else str(Describer({}).describe(value))
+    return type(value).__name__ if isinstance(value, nn.Module) else shown(value)

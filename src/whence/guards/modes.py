@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch.backends import cuda
 
-from whence._torch.attribute_reads import global_hooks
+from whence._torch.hooks import global_hooks
 from whence._torch.tensors import active_modes, autocast_state, default_device
 from whence.guards.describe import Describer
+from whence.guards.hooks import described_hooks
 from whence.program import Program
 from whence.program.expectations import Constant, Hooks
 from whence.program.guard_rows import Guard
@@ -52,11 +53,6 @@ MODES = {
 GLOBAL_HOOKS = "hooks of all modules"
 
 
-def has_global_hooks() -> bool:
-    """Whether any hook fires for every module."""
-    return any(global_hooks().values())
-
-
 def mode_guards(program: Program) -> Iterator[Guard]:
     """One guard for each switch; a program with its own backward does not depend on grad mode."""
     for name, mode in MODES.items():
@@ -75,10 +71,5 @@ def mode_guards(program: Program) -> Iterator[Guard]:
 
 def described_global_hooks(describer: Describer) -> Hooks:
     """The hooks that fire for every module now."""
-    return Hooks(
-        tuple(
-            (kind.removesuffix("s"), describer.describe(hook))
-            for kind, hooks in global_hooks().items()
-            for hook in hooks
-        )
-    )
+    rows = ((kind.removesuffix("s"), hook) for kind, hooks in global_hooks().items() for hook in hooks)
+    return described_hooks(rows, describer)

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.program.expectations import TEXTS_AND_NUMBERS
+
 _PLAIN = frozenset(
     {
         *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), re.Pattern),
         *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo),
     }
 )
-_BASES = (str, bytes, int, float, complex)
 _LIBRARIES = frozenset({"decimal", "fractions", "datetime", "uuid", "pathlib", "ipaddress", "zoneinfo"})
 _BY_NAME = (enum.Enum, types.ModuleType, type)
 _LARGEST = 1_000_000
@@ -31,7 +32,7 @@ def is_constant(value: object) -> bool:
     from.
     """
     kind = type(value)
-    if kind in _PLAIN or isinstance(value, (*_BY_NAME, *_BASES)):
+    if kind in _PLAIN or isinstance(value, (*_BY_NAME, *TEXTS_AND_NUMBERS)):
         return True
     room = kind.__module__.partition(".")[0]
     return room in _LIBRARIES or (room == "numpy" and isinstance(value, numbers.Number))
@@ -51,7 +52,7 @@ def same_constant(expected: Any, value: Any) -> bool:
         return False
     if isinstance(expected, float | complex):
         return repr(expected) == repr(value)
-    base = next((base for base in _BASES if isinstance(expected, base)), None)
+    base = next((base for base in TEXTS_AND_NUMBERS if isinstance(expected, base)), None)
     return bool(expected == value if base is None else base.__eq__(expected, value))
 
 

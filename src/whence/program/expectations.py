@@ -14,7 +14,7 @@ import torch.nn.functional
 
 _SHOWN_ITEMS = 6
 _WIDTH = 80
-_TEXTS_AND_NUMBERS = (bool, str, bytes, int, float, complex)
+TEXTS_AND_NUMBERS = (bool, str, bytes, int, float, complex)
 _TRUSTED = ("builtins", "torch", "re", "decimal", "fractions", "datetime", "uuid", "pathlib", "numpy")
 _BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), weakref.ref: ("a weak reference to ", "")}
 
@@ -209,7 +209,7 @@ def _shown(value: Any) -> str:
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, type):
         return value.__name__
-    base = next((base for base in _TEXTS_AND_NUMBERS if isinstance(value, base)), None)
+    base = next((base for base in TEXTS_AND_NUMBERS if isinstance(value, base)), None)
     if base is not None:
         return str(base.__repr__(value))
     return repr(value) if type(value).__module__ in _TRUSTED else type(value).__name__

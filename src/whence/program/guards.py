@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whence.program.expectations import Expectation
+from whence.program.expectations import Reference
 from whence.program.guard_page import page
 from whence.program.guard_rows import Guard, Holder, Unguarded
 
@@ -23,7 +23,7 @@ class Guards(Sequence[Guard]):
     rows: tuple[Guard, ...] = ()
     holders: tuple[Holder, ...] = ()
     unguarded: tuple[Unguarded, ...] = ()
-    of: Expectation | None = None
+    of: Reference | None = None
     settled: "Guards | None" = None
     changes: tuple[str, ...] = ()
 

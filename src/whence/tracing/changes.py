@@ -1,6 +1,5 @@
 """What a run reads and then writes: the next run finds it otherwise."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -9,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from whence._torch.hooks import HOOK_TABLES
+from whence._torch.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence.program.observed import Change, Read
-from whence.tracing.modules import held_in_capture
+from whence.tracing.modules import CONTAINERS, held_in_capture, same_items
 
-_CONTAINERS = (dict, list, set, deque)
+_TABLES = (*HOOK_KINDS, *(flag for flags in HOOK_FLAGS.values() for flag in flags))
 
 
 class Before:
@@ -28,7 +27,7 @@ class Before:
         """Remember whether the holder itself has the attribute, and what a container holds now."""
         if name in getattr(holder, "__dict__", {}) and not _is_cached(holder, name):
             self._own.add((id(holder), name))
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, CONTAINERS):
             self._copies[id(value)] = copy(value)
 
     def changes(self, reads: Sequence[Read]) -> tuple[Change, ...]:
@@ -48,13 +47,13 @@ class Before:
                 yield Change(read.holder, read.name, copy_of(held[read.name]))
         for module, counts in self._hooks:
             if _hook_counts(module) != counts:
-                yield from (Change(module, name, copy(vars(module)[name])) for name in HOOK_TABLES)
+                yield from (Change(module, name, copy(vars(module)[name])) for name in _TABLES)
 
-    def _is_as_read(self, value: object, read: object) -> bool:
+    def _is_as_read(self, value: Any, read: Any) -> bool:
         if value is not read:
             return False
         before = self._copies.get(id(value), value)
-        return before is value or _same_items(before, value)
+        return before is value or same_items(before, value)
 
 
 def _is_cached(holder: object, name: str) -> bool:
@@ -65,18 +64,12 @@ def _is_cached(holder: object, name: str) -> bool:
 
 def copy_of(value: object) -> object:
     """The value, or a copy of a container, which the next run would fill further."""
-    return copy(value) if isinstance(value, _CONTAINERS) else value
-
-
-def _same_items(left: Any, right: Any) -> bool:
-    if isinstance(left, dict):
-        return list(left) == list(right) and all(left[key] is right[key] for key in left)
-    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+    return copy(value) if isinstance(value, CONTAINERS) else value
 
 
 def _hook_counts(module: nn.Module) -> list[int]:
     held = vars(module)
-    return [len(held.get(name, ())) for name in HOOK_TABLES]
+    return [len(held.get(name, ())) for name in _TABLES]
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
 import os
 import sys
-import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Literal
 
 import torch
 
+from whence._torch.files import is_standard_library
 from whence._torch.hooks import calls_a_hook
 from whence.provenance import Source
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
@@ -17,8 +17,6 @@ Kind = Literal["user", "module", "engine", "boundary", "generated"]
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _MODULES = f"{Path(torch.__file__).parent / 'nn' / 'modules'}{os.sep}"
 _COMPILER = f"{Path(torch.__file__).parent / 'compiler'}{os.sep}"
-_STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
-_INSTALLED = tuple(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("purelib", "platlib"))
 _WHENCE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
@@ -118,7 +116,7 @@ def _classify(code: CodeType) -> Kind:
         return "engine" if file.endswith("module.py") else "module"
     if file == GENERATED_FILE:
         return "generated"
-    if file.startswith(_TORCH) or _is_ours(file) or _is_standard_library(file):
+    if file.startswith(_TORCH) or _is_ours(file) or is_standard_library(file):  # contexts, partials, threads
         return "engine"
     return "user"
 
@@ -127,11 +125,6 @@ def _behind(frame: FrameType) -> Source | None:
     """The user's line behind a line of code that whence wrote: a captured module is being captured again."""
     found = frame.f_globals.get(GENERATED_LINES, {}).get(frame.f_lineno)
     return found if isinstance(found, Source) else None
-
-
-def _is_standard_library(file: str) -> bool:
-    """Context managers and partial functions of Python itself stand between lines of the user's."""
-    return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
 
 
 def _is_ours(file: str) -> bool:

@@ -2,10 +2,11 @@
 
 from torch import nn
 
+from whence._torch.hooks import has_own_hooks
 from whence._torch.lazy import uninitialised
 from whence._torch.recording import is_wrapper_subclass
 from whence._torch.scripting import is_packed_weight
-from whence._torch.wrappers import has_own_hooks, processes_averaged
+from whence._torch.wrappers import processes_averaged
 from whence.errors import NotCallable, Place, UnsupportedHook, UnsupportedInput, UnsupportedModule
 from whence.provenance import ModulePath
 from whence.tracing.subject import Subject, loose_tensors, state_tensors

@@ -17,7 +17,7 @@ from whence.provenance import ModulePath
 from whence.tracing.subject import StateTensor, Subject
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
-_CONTAINERS = (dict, list, set, deque)
+CONTAINERS = (dict, list, set, deque)
 
 
 @dataclass
@@ -92,14 +92,29 @@ def changes_reported(before: Sequence[Kept], lines: Lines) -> Iterator[None]:
     Tensors that were kept are warned about. Parameters, and modules that hold some, are new state: a
     `LostState` error.
     """
-    restore = way_back(before)
-    try:
+    with _undone(before, lines) as losses:
         yield
-        losses = [loss for kept in before for loss in _losses(kept, lines)]
-    finally:
-        restore()
     _refuse_new_state([loss for loss in losses if _is_state(loss.value)])
     _warn_about([loss for loss in losses if not _is_state(loss.value)])
+
+
+@contextmanager
+def objects_reported(before: Sequence[Kept], lines: Lines) -> Iterator[None]:
+    """Undo what the block writes to the objects in `before`, which may grow; warn about tensors they kept."""
+    with _undone(before, lines) as losses:
+        yield
+    _warn_about(losses)
+
+
+@contextmanager
+def _undone(before: Sequence[Kept], lines: Lines) -> Iterator[list[Loss]]:
+    """Undo what the block writes; the list has, after success, what of it is lost."""
+    restore, losses = way_back(before), list[Loss]()
+    try:
+        yield losses
+        losses += [loss for kept in before for loss in _losses(kept, lines)]
+    finally:
+        restore()
 
 
 def kept_of(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[Kept]:
@@ -115,22 +130,10 @@ def object_kept(path: ModulePath, thing: object) -> Kept:
     return Kept(path, thing, dict(vars(thing)), _contents(thing))
 
 
-@contextmanager
-def objects_reported(before: Sequence[Kept], lines: Lines) -> Iterator[None]:
-    """Undo what the block writes to the objects in `before`, which may grow; warn about tensors they kept."""
-    restore = way_back(before)
-    try:
-        yield
-        losses = [loss for kept in before for loss in _losses(kept, lines)]
-    finally:
-        restore()
-    _warn_about(losses)
-
-
 def _contents(module: object) -> list[Content]:
     """The containers among a module's attributes, also inside each other, each with a copy."""
     found: list[Content] = []
-    waiting = [(name, value) for name, value in vars(module).items() if isinstance(value, _CONTAINERS)]
+    waiting = [(name, value) for name, value in vars(module).items() if isinstance(value, CONTAINERS)]
     seen: set[int] = set()
     while waiting:
         name, held = waiting.pop()
@@ -138,7 +141,7 @@ def _contents(module: object) -> list[Content]:
             continue
         seen.add(id(held))
         found.append(Content(name, held, copy(held)))
-        waiting += [(name, value) for value in _values(held) if isinstance(value, _CONTAINERS)]
+        waiting += [(name, value) for value in _values(held) if isinstance(value, CONTAINERS)]
     return found
 
 
@@ -146,15 +149,15 @@ def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
     for name, value in vars(kept.module).items():
         if (id(kept.module), name) in lines.by_torch:
             continue
-        if value is not kept.attributes.get(name) and _is_lost(value):
+        if value is not kept.attributes.get(name) and held_in_capture(value):
             yield _loss(kept, name, value, lines)
     for content in kept.contents:
-        if _same_items(content.held, content.before):
+        if same_items(content.held, content.before):
             continue
         known = {id(value) for value in _values(content.before)}
         for key, value in _items(content.held):
             reassigned = content.attribute == "_buffers" and key in content.before
-            if id(value) not in known and _is_lost(value) and not reassigned:
+            if id(value) not in known and held_in_capture(value) and not reassigned:
                 registered = content.attribute in ("_parameters", "_buffers", "_modules")
                 yield _loss(kept, str(key) if registered else content.attribute, value, lines)
 
@@ -163,10 +166,6 @@ def _loss(kept: Kept, name: str, value: Any, lines: Lines) -> Loss:
     line = lines.attributes.get((id(kept.module), name))
     made = next(_fakes(value), None)
     return Loss(kept, name, value, line or (None if made is None else lines.maker(made)))
-
-
-def _is_lost(value: object) -> bool:
-    return next(_fakes(value), None) is not None
 
 
 def _fakes(value: object) -> Iterator[Tensor]:
@@ -220,10 +219,10 @@ def _warn_about(losses: Sequence[Loss]) -> None:
 
 def _restore(kept: Kept) -> None:
     for content in kept.contents:
-        if not _same_items(content.held, content.before):
+        if not same_items(content.held, content.before):
             _refill(content.held, content.before)
     now = vars(kept.module)
-    if not _same_items(now, dict(kept.attributes)):
+    if not same_items(now, dict(kept.attributes)):
         _reset(now, kept.attributes)
 
 
@@ -246,7 +245,8 @@ def _values(held: Container) -> list[Any]:
     return [value for _, value in _items(held)]
 
 
-def _same_items(left: Container, right: Container) -> bool:
+def same_items(left: Container, right: Container) -> bool:
+    """Whether two containers hold the same objects, in the same order where there is one."""
     if isinstance(left, set) or isinstance(right, set):
         return left == right
     if isinstance(left, dict) and isinstance(right, dict):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from whence._torch.attribute_reads import ReadObserver
-from whence._torch.hooks import HOOK_TABLES
+from whence._torch.hooks import HOOK_KINDS
 from whence.program.observed import Change, Observed, Read
 from whence.provenance import ModulePath, Source
 from whence.tracing.changes import Before
@@ -53,9 +53,7 @@ def _is_held(read: Read) -> bool:
 class Reads:
     """Notes first reads of modules, and of the objects that modules hold."""
 
-    def __init__(
-        self, subject: Subject, lines: Lines, place: Callable[[], tuple[ModulePath | None, Source | None]]
-    ) -> None:
+    def __init__(self, subject: Subject, lines: Lines, place: Callable[[], Reader]) -> None:
         self.observer = ReadObserver(self)
         self._subject = subject
         self._lines = lines
@@ -108,7 +106,7 @@ class Reads:
 
     def _follow_hooks(self) -> None:
         for path, module in self._modules:
-            for table in HOOK_TABLES:
+            for table in HOOK_KINDS:
                 for hook in list(vars(module).get(table, {}).values()):
                     self._follow(hook, path)
 
@@ -126,11 +124,8 @@ class Reads:
                 waiting += found
             elif isinstance(found, MethodType):
                 waiting.append(found.__self__)
-            elif isinstance(found, nn.Module) or self._can_watch(found):
+            elif isinstance(found, nn.Module) or self.observer.observe_class_of(found):
                 self._known.add(id(found))
                 self._objects.append(found)
                 if hasattr(found, "__dict__"):
                     self.kept.append(object_kept(path, found))
-
-    def _can_watch(self, found: object) -> bool:
-        return self.observer.observe_class_of(found)
