@@ -122,6 +122,7 @@ def capture(
     *,
     backward: bool | Callable[[Any], Tensor] = False,
     state: str = "inputs",
+    reuse: bool = True,
 ) -> Program:
     """Record what `model` computes on these example inputs, as one functional graph.
 
@@ -136,6 +137,8 @@ def capture(
 
     `backward=False` records the forward; `True` also the backward, with one tangent input for every
     differentiable output; a function of the outputs records the backward of the scalar it returns.
+    With `reuse`, a module that must do what an equal one did before is not run: what was recorded then is written
+    once more; `program.replay` says which. The program is the same either way.
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
 
     Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
@@ -146,7 +149,7 @@ def capture(
         raise UsageError.of(faults)
 
     def run() -> tuple[_Program, Observed]:
-        return tracing.capture(model, args, kwargs, backward)
+        return tracing.capture(model, args, kwargs, backward, reuse=reuse)
 
     traced, observed = run()
     program = Program(**{field.name: getattr(traced, field.name) for field in fields(traced)})

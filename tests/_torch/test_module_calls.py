@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from whence._torch.module_calls import observed_modules
+from whence._torch.module_calls import ObservedCall, observed_modules
 
 X = torch.ones(2, 4)
 
@@ -22,11 +22,11 @@ class Observer:
         self.accesses: list[str] = []
 
     @contextmanager
-    def called(self, module: nn.Module, args: Any, kwargs: Any) -> Iterator[Callable[[Any], None]]:
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> Iterator[ObservedCall]:
         name = type(module).__name__
         self.calls.append(f"{name} begins")
         try:
-            yield lambda result: self.calls.append(f"{name} returns")
+            yield ObservedCall(lambda result: self.calls.append(f"{name} returns"))
         finally:
             self.calls.append(f"{name} ends")
 

@@ -83,6 +83,16 @@ class ReadObserver:
                     self._observe(kind)
             yield
 
+    @contextmanager
+    def anew(self) -> Iterator[None]:
+        """Report reads inside the block although they were reported before."""
+        before = set(self._seen)
+        self._seen.clear()
+        try:
+            yield
+        finally:
+            self._seen |= before
+
     def observe_class_of(self, value: object) -> bool:
         """Observe objects of this class too, from now on; False for a class that cannot be observed."""
         kind = type(value)

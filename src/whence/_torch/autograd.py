@@ -76,13 +76,13 @@ def is_custom_function(node: Node) -> bool:
     return isinstance(node, torch._C._FunctionBase)
 
 
-def nodes_below(roots: Sequence[Node]) -> list[Node]:
-    """Every node reachable from `roots`."""
+def nodes_below(roots: Sequence[Node], since: int = 0) -> list[Node]:
+    """Every node reachable from `roots` if it was made `since` that moment."""
     seen = {id(root): root for root in roots}
     waiting = list(seen.values())
     while waiting:
         for target, _ in waiting.pop().next_functions:
-            if target is not None and id(target) not in seen:
+            if target is not None and id(target) not in seen and target._sequence_nr() >= since:
                 seen[id(target)] = target
                 waiting.append(target)
     return list(seen.values())
@@ -124,11 +124,19 @@ def run_backward(
     inputs: Sequence[Tensor],
     tangents: Sequence[Tensor | None],
     listener: BackwardListener,
+    *,
+    since: int = 0,
+    keeps: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of `outputs` for `inputs`, run on the calling thread and reported node by node."""
-    nodes = nodes_below([node for output in outputs if (node := history_of(output)) is not None])
+    """Gradients of `outputs` for `inputs`, run on the calling thread and reported node by node.
+
+    Only nodes made `since` that moment are reported. Where autograd is running already, they are as it is.
+    With `keeps` they can run again.
+    """
+    roots = [node for output in outputs if (node := history_of(output)) is not None]
+    nodes = [] if inside_backward() else nodes_below(roots, since)
     with torch.autograd.set_multithreading_enabled(False), watched(nodes, listener):
-        return torch.autograd.grad(outputs, inputs, tangents, allow_unused=True)
+        return torch.autograd.grad(outputs, inputs, tangents, retain_graph=keeps, allow_unused=True)
 
 
 @contextmanager

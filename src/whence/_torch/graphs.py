@@ -5,9 +5,14 @@ which costs as much as a tenth of a capture.
 """
 
 import builtins
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
+from torch.fx.node import Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 
@@ -24,3 +29,86 @@ def name_plainly(node: fx.Node, wanted: str) -> None:
     """
     if node.name != wanted and hasattr(builtins, wanted) and wanted not in {n.name for n in node.graph.nodes}:
         node.name = node.target = wanted
+
+
+_NUMBERED = re.compile(r"(.+?)(?:_(\d+))?")
+
+
+@dataclass(frozen=True)
+class NameCounts:
+    """How far a graph has counted for each base of a name, at some moment: `add_4` is number 4 of `add`."""
+
+    counts: Mapping[str, int]
+
+    @classmethod
+    def now(cls, graph: fx.Graph) -> "NameCounts":
+        """The counts of a graph."""
+        return cls(dict(graph._graph_namespace._base_count))
+
+    def since(self, before: "NameCounts") -> "NameCounts":
+        """How many names were given since an earlier moment, for the bases that were used."""
+        grown = {base: count - before.start(base) for base, count in self.counts.items()}
+        return NameCounts({base: count for base, count in grown.items() if count})
+
+    def start(self, base: str) -> int:
+        """The number before the first one that is given from now on; a builtin's name begins at 1."""
+        return self.counts.get(base, 0 if hasattr(builtins, base) else -1)
+
+
+def skip_names(graph: fx.Graph, used: NameCounts) -> set[str]:
+    """Leave out as many names of each base as were used somewhere else.
+
+    Returns the bases that are names themselves among those left out.
+    """
+    names = graph._graph_namespace
+    counts, bare = names._base_count, set[str]()
+    for base, count in used.counts.items():
+        if base not in counts and not hasattr(builtins, base):
+            names._used_names.add(base)
+            bare.add(base)
+        counts[base] = counts.get(base, 0 if hasattr(builtins, base) else -1) + count
+    return bare
+
+
+@contextmanager
+def named_apart(graph: fx.Graph) -> Iterator[None]:
+    """Nodes that are made inside the block have names that do not count for others."""
+    before = graph._graph_namespace
+    graph._graph_namespace = type(before)()
+    try:
+        yield
+    finally:
+        graph._graph_namespace = before
+
+
+def base_and_number(name: str) -> tuple[str, int]:
+    """`add` and 4 for `add_4`, `add` and 0 for `add`."""
+    found = _NUMBERED.fullmatch(name)
+    return (name, 0) if found is None else (found[1], int(found[2] or 0))
+
+
+class Inserter:
+    """Puts operations in front of a node, without the checks that `Graph.create_node` makes for each.
+
+    `left_out` are names that nobody has although they are taken.
+    """
+
+    def __init__(self, graph: fx.Graph, left_out: set[str]) -> None:
+        self._graph = graph
+        self._left_out = left_out
+        names = graph._graph_namespace
+        self._used, self._names = names._used_names, names._obj_to_name
+        self._table = graph._find_nodes_lookup_table.table
+
+    def __call__(self, before: fx.Node, name: str, like: fx.Node, args: Any, kwargs: Any) -> fx.Node:
+        """A node that does what `like` does, on other arguments, in front of `before`."""
+        if name in self._used and name not in self._left_out:
+            name = self._graph._graph_namespace.create_name(name, None)
+        made = Node(self._graph, name, "call_function", like.target, args, kwargs)
+        self._used.add(name)
+        self._left_out.discard(name)
+        self._names[made] = name
+        self._table["call_function", like.target][made] = None
+        before._prepend(made)
+        self._graph._len += 1
+        return made

@@ -35,6 +35,18 @@ def modes_restored() -> Callable[[], None]:
     return restore
 
 
+def modes_now() -> tuple[Any, ...]:
+    """All that decides, besides its arguments, what an operation on this thread does."""
+    return (
+        *_operation_modes(),
+        *overrides._get_current_function_mode_stack(),
+        *(setting.read() for setting in _SETTINGS),
+        *(read() for read in _SWITCHES),
+        *_keys(),
+        _autocast_nesting(),
+    )
+
+
 @dataclass(frozen=True)
 class _Setting:
     """A switch of this thread."""
@@ -61,6 +73,19 @@ _SETTINGS = (
         )
     ),
 )
+
+_SWITCHES: tuple[Callable[[], Any], ...] = (
+    torch.is_inference_mode_enabled,
+    torch.get_default_dtype,
+    torch.get_deterministic_debug_mode,
+    torch.get_float32_matmul_precision,
+    torch._C._get_mkldnn_enabled,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+)
+"""Switches of the process that a model may turn while it runs, such as which attention is allowed."""
 
 
 def _operation_modes() -> list[Any]:

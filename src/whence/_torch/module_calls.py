@@ -9,6 +9,7 @@ elsewhere only pay for one comparison.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import nn
@@ -17,13 +18,24 @@ from whence._torch.patching import patched
 from whence._torch.wrappers import call_through, inner_module
 
 
+@dataclass(frozen=True, slots=True)
+class ObservedCall:
+    """A call of a module that is being made.
+
+    `returned` takes its result. `answer` holds the result where it is known without running the module.
+    """
+
+    returned: Callable[[Any], None]
+    answer: tuple[Any] | None = None
+
+
 class CallObserver(Protocol):
     """What is told about module calls and accesses."""
 
     def called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> AbstractContextManager[Callable[[Any], None]]:
-        """A call of `module` lasts as long as the context; its result is reported through the value given."""
+    ) -> AbstractContextManager[ObservedCall]:
+        """A call of `module` lasts as long as the context; its result is reported to the value given."""
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
         """`child` was reached as the submodule `name` of `parent`."""
@@ -66,9 +78,11 @@ def _observed_call(observer: CallObserver, is_observed: Callable[[], bool]) -> C
                 return call(module, *args, **kwargs)
             if (inner := inner_module(module)) is not None:
                 return call_through(call, module, inner, args, kwargs)
-            with observer.called(module, args, kwargs) as report:
+            with observer.called(module, args, kwargs) as observed:
+                if observed.answer is not None:
+                    return observed.answer[0]
                 result = call(module, *args, **kwargs)
-                report(result)
+                observed.returned(result)
             return result
 
         return observed_call

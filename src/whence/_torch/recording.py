@@ -39,6 +39,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from whence._torch.autograd import inside_backward
 from whence._torch.graphs import name_plainly
 from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
 from whence._torch.trees import tree_flatten
@@ -60,6 +61,8 @@ _MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
 """They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
 _LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.contiguous, Tensor.storage_offset})
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+STAND_IN = "whence_stand_in"
+"""What nodes are called that stand in the recording for others, which replace them in the end."""
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -71,6 +74,9 @@ class RecordingListener(Protocol):
 
     def met_tensor(self, tensor: Tensor) -> str:
         """A real tensor nobody announced reached an operation; give it a placeholder name."""
+
+    def made_of_numbers(self, name: str) -> None:
+        """The tensor of that name is one that the model has just made of numbers."""
 
     def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> Exception:
         """Python asked for a tensor's value; make the error to raise.
@@ -106,9 +112,12 @@ def fake_mode_of(tensors: Iterator[Tensor]) -> FakeTensorMode:
 
 
 def note_function(tracer: Any, node: fx.Node) -> None:
-    """Say on an operation which torch function was running, in the spelling that torch.export uses."""
+    """Say on an operation which torch function was running, in the spelling that torch.export uses.
+
+    What autograd runs comes of none.
+    """
     function = tracer.torch_fn_metadata
-    if function is None or node.op != "call_function":
+    if function is None or node.op != "call_function" or inside_backward():
         return
     name = getattr(function, "__name__", str(function))
     node.meta["torch_fn"] = (
@@ -204,6 +213,10 @@ def _is_plain(func: Any) -> bool:
 _SPECIAL = frozenset({_LIFT_FRESH, torch.ops.aten.is_nonzero.default})
 
 
+def _hold_on(*_values: object) -> None:
+    """What a marker calls, if anybody ran it."""
+
+
 class Recorder(ProxyTorchDispatchMode):
     """A recording in progress: a graph, and the fake tensor that stands for each real one."""
 
@@ -266,6 +279,43 @@ class Recorder(ProxyTorchDispatchMode):
         with disable_proxy_modes_tracing(), torch.no_grad():
             fake = torch.empty_like(self.stand_in(output))
         return fake, self.placeholder(fake, name)
+
+    def stand_for(
+        self, arguments: tuple[fx.Node, ...], likes: Sequence[Tensor]
+    ) -> tuple[fx.Node, list[Tensor]]:
+        """Append a node that stands for others, with fresh results that are like `likes`."""
+        graph = self.tracer.graph
+        node = graph.create_node("call_function", _hold_on, arguments, {}, STAND_IN)
+        self.listener.recorded(node)
+        made = []
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            fresh = [self._fresh(like) for like in likes]
+        for position, result in enumerate(fresh):
+            item = graph.create_node("call_function", operator.getitem, (node, position), {}, STAND_IN)
+            self._track(result, item)
+            self.listener.recorded(item)
+            made.append(result)
+        return node, made
+
+    def marker(self, values: tuple[fx.Node, ...]) -> fx.Node:
+        """Append a node that does nothing but hold on to values; the listener is not told."""
+        return self.tracer.graph.create_node("call_function", _hold_on, values, {}, STAND_IN)
+
+    def stand_in_placeholder(self, like: Tensor) -> tuple[fx.Node, Tensor]:
+        """A placeholder that is no input of the program, for a fresh tensor."""
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            fresh = self._fresh(like)
+        return self.placeholder(fresh, STAND_IN), fresh
+
+    def _fresh(self, like: Tensor) -> Tensor:
+        shape, strides = like.shape, like.stride()
+        empty = torch.empty_strided(shape, strides, dtype=like.dtype, device="meta")
+        return FakeTensor(self.fake_mode, empty, like.device)
+
+    def calls_of_functions(self) -> dict[Any, int]:
+        """How often each torch function has been called."""
+        counts: dict[Any, int] = self.tracer.torch_fn_counts
+        return counts
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node whose value `tensor` is now, if the recording knows it."""
@@ -404,5 +454,6 @@ class Recorder(ProxyTorchDispatchMode):
         if has_proxy_slot(literal, self.tracer):
             return
         node = self.adopt(literal, self.listener.met_tensor(literal))
+        self.listener.made_of_numbers(node.name)
         track_tensor_tree(literal, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
         node.meta["val"] = self._stand_ins[id(literal)]

@@ -8,11 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from whence._torch.patching import patched
 
 Packing = Callable[[str], AbstractContextManager[None]]
+
+
+def packs_what_is_saved() -> bool:
+    """Whether hooks are told of the tensors that autograd saves: a checkpoint is recording, or offloading."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Facts about tensors that have no public spelling."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,6 +56,11 @@ def tensors_restored(tensors: Iterable[Tensor]) -> Callable[[], None]:
     return restore
 
 
+def without_functions() -> AbstractContextManager[Any]:
+    """Look at tensors past all function modes and subclasses."""
+    return torch._C.DisableTorchFunction()  # type: ignore[no-any-return]
+
+
 def writes_to(tensor: Tensor) -> int:
     """How often a tensor was written in place, as far as torch counts that."""
     return tensor._version if _counts(tensor) else 0
@@ -66,7 +72,12 @@ def _counts(tensor: Tensor) -> bool:
 
 def share_memory(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors are views of one storage; storages are compared by identity, also without data."""
-    return bool(left.untyped_storage()._cdata == right.untyped_storage()._cdata)
+    return storage_of(left) == storage_of(right)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """The identity of the memory that a tensor looks into."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def autocast_state() -> tuple[tuple[str, str], ...]:

@@ -5,21 +5,22 @@ from torch import fx
 from whence.provenance import Origin
 from whence.schema import Phase, Quality
 
-_KEY = "whence_origin"
+ORIGIN = "whence_origin"
+"""The key of an origin in the metadata of a node."""
 _UNKNOWN = Origin(Phase.FORWARD, quality=Quality.NONE)
 
 
 def set_origin(node: fx.Node, origin: Origin) -> None:
     """Say where a node came from; copies of the node carry the origin along."""
-    node.meta[_KEY] = origin
+    node.meta[ORIGIN] = origin
 
 
 def origin_of(node: fx.Node) -> Origin:
     """Where a node came from; an origin of quality `none` when nobody said."""
-    origin = node.meta.get(_KEY, _UNKNOWN)
+    origin = node.meta.get(ORIGIN, _UNKNOWN)
     return origin if isinstance(origin, Origin) else _UNKNOWN
 
 
 def has_origin(node: fx.Node) -> bool:
     """Whether somebody said where the node came from."""
-    return _KEY in node.meta
+    return ORIGIN in node.meta

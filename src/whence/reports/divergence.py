@@ -4,14 +4,14 @@ Eager is watched call by call; the program's graph is walked node by node. The c
 order in which they finish, so the innermost module at fault is named before those around it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from whence._torch.module_calls import observed_modules
+from whence._torch.module_calls import ObservedCall, observed_modules
 from whence._torch.sharding import whole
 from whence._torch.trees import tree_flatten
 from whence.program import Named, Program
@@ -75,14 +75,14 @@ class _Watcher:
         self._names = CallNames(subject)
 
     @contextmanager
-    def called(self, module: nn.Module, _args: Any, _kwargs: Any) -> Iterator[Callable[[Any], None]]:
+    def called(self, module: nn.Module, _args: Any, _kwargs: Any) -> Iterator[ObservedCall]:
         """A module call."""
         path = self._names.path(module)
         if path is None:
-            yield lambda _result: None
+            yield ObservedCall(lambda _result: None)
             return
         with self._names.calling(module, path) as site:
-            yield lambda result: self._note(site, result)
+            yield ObservedCall(lambda result: self._note(site, result))
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
         """A submodule was read."""

@@ -32,8 +32,11 @@ from whence.tracing.attribution import custom_functions, without_operators
 from whence.tracing.cutting import cut_gradients
 from whence.tracing.example import Example
 from whence.tracing.functional import Functional
+from whence.tracing.layouts import inputs_behind
+from whence.tracing.notes import Notes
 from whence.tracing.recomputation import reuse_random_draws
 from whence.tracing.record import Recorded
+from whence.tracing.replay.expand import Exchanged
 from whence.tracing.sharing import refuse_shared_writes
 from whence.tracing.subject import Subject, module_records
 from whence.tracing.tables import Values, signature_of
@@ -47,7 +50,7 @@ def assemble(
     example: Example,
     recorded: Recorded,
     functional: Functional,
-    adjoints: Mapping[str, Adjoint],
+    exchanged: Exchanged,
 ) -> Program:
     """The program of one finished run."""
     session = recorded.session
@@ -89,16 +92,21 @@ def assemble(
         has_backward=bool(recorded.roots),
         seed=_seed_name(recorded),
         entry=int(subject.is_module),
-        adjoints=_renamed_adjoints(adjoints, names),
+        adjoints=_renamed_adjoints(exchanged.adjoints, names),
         opaque=_opaque(opaque, recorded, graph),
         straight_through=straight | {node.name for node in functional.straight if not recorded.roots},
         asked=tuple(session.notes.asked),
-        layouts_read=frozenset(session.notes.layouts_read),
+        layouts_read=_layouts_read(session.notes, functional),
         written=_written_between(functional),
-        differentiable=frozenset(names.name(node.name) or "" for node in session.notes.keys),
+        differentiable=frozenset(names.name(node.name) or "" for node in exchanged.values),
         autocast=autocast_state(),
         histories=_histories_of_inputs(values, functional),
     )
+
+
+def _layouts_read(notes: Notes, functional: Functional) -> frozenset[str]:
+    behind = (inputs_behind(functional.value_of(node)) for node in notes.layouts_read)
+    return frozenset(name for names in behind for name in names)
 
 
 def _final_values(recorded: Recorded, functional: Functional) -> Values:

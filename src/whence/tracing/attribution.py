@@ -7,71 +7,53 @@ between one autograd node and the next are sums: one for each outgoing edge, in 
 holds a gradient.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 from torch.autograd.graph import Node
 
 from whence._torch.autograd import (
-    GradientKey,
     is_custom_function,
-    keys_out,
     nodes_below,
     sequence_number,
 )
 from whence._torch.operators import is_custom_operator
-from whence.program import Adjoint, Contribution
 from whence.program.origins import set_origin
 from whence.provenance import CallSite, Origin
-from whence.provenance.places import PROGRAM, accumulation_place
+from whence.provenance.places import PROGRAM
 from whence.schema import Phase, Quality
+from whence.tracing.following import Gradients, Sum, follow
+from whence.tracing.notes import Notes, Step
 from whence.tracing.record import Recorded
-from whence.tracing.session import Notes, Step
+from whence.tracing.replay.differentiating import is_stand_in
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A gradient that reached a value: who brought it, and the sum it became part of."""
-
-    node: fx.Node
-    scope: int
-    sum: fx.Node | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """A recorded addition of gradients: the scope it belongs to and the scopes that contributed."""
-
-    place: int
-    contributors: tuple[int, ...]
-
-
-@dataclass
-class Gradients:
-    """Gradients as they arrived, value by value, and the sums they made."""
-
-    arrivals: dict[GradientKey, list[Arrival]] = field(default_factory=dict)
-    sums: dict[fx.Node, Sum] = field(default_factory=dict)
-
-
-def attribute(recorded: Recorded) -> dict[str, Adjoint]:
-    """Write an origin on every recorded node; return the adjoints of the values that modules exchanged."""
+def attribute(recorded: Recorded) -> Gradients:
+    """Write an origin on every recorded node; return the gradients that values were given."""
     notes = recorded.session.notes
     sites = [scope.site for scope in notes.scopes]
     for node in notes.order:
         if notes.marks[node].phase is Phase.FORWARD:
             set_origin(node, _seen(sites, notes, node, Phase.FORWARD))
-    gradients = follow(recorded)
-    makers = _first_of_each_moment(notes)
+    roots = [(notes.keys.get(value), tangent) for value, tangent in recorded.roots]
+    gradients = follow(notes, roots, _seed_end(notes, recorded))
+    makers = first_of_each_moment(notes)
+    attribute_steps(notes, sites, gradients, makers)
+    _attribute_rest(notes, sites, gradients)
+    for rehearsal in recorded.session.replayer.rehearsals():
+        attribute_steps(rehearsal.notes, sites, rehearsal.gradients, makers)
+    return gradients
+
+
+def attribute_steps(
+    notes: Notes, sites: Sequence[CallSite], gradients: Gradients, makers: Mapping[int, fx.Node]
+) -> None:
+    """Write an origin on everything that autograd's nodes recorded, and on the sums between them."""
     for step in notes.steps:
         for node in notes.order[step.start : step.end]:
             set_origin(node, _of_step(sites, notes, step, node, makers))
     for node, total in gradients.sums.items():
         set_origin(node, _of_sum(sites, total))
-    _attribute_rest(notes, sites, gradients)
-    return _adjoints(notes.keys, gradients)
 
 
 def custom_functions(results: Sequence[Node]) -> dict[int, str]:
@@ -79,13 +61,13 @@ def custom_functions(results: Sequence[Node]) -> dict[int, str]:
     return {
         number: type(node).__name__.removesuffix("Backward")
         for node in nodes_below(results)
-        if is_custom_function(node) and (number := sequence_number(node)) is not None
+        if is_custom_function(node) and not is_stand_in(node) and (number := sequence_number(node)) is not None
     }
 
 
 def without_operators(functions: Mapping[int, str], notes: Notes) -> dict[int, str]:
     """The custom functions without custom operators: those carry their derivative wherever they run."""
-    makers = _first_of_each_moment(notes)
+    makers = first_of_each_moment(notes)
     return {
         moment: name
         for moment, name in functions.items()
@@ -107,10 +89,15 @@ def _seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node, phase: Phase) 
     return Origin(phase, _site(sites, mark.scope), source=mark.source, place=place, hook=mark.hook)
 
 
-def _first_of_each_moment(notes: Notes) -> dict[int, fx.Node]:
+def first_of_each_moment(notes: Notes) -> dict[int, fx.Node]:
     """The operation that made each autograd node: the first recorded after it was made."""
+    return makers_among(notes.order, notes)
+
+
+def makers_among(nodes: Sequence[fx.Node], notes: Notes) -> dict[int, fx.Node]:
+    """The first of the nodes for each moment."""
     makers: dict[int, fx.Node] = {}
-    for node in notes.order:
+    for node in nodes:
         mark = notes.marks[node]
         if mark.phase is Phase.FORWARD and not mark.packs:
             makers.setdefault(mark.moment, node)
@@ -163,21 +150,6 @@ def _attribute_rest(notes: Notes, sites: Sequence[CallSite], gradients: Gradient
         set_origin(node, origin)
 
 
-def follow(recorded: Recorded) -> Gradients:
-    """Replay what autograd handed from node to node, and find the sums among the recorded operations."""
-    notes = recorded.session.notes
-    gradients = Gradients()
-    producers = _Producers(notes)
-    roots = [(notes.keys.get(value), tangent) for value, tangent in recorded.roots]
-    first = notes.steps[0].start if notes.steps else len(notes.order)
-    _deliver(gradients, producers, roots, PROGRAM, _unclaimed(notes, _seed_end(notes, recorded), first))
-    for step, following in zip_longest(notes.steps, notes.steps[1:]):
-        edges = list(zip(keys_out(step.node), step.produced, strict=False))
-        end = len(notes.order) if following is None else following.start
-        _deliver(gradients, producers, edges, notes.scope_of(step.node), _unclaimed(notes, step.end, end))
-    return gradients
-
-
 def _seed_end(notes: Notes, recorded: Recorded) -> int:
     """The position after the seed of the loss, if there is one."""
     seeds = [tangent for _, tangent in recorded.roots if tangent.op != "placeholder"]
@@ -187,53 +159,3 @@ def _seed_end(notes: Notes, recorded: Recorded) -> int:
 def _backward_start(notes: Notes) -> int:
     backward = (index for index, node in enumerate(notes.order) if notes.marks[node].phase is Phase.BACKWARD)
     return next(backward, len(notes.order))
-
-
-def _unclaimed(notes: Notes, start: int, end: int) -> Iterator[fx.Node]:
-    """What was recorded between two autograd nodes, but for what hooks computed: sums."""
-    return (node for node in notes.order[start:end] if notes.marks[node].hook is None)
-
-
-class _Producers:
-    """The scope that made the value a gradient is for."""
-
-    def __init__(self, notes: Notes) -> None:
-        self.parents = notes.parents
-        self._scopes = {id(step.node): notes.scope_of(step.node) for step in notes.steps}
-
-    def scope(self, key: GradientKey) -> int:
-        """The program itself for leaves."""
-        identity, index = key
-        return PROGRAM if index < 0 else self._scopes.get(identity, PROGRAM)
-
-
-def _deliver(
-    gradients: Gradients,
-    producers: _Producers,
-    edges: Sequence[tuple[GradientKey | None, fx.Node | None]],
-    scope: int,
-    sums: Iterator[fx.Node],
-) -> None:
-    for key, node in edges:
-        if key is None or node is None:
-            continue
-        held = gradients.arrivals.setdefault(key, [])
-        total = next(sums, None) if held else None
-        held.append(Arrival(node, scope, total))
-        if total is not None:
-            contributors = tuple(arrival.scope for arrival in held)
-            place = accumulation_place(producers.parents, contributors, producers.scope(key))
-            gradients.sums[total] = Sum(place, contributors)
-
-
-def _adjoints(keys: Mapping[fx.Node, GradientKey], gradients: Gradients) -> dict[str, Adjoint]:
-    return {
-        node.name: Adjoint(
-            tuple(
-                Contribution(arrival.node.name, arrival.scope, arrival.sum.name if arrival.sum else None)
-                for arrival in gradients.arrivals[key]
-            )
-        )
-        for node, key in keys.items()
-        if key in gradients.arrivals
-    }

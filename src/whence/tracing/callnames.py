@@ -55,6 +55,15 @@ class CallNames:
             self._reached.pop()
             self._current[id(module)] = before
 
+    def repeat(self, site: CallSite, before: ModulePath, now: ModulePath) -> CallSite:
+        """The call, inside a call of the module `now`, that `site` was inside one of the module `before`."""
+        path = site.path
+        if path.is_within(before):
+            path = ModulePath((*now, *path.relative_to(before)))
+        index = self._counts.get(path, 0)
+        self._counts[path] = index + 1
+        return CallSite(path, index, site.type)
+
     def _use_up(self, module: nn.Module) -> None:
         """In `second(first(x))` Python reads `second` first: a call takes the newest name with it."""
         reached = self._reached[-1].get(id(module), [])

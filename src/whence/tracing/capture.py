@@ -1,6 +1,7 @@
 """Capture, step by step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,9 @@ from whence.tracing.interrupts import Interrupts
 from whence.tracing.materialising import materialised
 from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.record import mode_of, record, refuse_hooks
+from whence.tracing.replay.expand import expand
+from whence.tracing.replay.reuse import Reuse
+from whence.tracing.replay.template import Doubt
 from whence.tracing.session import Session
 from whence.tracing.sharding import refuse_sharding, with_shards
 from whence.tracing.sideeffects import warn_about_kept
@@ -32,8 +36,28 @@ def capture(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
     backward: bool | Callable[[Any], Tensor],
+    *,
+    reuse: bool = True,
 ) -> tuple[Program, Observed]:
-    """The program of `model` on these example inputs, with its state as inputs, and what the model read."""
+    """The program of `model` on these example inputs, with its state as inputs, and what the model read.
+
+    With `reuse`, a call that is like one that was recorded is not run again.
+    """
+    wanted = Reuse(reuse, joint=bool(backward))
+    while True:
+        try:
+            return _attempted(model, args, kwargs, backward, wanted)
+        except Doubt as doubt:
+            wanted = replace(wanted, without={**wanted.without, doubt.kind: doubt.why})
+
+
+def _attempted(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    backward: bool | Callable[[Any], Tensor],
+    reuse: Reuse,
+) -> tuple[Program, Observed]:
     undoing, interrupts = Undoing(), Interrupts()
 
     def run() -> tuple[Program, Observed, Session]:
@@ -41,7 +65,7 @@ def capture(
         interrupts.hold(undoing)
         pause_collection(undoing)
         undoing.later(patches_undone(), modes_restored())
-        return _captured(model, args, kwargs, backward, interrupts)
+        return _captured(model, args, kwargs, backward, interrupts, reuse)
 
     program, observed, session = undoing.around(run)
     warn_about_kept(session)
@@ -54,6 +78,7 @@ def _captured(
     kwargs: dict[str, Any] | None,
     backward: bool | Callable[[Any], Tensor],
     interrupts: Interrupts,
+    reuse: Reuse,
 ) -> tuple[Program, Observed, Session]:
     subject = subject_of(model)
     refuse_sharding(subject, differentiates=bool(backward))
@@ -64,11 +89,12 @@ def _captured(
     modules = [module for _, module in subject.named_modules()]
     with sharding_put_aside(modules, mode_of(example, state)) as sharded:
         subject = materialised(subject, example, interrupts)
-        recorded = record(subject, example, backward, interrupts)
+        recorded = record(subject, example, backward, interrupts, reuse)
         with keeping_what_was_recorded(recorded.session):
-            adjoints = attribute(recorded)
+            gradients = attribute(recorded)
             functional = functionalize(recorded.session.recorder.graph)
-            program = assemble(subject, example, recorded, functional, adjoints)
+            exchanged = expand(recorded.session.replayer, recorded.session.notes, functional, gradients)
+            program = assemble(subject, example, recorded, functional, exchanged)
         check(program)
         observed = recorded.session.reads.observed()
     return with_shards(program, subject, sharded), observed, recorded.session

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from whence._torch.operators import traits
 from whence.program.origins import origin_of, set_origin
-from whence.tracing.session import Mark
+from whence.tracing.notes import Mark
 
 _DETACH = torch.ops.aten.detach.default
 

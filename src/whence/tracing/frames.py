@@ -44,6 +44,10 @@ class SourceFinder:
             frame = frame.f_back
         return None if fallback is None else self._source(fallback)
 
+    def is_user(self, code: CodeType) -> bool:
+        """Whether code is the user's."""
+        return self._kind(code) == "user"
+
     def hook(self) -> str | None:
         """The name of the innermost hook that is running: the outermost user code in it, or torch's own."""
         frame: FrameType | None = sys._getframe(1)

@@ -5,7 +5,7 @@ The model runs once on fake tensors, and nothing of that run is kept; but where 
 generator in the order of the calls.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from whence._torch.lazy import (
     without_numbers,
 )
 from whence._torch.modes import modes_restored
+from whence._torch.module_calls import ObservedCall
 from whence._torch.patching import patches_undone
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
 from whence.errors import DataDependent
@@ -86,16 +87,16 @@ class _Initialisation:
     @contextmanager
     def called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[Callable[[Any], None]]:
+    ) -> Iterator[ObservedCall]:
         """A module call; a lazy module is initialised in it."""
         session = self._running()
-        with session.called(module, args, kwargs) as report:
+        with session.called(module, args, kwargs) as call:
             if not is_waiting(module):
-                yield report
+                yield call
                 return
             known = {id(t) for t in (*module.parameters(), *module.buffers())} - _unready(module)
             with initialised_for_real(module, lambda done: self._initialised(done, known)):
-                yield report
+                yield call
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
         """A submodule was reached."""

@@ -12,7 +12,8 @@ from whence.program.printing import partial_page
 from whence.provenance import Origin
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase, Quality
-from whence.tracing.session import Mark, Notes, Session
+from whence.tracing.notes import Mark, Notes
+from whence.tracing.session import Session
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Which attributes the model reads while it runs: what the capture depends on."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date, time, timedelta
@@ -65,6 +65,29 @@ class Reads:
         self._rows: list[Read] = []
         self._before = Before({id(module): module for _, module in self._modules}.values())
         self._changes: tuple[Change, ...] = ()
+        self._noted: set[tuple[int, str]] = set()
+        self._repeats: set[int] = set()
+        self.watchers: list[Callable[[Read], None]] = []
+
+    @contextmanager
+    def watched(self, watcher: Callable[[Read], None]) -> Iterator[None]:
+        """Tell `watcher` of every read inside the block, whether or not it was the first of its kind."""
+        self.watchers.append(watcher)
+        try:
+            with self.observer.anew():
+                yield
+        finally:
+            self.watchers.remove(watcher)
+
+    def repeat(self, reads: Iterable[Read]) -> None:
+        """Note reads that a call would have made that was not run."""
+        for read in reads:
+            for watcher in self.watchers:
+                watcher(read)
+            if (id(read.holder), read.name) not in self._noted:
+                self._noted.add((id(read.holder), read.name))
+                self._rows.append(read)
+                self._repeats.add(id(read))
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -76,7 +99,8 @@ class Reads:
             try:
                 self._follow_hooks()
                 yield
-                self._changes = self._before.changes(self._rows)
+                ran = [read for read in self._rows if id(read) not in self._repeats]
+                self._changes = self._before.changes(ran)
             finally:
                 self._known.clear()
 
@@ -84,16 +108,28 @@ class Reads:
         """An attribute of the model was read; what it holds is watched from now on."""
         if id(holder) not in self._known:
             return False
-        self._rows.append(Read(holder, name, value, True, *self._place()))
-        self._before.keep(holder, name, value)
-        self._follow(value, (self._rows[-1].module or ModulePath()).child(name))
+        read = Read(holder, name, value, True, *self._place())
+        if self._note(read):
+            self._before.keep(holder, name, value)
+        self._follow(value, (read.module or ModulePath()).child(name))
         return True
 
     def missing(self, holder: object, name: str) -> bool:
         """An attribute was looked for that the model does not have."""
         if id(holder) not in self._known:
             return False
-        self._rows.append(Read(holder, name, None, False, *self._place()))
+        self._note(Read(holder, name, None, False, *self._place()))
+        return True
+
+    def _note(self, read: Read) -> bool:
+        """Write a read down, and say whether it is the first of its kind."""
+        for watcher in self.watchers:
+            watcher(read)
+        key = (id(read.holder), read.name)
+        if key in self._noted:
+            return False
+        self._noted.add(key)
+        self._rows.append(read)
         return True
 
     def observed(self) -> Observed:

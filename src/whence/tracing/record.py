@@ -29,6 +29,8 @@ from whence.tracing.interrupts import Interrupts
 from whence.tracing.kinds import refuse_kinds
 from whence.tracing.modules import Lines, changes_reported, kept_of, reassigned_buffers, way_back
 from whence.tracing.partial import keeping_what_was_recorded
+from whence.tracing.replay.replayer import Replayer
+from whence.tracing.replay.reuse import Reuse
 from whence.tracing.session import Session
 from whence.tracing.sideeffects import SideEffects
 from whence.tracing.subject import StateTensor, Subject, attribute_names, state_tensors
@@ -80,12 +82,14 @@ class Recorded:
     gradients: tuple[fx.Node | None, ...] = ()
 
 
-def record(subject: Subject, example: Example, backward: bool | Loss, interrupts: Interrupts) -> Recorded:
+def record(
+    subject: Subject, example: Example, backward: bool | Loss, interrupts: Interrupts, reuse: Reuse
+) -> Recorded:
     """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
     refuse_kinds(subject, differentiates=bool(backward))
     state = state_tensors(subject)
     undoing = Undoing()
-    session = _session(subject, example, state, lines := Lines(), interrupts)
+    session = _session(subject, example, state, lines := Lines(), interrupts, reuse)
 
     def run() -> Recorded:
         with keeping_what_was_recorded(session), _surroundings_kept(session, subject, state, undoing, lines):
@@ -102,7 +106,7 @@ def rehearse(
     interrupts: Interrupts,
 ) -> None:
     """Run the forward of `subject` on fake tensors for an observer of its module calls; keep nothing."""
-    session = _session(subject, example, state, Lines(), interrupts)
+    session = _session(subject, example, state, Lines(), interrupts, Reuse(wanted=False))
     prepared = _prepare(session, example, state)
     with _listening(session, observing(session)), session.recorder.active():
         _run(session, subject, example.with_leaves(list(prepared.leaves)))
@@ -114,9 +118,10 @@ def _session(
     state: Sequence[StateTensor],
     lines: Lines,
     interrupts: Interrupts,
+    reuse: Reuse,
 ) -> Session:
     mode = mode_of(example, state)
-    session = Session(subject, mode, SourceFinder((record.__code__, rehearse.__code__)), lines, interrupts)
+    session = Session(subject, mode, SourceFinder((record.__code__, rehearse.__code__, Replayer.rehearsed.__code__)), lines, interrupts, reuse)
     session.know(
         {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
     )
@@ -154,7 +159,9 @@ def _recorded(
         result = _run(session, subject, example.with_leaves(list(prepared.leaves)))
         loss = _loss(session, backward, result) if callable(backward) else None
         forward = _forward_half(session, subject, prepared, result)
-        return _with_backward(session, forward, prepared, loss) if backward else forward
+        recorded = _with_backward(session, forward, prepared, loss) if backward else forward
+        session.replayer.check()
+        return recorded
 
 
 def _prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:
@@ -197,6 +204,7 @@ def _surroundings_kept(
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
     undoing.later(
         lambda: clear_autocast_cache(forced=not undoing.finished),
+        session.replayer.release,
         side_effects.undo,
         way_back(modules),
         way_back(session.reads.kept),
@@ -320,9 +328,11 @@ def _with_backward(session: Session, forward: Recorded, prepared: Prepared, loss
             remedy="check requires_grad of the parameters, or capture the forward only",
         )
     session.phase = Phase.BACKWARD
+    session.arrived.clear()
     if loss is not None:
         loss_node = session.known(loss)
         seed = torch.ones_like(loss, memory_format=torch.preserve_format)
+        session.arrived.update(filter(None, [gradient_key(loss)]))
         with session.blaming("the backward"):
             gradients = run_backward([loss], [tensor for tensor, _ in wanted], [seed], session)
         tangents: tuple[tuple[int, fx.Node], ...] = ()
@@ -341,6 +351,7 @@ def _with_backward(session: Session, forward: Recorded, prepared: Prepared, loss
             (session.known(leaf), node) for (_, leaf), (_, node) in zip(outputs, fakes, strict=True)
         )
         tensors = [tensor for tensor, _ in wanted]
+        session.arrived.update(key for _, leaf in outputs if (key := gradient_key(leaf)) is not None)
         with session.blaming("the backward"):
             gradients = run_backward(
                 [leaf for _, leaf in outputs], tensors, [fake for fake, _ in fakes], session

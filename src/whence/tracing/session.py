@@ -1,13 +1,12 @@
-"""What is written down while a model runs: one mark per node, one scope per module call."""
+"""Listens while a model runs, and writes down what there is to know of every node and every module call."""
 
 import gc
 import inspect
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from operator import itemgetter
+from types import CodeType
 from typing import Any
 
 import torch
@@ -19,10 +18,11 @@ from whence._torch.autograd import (
     gradient_key,
     history_of,
     inside_backward,
+    keys_out,
     next_sequence_number,
-    sequence_number,
 )
 from whence._torch.hooks import described
+from whence._torch.module_calls import ObservedCall
 from whence._torch.operators import draws, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.trees import tree_flatten
@@ -41,10 +41,12 @@ from whence.schema import Phase
 from whence.tracing.callnames import CallNames
 from whence.tracing.frames import SourceFinder
 from whence.tracing.interrupts import Interrupts
-from whence.tracing.layouts import inputs_behind
 from whence.tracing.modules import Lines
+from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
 from whence.tracing.noting import Noting
 from whence.tracing.reads import Reads
+from whence.tracing.replay.replayer import Replayer
+from whence.tracing.replay.reuse import Reuse
 from whence.tracing.subject import Subject, module_signature
 from whence.tracing.valuereads import data_dependent, tensors_read, value_of
 from whence.tracing.watching import Watch
@@ -52,93 +54,17 @@ from whence.tracing.watching import Watch
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What was known when a node was recorded.
-
-    `moment` is the number of the newest autograd node: the one this operation made, if it made one.
-    `cut` are the nodes whose gradient stops here, because the operation ran without grad mode. `hook` is the
-    name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved.
-    """
-
-    scope: int
-    phase: Phase
-    moment: int
-    source: Source | None
-    cut: tuple[fx.Node, ...] = ()
-    recomputed: bool = False
-    hook: str | None = None
-    packs: bool = False
-
-
-@dataclass
-class Repeat:
-    """How far a recomputation has come: the next call and the next random draw that it repeats."""
-
-    scope: int
-    draw: int
-    rewinds: bool
-
-
-@dataclass
-class Scope:
-    """One module call while it is being recorded."""
-
-    site: CallSite
-    parent: int
-    parameters: inspect.Signature | None = None
-    inputs: Structure | None = None
-    outputs: Structure | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One autograd node that ran: which nodes were recorded meanwhile, what it received and handed on."""
-
-    node: Node
-    start: int
-    end: int
-    received: tuple[fx.Node | None, ...]
-    produced: tuple[fx.Node | None, ...]
-
-
-@dataclass
-class Notes:
-    """Everything written down in one capture; `inputs` says of placeholders what they are."""
-
-    order: list[fx.Node] = field(default_factory=list)
-    marks: dict[fx.Node, Mark] = field(default_factory=dict)
-    scopes: list[Scope] = field(default_factory=list)
-    transitions: list[tuple[int, int]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    keys: dict[fx.Node, GradientKey] = field(default_factory=dict)
-    inputs: dict[fx.Node, str] = field(default_factory=dict)
-    literals: dict[str, Tensor] = field(default_factory=dict)
-    layouts_read: set[str] = field(default_factory=set)
-    asked: dict[Source, None] = field(default_factory=dict)
-    hooks: dict[str, None] = field(default_factory=dict)
-    draws: list[fx.Node] = field(default_factory=list)
-    redraws: dict[fx.Node, fx.Node | None] = field(default_factory=dict)
-    unpacked: list[fx.Node] = field(default_factory=list)
-
-    @property
-    def parents(self) -> list[int]:
-        """The caller of each scope."""
-        return [scope.parent for scope in self.scopes]
-
-    def scope_of(self, node: Node) -> int:
-        """The innermost call that was running when an autograd node was made."""
-        number = sequence_number(node)
-        if number is None:
-            return PROGRAM
-        return self.transitions[bisect_right(self.transitions, number, key=itemgetter(0)) - 1][1]
-
-
 class Session:
     """Listens to modules, operations and autograd on one thread, and takes notes."""
 
     def __init__(
-        self, subject: Subject, mode: FakeTensorMode, finder: SourceFinder, lines: Lines, held: Interrupts
+        self,
+        subject: Subject,
+        mode: FakeTensorMode,
+        finder: SourceFinder,
+        lines: Lines,
+        held: Interrupts,
+        reuse: Reuse,
     ) -> None:
         self._interrupts = held
         self.notes = Notes()
@@ -148,7 +74,9 @@ class Session:
         self.names = CallNames(subject)
         self.reads = Reads(subject, lines, self.reading)
         self._finder = finder
-        self.watch = Watch(subject, self._finder, lines)
+        self.replayer = Replayer(self, [module for _, module in subject.named_modules()], reuse)
+        self.watch = Watch(subject, self._finder, lines, self.replayer.unfit)
+        self.arrived: set[GradientKey] = set()
         lines.maker = self._line_that_made
         self._stack: list[int] = []
         self._alive: list[object] = []
@@ -164,27 +92,48 @@ class Session:
     @contextmanager
     def called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[Callable[[Any], None]]:
+    ) -> Iterator[ObservedCall]:
         """A module call: a new scope in the forward pass, the old one again where a checkpoint recomputes."""
         self._interrupts.let_in()
-        with self.watch.calling(module), self._call(module, args, kwargs) as report:
-            yield report
+        with self.watch.calling(module), self._call(module, args, kwargs) as call:
+            yield call
 
     @contextmanager
     def _call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[Callable[[Any], None]]:
+    ) -> Iterator[ObservedCall]:
         path = self.names.path(module)
         if path is None:
-            yield _ignore
+            yield ObservedCall(_ignore)
         elif self.phase is Phase.BACKWARD:
             with self._inside(self._repeated(path)):
-                yield _ignore
+                yield ObservedCall(_ignore)
         else:
             with self.names.calling(module, path) as site:
                 scope = self._begin(module, site, (args, kwargs))
-                with self._inside(scope):
-                    yield lambda result: self._describe_result(scope, result)
+                with self._inside(scope), self.replayer.call(module, scope, args, kwargs) as call:
+                    if call.answer is not None:
+                        self._describe_result(scope, call.answer[0])
+                    yield replace(call, returned=partial(self._returned, scope, call))
+
+    def _returned(self, scope: int, call: ObservedCall, result: Any) -> None:
+        self._describe_result(scope, result)
+        call.returned(result)
+
+    @contextmanager
+    def apart(self) -> Iterator[Notes]:
+        """Note what a rehearsed backward records apart from everything else."""
+        before = (self.notes, self.phase, self._stack, self.arrived)
+        self.notes = replace(self.notes, order=[], steps=[])
+        self.phase, self._stack, self.arrived = Phase.BACKWARD, [PROGRAM], set()
+        try:
+            yield self.notes
+        finally:
+            self.notes, self.phase, self._stack, self.arrived = before
+
+    def is_user(self, code: CodeType) -> bool:
+        """Whether code is the user's, not torch's or Python's."""
+        return self._finder.is_user(code)
 
     @contextmanager
     def _inside(self, scope: int) -> Iterator[None]:
@@ -212,6 +161,7 @@ class Session:
         number = self._open(site, self._stack[-1])
         self.notes.scopes[number].inputs = self._structure(inputs)
         self.notes.scopes[number].parameters = self._parameters(module)
+        self.notes.scopes[number].module = module
         return number
 
     def _parameters(self, module: nn.Module) -> inspect.Signature | None:
@@ -232,6 +182,7 @@ class Session:
 
     def checkpoint_starts(self, rewinds: bool) -> Callable[[], AbstractContextManager[None]]:
         """A checkpointed region begins here: it is computed again in this call, with those that follow."""
+        self.replayer.unfit("a checkpoint runs inside it")
         start = Repeat(len(self.notes.scopes), len(self.notes.draws), rewinds)
         return partial(self._recomputing, self._stack[-1], start)
 
@@ -351,6 +302,10 @@ class Session:
         self.notes.literals[name] = tensor
         return name
 
+    def made_of_numbers(self, name: str) -> None:
+        """A tensor that the model made of numbers while it ran."""
+        self.notes.made.add(name)
+
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         """A gradient hook on an activation is part of the backward; one on a parameter would stay there."""
         name = described(hook)
@@ -366,7 +321,8 @@ class Session:
     def layout_read(self, tensor: Tensor) -> None:
         """Python looked at strides: what it decided holds for inputs of this layout only."""
         node = self.recorder.node_of(tensor)
-        self.notes.layouts_read |= set() if node is None else inputs_behind(node)
+        if node is not None:
+            self.notes.layouts_read.append(node)
 
     def asked(self) -> bool:
         """Somebody asked whether the model is being compiled: it may do otherwise than in eager mode."""
@@ -384,8 +340,10 @@ class Session:
     def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> None:
         """An autograd node has ended: note what it hands on, edge by edge."""
         _, start, received = self._started.pop()
-        step = Step(node, start, len(self.notes.order), received, self._nodes(produced))
-        self.notes.steps.append(step)
+        keys, handed = tuple(keys_out(node)), self._nodes(produced)
+        scopes, self.replayer.handed_on = self.replayer.handed_on, None
+        self.notes.steps.append(Step(node, start, len(self.notes.order), received, handed, keys, scopes))
+        self.arrived.update(key for key, value in zip(keys, handed, strict=False) if key and value)
 
     def _nodes(self, tensors: Sequence[Tensor | None]) -> tuple[fx.Node | None, ...]:
         return tuple(None if tensor is None else self.recorder.node_of(tensor) for tensor in tensors)
@@ -399,6 +357,7 @@ class Session:
         """
         self._alive.clear()
         self.notes.steps.clear()
+        self.replayer.forget()
         self.recorder.forget()
         if not self.recorder.results_alive().isdisjoint(self.notes.marks):
             gc.collect()  # hooks and custom functions make cycles

@@ -1,6 +1,6 @@
 """Which hook is running, and which lines change modules."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -14,7 +14,10 @@ from whence.tracing.subject import Subject
 class Watch:
     """Knows whether a hook may be running, so that nobody looks for one where there is none."""
 
-    def __init__(self, subject: Subject, finder: SourceFinder, lines: Lines) -> None:
+    def __init__(
+        self, subject: Subject, finder: SourceFinder, lines: Lines, written: Callable[[str], None]
+    ) -> None:
+        self._written = written
         self._finder = finder
         self._lines = lines
         self.packs: str | None = None
@@ -52,6 +55,7 @@ class Watch:
     def attribute_set(self, module: nn.Module, name: str) -> None:
         """Remember the line that set an attribute of a module."""
         key = (id(module), name)
+        self._written(f"it sets `{name}`")
         if self._finder.is_in_torch():
             self._lines.by_torch.add(key)
             return

@@ -1,0 +1,115 @@
+"""Follow gradients from one of autograd's nodes to the next.
+
+What is recorded between two of them are sums: one for each outgoing edge, in order, whose target already holds a
+gradient.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat, zip_longest
+
+from torch import fx
+
+from whence._torch.autograd import GradientKey
+from whence.program import Adjoint, Contribution
+from whence.provenance.places import PROGRAM, accumulation_place
+from whence.tracing.notes import Notes
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A gradient that reached a value: who brought it, the sum it became part of, and when.
+
+    `at` is how many nodes had been recorded before what came of it.
+    """
+
+    node: fx.Node
+    scope: int
+    sum: fx.Node | None
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A recorded addition of gradients: where it belongs, the scopes that contributed, and what it is for."""
+
+    place: int
+    contributors: tuple[int, ...]
+    key: GradientKey
+
+
+@dataclass
+class Gradients:
+    """Gradients as they arrived, value by value, and the sums they made."""
+
+    arrivals: dict[GradientKey, list[Arrival]] = field(default_factory=dict)
+    sums: dict[fx.Node, Sum] = field(default_factory=dict)
+
+
+def follow(notes: Notes, roots: Sequence[tuple[GradientKey | None, fx.Node]], start: int) -> Gradients:
+    """Replay what autograd handed from node to node, and find the sums among the recorded operations.
+
+    `roots` are the gradients it was given, and what is recorded from `start` on came of them.
+    """
+    gradients = Gradients()
+    producers = _Producers(notes)
+    first = notes.steps[0].start if notes.steps else len(notes.order)
+    given = [(key, tangent, PROGRAM) for key, tangent in roots]
+    _deliver(gradients, producers, given, _unclaimed(notes, start, first), start)
+    for step, following in zip_longest(notes.steps, notes.steps[1:]):
+        scopes = step.scopes or repeat(notes.scope_of(step.node))
+        end = len(notes.order) if following is None else following.start
+        edges = zip(step.keys, step.produced, scopes, strict=False)
+        _deliver(gradients, producers, edges, _unclaimed(notes, step.end, end), step.end)
+    return gradients
+
+
+def _unclaimed(notes: Notes, start: int, end: int) -> Iterator[fx.Node]:
+    """What was recorded between two autograd nodes, but for what hooks computed: sums."""
+    return (node for node in notes.order[start:end] if notes.marks[node].hook is None)
+
+
+class _Producers:
+    """The scope that made the value a gradient is for."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.parents = notes.parents
+        self._scopes = {id(step.node): notes.scope_of(step.node) for step in notes.steps}
+
+    def scope(self, key: GradientKey) -> int:
+        """The program itself for leaves."""
+        identity, index = key
+        return PROGRAM if index < 0 else self._scopes.get(identity, PROGRAM)
+
+
+def _deliver(
+    gradients: Gradients,
+    producers: _Producers,
+    edges: Iterable[tuple[GradientKey | None, fx.Node | None, int]],
+    sums: Iterator[fx.Node],
+    at: int,
+) -> None:
+    for key, node, scope in edges:
+        if key is None or node is None:
+            continue
+        held = gradients.arrivals.setdefault(key, [])
+        total = next(sums, None) if held else None
+        held.append(Arrival(node, scope, total, at))
+        if total is not None:
+            contributors = tuple(arrival.scope for arrival in held)
+            place = accumulation_place(producers.parents, contributors, producers.scope(key))
+            gradients.sums[total] = Sum(place, contributors, key)
+
+
+def adjoints_of(keys: Mapping[fx.Node, GradientKey], gradients: Gradients) -> dict[str, Adjoint]:
+    """The gradients of values by their names."""
+    return {
+        node.name: Adjoint(
+            tuple(
+                Contribution(arrival.node.name, arrival.scope, arrival.sum.name if arrival.sum else None)
+                for arrival in gradients.arrivals[key]
+            )
+        )
+        for node, key in keys.items()
+        if key in gradients.arrivals
+    }

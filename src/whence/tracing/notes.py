@@ -1,0 +1,109 @@
+"""What is written down while a model runs: one mark per node, one scope per module call."""
+
+import inspect
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from torch import Tensor, fx, nn
+from torch.autograd.graph import Node
+
+from whence._torch.autograd import GradientKey, sequence_number
+from whence.program import Structure
+from whence.provenance import CallSite, Source
+from whence.provenance.places import PROGRAM
+from whence.schema import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What was known when a node was recorded.
+
+    `moment` is the number of the newest autograd node: the one this operation made, if it made one.
+    `cut` are the nodes whose gradient stops here, because the operation ran without grad mode. `hook` is the
+    name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved.
+    """
+
+    scope: int
+    phase: Phase
+    moment: int
+    source: Source | None
+    cut: tuple[fx.Node, ...] = ()
+    recomputed: bool = False
+    hook: str | None = None
+    packs: bool = False
+
+
+@dataclass
+class Repeat:
+    """How far a recomputation has come: the next call and the next random draw that it repeats."""
+
+    scope: int
+    draw: int
+    rewinds: bool
+
+
+@dataclass
+class Scope:
+    """One module call while it is being recorded."""
+
+    site: CallSite
+    parent: int
+    module: nn.Module | None = None
+    parameters: inspect.Signature | None = None
+    inputs: Structure | None = None
+    outputs: Structure | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One autograd node that ran: which nodes were recorded meanwhile, what it received and handed on.
+
+    `keys` say where what it produced goes, edge by edge, and `scopes`, where the node stands for
+    those of several calls, from which of them each of it comes.
+    """
+
+    node: Node
+    start: int
+    end: int
+    received: tuple[fx.Node | None, ...]
+    produced: tuple[fx.Node | None, ...]
+    keys: tuple[GradientKey | None, ...]
+    scopes: tuple[int, ...] | None = None
+
+
+@dataclass
+class Notes:
+    """Everything written down in one capture.
+
+    `inputs` says of placeholders what they are. `literals` are tensors from outside the model by the names of
+    their placeholders, `made` those among them that the model made of numbers while it ran.
+    """
+
+    order: list[fx.Node] = field(default_factory=list)
+    marks: dict[fx.Node, Mark] = field(default_factory=dict)
+    scopes: list[Scope] = field(default_factory=list)
+    transitions: list[tuple[int, int]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    keys: dict[fx.Node, GradientKey] = field(default_factory=dict)
+    inputs: dict[fx.Node, str] = field(default_factory=dict)
+    literals: dict[str, Tensor] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+    layouts_read: list[fx.Node] = field(default_factory=list)
+    asked: dict[Source, None] = field(default_factory=dict)
+    hooks: dict[str, None] = field(default_factory=dict)
+    draws: list[fx.Node] = field(default_factory=list)
+    redraws: dict[fx.Node, fx.Node | None] = field(default_factory=dict)
+    unpacked: list[fx.Node] = field(default_factory=list)
+
+    @property
+    def parents(self) -> list[int]:
+        """The caller of each scope."""
+        return [scope.parent for scope in self.scopes]
+
+    def scope_of(self, node: Node) -> int:
+        """The innermost call that was running when an autograd node was made."""
+        number = sequence_number(node)
+        if number is None:
+            return PROGRAM
+        return self.transitions[bisect_right(self.transitions, number, key=itemgetter(0)) - 1][1]

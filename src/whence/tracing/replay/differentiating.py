@@ -1,0 +1,39 @@
+"""Let autograd go through a call that was not run."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Backward = Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]]
+
+
+class _Replayed(torch.autograd.Function):
+    """Results that somebody else has made, and gradients that somebody else makes."""
+
+    @staticmethod
+    def forward(ctx: Any, results: list[Tensor], kept: list[bool], backward: Backward, *_: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(t for t, keeps in zip(results, kept, strict=True) if not keeps))
+        ctx.gradients = backward
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> Any:
+        return (None, None, None, *ctx.gradients(tangents))
+
+
+def linked(
+    results: list[Tensor], differentiable: list[bool], sources: Sequence[Tensor], backward: Backward
+) -> list[Tensor]:
+    """`results` as functions of `sources`; `backward` makes one gradient for each source."""
+    if not torch.is_grad_enabled() or not any(differentiable):
+        return results
+    linked: list[Tensor] = list(_Replayed.apply(results, differentiable, backward, *sources))  # type: ignore[no-untyped-call]
+    return linked
+
+
+def is_stand_in(node: torch.autograd.graph.Node) -> bool:
+    """Whether a node of autograd stands for those of a call that was not run."""
+    return isinstance(node, _Replayed._backward_cls)  # type: ignore[attr-defined]

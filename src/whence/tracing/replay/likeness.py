@@ -1,0 +1,245 @@
+"""Is a call of a module the same as one that was recorded?
+
+Two calls are alike where everything that the recorded one looked at is the same in the other: its arguments,
+every attribute that was read, the variables outside, the modes. What is compared is what was read, in the order
+it was read, from the module called down: so each module and tensor of the one call is found in the other.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.hooks import has_own_hooks
+from whence._torch.trees import TreeSpec
+from whence.tracing.replay.facts import Facts, difference, facts_of
+from whence.tracing.replay.variables import Variable
+
+TABLES = ("_parameters", "_buffers", "_modules")
+COMPUTED = "?"
+"""The place of an attribute that its holder's own `__getattr__` makes up."""
+NOTHING: Any = object()
+_PLAIN = (
+    *(type(None), bool, int, str, bytes, complex, slice, range, type(...), torch.Size),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+_DEPTH = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One attribute that was read: where its holder keeps it, and what it was.
+
+    `table` is one of the module's tables, empty for the holder's own attributes, and None for what its class
+    has; a value of the class is the same for every instance, so `holder` is then the class. `content` is a
+    copy of a container.
+    """
+
+    holder: object
+    name: str
+    table: str | None
+    value: Any
+    content: Any = None
+    is_there: bool = True
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """All that a recorded call depended on.
+
+    `tensors` are the facts of every tensor that was an argument or was read, by identity. `called` are the
+    modules that were called inside it, itself among them; `holders` everything whose attributes were read.
+    """
+
+    module: nn.Module
+    spec: TreeSpec
+    leaves: tuple[Any, ...]
+    looks: tuple[Look, ...]
+    variables: tuple[Variable, ...]
+    modes: tuple[Any, ...]
+    called: tuple[nn.Module, ...]
+    tensors: dict[int, tuple[Tensor, Facts]]
+    holders: frozenset[int]
+
+
+@dataclass
+class Likeness:
+    """What stands in a call for what the recorded one used: `things` and `tensors` by identity."""
+
+    things: dict[int, Any] = field(default_factory=dict)
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    taken: dict[int, int] = field(default_factory=dict)
+
+    def thing(self, thing: Any) -> Any:
+        """What stands for a module or object: itself, if it is not a part of the call."""
+        return self.things.get(id(thing), thing)
+
+
+class Different(Exception):
+    """A call is not like the recorded one; the text says why."""
+
+
+def likeness(
+    conditions: Conditions,
+    module: nn.Module,
+    spec: TreeSpec,
+    leaves: Sequence[Any],
+    modes: tuple[Any, ...],
+) -> Likeness:
+    """How a call corresponds to the recorded one; raises `Different`."""
+    if type(module) is not type(conditions.module) or spec != conditions.spec:
+        raise Different("it is called with other arguments")
+    if modes != conditions.modes:
+        raise Different("a mode (of gradients, autocast, attention …) is another")
+    comparison = _Comparison(conditions, Likeness({id(conditions.module): module}))
+    for position, (before, now) in enumerate(zip(conditions.leaves, leaves, strict=True)):
+        comparison.same(before, now, partial(_argument, position))
+    for look in conditions.looks:
+        comparison.look(look)
+    for variable in conditions.variables:
+        if not variable.is_unchanged():
+            raise Different(f"the variable {variable.name} has changed")
+    for called in conditions.called:
+        if has_own_hooks(comparison.found.thing(called)):
+            raise Different("there are hooks on it or inside it")
+    return comparison.found
+
+
+def _argument(position: int) -> str:
+    return f"argument {position}"
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    conditions: Conditions
+    found: Likeness
+
+    def look(self, look: Look) -> None:
+        """Raise `Different` where an attribute is not what it was."""
+        holder = self.found.things.get(id(look.holder), look.holder)
+        if look.table == COMPUTED:
+            if holder is not look.holder:
+                raise Different(f"`{look.name}` is computed by {type(holder).__name__} itself")
+            return
+        now = held(holder, look.name, look.table)
+        if not look.is_there:
+            if place_of(holder, look.name) is not None or now is not NOTHING:
+                raise Different(f"`{look.name}` was absent")
+            return
+        if look.table is None and _shadows(holder, look.name):
+            raise Different(f"`{look.name}` is an attribute of its own")
+        if now is look.value and look.content is None and isinstance(now, _PLAIN):
+            return
+        self.same(look.value if look.content is None else look.content, now, lambda: f"`{look.name}`")
+
+    def same(self, before: Any, now: Any, what: Callable[[], str], depth: int = _DEPTH) -> None:
+        """Raise `Different` where two values are not alike."""
+        kind = type(before)
+        if isinstance(before, Tensor):
+            self._same_tensor(before, now, what)
+        elif kind is not type(now):
+            raise Different(f"{what()} is a {type(now).__name__}, not a {kind.__name__}")
+        elif kind in _PLAIN:
+            if before != now:
+                raise Different(f"{what()} is {now!r}, not {before!r}")
+        elif kind is float:
+            if repr(before) != repr(now):
+                raise Different(f"{what()} is {now!r}, not {before!r}")
+        elif kind in (set, frozenset):
+            if before != now or not all(type(item) in _PLAIN for item in before):
+                raise Different(f"{what()} is another {kind.__name__}")
+        elif not depth:
+            raise Different(f"{what()} is nested too deeply")
+        elif kind in (list, tuple):
+            self._same_items(before, now, what, depth)
+        elif kind is dict:
+            self._same_items(list(before), list(now), what, depth)
+            self._same_items(list(before.values()), list(now.values()), what, depth)
+        else:
+            self._same_object(before, now, what, depth)
+
+    def _same_items(self, before: Sequence[Any], now: Sequence[Any], what: Callable[[], str], depth: int) -> None:
+        if len(before) != len(now):
+            raise Different(f"{what()} holds {len(now)} things, not {len(before)}")
+        for first, second in zip(before, now, strict=True):
+            self.same(first, second, what, depth - 1)
+
+    def _same_tensor(self, before: Tensor, now: Any, what: Callable[[], str]) -> None:
+        if not isinstance(now, Tensor):
+            raise Different(f"{what()} is no tensor")
+        known = self.found.tensors.get(id(before))
+        if known is not None:
+            if known is not now:
+                raise Different(f"{what()} is another tensor than it was elsewhere")
+            return
+        if self.found.taken.setdefault(id(now), id(before)) != id(before):
+            raise Different(f"{what()} is the same tensor as another one")
+        facts = facts_of(now)
+        if facts != self.conditions.tensors[id(before)][1]:
+            raise Different(f"{what()} differs: {difference(self.conditions.tensors[id(before)][1], facts)}")
+        self.found.tensors[id(before)] = now
+
+    def _same_object(self, before: Any, now: Any, what: Callable[[], str], depth: int) -> None:
+        if isinstance(before, nn.Module) or id(before) in self.conditions.holders:
+            if self.found.things.setdefault(id(before), now) is not now:
+                raise Different(f"{what()} is another module than it was elsewhere")
+            if self.found.taken.setdefault(id(now), id(before)) != id(before):
+                raise Different(f"{what()} is the same module as another one")
+            return
+        if before is now or (isinstance(before, enum.Enum) and before == now):
+            return
+        self._same_function(before, now, what, depth)
+
+    def _same_function(self, before: Any, now: Any, what: Callable[[], str], depth: int) -> None:
+        if isinstance(before, MethodType):
+            pairs: list[tuple[Any, Any]] = [(before.__func__, now.__func__), (before.__self__, now.__self__)]
+        elif isinstance(before, partial):
+            pairs = [(before.func, now.func), (before.args, now.args), (before.keywords, now.keywords)]
+        elif isinstance(before, FunctionType) and before.__code__ is now.__code__:
+            pairs = [
+                (before.__defaults__, now.__defaults__),
+                (before.__kwdefaults__, now.__kwdefaults__),
+                (_closure(before), _closure(now)),
+            ]
+        elif isinstance(before, BuiltinFunctionType) and before == now:
+            return
+        else:
+            raise Different(f"{what()} is a {type(now).__name__} that cannot be compared")
+        for first, second in pairs:
+            self.same(first, second, what, depth - 1)
+
+
+def _closure(function: FunctionType) -> list[Any]:
+    return [cell.cell_contents for cell in function.__closure__ or ()]
+
+
+def held(holder: Any, name: str, table: str | None) -> Any:
+    """What a holder keeps under a name, looked at without asking it."""
+    if table is None:
+        return _of_class(holder if isinstance(holder, type) else type(holder), name)
+    own = getattr(holder, "__dict__", {})
+    found = own.get(name, NOTHING) if not table else own[table].get(name, NOTHING)
+    return found
+
+
+def _of_class(kind: type, name: str) -> Any:
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), NOTHING)
+
+
+def _shadows(holder: Any, name: str) -> bool:
+    """Whether an instance has for itself what was found on its class."""
+    own = getattr(holder, "__dict__", {})
+    return name in own or any(name in own.get(table, ()) for table in TABLES)
+
+
+def place_of(holder: Any, name: str) -> str | None:
+    """Where a holder keeps an attribute: a table, itself (""), or its class (None)."""
+    own = getattr(holder, "__dict__", {})
+    if name in own:
+        return ""
+    return next((table for table in TABLES if name in (own.get(table) or ())), None)

@@ -1,0 +1,16 @@
+"""What may be replayed in a capture."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Whether calls are replayed, whether they are differentiated in the capture, and which classes are not.
+
+    `without` gives, for classes whose records turned out not to hold, the reason.
+    """
+
+    wanted: bool = True
+    joint: bool = False
+    without: Mapping[type, str] = field(default_factory=dict)

@@ -1,0 +1,137 @@
+"""What is kept of a recorded call, of its rehearsed backward, and of each call that it stands for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from whence._torch.autograd import GradientKey
+from whence._torch.graphs import NameCounts
+from whence.program.observed import Read
+from whence.tracing.following import Gradients
+from whence.tracing.notes import Notes
+from whence.tracing.replay.facts import Facts
+from whence.tracing.replay.likeness import Conditions
+from whence.tracing.replay.trial import Border, Outcome
+
+Counts = Mapping[Any, int]
+"""How often each torch function was called."""
+
+
+class Doubt(Exception):
+    """A record turned out not to stand for a call it was used for: the capture begins again without it."""
+
+    def __init__(self, kind: type, why: str) -> None:
+        super().__init__(why)
+        self.kind = kind
+        self.why = why
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """A recorded call that stands for others like it.
+
+    Its operations lie between the nodes `begin` and `border` in the graph, which do nothing; `border` reads what
+    crossed its border, inputs before outputs, so that it follows what becomes of them. `scopes` are the numbers of its
+    call and of the calls inside it. `moment` is when autograd began on it. `names` and `functions` say how
+    many names of each base, and calls of each torch function, it used, `starts` and `called` from where on.
+    """
+
+    conditions: Conditions
+    inside: Border
+    outcome: Outcome
+    begin: fx.Node
+    border: fx.Node
+    scopes: range
+    moment: int
+    starts: NameCounts
+    names: NameCounts
+    called: Counts
+    functions: Counts
+    keys: Mapping[fx.Node, GradientKey]
+    recorded: tuple[fx.Node, ...]
+    layouts: range
+    reads: tuple[Read, ...]
+    rehearsals: dict[tuple[Facts | None, ...], "Rehearsal"] = field(default_factory=dict)
+
+    @property
+    def differentiable_outputs(self) -> list[int]:
+        """The positions of outputs that have a gradient."""
+        return [i for i, (_, tensor) in enumerate(self.inside.outputs) if tensor.requires_grad]
+
+    @property
+    def differentiable_inputs(self) -> list[int]:
+        """The positions of inputs that have a gradient."""
+        return [i for i, (_, tensor) in enumerate(self.inside.inputs) if tensor.requires_grad]
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """The backward of a recorded call for gradients of certain shapes and layouts.
+
+    `tangents` are the placeholders of these gradients (None where an output got none). What was recorded lies
+    between the nodes `begin` and `border`; `arrivals` gives for each input the gradients that reached it, which
+    `border` reads.
+    """
+
+    tangents: tuple[fx.Node | None, ...]
+    notes: Notes
+    gradients: Gradients
+    arrivals: Mapping[int, tuple["Arriving", ...]]
+    begin: fx.Node
+    border: fx.Node
+    names: NameCounts
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """A gradient that reaches an input: positions in what the rehearsal's border reads, and a call.
+
+    `value` is the gradient by itself, `sum` the sum that it became a part of, None for the first; such a sum
+    comes before the node recorded `at` that position. `like` and `total` are their fake values.
+    """
+
+    value: int
+    sum: int | None
+    scope: int
+    at: int
+    like: Tensor
+    total: Tensor
+
+
+@dataclass(eq=False, repr=False)
+class Application:
+    """A call that a template stands for. `scopes` are the numbers of its calls.
+
+    `node` stands for it in the graph. `slots` says for each gradient that
+    autograd asks it for which input it is for and the how manieth, `keys` where it goes, `output_keys` where those of
+    its results are collected. `watched` are the
+    tensors it took and gave, with the number of times each had been written.
+    """
+
+    template: Template
+    scopes: range
+    starts: NameCounts
+    called: Counts
+    node: fx.Node | None = None
+    watched: Sequence[tuple[Tensor, int]] = ()
+    slots: Sequence[tuple[int, int]] = ()
+    keys: Sequence[GradientKey | None] = ()
+    output_keys: Mapping[int, GradientKey] = field(default_factory=dict)
+    backward: "Differentiated | None" = None
+
+
+@dataclass(frozen=True, eq=False)
+class Differentiated:
+    """The backward of such a call, `node` in the graph.
+
+    `returned` says for each of its results which arrival at which input it is; of inputs that are `whole` it
+    is the sum of all arrivals.
+    """
+
+    rehearsal: Rehearsal
+    node: fx.Node
+    returned: tuple[tuple[int, int], ...]
+    whole: frozenset[int]
+    starts: NameCounts
