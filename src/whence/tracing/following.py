@@ -11,7 +11,6 @@ from itertools import repeat, zip_longest
 from torch import fx
 
 from whence._torch.autograd import GradientKey
-from whence.program import Adjoint, Contribution
 from whence.provenance.places import PROGRAM, accumulation_place
 from whence.tracing.notes import Notes
 
@@ -20,11 +19,12 @@ from whence.tracing.notes import Notes
 class Arrival:
     """A gradient that reached a value: who brought it, the sum it became part of, and when.
 
-    `at` is how many nodes had been recorded before what came of it.
+    `scopes` are the calls it came from, several if it is a sum of what they brought. `at` is how many nodes had
+    been recorded before what came of it.
     """
 
     node: fx.Node
-    scope: int
+    scopes: tuple[int, ...]
     sum: fx.Node | None
     at: int
 
@@ -54,10 +54,10 @@ def follow(notes: Notes, roots: Sequence[tuple[GradientKey | None, fx.Node]], st
     gradients = Gradients()
     producers = _Producers(notes)
     first = notes.steps[0].start if notes.steps else len(notes.order)
-    given = [(key, tangent, PROGRAM) for key, tangent in roots]
+    given = [(key, tangent, (PROGRAM,)) for key, tangent in roots]
     _deliver(gradients, producers, given, _unclaimed(notes, start, first), start)
     for step, following in zip_longest(notes.steps, notes.steps[1:]):
-        scopes = step.scopes or repeat(notes.scope_of(step.node))
+        scopes = step.scopes or repeat((notes.scope_of(step.node),))
         end = len(notes.order) if following is None else following.start
         edges = zip(step.keys, step.produced, scopes, strict=False)
         _deliver(gradients, producers, edges, _unclaimed(notes, step.end, end), step.end)
@@ -85,31 +85,17 @@ class _Producers:
 def _deliver(
     gradients: Gradients,
     producers: _Producers,
-    edges: Iterable[tuple[GradientKey | None, fx.Node | None, int]],
+    edges: Iterable[tuple[GradientKey | None, fx.Node | None, tuple[int, ...]]],
     sums: Iterator[fx.Node],
     at: int,
 ) -> None:
-    for key, node, scope in edges:
+    for key, node, scopes in edges:
         if key is None or node is None:
             continue
         held = gradients.arrivals.setdefault(key, [])
         total = next(sums, None) if held else None
-        held.append(Arrival(node, scope, total, at))
+        held.append(Arrival(node, scopes, total, at))
         if total is not None:
-            contributors = tuple(arrival.scope for arrival in held)
+            contributors = tuple(scope for arrival in held for scope in arrival.scopes)
             place = accumulation_place(producers.parents, contributors, producers.scope(key))
             gradients.sums[total] = Sum(place, contributors, key)
-
-
-def adjoints_of(keys: Mapping[fx.Node, GradientKey], gradients: Gradients) -> dict[str, Adjoint]:
-    """The gradients of values by their names."""
-    return {
-        node.name: Adjoint(
-            tuple(
-                Contribution(arrival.node.name, arrival.scope, arrival.sum.name if arrival.sum else None)
-                for arrival in gradients.arrivals[key]
-            )
-        )
-        for node, key in keys.items()
-        if key in gradients.arrivals
-    }

@@ -60,7 +60,7 @@ class Step:
     """One autograd node that ran: which nodes were recorded meanwhile, what it received and handed on.
 
     `keys` say where what it produced goes, edge by edge, and `scopes`, where the node stands for
-    those of several calls, from which of them each of it comes.
+    those of several calls, from which of them each of it comes, sums from several.
     """
 
     node: Node
@@ -69,7 +69,7 @@ class Step:
     received: tuple[fx.Node | None, ...]
     produced: tuple[fx.Node | None, ...]
     keys: tuple[GradientKey | None, ...]
-    scopes: tuple[int, ...] | None = None
+    scopes: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass

@@ -68,7 +68,7 @@ def _adjoints(links: Links) -> dict[str, Adjoint]:
 
 def _links(keys: Mapping[fx.Node, Any], gradients: Gradients) -> Links:
     return {
-        node: [Link(arrival.node, arrival.scope, arrival.sum) for arrival in gradients.arrivals[key]]
+        node: [Link(arrival.node, arrival.scopes[0], arrival.sum) for arrival in gradients.arrivals[key]]
         for node, key in keys.items()
         if key in gradients.arrivals
     }
@@ -166,6 +166,7 @@ class _Expansion:
         self.environments[application] = env
         self._fill_scopes(application, env)
         self._note_layouts(application, env)
+        self._note_writes(template, env)
         values = (env.get(self.functional.value_of(node)) for node in template.keys)
         self.exchanged += [value for value in values if value is not None]
 
@@ -192,6 +193,13 @@ class _Expansion:
             if value is not node and value in env:
                 names[node.name] = Named(env[value].name)
         return names
+
+    def _note_writes(self, template: Template, env: Mapping[fx.Node, fx.Node]) -> None:
+        """The successive values of what is written inside the call."""
+        histories = self.functional.history
+        for base in template.recorded if histories else ():
+            if base in histories and base in env:
+                histories[env[base]] = [env[value] for value in histories[base]]
 
     def _note_layouts(self, application: Application, env: Mapping[fx.Node, fx.Node]) -> None:
         nodes = [self.notes.layouts_read[i] for i in application.template.layouts]
@@ -274,7 +282,8 @@ class _Expansion:
         """For each output, the calls that its gradients came from."""
         found = {}
         for position, key in application.output_keys.items():
-            found[position] = tuple(arrival.scope for arrival in gradients.arrivals.get(key, ()))
+            held = gradients.arrivals.get(key, ())
+            found[position] = tuple(scope for arrival in held for scope in arrival.scopes)
         return found
 
     def _link(
@@ -299,7 +308,7 @@ class _Expansion:
             inner = [link.moved(env, offset) for link in arrived if link.scope or link.node not in given]
             if position is not None:
                 key = application.output_keys.get(position)
-                outer = [Link(a.node, a.scope, a.sum) for a in gradients.arrivals.get(key, ())] if key else []
+                outer = [Link(a.node, a.scopes[0], a.sum) for a in gradients.arrivals.get(key, ())] if key else []
                 inner = [*outer, *inner]
                 table.pop(self.items[application, position], None)
             table[env[value]] = inner
@@ -330,7 +339,7 @@ class _Expansion:
         read: Any = rehearsal.border.args
         arrivals = rehearsal.arrivals[position] if whole else (rehearsal.arrivals[position][number],)
         return [
-            Link(env[read[a.value]], a.scope + offset, env[read[a.sum]] if whole and a.sum is not None else None)
+            Link(env[read[a.value]], a.scopes[0] + offset, env[read[a.sum]] if whole and a.sum is not None else None)
             for a in arrivals
         ]
 
@@ -459,7 +468,7 @@ class _Run:
             like.phase,
             calls,
             like.quality,
-            like.source,
+            self.application.caller if like.source == self.application.template.caller else like.source,
             None if forward is None else forward.name,
             None if recipe.place is None else self.scopes[first + recipe.place].site,
             like.recomputed,

@@ -25,7 +25,7 @@ from whence._torch.saving import packs_what_is_saved
 from whence._torch.tensors import without_functions, writes_to
 from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten
 from whence.program.observed import Read
-from whence.provenance import ModulePath
+from whence.provenance import ModulePath, Source
 from whence.schema import Phase
 from whence.tracing.callnames import CallNames
 from whence.tracing.following import Gradients, follow
@@ -68,6 +68,9 @@ class Host(Protocol):
     def known(self, tensor: Tensor) -> fx.Node:
         """The node of a tensor."""
 
+    def reading(self) -> tuple[ModulePath | None, Source | None]:
+        """The module that is running, and the user's line."""
+
     def is_user(self, code: Any) -> bool:
         """Whether code is the user's."""
 
@@ -104,7 +107,7 @@ class Replayer:
             self.kinds.setdefault(type(module), Kind(0)).instances += 1
         self.applications: list[Application] = []
         self.templates: list[Template] = []
-        self.handed_on: tuple[int, ...] | None = None
+        self.handed_on: tuple[tuple[int, ...], ...] | None = None
         self.markers: list[fx.Node] = []
         self.left_out: set[str] = set()
         self._trials: list[Trial] = []
@@ -176,6 +179,7 @@ class Replayer:
                 modes=modes,
                 seen=Seen(),
                 variables=Variables(host.is_user),
+                caller=host.reading()[1],
                 attributes=attributes_below(module),
             )
         moment, layouts = next_sequence_number(), len(host.notes.layouts_read)
@@ -252,6 +256,7 @@ class Replayer:
             keys={node: notes.keys[node] for node in inside if node in notes.keys},
             recorded=tuple(inside),
             layouts=range(layouts, len(notes.layouts_read)),
+            caller=trial.caller,
             reads=tuple(read for read, _ in trial.seen.reads.values()),
         )
 
@@ -300,7 +305,9 @@ class Replayer:
         slots = self._slots(template)
         graph, functions = self._host.recorder.graph, self._host.recorder.calls_of_functions()
         starts, called = NameCounts.now(graph), dict(functions)
-        application = Application(template, range(scope, scope + len(template.scopes)), starts, called)
+        application = Application(
+            template, range(scope, scope + len(template.scopes)), starts, called, self._host.reading()[1]
+        )
         self._open_scopes(template, scope)
         likes = [tensor for _, tensor in template.inside.outputs]
         application.node, results = self._host.recorder.stand_for(nodes, likes)
@@ -353,8 +360,10 @@ class Replayer:
     def _reads(self, template: Template, found: Likeness, scope: int) -> Iterator[Read]:
         scopes = self._host.notes.scopes
         before, now = scopes[template.scopes.start].site.path, scopes[scope].site.path
+        caller = self._host.reading()[1]
         for read, look in zip(template.reads, template.conditions.looks, strict=True):
-            yield repeated_read(read, look, found, before, now)
+            again = repeated_read(read, look, found, before, now)
+            yield replace(again, source=caller) if read.source == template.caller else again
 
     # --- differentiating -----------------------------------------------------------------------------
 
@@ -377,16 +386,18 @@ class Replayer:
         host, kind = self._host, type(application.template.conditions.module)
         by_input = dict(zip((position for position, _ in application.slots), application.keys, strict=True))
         whole = frozenset(position for position, key in by_input.items() if key not in host.arrived)
-        returned, likes, scopes = [], [], []
+        returned, likes = list[tuple[int, int]](), list[Tensor]()
+        scopes = list[tuple[int, ...]]()
         offset = application.scopes.start - application.template.scopes.start
         for position, number in application.slots:
             arrivals = rehearsal.arrivals.get(position, ())
             if number >= len(arrivals) or (position in whole and number):
-                scopes.append(0)
+                scopes.append(())
                 continue
+            parts = arrivals if position in whole else arrivals[number : number + 1]
             returned.append((position, number))
             likes.append(arrivals[-1].total if position in whole else arrivals[number].like)
-            scopes.append(arrivals[number].scope + offset)
+            scopes.append(tuple(scope + offset for part in parts for scope in part.scopes))
         if any(len(arrivals) > sum(p == position for p, _ in application.slots) for position, arrivals in rehearsal.arrivals.items()):
             raise Doubt(kind, "its backward has more parts than were expected")
         graph = host.recorder.graph
@@ -477,7 +488,7 @@ class Replayer:
                     Arriving(
                         value=len(read),
                         sum=None if arrival.sum is None else len(read) + 1,
-                        scope=arrival.scope,
+                        scopes=arrival.scopes,
                         at=arrival.at,
                         like=arrival.node.meta["val"],
                         total=total.meta["val"],

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 from whence._torch.autograd import GradientKey
 from whence._torch.graphs import NameCounts
 from whence.program.observed import Read
+from whence.provenance import Source
 from whence.tracing.following import Gradients
 from whence.tracing.notes import Notes
 from whence.tracing.replay.facts import Facts
@@ -52,6 +53,7 @@ class Template:
     keys: Mapping[fx.Node, GradientKey]
     recorded: tuple[fx.Node, ...]
     layouts: range
+    caller: Source | None
     reads: tuple[Read, ...]
     rehearsals: dict[tuple[Facts | None, ...], "Rehearsal"] = field(default_factory=dict)
 
@@ -94,7 +96,7 @@ class Arriving:
 
     value: int
     sum: int | None
-    scope: int
+    scopes: tuple[int, ...]
     at: int
     like: Tensor
     total: Tensor
@@ -114,6 +116,7 @@ class Application:
     scopes: range
     starts: NameCounts
     called: Counts
+    caller: Source | None
     node: fx.Node | None = None
     watched: Sequence[tuple[Tensor, int]] = ()
     slots: Sequence[tuple[int, int]] = ()

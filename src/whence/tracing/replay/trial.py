@@ -12,6 +12,7 @@ from whence._torch.operators import written_arguments
 from whence._torch.tensors import storage_of
 from whence._torch.trees import TreeSpec, tree_flatten
 from whence.program.observed import Read
+from whence.provenance import Source
 from whence.schema import Phase
 from whence.tracing.example import is_plain_constant
 from whence.tracing.changes import copy_of
@@ -48,7 +49,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Trial:
-    """A call that is being watched: where it begins in the notes, and what it was given."""
+    """A call that is being watched: where it begins in the notes, what it was given, and the line it is made in."""
 
     module: nn.Module
     scope: int
@@ -59,6 +60,7 @@ class Trial:
     modes: tuple[Any, ...]
     seen: Seen
     variables: Variables
+    caller: Source | None
     attributes: Sequence[tuple[nn.Module, dict[str, Any]]]
 
 
