@@ -5,7 +5,7 @@ ties a node of the backward graph to the moment of the forward pass that made it
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -124,19 +124,51 @@ def run_backward(
     inputs: Sequence[Tensor],
     tangents: Sequence[Tensor | None],
     listener: BackwardListener,
-    *,
-    since: int = 0,
-    keeps: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of `outputs` for `inputs`, run on the calling thread and reported node by node.
-
-    Only nodes made `since` that moment are reported. Where autograd is running already, they are as it is.
-    With `keeps` they can run again.
-    """
-    roots = [node for output in outputs if (node := history_of(output)) is not None]
-    nodes = [] if inside_backward() else nodes_below(roots, since)
+    """Gradients of `outputs` for `inputs`, run on the calling thread and reported node by node."""
+    nodes = nodes_below(_histories(outputs))
     with torch.autograd.set_multithreading_enabled(False), watched(nodes, listener):
-        return torch.autograd.grad(outputs, inputs, tangents, retain_graph=keeps, allow_unused=True)
+        return torch.autograd.grad(outputs, inputs, tangents, allow_unused=True)
+
+
+def run_part_of_backward(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+    listener: BackwardListener,
+    since: int,
+) -> None:
+    """Run the nodes between `outputs` and `inputs` that were made `since` a moment; they can run again.
+
+    Where autograd is running already, its nodes are being reported.
+    """
+    nodes = nodes_below(_histories(outputs), since)
+    before = [
+        target
+        for node in nodes
+        for target, _ in node.next_functions
+        if target is not None and target._sequence_nr() < since
+    ]
+    with ExitStack() as active:
+        active.enter_context(torch.autograd.set_multithreading_enabled(False))
+        active.enter_context(watched([] if inside_backward() else nodes, listener))
+        for node in {id(node): node for node in before}.values():
+            active.callback(node.register_prehook(_stop).remove)
+        with suppress(_Stopped):
+            torch.autograd.grad(outputs, inputs, tangents, retain_graph=True, allow_unused=True)
+
+
+class _Stopped(Exception):
+    """A backward has come to where it should end."""
+
+
+def _stop(_received: object) -> None:
+    """Nodes run in the reverse order of their making: all that were made since then have run."""
+    raise _Stopped
+
+
+def _histories(tensors: Sequence[Tensor]) -> list[Node]:
+    return [node for tensor in tensors if (node := history_of(tensor)) is not None]
 
 
 @contextmanager

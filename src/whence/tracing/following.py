@@ -20,7 +20,7 @@ class Arrival:
     """A gradient that reached a value: who brought it, the sum it became part of, and when.
 
     `scopes` are the calls it came from, several if it is a sum of what they brought. `at` is how many nodes had
-    been recorded before what came of it.
+    been recorded before the sum, or would have been.
     """
 
     node: fx.Node
@@ -96,6 +96,7 @@ def _deliver(
         total = next(sums, None) if held else None
         held.append(Arrival(node, scopes, total, at))
         if total is not None:
+            at += 1
             contributors = tuple(scope for arrival in held for scope in arrival.scopes)
             place = accumulation_place(producers.parents, contributors, producers.scope(key))
             gradients.sums[total] = Sum(place, contributors, key)

@@ -361,8 +361,10 @@ class _Expansion:
             if node in self.skipped:
                 node = self.skipped[node]
             elif node.op == "call_function" and node not in self.markers:
-                if self.functional.sources.get(node) is section.border or not has_origin(node):
+                if self.functional.sources.get(node) is section.border:
                     raise Doubt(kind, "it returns a view of something that it writes afterwards")
+                if not has_origin(node):
+                    raise Doubt(kind, f"its backward computes {node.name} outside autograd's nodes")
                 yield node
             node = node.next
 

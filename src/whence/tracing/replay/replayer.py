@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from whence._torch.autograd import (
+    BackwardListener,
     GradientKey,
     gradient_key,
     inside_backward,
     next_sequence_number,
-    run_backward,
+    run_part_of_backward,
 )
 from whence._torch.graphs import NameCounts, named_apart, skip_names
 from whence._torch.modes import modes_now
@@ -52,7 +53,7 @@ _TRIALS_WITHOUT_USE = 4
 """How many recorded calls of a class may find no other call that is like them, before no more are watched."""
 
 
-class Host(Protocol):
+class Host(BackwardListener, Protocol):
     """The capture that is going on."""
 
     notes: Notes
@@ -428,13 +429,12 @@ class Replayer:
             pairs = [(output, twin) for output, twin in zip(outputs, twins, strict=True) if twin is not None]
             roots = [(gradient_key(output), node) for output, (node, _) in pairs]
             host.arrived.update(key for key, _ in roots if key is not None)
-            run_backward(
+            run_part_of_backward(
                 [output for output, _ in pairs],
                 inputs,
                 [twin for _, (_, twin) in pairs],
-                host,  # type: ignore[arg-type]
+                self._host,
                 since=template.moment,
-                keeps=True,
             )
             gradients = follow(notes, roots, 0)
             names = NameCounts.now(graph)
