@@ -213,6 +213,26 @@ def _is_plain(func: Any) -> bool:
 _SPECIAL = frozenset({_LIFT_FRESH, torch.ops.aten.is_nonzero.default})
 
 
+def _proxy_of(slot: _ProxyTensor) -> fx.Proxy:
+    return slot.proxy
+
+
+def _is_simple(tensor: Tensor) -> bool:
+    """Whether a tensor is a leaf with memory of its own, all of which it shows, and nothing else about it."""
+    with torch._C.DisableTorchFunction():
+        return (
+            type(tensor) in _PLAIN_TENSORS
+            and tensor.is_leaf
+            and tensor.layout is torch.strided
+            and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg())
+            and not is_lazy(tensor)
+            and tensor._base is None
+            and not tensor.is_quantized
+            and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+        )
+
+
 def _hold_on(*_values: object) -> None:
     """What a marker calls, if anybody ran it."""
 
@@ -225,6 +245,8 @@ class Recorder(ProxyTorchDispatchMode):
         self.listener = listener
         self.fake_mode = fake_mode
         self._stand_ins: dict[int, Tensor] = {}
+        self._adopted: dict[int, fx.Node] = {}
+        self._storages: set[int] = set()
         self._kept: list[Tensor] = []
 
     @classmethod
@@ -238,28 +260,52 @@ class Recorder(ProxyTorchDispatchMode):
         """The graph recorded so far."""
         return self.tracer.graph
 
-    def placeholder(self, tensor: Tensor, name: str, *, shown: Tensor | None = None) -> fx.Node:
-        """Give a fake `tensor` a placeholder; `shown` is what the placeholder's metadata tells of it."""
-        proxy = self._placeholder_proxy(name)
-        track_tensor_tree(tensor, proxy, constant=None, tracer=self.tracer)
-        proxy.node.meta["val"] = tensor if shown is None else shown
-        return proxy.node
+    def placeholder(self, tensor: Tensor, name: str) -> fx.Node:
+        """Give a fake `tensor` a placeholder."""
+        node = self._named_placeholder(name)
+        track_tensor_tree(tensor, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+        node.meta["val"] = tensor
+        return node
 
-    def _placeholder_proxy(self, name: str) -> fx.Proxy:
-        proxy = self.tracer.create_proxy("placeholder", name, (), {}, name=name)
-        name_plainly(proxy.node, name)
-        return proxy
+    def _named_placeholder(self, name: str) -> fx.Node:
+        node = self.tracer.graph.create_node("placeholder", name, name=name)
+        name_plainly(node, name)
+        return node
 
     def adopt(self, tensor: Tensor, name: str) -> fx.Node:
         """Let the real (or the caller's own fake) `tensor` be known by a placeholder from now on."""
         if isinstance(tensor, FakeTensor):
             return self.placeholder(tensor, name)
+        node = self._named_placeholder(name)
+        node.meta["val"] = self._fake_of(tensor)
+        self._adopted[id(tensor)] = node
+        self._kept.append(tensor)
+        return node
+
+    def _fake_of(self, tensor: Tensor) -> Tensor:
+        """A fake tensor that shows what `tensor` is; made directly where it is nothing special."""
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            shown = self.fake_mode.from_tensor(tensor, static_shapes=True)
+            if not _is_simple(tensor) or (storage := tensor.untyped_storage()._cdata) in self._storages:
+                return self.fake_mode.from_tensor(tensor, static_shapes=True)
+            self._storages.add(storage)
+            with torch._C.DisableTorchFunction():
+                shown = self._fresh(tensor)
+                if isinstance(tensor, nn.Parameter):
+                    shown._is_param = True
+                return shown.requires_grad_(tensor.requires_grad)
+
+    def _stand_in_of(self, tensor: Tensor) -> Tensor | None:
+        """The fake tensor that operations get in the place of an adopted one, made when the first asks."""
+        known = self._stand_ins.get(id(tensor))
+        if known is not None or (node := self._adopted.get(id(tensor))) is None:
+            return known
+        shown: Tensor = node.meta["val"]
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
             stand_in = shown.detach() if shown.requires_grad else shown
         self._stand_ins[id(tensor)] = stand_in
-        self._kept.append(tensor)
-        return self.placeholder(stand_in, name, shown=shown)
+        track_tensor_tree(stand_in, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+        node.meta["val"] = shown
+        return stand_in
 
     def fake_input(self, tensor: Tensor, name: str) -> tuple[Tensor, fx.Node]:
         """A fake twin of a user input, a leaf of its own, with its placeholder."""
@@ -270,9 +316,9 @@ class Recorder(ProxyTorchDispatchMode):
 
     def constant_input(self, value: object, name: str) -> fx.Node:
         """A placeholder for a user input that is not a tensor."""
-        proxy = self._placeholder_proxy(name)
-        proxy.node.meta["val"] = value
-        return proxy.node
+        node = self._named_placeholder(name)
+        node.meta["val"] = value
+        return node
 
     def tangent(self, output: Tensor, name: str) -> tuple[Tensor, fx.Node]:
         """A fake gradient for `output`, with its placeholder."""
@@ -319,8 +365,10 @@ class Recorder(ProxyTorchDispatchMode):
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node whose value `tensor` is now, if the recording knows it."""
-        known = self._stand_ins.get(id(tensor), tensor)
-        proxy = get_proxy_slot(known, self.tracer, None, lambda slot: slot.proxy)
+        known = self._stand_ins.get(id(tensor))
+        if known is None and id(tensor) in self._adopted:
+            return self._adopted[id(tensor)]
+        proxy = get_proxy_slot(known if known is not None else tensor, self.tracer, None, _proxy_of)
         return None if proxy is None else proxy.node
 
     def holds_data_of(self, tensor: Tensor) -> bool:
@@ -332,11 +380,13 @@ class Recorder(ProxyTorchDispatchMode):
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """The fake tensor that stands for `tensor`, or the tensor itself."""
-        return self._stand_ins.get(id(tensor), tensor)
+        known = self._stand_in_of(tensor)
+        return tensor if known is None else known
 
     def forget(self) -> None:
         """Let go of every tensor: what is alive afterwards is held by somebody else."""
         self._stand_ins.clear()
+        self._adopted.clear()
         self._kept.clear()
 
     def results_alive(self) -> set[fx.Node]:
@@ -360,7 +410,7 @@ class Recorder(ProxyTorchDispatchMode):
         return value
 
     def _recognise(self, tensor: Tensor) -> Tensor:
-        known = self._stand_ins.get(id(tensor))
+        known = self._stand_in_of(tensor)
         if known is not None:
             return known
         if has_proxy_slot(tensor, self.tracer):
@@ -456,4 +506,4 @@ class Recorder(ProxyTorchDispatchMode):
         node = self.adopt(literal, self.listener.met_tensor(literal))
         self.listener.made_of_numbers(node.name)
         track_tensor_tree(literal, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
-        node.meta["val"] = self._stand_ins[id(literal)]
+        node.meta["val"] = self.stand_in(literal)
