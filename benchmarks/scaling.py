@@ -1,0 +1,35 @@
+"""Joint capture of ever deeper models: the cost of a node should not depend on how many there are."""
+
+from functools import cache
+
+from benchmarks.captures import joint_program
+from benchmarks.models import batch, labelled, llama
+from benchmarks.results import Figures, Sample
+from benchmarks.timing import alone
+
+REPEATS = 3
+"""A thousand layers take long."""
+
+
+def joint(layers: int) -> Figures:
+    """Seconds for one depth."""
+    sample, nodes = _measured(layers)
+    return Figures(sample, None, "s", f"{nodes:,} nodes, {_microseconds(layers):.0f} µs each")
+
+
+def growth(deep: int, shallow: int) -> Figures:
+    """How much more a node costs in the deeper model than in the shallower one."""
+    return Figures(Sample(_microseconds(deep) / _microseconds(shallow), REPEATS), None, "×")
+
+
+def _microseconds(layers: int) -> float:
+    sample, nodes = _measured(layers)
+    return 1e6 * sample.median / nodes
+
+
+@cache
+def _measured(layers: int) -> tuple[Sample, int]:
+    model, inputs = llama(layers), labelled(batch())
+    joint_program(llama(2), inputs)
+    nodes = len(joint_program(model, inputs).graph.nodes)
+    return alone(lambda: joint_program(model, inputs), REPEATS), nodes
