@@ -3,22 +3,22 @@
 import argparse
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
+from benchmarks.apart import measured
 from benchmarks.report import Machine, Report
 from benchmarks.results import Result, Verdict, exit_status
-from benchmarks.rows import Row, full, smoke
+from benchmarks.rows import TABLES, Row
 from benchmarks.table import ratio_text, table
 
 WRITTEN = Path(__file__).parent / "results.json"
 MISSED = frozenset({Verdict.MISSED, Verdict.FAR})
 FAR = frozenset({Verdict.FAR})
-WIDTH_WITHOUT_TERMINAL = 140
+WIDTH_WITHOUT_TERMINAL = 160
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,10 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    _quiet()
     machine = Machine.here()
-    rows = _selected(smoke() if options.smoke else full(), options.names, parser)
-    results = tuple(_measured(rows))
+    name = "smoke" if options.smoke else "full"
+    rows = _selected(TABLES[name](), options.names, parser)
+    results = tuple(_with_progress(rows, measured(name, rows, options.threads)))
     _show(machine, results)
     path = options.json or (None if options.smoke or options.names else WRITTEN)
     if path:
@@ -48,12 +48,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _quiet() -> None:
-    """PyTorch's own road warns of a global that transformers sets, and about its own copies of tree specs."""
-    warnings.filterwarnings("ignore", "While compiling, we found certain side effects", UserWarning)
-    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
-
-
 def _selected(rows: list[Row], names: list[str], parser: argparse.ArgumentParser) -> list[Row]:
     known = [row.subject.name for row in rows]
     if unknown := [name for name in names if name not in known]:
@@ -61,14 +55,14 @@ def _selected(rows: list[Row], names: list[str], parser: argparse.ArgumentParser
     return [row for row in rows if not names or row.subject.name in names]
 
 
-def _measured(rows: list[Row]) -> Iterator[Result]:
+def _with_progress(rows: Sequence[Row], results: Iterator[Result]) -> Iterator[Result]:
     """A moving line in a terminal, and one line for each row that is done, apart from the table."""
     console = Console(stderr=True, highlight=False)
     for number, row in enumerate(rows, 1):
         name = f"{number}/{len(rows)} {row.subject.name}"
         start = time.perf_counter()
         with console.status(name):
-            result = row.run()
+            result = next(results)
         took = f"in {time.perf_counter() - start:.1f} s"
         console.print(", ".join(filter(None, (name, ratio_text(result), result.verdict, took))), markup=False)
         yield result

@@ -31,6 +31,7 @@ def joint(layers: int, repeats: Repeats) -> Figures:
 
 def unflatten(layers: int, repeats: Repeats) -> Figures:
     """Unflatten of a forward program against PyTorch's; neither compiles anything before it runs."""
+    _warm()
     model = llama(layers)
     exported, program = _export(model), whence.capture(model, (), batch())
     return compared(program.unflatten, partial(torch.export.unflatten, exported), repeats)
@@ -67,6 +68,6 @@ def _official_joint(model: nn.Module, inputs: dict[str, Any]) -> Any:
 def _warm() -> None:
     """Both roads load much on their first use."""
     model, inputs = llama(2), labelled(batch())
-    _export(model)
+    torch.export.unflatten(_export(model))
     _official_joint(model, inputs)
-    joint_program(model, inputs)
+    joint_program(model, inputs).unflatten()

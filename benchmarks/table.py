@@ -29,8 +29,8 @@ def table(results: Sequence[Result]) -> Table:
 def _cells(result: Result) -> tuple[str | Text, ...]:
     subject, figures, verdict = result.subject, result.figures, result.verdict
     return (
-        "  " + ", ".join(filter(None, (subject.what, figures.note))),
-        subject.against,
+        "  " + subject.what,
+        subject.against or figures.note,
         str(subject.layers or ""),
         _measured(figures.ours, figures.unit),
         _measured(figures.theirs, figures.unit),

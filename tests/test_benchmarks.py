@@ -1,13 +1,16 @@
 """What the benchmarks say about figures they are given; nothing is timed here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 from expecttest import assert_expected_inline
 from rich.console import Console
 
-from benchmarks.__main__ import FAR, MISSED
+from benchmarks.__main__ import FAR, MISSED, main
+from benchmarks.apart import measured
 from benchmarks.report import Machine, Report, read
 from benchmarks.results import (
     Figures,
@@ -114,16 +117,16 @@ def test_table() -> None:
     assert_expected_inline(
         page,
         """\
-what                     against  layers     ours  PyTorch's         ratio  target  verdict
- ──────────────────────────────────────────────────────────────────────────────────────────────────
+what                  against  layers     ours  PyTorch's         ratio  target  verdict
+ ───────────────────────────────────────────────────────────────────────────────────────────────
  Capture
-   joint capture          AOT          32    0.6 s        6 s  10.0× faster   ≥ 10×  met
-   joint capture          AOT          32      2 s        6 s   3.0× faster   ≥ 10×  missed by half
-   joint capture                     1000     26 s                           ≤ 25 s  missed
+   joint capture       AOT          32    0.6 s        6 s  10.0× faster   ≥ 10×  met
+   joint capture       AOT          32      2 s        6 s   3.0× faster   ≥ 10×  missed by half
+   joint capture                  1000     26 s                           ≤ 25 s  missed
  Running
-   forward + backward     eager         4  19.2 ms    18.1 ms        1.061×  ≤ 1.1×  met
+   forward + backward  eager         4  19.2 ms    18.1 ms        1.061×  ≤ 1.1×  met
  Floors
-   bare fx nodes, 27,702              126             0.187 s""",
+   bare fx nodes       27,702      126             0.187 s""",
     )
 
 
@@ -148,3 +151,21 @@ def test_every_target_has_its_row() -> None:
     quick = {row.subject.name: row.target for row in smoke()}
     assert {name: targets[name] for name in quick} == quick
     assert {"forward-32", "joint-32", "unflatten-32", "tree-forward", "training-step"} <= set(quick)
+
+
+def test_a_row_in_a_fresh_process() -> None:
+    """What the other process measured arrives whole and at once; a process that fails is an error."""
+    (row,) = (row for row in full() if row.subject.name == "dynamic")
+    unknown = replace(row, subject=replace(row.subject, name="unknown"))
+    results = measured("full", [row, unknown], threads=1)
+    assert next(results) == row.run()
+    with pytest.raises(CalledProcessError):
+        next(results)
+
+
+def test_an_unknown_row_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """The answer lists the rows there are."""
+    with pytest.raises(SystemExit) as caught:
+        main(["joint-33"])
+    assert caught.value.code == 2
+    assert "no row is called joint-33; there are forward-32, joint-32" in capsys.readouterr().err
