@@ -1,1 +1,1 @@
-"""Time and memory, as ratios against PyTorch's own road in the same process."""
+"""Time and memory, beside PyTorch's own road in the same process and against the targets we set."""
