@@ -44,6 +44,7 @@ from whence.provenance import CallSite, ModulePath, Origin, Source
 from whence.reports.validity import check, guarded, guards_for
 from whence.reports.verification import Verification, verify
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
+from whence.tracing.turns import without_collection
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,8 +138,8 @@ def capture(
 
     `backward=False` records the forward; `True` also the backward, with one tangent input for every
     differentiable output; a function of the outputs records the backward of the scalar it returns.
-    With `reuse`, a module that must do what an equal one did before is not run: what was recorded then is written
-    once more; `program.replay` says which. The program is the same either way.
+    With `reuse`, a module that must do what an equal one did before is not run: what was recorded then is
+    written once more; `program.replay` says which. The program is the same either way.
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
 
     Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
@@ -151,9 +152,12 @@ def capture(
     def run() -> tuple[_Program, Observed]:
         return tracing.capture(model, args, kwargs, backward, reuse=reuse)
 
-    traced, observed = run()
-    program = Program(**{field.name: getattr(traced, field.name) for field in fields(traced)})
-    return program.with_changes(guards=guards_for(program, observed, run)).with_state(state)
+    def captured() -> Program:
+        traced, observed = run()
+        program = Program(**{field.name: getattr(traced, field.name) for field in fields(traced)})
+        return program.with_changes(guards=guards_for(program, observed, run)).with_state(state)
+
+    return without_collection(captured)
 
 
 def _backward_faults(backward: object) -> list[Fault]:

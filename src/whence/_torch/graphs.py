@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
-from torch.fx.node import Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import Node
 
 
 def graph_module(root: nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:

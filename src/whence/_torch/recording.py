@@ -64,6 +64,7 @@ _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+_NO_SUBCLASSES = frozenset({*_PLAIN_TENSORS, FakeTensor})
 
 
 class RecordingListener(Protocol):
@@ -102,7 +103,7 @@ class RecordingListener(Protocol):
 
 def is_wrapper_subclass(tensor: Tensor) -> bool:
     """Whether a tensor is made of other tensors (DTensor, quantised weights, nested tensors)."""
-    return not isinstance(tensor, FakeTensor) and is_traceable_wrapper_subclass(tensor)
+    return type(tensor) not in _NO_SUBCLASSES and is_traceable_wrapper_subclass(tensor)
 
 
 def fake_mode_of(tensors: Iterator[Tensor]) -> FakeTensorMode:

@@ -58,7 +58,7 @@ def tensors_restored(tensors: Iterable[Tensor]) -> Callable[[], None]:
 
 def without_functions() -> AbstractContextManager[Any]:
     """Look at tensors past all function modes and subclasses."""
-    return torch._C.DisableTorchFunction()  # type: ignore[no-any-return]
+    return torch._C.DisableTorchFunction()
 
 
 def writes_to(tensor: Tensor) -> int:

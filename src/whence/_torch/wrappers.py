@@ -38,9 +38,12 @@ def wrappers_around(module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Asked by the class that is loaded: importing the compiler to ask would take a second."""
+    """Asked by the class that is loaded: importing the compiler to ask would take a second.
+
+    `isinstance` would ask a metaclass written in Python, for every module of a model.
+    """
     loaded = sys.modules.get("torch._dynamo.eval_frame")
-    return loaded is not None and isinstance(module, loaded.OptimizedModule)
+    return loaded is not None and loaded.OptimizedModule in type(module).__mro__
 
 
 def call_through(call: Any, wrapper: nn.Module, inner: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -226,9 +226,18 @@ def _absence(row: Located, read: Read) -> Guard:
 def _placed(guard: Guard, row: Located, read: Read | None) -> Guard:
     """The guard with its holder, and who read it."""
     holder = row.holder
-    if read is None:
-        return replace(guard, holder=holder.number, owner=holder.type)
-    return replace(guard, holder=holder.number, owner=holder.type, module=read.module, source=read.source)
+    return Guard(
+        guard.kind,
+        guard.what,
+        guard.expected,
+        guard.strictness,
+        guard.reason,
+        guard.name,
+        holder=holder.number,
+        owner=holder.type,
+        module=None if read is None else read.module,
+        source=None if read is None else read.source,
+    )
 
 
 def _kind_of(value: object) -> GuardKind:

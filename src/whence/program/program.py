@@ -16,6 +16,7 @@ from whence.program.finding import find_input, find_output
 from whence.program.guards import Guards
 from whence.program.origins import origin_of
 from whence.program.printing import page
+from whence.program.replay import Replays
 from whence.program.selecting import select
 from whence.program.signature import Input, Output, Signature
 from whence.provenance import ModulePath, Origin, Source
@@ -78,7 +79,7 @@ class Program:
     program that hand the gradient of their result to their first argument unchanged. `asked` are the lines
     where the model asked whether it is being compiled: there it may have done something else than it does
     in eager mode. `layouts_read` names the inputs whose strides the model looked at. `guards` is what the
-    capture assumed.
+    capture assumed. `replay` says which calls were not run, because they had to do what an equal one did.
     """
 
     graph_module: fx.GraphModule
@@ -103,6 +104,7 @@ class Program:
     layouts_read: frozenset[str] = frozenset()
     guards: Guards = field(default_factory=Guards)
     loss_function: Callable[[Any], Tensor] | None = None
+    replay: Replays = field(default_factory=Replays)
 
     @property
     def graph(self) -> fx.Graph:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 from torch import fx
 
-from whence._torch.operators import op_name, written_arguments
+from whence._torch.operators import op_name, traits, written_arguments
 from whence.errors import MalformedProgram
-from whence.program.origins import has_origin, origin_of
+from whence.program.origins import origin_of
 from whence.program.program import Program
 from whence.schema import Phase, Quality
 
@@ -63,37 +63,46 @@ def _returned(graph: fx.Graph) -> tuple[object, ...]:
 def origins_present(program: Program) -> Iterator[str]:
     """Every operation says where it came from."""
     for node in program.graph.nodes:
-        if node.op == "call_function" and (not has_origin(node) or origin_of(node).quality is Quality.NONE):
+        if node.op == "call_function" and origin_of(node).quality is Quality.NONE:
             yield f"{node.name} has no origin"
 
 
 def origins_known(program: Program) -> Iterator[str]:
     """The calls and forward nodes that origins name exist."""
     names = {node.name for node in program.graph.nodes}
+    made = {id(call.site) for call in program.calls}
     sites = {(call.site.path, call.site.index) for call in program.calls}
     for node in program.graph.nodes:
         origin = origin_of(node)
         if origin.forward is not None and origin.forward not in names:
             yield f"{node.name} differentiates {origin.forward}, which does not exist"
-        named = (*origin.calls, *([origin.place] if origin.place else []))
-        if any((site.path, site.index) not in sites for site in named):
-            yield f"{node.name} comes from a call that was not made"
+        for site in (*origin.calls, origin.place):
+            if site is None or id(site) in made:
+                continue
+            if (site.path, site.index) not in sites:
+                yield f"{node.name} comes from a call that was not made"
 
 
 def is_functional(program: Program) -> Iterator[str]:
     """No node changes an input."""
     for node in program.graph.nodes:
-        if node.op == "call_function" and written_arguments(node.target, node.args, node.kwargs):
+        if node.op != "call_function" or not traits(node.target).mutates:
+            continue
+        if written_arguments(node.target, node.args, node.kwargs):
             yield f"{node.name} ({op_name(node.target)}) changes an input"
 
 
 def phases_in_order(program: Program) -> Iterator[str]:
     """No forward operation reads a backward one."""
-    for node in program.graph.nodes:
-        if node.op == "call_function" and origin_of(node).phase is Phase.FORWARD:
-            for source in node.all_input_nodes:
-                if source.op == "call_function" and origin_of(source).phase is not Phase.FORWARD:
-                    yield f"{node.name} runs in the forward and reads {source.name} of the backward"
+    later = {
+        node
+        for node in program.graph.nodes
+        if node.op == "call_function" and origin_of(node).phase is not Phase.FORWARD
+    }
+    for node in later:
+        for user in node.users:
+            if user.op == "call_function" and user not in later:
+                yield f"{user.name} runs in the forward and reads {node.name} of the backward"
 
 
 RULES: tuple[Rule, ...] = (

@@ -55,6 +55,7 @@ def assemble(
     """The program of one finished run."""
     session = recorded.session
     graph = session.recorder.graph
+    layouts_read = _layouts_read(session.notes, functional)
     values = _final_values(recorded, functional)
     custom = {} if recorded.roots else custom_functions(_histories(recorded.results))
     opaque = without_operators(custom, session.notes)
@@ -96,11 +97,12 @@ def assemble(
         opaque=_opaque(opaque, recorded, graph),
         straight_through=straight | {node.name for node in functional.straight if not recorded.roots},
         asked=tuple(session.notes.asked),
-        layouts_read=_layouts_read(session.notes, functional),
+        layouts_read=layouts_read,
         written=_written_between(functional),
         differentiable=frozenset(names.name(node.name) or "" for node in exchanged.values),
         autocast=autocast_state(),
         histories=_histories_of_inputs(values, functional),
+        replay=session.replayer.report(),
     )
 
 

@@ -61,7 +61,9 @@ def custom_functions(results: Sequence[Node]) -> dict[int, str]:
     return {
         number: type(node).__name__.removesuffix("Backward")
         for node in nodes_below(results)
-        if is_custom_function(node) and not is_stand_in(node) and (number := sequence_number(node)) is not None
+        if is_custom_function(node)
+        and not is_stand_in(node)
+        and (number := sequence_number(node)) is not None
     }
 
 

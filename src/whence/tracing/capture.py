@@ -27,7 +27,7 @@ from whence.tracing.session import Session
 from whence.tracing.sharding import refuse_sharding, with_shards
 from whence.tracing.sideeffects import warn_about_kept
 from whence.tracing.subject import state_tensors, subject_of
-from whence.tracing.turns import pause_collection, take_turn
+from whence.tracing.turns import take_turn
 from whence.tracing.undoing import Undoing
 
 
@@ -63,7 +63,6 @@ def _attempted(
     def run() -> tuple[Program, Observed, Session]:
         take_turn(undoing)
         interrupts.hold(undoing)
-        pause_collection(undoing)
         undoing.later(patches_undone(), modes_restored())
         return _captured(model, args, kwargs, backward, interrupts, reuse)
 

@@ -1,10 +1,10 @@
 """Follow gradients from one of autograd's nodes to the next.
 
-What is recorded between two of them are sums: one for each outgoing edge, in order, whose target already holds a
-gradient.
+What is recorded between two of them are sums: one for each outgoing edge, in order, whose target already
+holds a gradient.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat, zip_longest
 
@@ -19,8 +19,8 @@ from whence.tracing.notes import Notes
 class Arrival:
     """A gradient that reached a value: who brought it, the sum it became part of, and when.
 
-    `scopes` are the calls it came from, several if it is a sum of what they brought. `at` is how many nodes had
-    been recorded before the sum, or would have been.
+    `scopes` are the calls it came from, several if it is a sum of what they brought. `at` is how many nodes
+    had been recorded before the sum, or would have been.
     """
 
     node: fx.Node

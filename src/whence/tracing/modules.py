@@ -1,11 +1,12 @@
 """Give modules back as they were before they ran, and say what of their changes a program will not repeat."""
 
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -18,6 +19,7 @@ from whence.tracing.subject import StateTensor, Subject
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 CONTAINERS = (dict, list, set, deque)
+_PLAIN_CONTAINERS = (*CONTAINERS, OrderedDict)
 
 
 @dataclass
@@ -32,13 +34,18 @@ class Lines:
     maker: Callable[[Tensor], str | None] = lambda _: None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Content:
-    """A container under an attribute, itself or inside another, with a copy of it."""
+    """A container under an attribute, itself or inside another, with a copy of it; None for an empty one."""
 
     attribute: str
     held: Container
-    before: Container
+    before: Container | None
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it holds the same, in the same order."""
+        return not self.held if self.before is None else same_items(self.held, self.before)
 
 
 @dataclass(frozen=True)
@@ -132,17 +139,33 @@ def object_kept(path: ModulePath, thing: object) -> Kept:
 
 def _contents(module: object) -> list[Content]:
     """The containers among a module's attributes, also inside each other, each with a copy."""
+    return _containers(
+        [(name, value) for name, value in vars(module).items() if isinstance(value, CONTAINERS)]
+    )
+
+
+def contents_of(name: str, held: Container) -> list[Content]:
+    """A container under a name and those inside it, each with a copy."""
+    return _containers([(name, held)])
+
+
+def _containers(waiting: list[tuple[str, Container]]) -> list[Content]:
     found: list[Content] = []
-    waiting = [(name, value) for name, value in vars(module).items() if isinstance(value, CONTAINERS)]
     seen: set[int] = set()
     while waiting:
         name, held = waiting.pop()
         if id(held) in seen:
             continue
         seen.add(id(held))
-        found.append(Content(name, held, copy(held)))
-        waiting += [(name, value) for value in _values(held) if isinstance(value, CONTAINERS)]
+        found.append(Content(name, held, _copied(held) if held else None))
+        if held:
+            waiting += [(name, value) for value in _values(held) if isinstance(value, CONTAINERS)]
     return found
+
+
+def _copied(held: Container) -> Container:
+    """A copy; a class of the user's may have its own idea of one."""
+    return held.copy() if type(held) in _PLAIN_CONTAINERS else copy(held)
 
 
 def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
@@ -152,11 +175,12 @@ def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
         if value is not kept.attributes.get(name) and held_in_capture(value):
             yield _loss(kept, name, value, lines)
     for content in kept.contents:
-        if same_items(content.held, content.before):
+        if content.is_unchanged:
             continue
-        known = {id(value) for value in _values(content.before)}
+        before: Container = {} if content.before is None else content.before
+        known = {id(value) for value in _values(before)}
         for key, value in _items(content.held):
-            reassigned = content.attribute == "_buffers" and key in content.before
+            reassigned = content.attribute == "_buffers" and key in before
             if id(value) not in known and held_in_capture(value) and not reassigned:
                 registered = content.attribute in ("_parameters", "_buffers", "_modules")
                 yield _loss(kept, str(key) if registered else content.attribute, value, lines)
@@ -219,7 +243,7 @@ def _warn_about(losses: Sequence[Loss]) -> None:
 
 def _restore(kept: Kept) -> None:
     for content in kept.contents:
-        if not same_items(content.held, content.before):
+        if not content.is_unchanged:
             _refill(content.held, content.before)
     now = vars(kept.module)
     if not same_items(now, dict(kept.attributes)):
@@ -249,13 +273,17 @@ def same_items(left: Container, right: Container) -> bool:
     """Whether two containers hold the same objects, in the same order where there is one."""
     if isinstance(left, set) or isinstance(right, set):
         return left == right
+    if len(left) != len(right):
+        return False
     if isinstance(left, dict) and isinstance(right, dict):
-        return list(left) == list(right) and all(left[key] is right[key] for key in left)
-    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+        return list(left) == list(right) and all(map(is_, left.values(), right.values()))
+    return all(map(is_, left, right))
 
 
-def _refill(held: Container, kept: Container) -> None:
-    if isinstance(held, dict) and isinstance(kept, dict):
+def _refill(held: Container, kept: Container | None) -> None:
+    if kept is None:
+        held.clear()
+    elif isinstance(held, dict) and isinstance(kept, dict):
         _reset(held, kept)
     elif isinstance(held, list):
         held[:] = kept

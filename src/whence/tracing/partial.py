@@ -1,7 +1,7 @@
 """What had been recorded when a capture stopped, attached to the error that stopped it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from torch import fx
@@ -12,7 +12,11 @@ from whence.program.printing import partial_page
 from whence.provenance import Origin
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase, Quality
+from whence.tracing.following import Gradients
+from whence.tracing.functional import Functional
 from whence.tracing.notes import Mark, Notes
+from whence.tracing.replay.expand import expand
+from whence.tracing.replay.template import Doubt
 from whence.tracing.session import Session
 
 
@@ -54,6 +58,8 @@ def _partial(session: Session, error: CaptureError) -> Partial:
     for node in graph.nodes:
         if not has_origin(node) and (mark := session.notes.marks.get(node)) is not None:
             set_origin(node, _origin(mark, session.notes))
+    with suppress(Doubt):  # then stand-ins are shown as what they are
+        expand(session.replayer, session.notes, Functional(graph), Gradients())
     stopped = "\n   ".join(filter(None, (error.what, str(error.where))))
     return Partial(session.notes.scopes[PROGRAM].site.type, graph, stopped)
 

@@ -29,7 +29,7 @@ from whence.tracing.interrupts import Interrupts
 from whence.tracing.kinds import refuse_kinds
 from whence.tracing.modules import Lines, changes_reported, kept_of, reassigned_buffers, way_back
 from whence.tracing.partial import keeping_what_was_recorded
-from whence.tracing.replay.replayer import Replayer
+from whence.tracing.replay.rehearsing import rehearsed
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.session import Session
 from whence.tracing.sideeffects import SideEffects
@@ -121,7 +121,14 @@ def _session(
     reuse: Reuse,
 ) -> Session:
     mode = mode_of(example, state)
-    session = Session(subject, mode, SourceFinder((record.__code__, rehearse.__code__, Replayer.rehearsed.__code__)), lines, interrupts, reuse)
+    session = Session(
+        subject,
+        mode,
+        SourceFinder((record.__code__, rehearse.__code__, rehearsed.__code__)),
+        lines,
+        interrupts,
+        reuse,
+    )
     session.know(
         {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
     )
@@ -160,7 +167,7 @@ def _recorded(
         loss = _loss(session, backward, result) if callable(backward) else None
         forward = _forward_half(session, subject, prepared, result)
         recorded = _with_backward(session, forward, prepared, loss) if backward else forward
-        session.replayer.check()
+        session.replayer.check(recorded.result_nodes)
         return recorded
 
 

@@ -47,6 +47,7 @@ from whence.tracing.noting import Noting
 from whence.tracing.reads import Reads
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
+from whence.tracing.replay.template import Doubt
 from whence.tracing.subject import Subject, module_signature
 from whence.tracing.valuereads import data_dependent, tensors_read, value_of
 from whence.tracing.watching import Watch
@@ -355,6 +356,7 @@ class Session:
 
         Call it when nothing of the run is needed any more.
         """
+        replayed = self.replayer.inside_templates()
         self._alive.clear()
         self.notes.steps.clear()
         self.replayer.forget()
@@ -362,6 +364,9 @@ class Session:
         if not self.recorder.results_alive().isdisjoint(self.notes.marks):
             gc.collect()  # hooks and custom functions make cycles
         alive = self.recorder.results_alive()
+        for node in alive:
+            if node in replayed:
+                raise Doubt(replayed[node], "somebody keeps what it computes")
         return [
             f"{node.name} ({self.notes.marks[node].source})" for node in self.notes.order if node in alive
         ]

@@ -2,9 +2,10 @@
 
 import gc
 import threading
+from collections.abc import Callable
 
 from whence.errors import NestedCapture
-from whence.tracing.undoing import Undoing
+from whence.tracing.undoing import Result, Undoing
 
 # One capture at a time: while a model runs on fake tensors its attributes may hold some, so another capture
 # may not even look at it.
@@ -33,9 +34,15 @@ def _is_mine() -> bool:
     return _turn._is_owned()  # type: ignore[attr-defined, no-any-return]
 
 
-def pause_collection(undoing: Undoing) -> None:
+def without_collection(work: Callable[[], Result]) -> Result:
     """Let Python's collector wait: a capture makes many objects that live on, and looking through all of
     them again and again would take a third of its time."""
-    if gc.isenabled():
-        undoing.later(gc.enable)
-        gc.disable()
+    undoing = Undoing()
+
+    def run() -> Result:
+        if gc.isenabled():
+            undoing.later(gc.enable)
+            gc.disable()
+        return work()
+
+    return undoing.around(run)

@@ -30,10 +30,10 @@ def linked(
     """`results` as functions of `sources`; `backward` makes one gradient for each source."""
     if not torch.is_grad_enabled() or not any(differentiable):
         return results
-    linked: list[Tensor] = list(_Replayed.apply(results, differentiable, backward, *sources))  # type: ignore[no-untyped-call]
+    linked: list[Tensor] = list(_Replayed.apply(results, differentiable, backward, *sources))
     return linked
 
 
 def is_stand_in(node: torch.autograd.graph.Node) -> bool:
     """Whether a node of autograd stands for those of a call that was not run."""
-    return isinstance(node, _Replayed._backward_cls)  # type: ignore[attr-defined]
+    return isinstance(node, _Replayed._backward_cls)

@@ -1,14 +1,14 @@
 """Is a call of a module the same as one that was recorded?
 
 Two calls are alike where everything that the recorded one looked at is the same in the other: its arguments,
-every attribute that was read, the variables outside, the modes. What is compared is what was read, in the order
-it was read, from the module called down: so each module and tensor of the one call is found in the other.
+every attribute that was read, the variables outside, the modes. What is compared is what was read, in the
+order it was read, from the module called down: so each module and tensor of the one call is found in the
+other.
 """
 
-import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from whence._torch.hooks import has_own_hooks
 from whence._torch.trees import TreeSpec
+from whence.tracing.modules import Content
 from whence.tracing.replay.facts import Facts, difference, facts_of
-from whence.tracing.replay.variables import Variable
+from whence.tracing.replay.variables import Variable, is_steady
 
 TABLES = ("_parameters", "_buffers", "_modules")
 COMPUTED = "?"
@@ -36,15 +37,15 @@ class Look:
     """One attribute that was read: where its holder keeps it, and what it was.
 
     `table` is one of the module's tables, empty for the holder's own attributes, and None for what its class
-    has; a value of the class is the same for every instance, so `holder` is then the class. `content` is a
-    copy of a container.
+    has; a value of the class is the same for every instance, so `holder` is then the class. `content` are
+    copies of a container and of those inside it.
     """
 
     holder: object
     name: str
     table: str | None
     value: Any
-    content: Any = None
+    content: tuple[Content, ...] = ()
     is_there: bool = True
 
 
@@ -53,7 +54,8 @@ class Conditions:
     """All that a recorded call depended on.
 
     `tensors` are the facts of every tensor that was an argument or was read, by identity. `called` are the
-    modules that were called inside it, itself among them; `holders` everything whose attributes were read.
+    modules that were called inside it, itself among them; `inside` all that are parts of it, and
+    `holders` everything whose attributes were read.
     """
 
     module: nn.Module
@@ -65,6 +67,44 @@ class Conditions:
     called: tuple[nn.Module, ...]
     tensors: dict[int, tuple[Tensor, Facts]]
     holders: frozenset[int]
+    inside: frozenset[int]
+
+    @cached_property
+    def of_classes(self) -> tuple[Look, ...]:
+        """What was read of classes, once for each class."""
+        found = {
+            (kind, look.name): replace(look, holder=kind)
+            for look in self.looks
+            if look.table is None and look.is_there
+            for kind in [look.holder if isinstance(look.holder, type) else type(look.holder)]
+        }
+        return tuple(found.values())
+
+    @cached_property
+    def own(self) -> tuple["Own", ...]:
+        """What was read of each module or object itself, in the order in which they were met."""
+        looks: dict[int, list[Look]] = {}
+        for look in self.looks:
+            looks.setdefault(id(look.holder), []).append(look)
+        return tuple(_own(rows) for rows in looks.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What was read of one thing: attributes that it holds, and names that are its class's, or nobody's."""
+
+    holder: object
+    looks: tuple[Look, ...]
+    free: frozenset[str]
+    absent: frozenset[str]
+
+
+def _own(looks: Sequence[Look]) -> Own:
+    held_by_others = frozenset(look.name for look in looks if look.table is None)
+    absent = frozenset(look.name for look in looks if look.table is None and not look.is_there)
+    return Own(
+        looks[0].holder, tuple(look for look in looks if look.table is not None), held_by_others, absent
+    )
 
 
 @dataclass
@@ -99,12 +139,16 @@ def likeness(
     comparison = _Comparison(conditions, Likeness({id(conditions.module): module}))
     for position, (before, now) in enumerate(zip(conditions.leaves, leaves, strict=True)):
         comparison.same(before, now, partial(_argument, position))
-    for look in conditions.looks:
+    for look in conditions.of_classes:
         comparison.look(look)
+    for own in conditions.own:
+        comparison.own(own)
     for variable in conditions.variables:
         if not variable.is_unchanged():
             raise Different(f"the variable {variable.name} has changed")
     for called in conditions.called:
+        if id(called) in conditions.inside and id(called) not in comparison.found.things:
+            raise Different(f"nobody can say which {type(called).__name__} stands for the recorded one")
         if has_own_hooks(comparison.found.thing(called)):
             raise Different("there are hooks on it or inside it")
     return comparison.found
@@ -119,23 +163,30 @@ class _Comparison:
     conditions: Conditions
     found: Likeness
 
-    def look(self, look: Look) -> None:
-        """Raise `Different` where an attribute is not what it was."""
-        holder = self.found.things.get(id(look.holder), look.holder)
-        if look.table == COMPUTED:
-            if holder is not look.holder:
+    def own(self, own: Own) -> None:
+        """Raise `Different` where a thing does not hold what the recorded one held."""
+        holder = self.found.things.get(id(own.holder), own.holder)
+        attributes = getattr(holder, "__dict__", {})
+        tables = [attributes, *(attributes[table] for table in TABLES if attributes.get(table))]
+        if not all(map(own.free.isdisjoint, tables)):
+            raise Different(f"a {type(holder).__name__} has attributes that the recorded one did not have")
+        for name in own.absent:
+            if _of_class(type(holder), name) is not NOTHING:
+                raise Different(f"`{name}` was absent")
+        for look in own.looks:
+            if look.table != COMPUTED:
+                self.look(look, holder)
+            elif holder is not look.holder:
                 raise Different(f"`{look.name}` is computed by {type(holder).__name__} itself")
+
+    def look(self, look: Look, holder: object = None) -> None:
+        """Raise `Different` where an attribute is not what it was."""
+        now = held(look.holder if holder is None else holder, look.name, look.table)
+        if now is look.value and isinstance(now, _PLAIN):
             return
-        now = held(holder, look.name, look.table)
-        if not look.is_there:
-            if place_of(holder, look.name) is not None or now is not NOTHING:
-                raise Different(f"`{look.name}` was absent")
-            return
-        if look.table is None and _shadows(holder, look.name):
-            raise Different(f"`{look.name}` is an attribute of its own")
-        if now is look.value and look.content is None and isinstance(now, _PLAIN):
-            return
-        self.same(look.value if look.content is None else look.content, now, lambda: f"`{look.name}`")
+        if not all(content.is_unchanged for content in look.content):
+            raise Different(f"`{look.name}` of the recorded one has changed")
+        self.same(look.value, now, lambda: f"`{look.name}`")
 
     def same(self, before: Any, now: Any, what: Callable[[], str], depth: int = _DEPTH) -> None:
         """Raise `Different` where two values are not alike."""
@@ -163,7 +214,9 @@ class _Comparison:
         else:
             self._same_object(before, now, what, depth)
 
-    def _same_items(self, before: Sequence[Any], now: Sequence[Any], what: Callable[[], str], depth: int) -> None:
+    def _same_items(
+        self, before: Sequence[Any], now: Sequence[Any], what: Callable[[], str], depth: int
+    ) -> None:
         if len(before) != len(now):
             raise Different(f"{what()} holds {len(now)} things, not {len(before)}")
         for first, second in zip(before, now, strict=True):
@@ -191,7 +244,9 @@ class _Comparison:
             if self.found.taken.setdefault(id(now), id(before)) != id(before):
                 raise Different(f"{what()} is the same module as another one")
             return
-        if before is now or (isinstance(before, enum.Enum) and before == now):
+        if before is now:
+            if not is_steady(before):
+                raise Different(f"{what()} is a {type(now).__name__}, whose changes nobody sees")
             return
         self._same_function(before, now, what, depth)
 
@@ -223,18 +278,11 @@ def held(holder: Any, name: str, table: str | None) -> Any:
     if table is None:
         return _of_class(holder if isinstance(holder, type) else type(holder), name)
     own = getattr(holder, "__dict__", {})
-    found = own.get(name, NOTHING) if not table else own[table].get(name, NOTHING)
-    return found
+    return own.get(name, NOTHING) if not table else own[table].get(name, NOTHING)
 
 
 def _of_class(kind: type, name: str) -> Any:
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), NOTHING)
-
-
-def _shadows(holder: Any, name: str) -> bool:
-    """Whether an instance has for itself what was found on its class."""
-    own = getattr(holder, "__dict__", {})
-    return name in own or any(name in own.get(table, ()) for table in TABLES)
 
 
 def place_of(holder: Any, name: str) -> str | None:

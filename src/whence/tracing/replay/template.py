@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
 
 from torch import Tensor, fx
 
@@ -14,10 +14,7 @@ from whence.tracing.following import Gradients
 from whence.tracing.notes import Notes
 from whence.tracing.replay.facts import Facts
 from whence.tracing.replay.likeness import Conditions
-from whence.tracing.replay.trial import Border, Outcome
-
-Counts = Mapping[Any, int]
-"""How often each torch function was called."""
+from whence.tracing.replay.trial import Border, Counts, Outcome, Start
 
 
 class Doubt(Exception):
@@ -33,22 +30,20 @@ class Doubt(Exception):
 class Template:
     """A recorded call that stands for others like it.
 
-    Its operations lie between the nodes `begin` and `border` in the graph, which do nothing; `border` reads what
-    crossed its border, inputs before outputs, so that it follows what becomes of them. `scopes` are the numbers of its
-    call and of the calls inside it. `moment` is when autograd began on it. `names` and `functions` say how
-    many names of each base, and calls of each torch function, it used, `starts` and `called` from where on.
+    Its operations lie between two markers in the graph, that of its `start` and `border`, which reads what
+    crossed its border, inputs before outputs, so that it follows what becomes of them. `scopes` are the
+    numbers of its call and of the calls inside it. `names` and `functions` say how many names of each base,
+    and calls of each torch function, it used; `keys` where the gradients of values that modules exchanged
+    are collected; `layouts` which notes of strides that were read are its own.
     """
 
     conditions: Conditions
     inside: Border
     outcome: Outcome
-    begin: fx.Node
+    start: Start
     border: fx.Node
     scopes: range
-    moment: int
-    starts: NameCounts
     names: NameCounts
-    called: Counts
     functions: Counts
     keys: Mapping[fx.Node, GradientKey]
     recorded: tuple[fx.Node, ...]
@@ -58,14 +53,34 @@ class Template:
     rehearsals: dict[tuple[Facts | None, ...], "Rehearsal"] = field(default_factory=dict)
 
     @property
+    def kind(self) -> type:
+        """The class of the module that was called."""
+        return type(self.conditions.module)
+
+    @property
+    def moment(self) -> int:
+        """When autograd began on it."""
+        return self.start.moment
+
+    @cached_property
     def differentiable_outputs(self) -> list[int]:
         """The positions of outputs that have a gradient."""
         return [i for i, (_, tensor) in enumerate(self.inside.outputs) if tensor.requires_grad]
 
-    @property
+    @cached_property
     def differentiable_inputs(self) -> list[int]:
         """The positions of inputs that have a gradient."""
         return [i for i, (_, tensor) in enumerate(self.inside.inputs) if tensor.requires_grad]
+
+    @cached_property
+    def nodes(self) -> frozenset[fx.Node]:
+        """What was recorded, and the marker behind it."""
+        return frozenset((*self.recorded, self.border))
+
+    @cached_property
+    def given_out(self) -> frozenset[fx.Node]:
+        """The nodes of its results."""
+        return frozenset(node for node, _ in self.inside.outputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +88,8 @@ class Rehearsal:
     """The backward of a recorded call for gradients of certain shapes and layouts.
 
     `tangents` are the placeholders of these gradients (None where an output got none). What was recorded lies
-    between the nodes `begin` and `border`; `arrivals` gives for each input the gradients that reached it, which
-    `border` reads.
+    between the nodes `begin` and `border`; `arrivals` gives for each input the gradients that reached it,
+    which `border` reads.
     """
 
     tangents: tuple[fx.Node | None, ...]
@@ -88,7 +103,8 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class Arriving:
-    """A gradient that reaches an input: positions in what the rehearsal's border reads, and a call.
+    """A gradient that reaches an input: positions in what the rehearsal's border reads, and the calls it is
+    from.
 
     `value` is the gradient by itself, `sum` the sum that it became a part of, None for the first; such a sum
     comes before the node recorded `at` that position. `like` and `total` are their fake values.
@@ -106,22 +122,24 @@ class Arriving:
 class Application:
     """A call that a template stands for. `scopes` are the numbers of its calls.
 
-    `node` stands for it in the graph. `slots` says for each gradient that
-    autograd asks it for which input it is for and the how manieth, `keys` where it goes, `output_keys` where those of
-    its results are collected. `watched` are the
-    tensors it took and gave, with the number of times each had been written.
+    `node` stands for it in the graph. `slots` says for each gradient that autograd asks it for which input it
+    is for and the how manieth, `keys` where it goes, `output_keys` where those of its results are collected.
+    `starts` and `called` are the counts of names and of calls of torch functions when it began, and
+    `left_out` bare names that were left to it. `watched` are the tensors it took and gave, with the number
+    of times each had been written.
     """
 
     template: Template
+    node: fx.Node
     scopes: range
     starts: NameCounts
     called: Counts
     caller: Source | None
-    node: fx.Node | None = None
-    watched: Sequence[tuple[Tensor, int]] = ()
-    slots: Sequence[tuple[int, int]] = ()
-    keys: Sequence[GradientKey | None] = ()
+    slots: tuple[tuple[int, int], ...]
+    keys: tuple[GradientKey | None, ...]
+    left_out: set[str]
     output_keys: Mapping[int, GradientKey] = field(default_factory=dict)
+    watched: Sequence[tuple[Tensor, int]] = ()
     backward: "Differentiated | None" = None
 
 

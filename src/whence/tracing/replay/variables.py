@@ -4,23 +4,59 @@ Nobody sees them being read, so every variable that code which ran could read is
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
-from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GenericAlias,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    NotImplementedType,
+    UnionType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from whence._torch.attribute_reads import is_observable
-from whence.tracing.modules import CONTAINERS, same_items
+from whence.tracing.modules import CONTAINERS, Content, contents_of
 
 _GONE: Any = object()
 _NUMBERS_AND_TEXT = (bool, int, float, complex, str, bytes)
 _CONSTANT = frozenset({"__class__"})
 _DEPTH = 3
+_STEADY = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str, bytes, range, slice, frozenset, type(...), property),
+        *(FunctionType, MethodType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType),
+        *(MethodWrapperType, ModuleType, GenericAlias, UnionType, NotImplementedType, partial),
+        *(classmethod, staticmethod, MappingProxyType, GetSetDescriptorType, MemberDescriptorType),
+    }
+)
+_STEADY_PACKAGES = (
+    "torch",
+    "typing",
+    "logging",
+    "re",
+    "functools",
+    "operator",
+    "abc",
+    "collections",
+    "inspect",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +66,7 @@ class Variable:
     name: str
     read: Callable[[], Any]
     value: Any
-    content: Any
+    content: Sequence[Content]
 
     def is_unchanged(self) -> bool:
         """Whether it holds the same now."""
@@ -38,7 +74,7 @@ class Variable:
         if now is not self.value:
             kind = type(now)
             return kind is type(self.value) and kind in _NUMBERS_AND_TEXT and bool(now == self.value)
-        return self.content is None or same_items(self.content, now)
+        return all(content.is_unchanged for content in self.content)
 
 
 class Variables:
@@ -70,6 +106,17 @@ class Variables:
             if not isinstance(value, FunctionType) and depth and (inside := _namespace(value)) is not None:
                 self._note(inside, names, f"{path}.{name}", depth - 1)
 
+    def add(self, variables: Iterable[Variable]) -> None:
+        """Add what a call read that was not run."""
+        self.found.update({(id(variable), variable.name): variable for variable in variables})
+
+    def doubtful(self) -> Iterator[str]:
+        """What is wrong with variables that hold things whose changes nobody sees."""
+        for variable in self.found.values():
+            if not is_steady(variable.value):
+                kind = type(variable.value).__name__
+                yield f"it may use {variable.name}, a {kind}, whose changes nobody sees"
+
     def close(self, things: Iterable[Any]) -> str | None:
         """Add what functions close over, looking for them in `things` too.
 
@@ -99,7 +146,8 @@ def _is_written_by_python(code: CodeType) -> bool:
 
 
 def _variable(name: str, read: Callable[[], Any], value: Any) -> Variable:
-    return Variable(name, read, value, copy(value) if isinstance(value, CONTAINERS) else None)
+    held = contents_of(name, value) if isinstance(value, CONTAINERS) else ()
+    return Variable(name, read, value, held)
 
 
 def _content_of(cell: CellType) -> Any:
@@ -110,12 +158,44 @@ def _content_of(cell: CellType) -> Any:
 
 
 def _namespace(value: Any) -> Mapping[str, Any] | None:
-    """The attributes of a Python module, class or object that is not torch's; modules are watched by others."""
+    """The attributes of a Python module, class or object that is not torch's; modules are watched by
+    others."""
     if isinstance(value, ModuleType):
-        return None if value.__name__.partition(".")[0] in ("torch", *sys.stdlib_module_names) else vars(value)
-    if isinstance(value, nn.Module) or not hasattr(value, "__dict__"):
+        return (
+            None if value.__name__.partition(".")[0] in ("torch", *sys.stdlib_module_names) else vars(value)
+        )
+    kind = value if isinstance(value, type) else type(value)
+    if not is_observable(kind):
         return None
-    return vars(value) if is_observable(value if isinstance(value, type) else type(value)) else None
+    return vars(value) if hasattr(value, "__dict__") else _slots(value)
+
+
+def _slots(value: Any) -> Mapping[str, Any]:
+    """The attributes of an object without a dictionary, looked up when they are asked for."""
+    names = [name for base in type(value).__mro__ for name in getattr(base, "__slots__", ())]
+    return _Slots(value, [name for name in names if hasattr(value, name)])
+
+
+class _Slots(Mapping[str, Any]):
+    def __init__(self, thing: Any, names: Iterable[str]) -> None:
+        self._thing, self._names = thing, frozenset(names)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._thing, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def is_steady(value: Any) -> bool:
+    """Whether a thing cannot change, or whose changes are seen where they are looked for."""
+    kind = type(value)
+    if kind in _STEADY or isinstance(value, (*CONTAINERS, tuple, Tensor, nn.Module, type, Enum)):
+        return True
+    return is_observable(kind) or kind.__module__.partition(".")[0] in _STEADY_PACKAGES
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
@@ -162,14 +242,59 @@ def _held(kind: type) -> list[Any]:
     return [value for value in vars(kind).values() if isinstance(value, kinds)]
 
 
+class Functions:
+    """Tells those who want to know of every Python function that begins to run on this thread."""
+
+    def __init__(self) -> None:
+        self._told: list[Callable[[FrameType], None]] = []
+        self._seen: set[CodeType] = set()
+
+    @contextmanager
+    def seen_by(self, met: Callable[[FrameType], None]) -> Iterator[None]:
+        """Tell `met` of a call of every function that is called inside the block."""
+        self._seen.clear()
+        self._told.append(met)
+        try:
+            if len(self._told) > 1:
+                yield
+            else:
+                with _tracing(self._begins):
+                    yield
+        finally:
+            self._told.remove(met)
+
+    def _begins(self, frame: FrameType, _event: str, _argument: object) -> None:
+        if frame.f_code not in self._seen:
+            self._seen.add(frame.f_code)
+            for met in self._told:
+                met(frame)
+
+
 @contextmanager
-def seeing_functions(met: Callable[[FrameType], None]) -> Iterator[None]:
-    """Tell of every Python function that begins to run on this thread."""
+def _tracing(begins: Callable[[FrameType, str, object], None]) -> Iterator[None]:
+    """Let the interpreter call `begins` for every frame.
+
+    A tracer that returns nothing is told of nothing else; where somebody traces already (a debugger, a
+    measurement of coverage), a profiler is, too.
+    """
+    if sys.gettrace() is not None:
+        with _profiling(begins):
+            yield
+        return
+    sys.settrace(begins)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+@contextmanager
+def _profiling(begins: Callable[[FrameType, str, object], None]) -> Iterator[None]:
     before: Any = sys.getprofile()
 
-    def notice(frame: FrameType, event: str, _argument: object) -> None:
+    def notice(frame: FrameType, event: str, argument: object) -> None:
         if event == "call":
-            met(frame)
+            begins(frame, event, argument)
 
     sys.setprofile(notice)
     try:

@@ -1,0 +1,38 @@
+"""What a replayer needs of the capture that is going on."""
+
+from contextlib import AbstractContextManager
+from types import CodeType
+from typing import Protocol
+
+from torch import Tensor, fx
+
+from whence._torch.autograd import BackwardListener, GradientKey
+from whence._torch.recording import Recorder
+from whence.provenance import ModulePath, Source
+from whence.schema import Phase
+from whence.tracing.callnames import CallNames
+from whence.tracing.notes import Notes
+from whence.tracing.reads import Reads
+
+
+class Host(BackwardListener, Protocol):
+    """The capture that is going on. `arrived` are the places that hold a gradient already."""
+
+    notes: Notes
+    recorder: Recorder
+    names: CallNames
+    reads: Reads
+    phase: Phase
+    arrived: set[GradientKey]
+
+    def apart(self) -> AbstractContextManager[Notes]:
+        """A context in which what is recorded is noted apart."""
+
+    def known(self, tensor: Tensor) -> fx.Node:
+        """The node of a tensor."""
+
+    def reading(self) -> tuple[ModulePath | None, Source | None]:
+        """The module that is running, and the user's line."""
+
+    def is_user(self, code: CodeType) -> bool:
+        """Whether code is the user's."""

@@ -1,0 +1,198 @@
+"""May what a watched call recorded stand for other calls?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from whence._torch.hooks import has_hooks
+from whence._torch.modes import modes_now
+from whence._torch.operators import written_arguments
+from whence._torch.tensors import storage_of
+from whence._torch.trees import tree_flatten
+from whence.program.observed import Read
+from whence.schema import Phase
+from whence.tracing.example import is_plain_constant
+from whence.tracing.modules import Content, Kept, same_items
+from whence.tracing.notes import Notes
+from whence.tracing.replay.facts import facts_of
+from whence.tracing.replay.host import Host
+from whence.tracing.replay.likeness import COMPUTED, NOTHING, Conditions, Look, held, place_of
+from whence.tracing.replay.trial import MIN_NODES, SMALL, Border, Outcome, Seen, Trial, Unfit
+
+
+def attempted(
+    trial: Trial, outcome: Outcome, host: Host, *, differentiates: bool
+) -> tuple[Conditions, Border]:
+    """What a finished call depended on and what crossed its border; raises `Unfit`.
+
+    `differentiates` says whether the capture records the backward, too.
+    """
+    notes = host.notes
+    nodes, called = notes.order[trial.start.position :], _called(trial, notes)
+    for objection in (
+        *_about_what_ran(trial, nodes, called, notes, differentiates=differentiates),
+        *_about_arguments(trial, outcome),
+        *_about_changes(trial, host.reads.kept),
+        *_about_variables(trial),
+    ):
+        raise Unfit(objection)
+    border = _border(nodes, outcome, _tensors_behind(trial, host), notes)
+    for objection in _about_memory(nodes, border):
+        raise Unfit(objection)
+    return _conditions(trial, called), border
+
+
+def _tensors_behind(trial: Trial, host: Host) -> dict[fx.Node, Tensor]:
+    """The arguments and attributes that nodes stand for."""
+    read = tensors_in([read.value for read, _ in trial.seen.reads.values()])
+    found = {node: tensor for tensor in read if (node := host.recorder.node_of(tensor)) is not None}
+    given = zip(trial.nodes, trial.given.leaves, strict=True)
+    return found | {node: leaf for node, leaf in given if node is not None}
+
+
+def _called(trial: Trial, notes: Notes) -> tuple[nn.Module, ...]:
+    scopes = notes.scopes[trial.scope :]
+    return tuple({id(scope.module): scope.module for scope in scopes if scope.module is not None}.values())
+
+
+def _about_what_ran(
+    trial: Trial,
+    nodes: Sequence[fx.Node],
+    called: Sequence[nn.Module],
+    notes: Notes,
+    *,
+    differentiates: bool,
+) -> Iterator[str]:
+    marks = [notes.marks[node] for node in nodes]
+    if len(nodes) < MIN_NODES:
+        yield SMALL
+    if any(map(has_hooks, called)) or any(mark.hook is not None for mark in marks) or notes.hooks:
+        yield "there are hooks on it or inside it"
+    if any(mark.phase is Phase.BACKWARD for mark in marks):
+        yield "it runs a backward pass"
+    if modes_now() != trial.modes:
+        yield "it leaves a mode switched"
+    if not differentiates and any(mark.cut for mark in marks):
+        yield "a part of it runs without gradients"
+
+
+def _about_arguments(trial: Trial, outcome: Outcome) -> Iterator[str]:
+    given = trial.given
+    leaves, spec = tree_flatten((given.args, given.kwargs))
+    if spec != given.spec or not all(map(is_, leaves, given.leaves)):
+        yield "it changes a container that it was given"
+    for leaf in (*leaves, *outcome.leaves):
+        if not isinstance(leaf, Tensor) and not is_plain_constant(leaf):
+            yield f"it is given or returns a {type(leaf).__name__}"
+
+
+def _about_changes(trial: Trial, kept: Sequence[Kept]) -> Iterator[str]:
+    yield from trial.seen.faults
+    for module, before in trial.attributes:
+        if not same_items(before, vars(module)):
+            yield f"it changes attributes of {type(module).__name__}"
+    for read, contents in trial.seen.reads.values():
+        if not all(content.is_unchanged for content in contents):
+            yield f"it changes what `{read.name}` holds"
+    for thing in kept:
+        if not same_items(dict(thing.attributes), vars(thing.module)):
+            yield f"it may use a {type(thing.module).__name__} that the model changes"
+
+
+def _about_variables(trial: Trial) -> Iterator[str]:
+    lost = trial.variables.close([*(type(module) for module, _ in trial.attributes), *_values(trial.seen)])
+    if lost is not None:
+        yield f"nobody can say which variables {lost} reads"
+    yield from trial.variables.doubtful()
+    for variable in trial.variables.found.values():
+        if not variable.is_unchanged():
+            yield f"it changes the variable {variable.name}"
+
+
+def _values(seen: Seen) -> list[Any]:
+    return [read.value for read, _ in seen.reads.values()]
+
+
+def _border(
+    nodes: Sequence[fx.Node], outcome: Outcome, tensors: Mapping[fx.Node, Tensor], notes: Notes
+) -> Border:
+    inside = set(nodes)
+    inputs: dict[fx.Node, Tensor] = {}
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source not in inside and source not in inputs:
+                inputs[source] = _tensor_behind(source, tensors, notes)
+    known, outputs = {id(tensor) for tensor in tensors.values()}, dict[fx.Node, Tensor]()
+    for leaf, made in zip(outcome.leaves, outcome.nodes, strict=True):
+        if made is not None and made in inside:
+            outputs[made] = leaf
+        elif isinstance(leaf, Tensor) and id(leaf) not in known:
+            raise Unfit("it returns a tensor that comes from outside")
+    return Border(tuple(inputs.items()), tuple(outputs.items()))
+
+
+def _tensor_behind(source: fx.Node, tensors: Mapping[fx.Node, Tensor], notes: Notes) -> Tensor:
+    if source in tensors:
+        return tensors[source]
+    literal = notes.literals.get(source.name)
+    if literal is None:
+        raise Unfit(f"it uses {source.name}, which is neither an argument nor an attribute")
+    if source.name in notes.made:
+        raise Unfit("it makes a tensor of numbers")
+    return literal
+
+
+def _about_memory(nodes: Sequence[fx.Node], border: Border) -> Iterator[str]:
+    given = {storage_of(node.meta["val"]) for node, _ in border.inputs}
+    for node in nodes:
+        written = written_arguments(node.target, node.args, node.kwargs) if node.op == "call_function" else []
+        if any(storage_of(source.meta["val"]) in given for source in _nodes_in(written)):
+            yield "it writes to an argument or to state"
+    returned = [storage_of(node.meta["val"]) for node, _ in border.outputs]
+    if len(set(returned)) < len(returned) or not given.isdisjoint(returned):
+        yield "it returns views of its arguments, or of one another"
+
+
+def _nodes_in(written: Sequence[Any]) -> Iterator[fx.Node]:
+    for value in written:
+        yield from value if isinstance(value, list | tuple) else (value,)
+
+
+def _conditions(trial: Trial, called: tuple[nn.Module, ...]) -> Conditions:
+    looks = tuple(_look(read, contents) for read, contents in trial.seen.reads.values())
+    values = [*trial.given.leaves, *(look.value for look in looks)]
+    return Conditions(
+        module=trial.module,
+        spec=trial.given.spec,
+        leaves=trial.given.leaves,
+        looks=looks,
+        variables=tuple(trial.variables.found.values()),
+        modes=trial.modes,
+        called=called,
+        tensors={id(tensor): (tensor, facts_of(tensor)) for tensor in tensors_in(values)},
+        holders=frozenset(id(look.holder) for look in looks),
+        inside=frozenset(id(module) for module, _ in trial.attributes),
+    )
+
+
+def _look(read: Read, contents: Sequence[Content]) -> Look:
+    table = place_of(read.holder, read.name)
+    if table is not None or not read.is_there:
+        return Look(read.holder, read.name, table, read.value, tuple(contents), read.is_there)
+    found = held(read.holder, read.name, None)
+    if found is NOTHING:
+        return Look(read.holder, read.name, COMPUTED, read.value)
+    return Look(read.holder, read.name, None, found)
+
+
+def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
+    """The tensors among values, also inside lists, tuples and dicts."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(list(value.values()))
