@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from whence._torch.trees import TreeSpec, tree_unflatten
@@ -94,13 +95,17 @@ class Calls:
     """All calls in the order they were made; the first is the program."""
 
     rows: tuple[Call, ...]
-    _children: dict[int, list[Call]] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _children(self) -> dict[int, list[Call]]:
         children: dict[int, list[Call]] = {row.number: [] for row in self.rows}
         for row in self.rows[1:]:
             children[row.parent].append(row)
-        object.__setattr__(self, "_children", children)
+        return children
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[ModulePath, int], int]:
+        return {(row.site.path, row.site.index): row.number for row in reversed(self.rows[1:])}
 
     def __iter__(self) -> Iterator[Call]:
         """The module calls, in the order they were made."""
@@ -114,10 +119,25 @@ class Calls:
         """The call of the captured callable itself."""
         return self.rows[0]
 
-    @property
+    @cached_property
     def parents(self) -> tuple[int, ...]:
         """The number of the caller of each call, by number."""
         return tuple(row.parent for row in self.rows)
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """For each call, by number, the number after the last call inside it.
+
+        A caller comes before what it calls, so a call and the calls inside it are numbered without a gap.
+        """
+        ends = list(range(1, len(self.rows) + 1))
+        for row in reversed(self.rows[1:]):
+            ends[row.parent] = max(ends[row.parent], ends[row.number])
+        return tuple(ends)
+
+    def number(self, site: CallSite | None) -> int:
+        """The number of the call of a site; None is the program itself."""
+        return 0 if site is None else self._numbers[site.path, site.index]
 
     def children(self, call: Call) -> list[Call]:
         """The calls made directly by `call`."""
@@ -130,9 +150,8 @@ class Calls:
     def at(self, path: str, index: int = 0) -> Call:
         """The call of a module path; raises `SelectionError` when it was not called that often."""
         wanted = ModulePath.parse(path)
-        for call in self:
-            if call.site.path == wanted and call.site.index == index:
-                return call
+        if (wanted, index) in self._numbers:
+            return self.rows[self._numbers[wanted, index]]
         made = sum(call.site.path == wanted for call in self)
         raise SelectionError(
             f"{path or '(root)'} has no call number {index}", why=f"it was called {made} times"
