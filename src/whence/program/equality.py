@@ -97,7 +97,7 @@ class Regions:
             if node in self.homes:
                 self.own[self.homes[node]].append(position)
         self.state = {row.name: (row, _paths(row)) for row in program.signature.state}
-        self.tangents = {row.name for row in program.signature.inputs_of(InputKind.TANGENT)} | {program.seed}
+        self.tangents = {program.seed, *(row.name for row in program.signature.inputs_of(InputKind.TANGENT))}
         self.shown = [tuple(self._shown(row)) for row in self.rows]
         self._shown_by = self._showing_calls()
         self._kinds = self._kinds_of_calls()
@@ -113,7 +113,7 @@ class Regions:
         return [number for caller in around for number in self._outermost(caller)]
 
     def keys(self, number: int) -> Iterator[Any]:
-        """What two regions share if and only if they are equal; each key decides, and the cheapest is first."""
+        """What two regions share if and only if they are equal; each key decides, the cheapest is first."""
         if number in self._alike:
             yield self._alike[number], *self._outline(number)
         yield Key(self, number).spelled()
