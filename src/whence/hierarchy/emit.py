@@ -74,8 +74,8 @@ def _module(record: ModuleRecord, calls: tuple[CallBody, ...]) -> nn.Module:
 
 
 def _give_calls(module: Tree, calls: tuple[CallBody, ...]) -> None:
-    module.calls = (*module.calls, *(call for call in calls if not call.is_recomputation))
-    module.bodies |= {call.number: call for call in calls}
+    module.__dict__["calls"] = (*module.calls, *(call for call in calls if not call.is_recomputation))
+    module.bodies.update({call.number: call for call in calls})
     if module.calls and (parameters := module.calls[0].parameters) is not None:
         module.__dict__["__signature__"] = parameters
 
@@ -112,7 +112,7 @@ def _fill(module: nn.Module, record: ModuleRecord, state: dict[str, Tensor]) -> 
     for name, held in record.tensors:
         if held in state:
             setattr(module, name, state[held])
-    module.training = record.training
+    module.__dict__["training"] = record.training
     if isinstance(module, Tree):
         module.__dict__["captured_training"] = record.training
 

@@ -9,7 +9,7 @@ from torch import fx
 
 from whence.hierarchy.plan import ROOT_CALL, Numbering, Region, first_within, paths_of_state
 from whence.program import Program
-from whence.program.equality import NOT_PLACED, Regions, first_equal_calls
+from whence.program.equality import Regions, first_equal_calls
 from whence.program.origins import origin_of
 from whence.provenance import ModulePath
 from whence.schema import InputKind, Phase
@@ -74,19 +74,19 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
 
     Without `shares` every call counts as one of its own.
     """
-    placed = tuple(n for n in program.graph.nodes if n.op not in NOT_PLACED and n.name != program.seed)
-    numbering = Numbering(len(program.calls.rows), () if flat else _repeated(program, placed))
+    held = Regions(program)
+    placed = tuple(node for node in held.homes if node.name != program.seed)
+    numbering = Numbering(len(program.calls.rows), () if flat else _repeated(placed, held.homes))
     parents = {phase: _callers(program, flattened, phase, numbering) for phase in PHASES}
     callers = parents[Phase.FORWARD]
-    first = _first_equal(program, numbering, callers) if shares else tuple(range(len(callers)))
+    first = _first_equal(held, numbering, callers) if shares else tuple(range(len(callers)))
     tangents = {row.name for row in program.signature.inputs_of(InputKind.TANGENT)}
 
     def home(node: fx.Node) -> Region:
-        origin = origin_of(node)
+        origin, number = origin_of(node), held.homes[node]
         phase = Phase.BACKWARD if origin.phase is Phase.BACKWARD else Phase.FORWARD
-        if flat or origin.place is None:
+        if flat or number == ROOT_CALL:
             return phase, ROOT_CALL
-        number = program.calls.number(origin.place)
         number = numbering.repeat_of[number] if origin.recomputed else number
         stays = number != program.entry and (phase, number) not in flattened
         return phase, number if stays else parents[phase][number]
@@ -106,10 +106,9 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
     )
 
 
-def _repeated(program: Program, nodes: Iterable[fx.Node]) -> tuple[int, ...]:
+def _repeated(nodes: Iterable[fx.Node], homes: Mapping[fx.Node, int]) -> tuple[int, ...]:
     """The calls that a checkpoint runs again, callers first."""
-    places = {origin.place for node in nodes if (origin := origin_of(node)).recomputed}
-    return tuple(sorted({program.calls.number(place) for place in places if place is not None}))
+    return tuple(sorted({homes[node] for node in nodes if origin_of(node).recomputed} - {ROOT_CALL}))
 
 
 def _callers(
@@ -149,12 +148,12 @@ def _depths(parents: Sequence[int]) -> tuple[int, ...]:
     return tuple(depths)
 
 
-def _first_equal(program: Program, numbering: Numbering, callers: Sequence[int]) -> tuple[int, ...]:
+def _first_equal(held: Regions, numbering: Numbering, callers: Sequence[int]) -> tuple[int, ...]:
     """For each call the first that equals it; the calls inside equal calls are equal, repeated ones too.
 
     Where a repetition belongs to another one than in the equal call, nothing is shared.
     """
-    equal, inside = first_equal_calls(Regions(program)), _inside(callers)
+    equal, inside = first_equal_calls(held), _inside(callers)
     repeat_of, itself = numbering.repeat_of, tuple(range(len(callers)))
     if any(equal[call] not in repeat_of for call in numbering.repeats):
         return itself

@@ -40,12 +40,16 @@ class Parts:
         """Make a node a part, or a piece of the part that its call is."""
         phase, call = self.layout.regions[node.name]
         copy = self.layout.copies[call]
+        names = [source.name for source in node.all_input_nodes]
         if copy is None:
-            part = Part(node.name, (phase, call), dict.fromkeys([s.name for s in node.all_input_nodes]))
+            part = Part(node.name, (phase, call), dict.fromkeys(names))
             self.rows.append(part)
         else:
-            part = self._copy(phase, copy)
-            self._take(part, copy, node, call)
+            part = self._copied.get((phase, copy)) or self._copy(phase, copy)
+            makers = self.makers
+            for name in names:
+                if makers.get(name) is not part and not self._is_own_state(name, call, copy):
+                    part.needs[name] = None
         self.makers[node.name] = part
 
     def keep_inside(self) -> None:
@@ -60,17 +64,9 @@ class Parts:
             self.keeping |= {copy} if kept else set()
 
     def _copy(self, phase: Phase, copy: int) -> Part:
-        part = self._copied.get((phase, copy))
-        if part is None:
-            part = self._copied[phase, copy] = Part(copy, (phase, self.layout.parents[phase][copy]))
-            self.rows.append(part)
+        part = self._copied[phase, copy] = Part(copy, (phase, self.layout.parents[phase][copy]))
+        self.rows.append(part)
         return part
-
-    def _take(self, part: Part, copy: int, node: fx.Node, call: int) -> None:
-        for source in node.all_input_nodes:
-            name = source.name
-            if self.makers.get(name) is not part and not self._is_own_state(name, call, copy):
-                part.needs[name] = None
 
     def _is_own_state(self, name: str, call: int, copy: int) -> bool:
         """Whether a call between the one that reads a value and the copy around it holds it as state."""

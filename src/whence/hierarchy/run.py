@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType, FunctionType
 from typing import Any, Self
@@ -125,8 +125,7 @@ class CallBody:
     @property
     def name(self) -> str:
         """`layer`, `layer@1`, `layer@2`."""
-        site = self.plan.site(self.number)
-        return str(replace(site, path=ModulePath(site.path[-1:])))
+        return self.plan.site(self.number).name
 
     @property
     def parameters(self) -> inspect.Signature | None:

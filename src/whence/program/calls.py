@@ -4,12 +4,16 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from whence._torch.trees import TreeSpec, tree_unflatten
 from whence.errors import SelectionError
 from whence.provenance import CallSite, ModulePath
 from whence.provenance.places import ancestors
+
+FOLD_FROM = 3
+"""So many equal neighbours are printed as one."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +89,13 @@ class Call:
     outputs: Structure | None = None
     parameters: inspect.Signature | None = None
 
+    @property
+    def label(self) -> str:
+        """The call site, or `(root)`."""
+        return f"{'' if self.site.path else '(root)'}{self.site}"
+
     def __str__(self) -> str:
-        root = "" if self.site.path else "(root)"
-        return f"{root}{self.site}: {self.site.type}"
+        return f"{self.label}: {self.site.type}"
 
 
 @dataclass(frozen=True)
@@ -158,9 +166,28 @@ class Calls:
         )
 
     def __str__(self) -> str:
+        """The tree of calls; three or more neighbours that differ in their number alone are one line."""
         return "\n".join(self._lines(self.program, 0))
 
     def _lines(self, call: Call, depth: int) -> Iterator[str]:
-        for child in self.children(call):
-            yield f"{'  ' * depth}{child}"
-            yield from self._lines(child, depth + 1)
+        for _, group in groupby(self.children(call), key=self._likeness):
+            run = list(group)
+            several = f" … {run[-1].site.name}  × {len(run)}" if len(run) >= FOLD_FROM else ""
+            for child in run[:1] if several else run:
+                yield f"{'  ' * depth}{child.label}{several}: {child.site.type}"
+                yield from self._lines(child, depth + 1)
+
+    def _likeness(self, call: Call) -> tuple[object, ...]:
+        """What neighbours share that are shown as one: members of a list, or calls of one module."""
+        path = call.site.path
+        return self._shapes[call.number], path.parent, "" if path.name.isdigit() else path.name
+
+    @cached_property
+    def _shapes(self) -> list[int]:
+        """A number for each call; the same for calls of one class that make the same calls inside."""
+        known: dict[object, int] = {}
+        shapes = [0] * len(self.rows)
+        for row in reversed(self.rows):
+            inside = tuple((child.site.path.name, shapes[child.number]) for child in self.children(row))
+            shapes[row.number] = known.setdefault((row.site.type, inside), len(known))
+        return shapes

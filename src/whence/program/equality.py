@@ -2,10 +2,11 @@
 
 The region of a call is everything placed in it and in the calls inside it, in every phase. Two calls compute
 the same when their regions agree node for node, in order: operation, constants, wiring, place within the
-call, shape, dtype, strides and device of the result, phase, quality, source line and what they differentiate;
-and when their borders agree: which values come from outside and where each of them is used, what the module
-reads from itself under which name, and which values are used outside. A value from outside may be any value
-of its phase with the same shape, dtype, strides and device.
+call, phase, quality, source line and what they differentiate; and when their borders agree: which values come
+from outside and where each of them is used, what the module reads from itself under which name, and which
+values are used outside. A value from outside may be any value of its phase with the same shape, dtype,
+strides and device. Those of results then agree, because equal operations on equal inputs give equal results;
+they are compared only where an operation reads no value at all.
 
 A region is spelled as one flat tuple, its key, and equal keys are equal regions: no two regions are compared
 with each other. Outermost calls are spelled first, and of equal ones only the first is looked into, so the
@@ -15,6 +16,7 @@ work is linear in nodes.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ from torch import Tensor, fx
 from whence.program.calls import Call
 from whence.program.origins import origin_of
 from whence.program.signature import Input
-from whence.provenance import CallSite, ModulePath, Origin
+from whence.provenance import CallSite, ModulePath, Source
 from whence.schema import InputKind, Phase
 
 if TYPE_CHECKING:
@@ -87,22 +89,24 @@ class Regions:
         self.ends = program.calls.ends
         self.nodes = tuple(program.graph.nodes)
         self.by_name = {node.name: node for node in self.nodes}
-        self.homes = {
-            node: program.calls.number(origin_of(node).place)
-            for node in self.nodes
-            if node.op not in NOT_PLACED
-        }
+        self.homes: dict[fx.Node, int] = {}
         self.own: list[list[int]] = [[] for _ in self.rows]
-        for position, node in enumerate(self.nodes):
-            if node in self.homes:
-                self.own[self.homes[node]].append(position)
+        self._place()
+        self.sources: dict[Source | None, int] = {}
         self.state = {row.name: (row, _paths(row)) for row in program.signature.state}
         self.tangents = {program.seed, *(row.name for row in program.signature.inputs_of(InputKind.TANGENT))}
-        self.shown = [tuple(self._shown(row)) for row in self.rows]
-        self._shown_by = self._showing_calls()
-        self._kinds = self._kinds_of_calls()
-        self._how_many = Counter(self._kinds)
         self._alike = {number: group for group, calls in enumerate(program.alike) for number in calls}
+
+    def _place(self) -> None:
+        numbers: dict[int, int] = {}  # by the identity of a call site, which many nodes share
+        for position, node in enumerate(self.nodes):
+            if node.op not in NOT_PLACED:
+                place = origin_of(node).place
+                number = numbers.get(id(place))
+                if number is None:
+                    number = numbers[id(place)] = self.program.calls.number(place)
+                self.homes[node] = number
+                self.own[number].append(position)
 
     def inside(self, number: int) -> list[fx.Node]:
         """The nodes of a region, in the order of the program."""
@@ -146,12 +150,17 @@ class Regions:
             yield self.leaves(node, number, inside)
 
     def _shown(self, call: Call) -> Iterator[fx.Node]:
-        """The values that a call hands to its caller, used or not."""
         written, taken = self.program.written, call.inputs.names if call.inputs else ()
         names = [*(call.outputs.names if call.outputs else ()), *chain(*(written.get(n, ()) for n in taken))]
         return (self.by_name[name] for name in names if name in self.by_name)
 
-    def _showing_calls(self) -> dict[fx.Node, tuple[int, int]]:
+    @cached_property
+    def shown(self) -> list[tuple[fx.Node, ...]]:
+        """The values that each call hands to its caller, used or not."""
+        return [tuple(self._shown(row)) for row in self.rows]
+
+    @cached_property
+    def _shown_by(self) -> dict[fx.Node, tuple[int, int]]:
         """The first and the last call that hands out a node; the program is one of them."""
         returned = [row.node for row in self.program.signature.outputs if row.node is not None]
         names = chain(returned, *self.program.histories.values())
@@ -162,12 +171,17 @@ class Regions:
                 shown[node] = (first, number)
         return shown
 
-    def _kinds_of_calls(self) -> list[int]:
+    @cached_property
+    def _how_many(self) -> Counter[int]:
+        return Counter(self._kinds)
+
+    @cached_property
+    def _kinds(self) -> list[int]:
         """A number for each call; equal calls have the same one, and a call that holds nothing has 0."""
         known: dict[Any, int] = {}
         kinds = [0] * len(self.rows)
         for row in reversed(self.rows):
-            operations = tuple(self.nodes[at].target for at in self.own[row.number])
+            operations = tuple(id(self.nodes[at].target) for at in self.own[row.number])
             within = tuple(kinds[child.number] for child in self.program.calls.children(row))
             if operations or any(within):
                 kinds[row.number] = known.setdefault((row.site.type, operations, within), len(known) + 1)
@@ -193,41 +207,39 @@ class Key:
         nodes = self.regions.inside(self.number)
         inside = set(nodes)
         for position, node in enumerate(nodes):
-            self._node(node, inside)
+            self._node(node, self.regions.leaves(node, self.number, inside))
             self.values[node] = position
         for call in self.regions.rows[self.number : self.regions.ends[self.number]]:
             self._call(call)
         return tuple(self.entries)
 
-    def _node(self, node: fx.Node, inside: set[fx.Node]) -> None:
+    def _node(self, node: fx.Node, leaves: bool) -> None:
+        """What is there once is told apart by its identity, which costs less than its hash."""
         regions, origin = self.regions, origin_of(node)
+        arguments, keywords = node.args, node.kwargs
         self.entries += (
-            node.target,
+            id(node.target),
             regions.homes[node] - self.number,
-            regions.leaves(node, self.number, inside),
+            leaves,
             node.name in regions.program.straight_through,
-            origin.phase,
-            origin.quality,
-            origin.source,
+            id(origin.phase),
+            id(origin.quality),
+            regions.sources.setdefault(origin.source, len(regions.sources)),
             origin.recomputed,
             origin.hook,
-            _layout(node.meta.get("val")),
-            len(node.args),
-            len(node.kwargs),
+            None if node.all_input_nodes else _layout(node.meta.get("val")),
+            len(arguments),
+            len(keywords),
         )
-        for argument in node.args:
+        for argument in arguments:
             self._argument(argument)
-        for name, argument in node.kwargs.items():
+        for name, argument in keywords.items():
             self.entries.append(name)
             self._argument(argument)
-        self._makers(origin)
-
-    def _makers(self, origin: Origin) -> None:
-        """The calls that made a node, and the node it differentiates."""
         if len(origin.calls) != 1 or origin.calls[0] is not origin.place:
             self.entries += ("made by", *map(self._maker, origin.calls))
         if origin.forward is not None:
-            forward = self.regions.by_name.get(origin.forward)
+            forward = regions.by_name.get(origin.forward)
             self.entries += ("of", None if forward is None else self._value(forward))
 
     def _maker(self, site: CallSite) -> int:
@@ -240,6 +252,8 @@ class Key:
         kind = type(argument)
         if kind is fx.Node:
             self.entries.append(self._value(argument))
+        elif kind in _BY_VALUE:
+            self.entries += (kind, argument)
         elif isinstance(argument, (list, tuple)):
             self.entries += (kind, len(argument))
             for item in argument:
@@ -250,10 +264,11 @@ class Key:
             self.entries += _constant(argument)
 
     def _value(self, node: fx.Node) -> int:
-        if node not in self.values:
-            self.values[node] = -1 - len(self.values)
+        found = self.values.get(node)
+        if found is None:
+            found = self.values[node] = -1 - len(self.values)
             self.entries += ("from outside", self._described(node))
-        return self.values[node]
+        return found
 
     def _described(self, node: fx.Node) -> Any:
         """What must agree of two values that come from outside."""
