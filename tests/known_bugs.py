@@ -8,7 +8,6 @@ _ABSENT = "a result that is written through a view is absent"
 _VIEW_ARGUMENT = "what is written through a view is no argument"
 _LITERAL = "literals are kept at the root alone"
 _FIRST_FIT = "the first call that fits is taken"
-_ATTRIBUTE = "the tree has an attribute of this name"
 _EXPANDED = "an input is copied into the expanded layout of the capture"
 _MADE_LEAF = "an input with a history is captured as a leaf"
 _PRINTED = "an unknown object is printed in full"
@@ -30,12 +29,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_module_after_a_write_through_a_view": _VIEW_ARGUMENT,
         "test_module_that_makes_a_constant": _LITERAL,
         "test_later_call_that_differentiates_its_input": _FIRST_FIT,
-    },
-    "hierarchy/test_state.py": {
-        "test_buffer_may_have_any_name[calls]": _ATTRIBUTE,
-        "test_buffer_may_have_any_name[bodies]": _ATTRIBUTE,
-        "test_child_may_have_any_name[calls]": _ATTRIBUTE,
-        "test_child_may_have_any_name[bodies]": _ATTRIBUTE,
     },
     "hierarchy/test_training.py": {
         "test_input_in_any_layout[expanded-transposed-False]": _EXPANDED,

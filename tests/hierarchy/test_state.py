@@ -381,6 +381,40 @@ def test_repr_shows_the_original_s_classes(make: Callable[[whence.Program], nn.M
     assert "(up): Linear" in repr(module)
 
 
+class Called(nn.ModuleList):
+    """A list that is called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self:
+            x = module(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", [nn.ModuleList, nn.Sequential, Called])
+def test_repr_shows_equal_neighbours_once(kind: Callable[..., Any]) -> None:
+    """Lists print a run of equal modules as one, as a `ModuleList` does, also where they are called."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = [zoo.Mlp() for _ in range(3)]
+            self.layers = kind(*layers) if kind is nn.Sequential else kind(layers)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers if kind is nn.ModuleList else [self.layers]:
+                x = layer(x)
+            return x
+
+    tree = whence.capture(Model(), (X,)).unflatten()
+    assert f"{kind.__name__}(\n    (0-2): 3 x Mlp(" in repr(tree)
+
+
+def test_repr_of_named_layers_shows_their_names() -> None:
+    """A sequence whose modules have names prints each."""
+    model = nn.Sequential(OrderedDict([("first", nn.ReLU()), ("second", nn.ReLU())]))
+    assert "(second): ReLU" in repr(whence.capture(model, (X,)).unflatten())
+
+
 def test_inputs_that_share_memory_are_refused_together() -> None:
     """Inputs that are written and share their memory now, and did not at capture, are named in pairs."""
 

@@ -1,6 +1,8 @@
 import pytest
+from expecttest import assert_expected_inline
 
 import whence
+from tests.checks import captured
 from tests.program.small import stack_program
 
 
@@ -59,3 +61,59 @@ def test_call_that_was_not_made(calls: whence.Calls, path: str, index: int, made
     """Asking for a call that was not made says how often the module was called."""
     with pytest.raises(whence.SelectionError, match=f"called {made} times"):
         calls.at(path, index)
+
+
+def test_calls_as_text() -> None:
+    """The tree of calls names each path and class; a long run of equal layers is shown once."""
+    assert_expected_inline(
+        str(stack_program(depth=4).calls),
+        """\
+(root): Stack
+  layers.0 … 3  × 4: Layer
+    layers.0.attention: Linear
+    layers.0.mlp: Sequential
+      layers.0.mlp.0: Linear
+      layers.0.mlp.1: ReLU
+  head: Linear""",
+    )
+
+
+def test_calls_of_one_module_as_text() -> None:
+    """Calls of one module are a run, too."""
+    assert_expected_inline(
+        str(captured("shared_layer", "forward").calls),
+        """\
+(root): SharedLayer
+  block … block@3  × 4: Mlp
+    block.norm: LayerNorm
+    block.up: Linear
+    block.down: Linear
+    block.dropout: Dropout
+  head: Linear""",
+    )
+
+
+def test_two_neighbours_as_text() -> None:
+    """Two equal neighbours are shown one by one."""
+    assert_expected_inline(
+        str(stack_program(depth=2).calls),
+        """\
+(root): Stack
+  layers.0: Layer
+    layers.0.attention: Linear
+    layers.0.mlp: Sequential
+      layers.0.mlp.0: Linear
+      layers.0.mlp.1: ReLU
+  layers.1: Layer
+    layers.1.attention: Linear
+    layers.1.mlp: Sequential
+      layers.1.mlp.0: Linear
+      layers.1.mlp.1: ReLU
+  head: Linear""",
+    )
+
+
+def test_neighbours_with_names_of_their_own_are_shown() -> None:
+    """Modules of one class that are called by name are all there."""
+    lines = str(captured("llama", "forward").calls)
+    assert "k_proj: Linear" in lines and "v_proj: Linear" in lines

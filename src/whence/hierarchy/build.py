@@ -2,7 +2,7 @@
 
 from whence.hierarchy.check import check
 from whence.hierarchy.emit import emit
-from whence.hierarchy.plan import plan
+from whence.hierarchy.planning import plan
 from whence.hierarchy.tree import Tree
 from whence.program import Program
 

@@ -1,14 +1,15 @@
 """Prove a plan before it is emitted.
 
 Each body is walked in its order: every value must be there before it is read, every node must run exactly
-once, and everything a call hands out must exist. A region that was not convex could not pass.
+once, and everything a call hands out must exist. A region that was not convex could not pass. A body that
+several calls share is walked once; each of them must hold as many nodes as it runs.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 
 from whence.errors import MalformedProgram
-from whence.hierarchy.plan import Body, Plan, pack_of
+from whence.hierarchy.plan import Body, Plan, Region, pack_of
 from whence.schema import Phase
 
 
@@ -16,7 +17,7 @@ def check(plan: Plan) -> None:
     """Raise `MalformedProgram` naming every fault of the plan."""
     faults = [
         *_coverage_faults(plan),
-        *(fault for number in plan.calls for fault in _order_faults(plan, number)),
+        *(fault for number in plan.distinct for fault in _order_faults(plan, number)),
     ]
     if faults:
         raise MalformedProgram(
@@ -27,13 +28,20 @@ def check(plan: Plan) -> None:
 
 
 def _coverage_faults(plan: Plan) -> Iterator[str]:
-    bodies = [
-        body for call in plan.calls.values() for body in (call.forward, call.backward) if body is not None
-    ]
-    placed = Counter(step for body in bodies for step in body.steps if isinstance(step, str))
-    for name in plan.regions:
-        if placed[name] != 1:
+    placed: Counter[str] = Counter()
+    held: dict[Region, int] = {}
+    for number in plan.distinct:
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            steps = [step for step in plan.body(phase, number).steps if isinstance(step, str)]
+            placed.update(steps)
+            held[phase, number] = len(steps)
+    for name, (_, number) in plan.regions.items():
+        if plan.first[number] == number and placed[name] != 1:
             yield f"{name} runs {placed[name]} times"
+    for (phase, number), count in Counter(plan.regions.values()).items():
+        first = plan.first[number]
+        if first != number and held[phase, first] != count:
+            yield f"{plan.site(number)} ({phase.value}) holds {count} nodes, and runs {held[phase, first]}"
 
 
 def _order_faults(plan: Plan, number: int) -> Iterator[str]:

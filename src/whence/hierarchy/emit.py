@@ -1,6 +1,5 @@
 """Make the modules of a plan."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 
 from torch import Tensor, nn
@@ -59,11 +58,11 @@ def _root(program: Program) -> Tree:
 
 def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
     compiler = Compiler(plan)
-    found: dict[ModulePath, tuple[CallBody, ...]] = {}
+    found: dict[ModulePath, list[CallBody]] = {}
     for number in plan.calls:
         path = ROOT if number == ROOT_CALL else plan.site(number).path
-        found[path] = (*found.get(path, ()), CallBody(plan, number, compiler))
-    return found
+        found.setdefault(path, []).append(CallBody(plan, number, compiler))
+    return {path: tuple(calls) for path, calls in found.items()}
 
 
 def _module(record: ModuleRecord, calls: tuple[CallBody, ...]) -> nn.Module:
@@ -75,8 +74,8 @@ def _module(record: ModuleRecord, calls: tuple[CallBody, ...]) -> nn.Module:
 
 
 def _give_calls(module: Tree, calls: tuple[CallBody, ...]) -> None:
-    module.calls = (*module.calls, *(call for call in calls if not call.is_recomputation))
-    module.bodies |= {call.number: call for call in calls}
+    module.__dict__["calls"] = (*module.calls, *(call for call in calls if not call.is_recomputation))
+    module.bodies.update({call.number: call for call in calls})
     if module.calls and (parameters := module.calls[0].parameters) is not None:
         module.__dict__["__signature__"] = parameters
 
@@ -113,7 +112,7 @@ def _fill(module: nn.Module, record: ModuleRecord, state: dict[str, Tensor]) -> 
     for name, held in record.tensors:
         if held in state:
             setattr(module, name, state[held])
-    module.training = record.training
+    module.__dict__["training"] = record.training
     if isinstance(module, Tree):
         module.__dict__["captured_training"] = record.training
 
@@ -138,15 +137,9 @@ def _add_constants(root: Tree, plan: Plan, state: dict[str, Tensor]) -> None:
 
 def _point_to_root(root: Tree, plan: Plan, made: dict[ModulePath, nn.Module]) -> None:
     """A module that calls another which is not below it finds it from the root."""
-    for caller, called in _edges(plan):
-        around, path = plan.site(caller).path, plan.site(called).path
-        if not path.is_within(around):
-            made[around].__dict__["root"] = root
-
-
-def _edges(plan: Plan) -> Iterator[tuple[int, int]]:
-    for number, call in plan.calls.items():
-        for body in (call.forward, call.backward):
-            for step in body.steps if body else ():
-                if isinstance(step, int):
-                    yield number, step
+    for number in plan.calls:
+        path = plan.site(number).path
+        for callers in plan.callers.values():
+            around = plan.site(callers[number]).path
+            if not path.is_within(around):
+                made[around].__dict__["root"] = root

@@ -14,7 +14,6 @@ from whence.program import Absent, Constant, Convention, Named, Structure
 from whence.program.convention import paths_of, repeated_positions
 from whence.program.program import Adjoint, Program
 from whence.provenance import ModulePath
-from whence.provenance.places import ancestors
 from whence.schema import InputKind, OutputKind
 
 
@@ -203,10 +202,7 @@ def _flat(plan: Plan, number: int) -> list[str]:
 
 
 def _inside(plan: Plan, number: int) -> frozenset[int]:
-    parents = plan.program.calls.parents
-    return frozenset(
-        call.number for call in plan.program.calls.rows if number in ancestors(parents, call.number)
-    )
+    return frozenset(range(number, plan.program.calls.ends[number]))
 
 
 def _values(adjoint: Adjoint | None) -> set[str]:

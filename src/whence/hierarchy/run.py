@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType, FunctionType
 from typing import Any, Self
@@ -18,30 +18,53 @@ from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, 
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.hooked import has_hooks, run_hooked
 from whence.hierarchy.interface import Gradients, Interface, interface_of
-from whence.hierarchy.plan import CallPlan, Plan
+from whence.hierarchy.plan import CallPlan, Plan, Region
 from whence.hierarchy.source import write
 from whence.hierarchy.tree import TAKEN_NAMES, FlatCall, Tree
 from whence.provenance import ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 from whence.schema import Phase
 
+Function = tuple[FunctionType, tuple[int, ...]]
+"""The code of a body, and the numbers of the calls it makes."""
+
 
 @dataclass
 class Compiler:
-    """Compiles the functions of a plan when they are first needed; equal source is compiled once."""
+    """Compiles the bodies of a plan when they are first needed, and draws their graphs.
+
+    Equal calls share both; so do bodies that are equal as source share their code.
+    """
 
     plan: Plan
     codes: dict[str, CodeType] = field(default_factory=dict)
+    functions: dict[Region, Function] = field(default_factory=dict)
+    graphs: dict[Region, fx.Graph] = field(default_factory=dict)
 
     def function(self, phase: Phase, number: int) -> tuple[FunctionType, tuple["ChildCall", ...]]:
         """The function of a call in a phase, and the calls that its code makes."""
+        first = self.plan.first[number]
+        if (phase, first) not in self.functions:
+            self.functions[phase, first] = self._compiled(phase, first)
+        function, calls = self.functions[phase, first]
+        moved = self.plan.numbering.moved
+        return function, tuple(self._child(phase, number, moved(called, first, number)) for called in calls)
+
+    def graph(self, phase: Phase, number: int) -> fx.Graph:
+        """The graph of a call in a phase."""
+        first = self.plan.first[number]
+        if (phase, first) not in self.graphs:
+            self.graphs[phase, first] = as_graph(self.plan, phase, first)
+        return self.graphs[phase, first]
+
+    def _compiled(self, phase: Phase, number: int) -> Function:
         source = write(self.plan, phase, number)
         code = self.codes.get(source.text)
         if code is None:
             code = self.codes[source.text] = compile(source.text, GENERATED_FILE, "exec")
         names = {**source.names, GENERATED_LINES: source.lines}
         exec(code, names)
-        return names["run"], tuple(self._child(phase, number, called) for called in source.calls)
+        return names["run"], source.calls
 
     def _child(self, phase: Phase, caller: int, called: int) -> "ChildCall":
         path, around = self.plan.site(called).path, self.plan.site(caller).path
@@ -102,8 +125,7 @@ class CallBody:
     @property
     def name(self) -> str:
         """`layer`, `layer@1`, `layer@2`."""
-        site = self.plan.site(self.number)
-        return str(replace(site, path=ModulePath(site.path[-1:])))
+        return self.plan.site(self.number).name
 
     @property
     def parameters(self) -> inspect.Signature | None:
@@ -128,10 +150,10 @@ class CallBody:
         return interface_of(self.plan, self.number)
 
     def graph(self, phase: Phase) -> fx.Graph | None:
-        """The call's graph in a phase, freshly made."""
+        """The call's graph in a phase: that of the first call that equals it, whose values it names."""
         if Phase(phase) is Phase.BACKWARD and not self.plan.program.has_backward:
             return None
-        return as_graph(self.plan, Phase(phase), self.number)
+        return self.compiler.graph(Phase(phase), self.number)
 
     @cached_property
     def forward_function(self) -> tuple[FunctionType, tuple[ChildCall, ...]]:
@@ -310,9 +332,12 @@ class CallBody:
         interface = self.interface
         if interface is None or interface.gradients is None:
             return ()
-        bodies = [call.backward for call in self.plan.calls.values() if call.backward is not None]
-        read = {name for body in bodies for name, _ in body.reads}
-        return tuple(i for i, (name, _) in enumerate(interface.gradients.parameters) if name in read)
+        nodes, regions = self.plan.nodes, self.plan.regions
+        return tuple(
+            position
+            for position, (name, _) in enumerate(interface.gradients.parameters)
+            if any(regions.get(user.name, (None,))[0] is Phase.BACKWARD for user in nodes[name].users)
+        )
 
 
 def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str, str], ...]) -> CallError:

@@ -86,12 +86,15 @@ class Tree(nn.Module):
     while the module is captured again: it makes the module calls that the flat one inlines.
     """
 
+    type_name: str
+    calls: tuple[CapturedCall, ...]
+    bodies: dict[int, CapturedCall]
+    watched: CapturedCall | None
+
     def __init__(self, type_name: str) -> None:
         super().__init__()
-        self.type_name = type_name
-        self.calls: tuple[CapturedCall, ...] = ()
-        self.bodies: dict[int, CapturedCall] = {}
-        self.watched: CapturedCall | None = None
+        # nn.Module's own way to set an attribute first looks whether it is a parameter or a module
+        self.__dict__ |= {"type_name": type_name, "calls": (), "bodies": {}, "watched": None}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run what was captured, called as the original is called.
@@ -151,3 +154,8 @@ class TreeList(Tree):
 
     def __getitem__(self, index: int) -> nn.Module:
         return list(self)[index]
+
+    def __repr__(self) -> str:
+        """Neighbours that look the same are shown as one, as in a `ModuleList`."""
+        numbered = list(self._modules) == [str(position) for position in range(len(self))]
+        return nn.ModuleList.__repr__(self) if numbered else super().__repr__()  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from whence.program.calls import Absent, Call, Calls, Constant, Named, Structure
 from whence.program.convention import Convention
+from whence.program.layers import Layers
 from whence.program.program import Adjoint, Contribution, ModuleRecord, Program
 from whence.program.signature import Input, Output, Signature
 
@@ -14,6 +15,7 @@ __all__ = [
     "Contribution",
     "Convention",
     "Input",
+    "Layers",
     "ModuleRecord",
     "Named",
     "Output",

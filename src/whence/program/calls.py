@@ -2,13 +2,18 @@
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from whence._torch.trees import TreeSpec, tree_unflatten
 from whence.errors import SelectionError
 from whence.provenance import CallSite, ModulePath
 from whence.provenance.places import ancestors
+
+FOLD_FROM = 3
+"""So many equal neighbours are printed as one."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,13 @@ class Call:
     outputs: Structure | None = None
     parameters: inspect.Signature | None = None
 
+    @property
+    def label(self) -> str:
+        """The call site, or `(root)`."""
+        return f"{'' if self.site.path else '(root)'}{self.site}"
+
     def __str__(self) -> str:
-        root = "" if self.site.path else "(root)"
-        return f"{root}{self.site}: {self.site.type}"
+        return f"{self.label}: {self.site.type}"
 
 
 @dataclass(frozen=True)
@@ -94,13 +103,17 @@ class Calls:
     """All calls in the order they were made; the first is the program."""
 
     rows: tuple[Call, ...]
-    _children: dict[int, list[Call]] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _children(self) -> dict[int, list[Call]]:
         children: dict[int, list[Call]] = {row.number: [] for row in self.rows}
         for row in self.rows[1:]:
             children[row.parent].append(row)
-        object.__setattr__(self, "_children", children)
+        return children
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[ModulePath, int], int]:
+        return {(row.site.path, row.site.index): row.number for row in reversed(self.rows[1:])}
 
     def __iter__(self) -> Iterator[Call]:
         """The module calls, in the order they were made."""
@@ -114,10 +127,25 @@ class Calls:
         """The call of the captured callable itself."""
         return self.rows[0]
 
-    @property
+    @cached_property
     def parents(self) -> tuple[int, ...]:
         """The number of the caller of each call, by number."""
         return tuple(row.parent for row in self.rows)
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """For each call, by number, the number after the last call inside it.
+
+        A caller comes before what it calls, so a call and the calls inside it are numbered without a gap.
+        """
+        ends = list(range(1, len(self.rows) + 1))
+        for row in reversed(self.rows[1:]):
+            ends[row.parent] = max(ends[row.parent], ends[row.number])
+        return tuple(ends)
+
+    def number(self, site: CallSite | None) -> int:
+        """The number of the call of a site; None is the program itself."""
+        return 0 if site is None else self._numbers[site.path, site.index]
 
     def children(self, call: Call) -> list[Call]:
         """The calls made directly by `call`."""
@@ -130,18 +158,36 @@ class Calls:
     def at(self, path: str, index: int = 0) -> Call:
         """The call of a module path; raises `SelectionError` when it was not called that often."""
         wanted = ModulePath.parse(path)
-        for call in self:
-            if call.site.path == wanted and call.site.index == index:
-                return call
+        if (wanted, index) in self._numbers:
+            return self.rows[self._numbers[wanted, index]]
         made = sum(call.site.path == wanted for call in self)
         raise SelectionError(
             f"{path or '(root)'} has no call number {index}", why=f"it was called {made} times"
         )
 
     def __str__(self) -> str:
+        """The tree of calls; three or more neighbours that differ in their number alone are one line."""
         return "\n".join(self._lines(self.program, 0))
 
     def _lines(self, call: Call, depth: int) -> Iterator[str]:
-        for child in self.children(call):
-            yield f"{'  ' * depth}{child}"
-            yield from self._lines(child, depth + 1)
+        for _, group in groupby(self.children(call), key=self._likeness):
+            run = list(group)
+            several = f" … {run[-1].site.name}  × {len(run)}" if len(run) >= FOLD_FROM else ""
+            for child in run[:1] if several else run:
+                yield f"{'  ' * depth}{child.label}{several}: {child.site.type}"
+                yield from self._lines(child, depth + 1)
+
+    def _likeness(self, call: Call) -> tuple[object, ...]:
+        """What neighbours share that are shown as one: members of a list, or calls of one module."""
+        path = call.site.path
+        return self._shapes[call.number], path.parent, "" if path.name.isdigit() else path.name
+
+    @cached_property
+    def _shapes(self) -> list[int]:
+        """A number for each call; the same for calls of one class that make the same calls inside."""
+        known: dict[object, int] = {}
+        shapes = [0] * len(self.rows)
+        for row in reversed(self.rows):
+            inside = tuple((child.site.path.name, shapes[child.number]) for child in self.children(row))
+            shapes[row.number] = known.setdefault((row.site.type, inside), len(known))
+        return shapes

@@ -14,6 +14,7 @@ from whence.program.calls import Call, Calls, Structure
 from whence.program.convention import Convention
 from whence.program.finding import find_input, find_output
 from whence.program.guards import Guards
+from whence.program.layers import Layers, layers_of
 from whence.program.origins import origin_of
 from whence.program.printing import page
 from whence.program.replay import Replays
@@ -80,6 +81,8 @@ class Program:
     where the model asked whether it is being compiled: there it may have done something else than it does
     in eager mode. `layouts_read` names the inputs whose strides the model looked at. `guards` is what the
     capture assumed. `replay` says which calls were not run, because they had to do what an equal one did.
+    capture assumed. `alike` are groups of calls, by number, that were recorded as one and are equal by
+    construction: node for node, apart from what was dropped since.
     """
 
     graph_module: fx.GraphModule
@@ -105,6 +108,7 @@ class Program:
     guards: Guards = field(default_factory=Guards)
     loss_function: Callable[[Any], Tensor] | None = None
     replay: Replays = field(default_factory=Replays)
+    alike: tuple[tuple[int, ...], ...] = ()
 
     @property
     def graph(self) -> fx.Graph:
@@ -155,8 +159,16 @@ class Program:
 
     def call_of(self, node: fx.Node) -> Call:
         """The call whose graph holds the node; the program itself for nodes outside any module."""
-        place = origin_of(node).place
-        return self.calls.program if place is None else self.calls.at(str(place.path), place.index)
+        return self.calls.rows[self.calls.number(origin_of(node).place)]
+
+    def layers(self) -> tuple[Layers, ...]:
+        """The calls that compute the same, in groups of two or more, with their nodes matched.
+
+        Calls are equal when their forwards and backwards agree node for node, and in what they take from
+        outside and hand out; which weights they read may differ. Groups that follow from others are left
+        out: one attention in each of 32 equal layers.
+        """
+        return layers_of(self)
 
     def with_changes(self, **changes: Any) -> Self:
         """A program that differs in these fields."""

@@ -31,6 +31,11 @@ class CallSite:
     index: int = 0
     type: str = ""
 
+    @property
+    def name(self) -> str:
+        """The last segment of the path, with `@1`, `@2` for later calls."""
+        return f"{self.path.name}@{self.index}" if self.index else self.path.name
+
     def __str__(self) -> str:
         """`layer` for the first call of a module, `layer@1` for the second."""
         return f"{self.path}@{self.index}" if self.index else str(self.path)
