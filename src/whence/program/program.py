@@ -81,7 +81,7 @@ class Program:
     where the model asked whether it is being compiled: there it may have done something else than it does
     in eager mode. `layouts_read` names the inputs whose strides the model looked at. `guards` is what the
     capture assumed. `replay` says which calls were not run, because they had to do what an equal one did.
-    capture assumed. `alike` are groups of calls, by number, that were recorded as one and are equal by
+    `alike` are groups of calls, by number, that were recorded as one and are equal by
     construction: node for node, apart from what was dropped since.
     """
 

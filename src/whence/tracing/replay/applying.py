@@ -133,7 +133,7 @@ def differentiated(
     likes = [_like(slot, rehearsal, whole) for slot in returned]
     node, made = host.recorder.stand_for(tuple(map(host.known, tangents)), likes)
     application.left_out |= skip_names(graph, rehearsal.names)
-    application.backward = Differentiated(rehearsal, node, returned, whole, starts)
+    application.backwards.append(Differentiated(rehearsal, node, returned, whole, starts, host.notes))
     results = dict(zip(returned, made, strict=True))
     offset = application.scopes.start - application.template.scopes.start
     scopes = tuple(

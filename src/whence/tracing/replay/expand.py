@@ -82,7 +82,7 @@ class _Expansion:
         owners = {node: rehearsal for rehearsal in self._rehearsals for node in rehearsal.notes.order}
         applications = self._replayer.applications
         forwards = {application.node: application for application in applications}
-        backwards = {a.backward.node: (a, a.backward) for a in applications if a.backward is not None}
+        backwards = {each.node: (a, each) for a in applications for each in a.backwards}
         for node in list(self._functional.graph.nodes):
             if node in forwards:
                 self._write_forward(forwards[node])

@@ -126,7 +126,8 @@ class Application:
     is for and the how manieth, `keys` where it goes, `output_keys` where those of its results are collected.
     `starts` and `called` are the counts of names and of calls of torch functions when it began, and
     `left_out` bare names that were left to it. `watched` are the tensors it took and gave, with the number
-    of times each had been written.
+    of times each had been written. `backwards` are its backward in the capture, and in
+    rehearsals of what is around it.
     """
 
     template: Template
@@ -140,12 +141,12 @@ class Application:
     left_out: set[str]
     output_keys: Mapping[int, GradientKey] = field(default_factory=dict)
     watched: Sequence[tuple[Tensor, int]] = ()
-    backward: "Differentiated | None" = None
+    backwards: list["Differentiated"] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
 class Differentiated:
-    """The backward of such a call, `node` in the graph.
+    """The backward of such a call, `node` in the graph, noted in `notes`.
 
     `returned` says for each of its results which arrival at which input it is; of inputs that are `whole` it
     is the sum of all arrivals.
@@ -156,3 +157,4 @@ class Differentiated:
     returned: tuple[tuple[int, int], ...]
     whole: frozenset[int]
     starts: NameCounts
+    notes: Notes

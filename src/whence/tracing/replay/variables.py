@@ -6,7 +6,7 @@ Nobody sees them being read, so every variable that code which ran could read is
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from types import (
@@ -85,6 +85,8 @@ class Variables:
         self._is_user = is_user
         self._codes: dict[CodeType, bool] = {}
         self._met: list[Any] = []
+        self._entered: dict[CodeType, list[Variable]] = {}
+        self._changed: list[str] = []
 
     def met(self, frame: FrameType) -> None:
         """A function begins to run."""
@@ -94,6 +96,12 @@ class Variables:
         self._codes[code] = not _is_written_by_python(code) and self._is_user(code)
         if self._codes[code]:
             self._note(frame.f_globals, frozenset(code.co_names), code.co_name, _DEPTH)
+            held = frame.f_locals if code.co_freevars else {}
+            self._entered[code] = [
+                _variable(name, partial(held.get, name, _GONE), held.get(name, _GONE))
+                for name in code.co_freevars
+                if name not in _CONSTANT
+            ]
 
     def _note(self, held: Mapping[str, Any], names: frozenset[str], path: str, depth: int) -> None:
         for name in names:
@@ -111,7 +119,8 @@ class Variables:
         self.found.update({(id(variable), variable.name): variable for variable in variables})
 
     def doubtful(self) -> Iterator[str]:
-        """What is wrong with variables that hold things whose changes nobody sees."""
+        """What is wrong with variables: they are changed, or hold things whose changes nobody sees."""
+        yield from (f"it changes the variable {name}" for name in self._changed)
         for variable in self.found.values():
             if not is_steady(variable.value):
                 kind = type(variable.value).__name__
@@ -124,19 +133,30 @@ class Variables:
         """
         codes = [code for code, is_user in self._codes.items() if is_user]
         within = {inner for code in codes for inner in _codes_in(code)}
-        wanted = {code for code in codes if code not in within and {*code.co_freevars} - _CONSTANT}
-        known = set[CodeType]()
+        wanted = {code for code in codes if code not in within and self._entered[code]}
+        functions: dict[CodeType, list[FunctionType]] = {}
         for function in _functions_in([*self._met, *things]):
             if function.__code__ in wanted:
-                self._close_over(function)
-                known.add(function.__code__)
-        return next((code.co_qualname for code in codes if code in wanted - known), None)
+                functions.setdefault(function.__code__, []).append(function)
+        for code, found in functions.items():
+            self._close_over(code, found)
+        return next((code.co_qualname for code in codes if code in wanted - {*functions}), None)
 
-    def _close_over(self, function: FunctionType) -> None:
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            read = partial(_content_of, cell)
-            path = f"{function.__qualname__}.{name}"
-            self.found.setdefault((id(cell), name), _variable(path, read, read()))
+    def _close_over(self, code: CodeType, functions: Sequence[FunctionType]) -> None:
+        """Several functions may share their code; one of them was entered with what was noted then."""
+        for entered in self._entered[code]:
+            path, position = f"{code.co_qualname}.{entered.name}", code.co_freevars.index(entered.name)
+            cells = [function.__closure__[position] for function in functions if function.__closure__]
+            variables = [_variable(path, partial(_content_of, cell), _content_of(cell)) for cell in cells]
+            if not any(replace(entered, read=variable.read).is_unchanged() for variable in variables):
+                self._changed.append(path)
+            self.found.update(
+                {
+                    (id(cell), entered.name): variable
+                    for cell, variable in zip(cells, variables, strict=True)
+                    if (id(cell), entered.name) not in self.found
+                }
+            )
 
 
 def _is_written_by_python(code: CodeType) -> bool:
@@ -165,29 +185,37 @@ def _namespace(value: Any) -> Mapping[str, Any] | None:
             None if value.__name__.partition(".")[0] in ("torch", *sys.stdlib_module_names) else vars(value)
         )
     kind = value if isinstance(value, type) else type(value)
-    if not is_observable(kind):
+    if not is_observable(kind) or kind.__module__.partition(".")[0] in _STEADY_PACKAGES:
         return None
     return vars(value) if hasattr(value, "__dict__") else _slots(value)
 
 
 def _slots(value: Any) -> Mapping[str, Any]:
     """The attributes of an object without a dictionary, looked up when they are asked for."""
-    names = [name for base in type(value).__mro__ for name in getattr(base, "__slots__", ())]
-    return _Slots(value, [name for name in names if hasattr(value, name)])
+    slots = {
+        name: held
+        for base in type(value).__mro__
+        for name, held in vars(base).items()
+        if isinstance(held, MemberDescriptorType)
+    }
+    return _Slots(value, slots)
 
 
 class _Slots(Mapping[str, Any]):
-    def __init__(self, thing: Any, names: Iterable[str]) -> None:
-        self._thing, self._names = thing, frozenset(names)
+    def __init__(self, thing: Any, slots: Mapping[str, MemberDescriptorType]) -> None:
+        self._thing, self._slots = thing, slots
 
     def __getitem__(self, name: str) -> Any:
-        return getattr(self._thing, name)
+        try:
+            return self._slots[name].__get__(self._thing)
+        except AttributeError:  # nothing is in it yet
+            raise KeyError(name) from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._slots)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._slots)
 
 
 def is_steady(value: Any) -> bool:

@@ -1,0 +1,47 @@
+"""Every model of the table gives one program, whether or not what is equal is replayed."""
+
+import pytest
+
+import whence
+from tests.checks import backward_of, captured
+from tests.models import MODEL_CASES, case
+from tests.sameness import differences
+
+MODES = ["forward", "loss", "tangents"]
+NAMES = [row.name for row in MODEL_CASES]
+
+
+@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name in NAMES for mode in MODES])
+def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> None:
+    """Node for node, with its signature, origins, calls, adjoints and guards."""
+    row = case(name)
+    model, args, kwargs = row.make()
+    plain = whence.capture(model, args, kwargs, backward=backward_of(row, mode), reuse=False)
+    assert differences(plain, captured(name, mode)) == {}
+    assert len(plain.replay) == 0
+
+
+REPLAYED = {
+    "gpt2": "GPT2Block",
+    "llama": "LlamaDecoderLayer",
+    "gemma2": "Gemma2MLP",
+    "opt": "OPTDecoderLayer",
+    "gpt_neox": "GPTNeoXLayer",
+    "mixtral": "MixtralExperts",
+    "bert": "BertLayer",
+    "distilbert": "TransformerBlock",
+    "electra": "ElectraLayer",
+    "t5": "T5LayerFF",
+    "bart": "BartDecoderLayer",
+    "whisper": "WhisperEncoderLayer",
+    "vit": "ViTLayer",
+    "swin": "SwinMLP",
+    "clip": "CLIPEncoderLayer",
+    "wav2vec2": "Wav2Vec2EncoderLayer",
+}
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_layers_of_real_models_are_replayed(name: str) -> None:
+    """What makes a model deep is replayed in its training step."""
+    assert captured(name, "loss").replay[REPLAYED[name]].replayed > 0
