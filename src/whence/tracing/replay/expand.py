@@ -66,11 +66,10 @@ class _Expansion:
         self._written: dict[Application, Written] = {}
         self._items: dict[tuple[Application, int], fx.Node] = {}
         self._recipes: dict[fx.Node, list[Recipe]] = {}
-        self._writer = RecipeWriter(
-            numbers={scope.site: number for number, scope in enumerate(notes.scopes)},
-            by_name={node.name: node for node, mark in notes.marks.items() if mark.phase is Phase.FORWARD},
-            functional=functional,
-        )
+        self._inside: dict[Template, list[fx.Node]] = {}
+        self._by_name = {n.name: n for n, mark in notes.marks.items() if mark.phase is Phase.FORWARD}
+        numbers = {scope.site: number for number, scope in enumerate(notes.scopes)}
+        self._writer = RecipeWriter(numbers, self._by_name, functional)
         self._tables = {
             rehearsal: links_of(template.keys, rehearsal.gradients)
             for template in replayer.templates
@@ -103,11 +102,14 @@ class _Expansion:
             if gone not in self._markers:
                 self._functional.graph.erase_node(gone)
 
-    def _replace(self, item: fx.Node, value: fx.Node) -> None:
-        item.replace_all_uses_with(value)
-        self._functional.same[item] = value
-        self._functional.replaced[item] = value
-        self._functional.graph.erase_node(item)
+    def _replace(self, item: fx.Node, made: fx.Node, now: fx.Node) -> None:
+        """Let `made` stand for what an item was, and `now`, which may have been written since, be read."""
+        functional = self._functional
+        item.replace_all_uses_with(now)
+        functional.same[item] = functional.replaced[item] = made
+        if now is not made:
+            functional.latest[made] = now
+        functional.graph.erase_node(item)
 
     def _recipes_of(self, section: Section, begin: fx.Node, border: fx.Node) -> list[Recipe]:
         if begin not in self._recipes:
@@ -145,8 +147,11 @@ class _Expansion:
         for recipe in self._recipes_of(section, start.begin, template.border):
             run.write(recipe, self._inserter)
         for item in list(stand_in.users):
-            self._items[application, _position(item)] = item
-            self._replace(item, written[outputs[_position(item)]])
+            position = _position(item)
+            self._items[application, position] = item
+            made = self._functional.value_of(template.inside.outputs[position][0])
+            now = written[outputs[position]]
+            self._replace(item, written.get(made, now), now)
         self._functional.graph.erase_node(stand_in)
         self._written[application] = written
         self._note(application, written)
@@ -158,8 +163,13 @@ class _Expansion:
         self._note_writes(template, written)
         read = (written.get(value_of(self._notes.layouts_read[i])) for i in template.layouts)
         self._notes.layouts_read += [value for value in read if value is not None]
-        exchanged = (written.get(value_of(node)) for node in template.keys)
-        self.exchanged += [value for value in exchanged if value is not None]
+        recorded = [*map(value_of, template.keys), *self._inside.get(template, ())]
+        exchanged = [written[node] for node in recorded if node in written]
+        self.exchanged += exchanged
+        for around in self._replayer.templates:
+            if application.node in around.nodes:
+                self._inside.setdefault(around, []).extend(exchanged)
+                self._by_name.update((made.name, made) for made in written.values())
 
     def _fill_scopes(self, application: Application, written: Written) -> None:
         template, scopes = application.template, self._notes.scopes
@@ -208,7 +218,8 @@ class _Expansion:
             stand_in.prepend(total)
         self._link(application, backward, items, table, gradients)
         for slot, item in items.items():
-            self._replace(item, written[_held_in(rehearsal, slot, whole=slot[0] in backward.whole)])
+            value = written[_held_in(rehearsal, slot, whole=slot[0] in backward.whole)]
+            self._replace(item, value, value)
         self._functional.graph.erase_node(stand_in)
 
     def _sums_outside(
