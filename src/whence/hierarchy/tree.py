@@ -46,6 +46,10 @@ class CapturedCall(Protocol):
         """The function that runs its forward, and the calls that its code makes."""
 
     @property
+    def backward_function(self) -> tuple[FunctionType, tuple[Any, ...]]:
+        """The function that runs its backward, and the calls that its code makes."""
+
+    @property
     def interface(self) -> Interface | None:
         """How a person makes the call."""
 
