@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence._torch import operators
 from whence._torch.operators import functional_twin, op_name, traits, without_outputs, written_arguments
@@ -190,3 +192,70 @@ def test_entry_point_computes_the_same() -> None:
     """The C++ function behind an operator is called as the operator is."""
     x = torch.randn(2, 2)
     assert torch.equal(operators.entry_point(aten.mm.default)(x, x), torch.mm(x, x))
+
+
+class Seen(TorchDispatchMode):
+    """Notes every operator that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+X, BATCH, ROW = torch.ones(4, 4), torch.ones(2, 4, 4), torch.ones(4)
+ARGUMENTS: dict[Any, list[tuple[Any, ...]]] = {
+    aten.addmm.default: [(ROW, X, X)],
+    aten.baddbmm.default: [(BATCH, BATCH, BATCH)],
+    aten.bmm.default: [(BATCH, BATCH)],
+    aten.cat.default: [([X, X],), ([X, X], -1)],
+    aten.embedding.default: [(X, torch.tensor([0, 1])), (X, torch.tensor([0]), 1, True, False)],
+    aten.expand.default: [(ROW, [4, -1]), (ROW, [2, 4])],
+    aten.mean.dim: [(X, [-1]), (X, [0, 1], True)],
+    aten.mm.default: [(X, X)],
+    aten.native_layer_norm.default: [(X, [4], ROW, ROW, 1e-5), (X, [4], None, None, 1e-5)],
+    aten.permute.default: [(X, [1, 0])],
+    aten.reshape.default: [(X, [2, 8]), (X.t(), [16]), (X, [-1])],
+    aten.select.int: [(X, 0, 1)],
+    aten.squeeze.dim: [(X[:1], 0), (X, 0)],
+    aten.sum.dim_IntList: [(X, [0]), (X, [0, 1], True), (X, []), (X, None)],
+    aten.transpose.int: [(X, 0, 1), (X, -1, -2)],
+    aten.unsqueeze.default: [(X, 1), (X, -1)],
+    aten.view.default: [(X, [2, 8]), (X, [-1])],
+    **{
+        operator: [(X, X), (X, ROW), (X, 2), (X, 1e-6), (X, True)]
+        for operator in (aten.add.Tensor, aten.mul.Tensor)
+    },
+    **{operator: [(X, X), (X, ROW), (X, 2), (X, 1e-6)] for operator in (aten.sub.Tensor, aten.div.Tensor)},
+}
+
+
+@pytest.mark.parametrize("target", list(operators.BOUND), ids=str)
+def test_bound_function_reaches_the_operator(target: Any) -> None:
+    """The function that runs for an operator runs it, on whatever arguments it is given."""
+    function = operators.BOUND[target]
+    assert operators.entry_point(target, (fx.Graph().placeholder("x"),)) is function
+    for args in ARGUMENTS.get(target, [(X,)]):
+        with Seen() as expected:
+            target(*args)
+        with Seen() as found:
+            function(*args)
+        assert found.operators == expected.operators
+
+
+@pytest.mark.parametrize("args", [(), (2.0,)])
+def test_operator_on_numbers_runs_itself(args: tuple[Any, ...]) -> None:
+    """Functions want a tensor first; an operator takes a number in its place."""
+    assert operators.entry_point(aten.mul.Tensor, args) is aten.mul.Tensor._op
+
+
+def test_keywords_are_those_of_the_operator() -> None:
+    """What graphs pass by name, the functions take by the same name."""
+    assert torch.add(X, X, alpha=2).equal(aten.add.Tensor(X, X, alpha=2))
+    assert torch.sum(X, [0], dtype=torch.float64).dtype is torch.float64
+    assert torch.mean(X, [0], dtype=torch.float64).dtype is torch.float64
+    assert torch.clone(X, memory_format=torch.contiguous_format).equal(X)
+    assert Tensor.expand(ROW, [4, 4], implicit=False).equal(X)

@@ -72,7 +72,7 @@ def test_backward_function() -> None:
         """\
 def run(module, calls, kept, v0):
     v1,  = kept
-    del kept
+    kept.clear()
     v2 = aten_detach_default(v1)
     del v1
     v3 = aten_threshold_backward_default(v0, v2, 0)

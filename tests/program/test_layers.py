@@ -205,27 +205,33 @@ def test_layouts_from_outside_are_compared() -> None:
     assert grouped(whence.capture(Model(), (torch.randn(4, 4),))) == [["steps.0", "steps.2"]]
 
 
+class GivesTwo(nn.Module):
+    """Returns a value and what it made of it."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        held = x.sin()
+        return held, held.cos()
+
+
+class UsesTheSecond(nn.Module):
+    """Three equal modules, of which one is asked for more than the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(GivesTwo() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        used = []
+        for step in self.steps:
+            held, x = step(x)
+            used.append(held)
+        return x + used[1]
+
+
 def test_values_used_outside_are_compared() -> None:
     """A layer whose inner value is used outside hands out more than one whose is not."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.steps = nn.ModuleList(Inner() for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            used = []
-            for step in self.steps:
-                held, x = step(x)
-                used.append(held)
-            return x + used[1]
-
-    class Inner(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            held = x.sin()
-            return held, held.cos()
-
-    assert grouped(whence.capture(Model(), (torch.randn(4),))) == [["steps.0", "steps.2"]]
+    assert grouped(whence.capture(UsesTheSecond(), (torch.randn(4),))) == [["steps.0", "steps.2"]]
 
 
 def test_state_is_read_under_the_same_name() -> None:
@@ -293,3 +299,16 @@ def test_calls_said_to_be_alike_that_are_not() -> None:
     program = stack_program(sine_loss, depth=3)
     numbers = [program.calls.at(f"layers.{i}").number for i in (0, 1, 2)]
     assert program.with_changes(alike=(tuple(numbers),)).layers() == program.layers()
+
+
+def test_calls_said_to_be_alike_whose_values_go_further() -> None:
+    """Where one call's value is used outside and another's is not, being recorded as one does not count."""
+    program = whence.capture(UsesTheSecond(), (torch.randn(4),))
+    numbers = [program.calls.at(f"steps.{i}").number for i in range(3)]
+    assert grouped(program.with_changes(alike=(tuple(numbers),))) == [["steps.0", "steps.2"]]
+
+
+def test_layers_of_a_program_whose_state_is_attributes() -> None:
+    """How a program holds its state changes nothing about which of its calls are equal."""
+    program = stack_program(sine_loss, depth=3)
+    assert program.with_state("attributes").layers() == program.layers()

@@ -180,3 +180,12 @@ def below_autograd() -> Iterator[None]:
     """
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
         yield
+
+
+def release_saved(context: Any) -> None:
+    """Let go of what a `torch.autograd.Function` saved, as autograd's own nodes do once they have run.
+
+    Nothing happens while the graph is retained. The method is there for AOTAutograd, and is not documented:
+    without it everything saved lives until the whole backward of the function is over.
+    """
+    context.maybe_clear_saved_tensors()

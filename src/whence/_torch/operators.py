@@ -1,11 +1,13 @@
 """What an operator's schema says: what it changes, which results are views, its functional twin."""
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 __all__ = ["HigherOrderOperator", "OpOverload", "Traits", "functional_twin", "op_name", "traits"]
@@ -48,9 +50,31 @@ def short_name(target: Any) -> str:
     return target._opname if isinstance(target, OpOverload) else op_name(target)
 
 
-def entry_point(target: Any) -> Any:
-    """The C++ function behind an operator: calling it skips one Python frame per operation."""
-    return target._op if isinstance(target, OpOverload) else target
+_SAME_NAME = (
+    "addmm baddbmm bmm cat clone cos detach embedding exp mm native_layer_norm neg permute relu reshape "
+    "rsqrt sigmoid sin t tanh unsqueeze"
+)
+# Functions that reach one operator when they are given a tensor (or a list of them) first. Their argument
+# parsers are made for them, and take a quarter less time than the one that reads any operator's schema.
+BOUND: dict[OpOverload, Callable[..., Any]] = {
+    **{getattr(aten, name).default: getattr(torch, name) for name in _SAME_NAME.split()},
+    **{getattr(aten, name).Tensor: getattr(torch, name) for name in ("add", "div", "mul", "sub")},
+    aten.expand.default: Tensor.expand,
+    aten.mean.dim: torch.mean,
+    aten.select.int: torch.select,
+    aten.squeeze.dim: torch.squeeze,
+    aten.sum.dim_IntList: torch.sum,
+    aten.transpose.int: torch.transpose,
+    aten.view.default: Tensor.view,
+}
+
+
+def entry_point(target: Any, args: Sequence[Any] = ()) -> Any:
+    """The C++ function behind an operator for these arguments; it costs a Python frame less per operation."""
+    if not isinstance(target, OpOverload):
+        return target
+    has_tensor = bool(args) and isinstance(args[0], (fx.Node, list))
+    return BOUND.get(target, target._op) if has_tensor else target._op
 
 
 @cache

@@ -1,16 +1,18 @@
 """Run a captured call under autograd: its captured forward, and later its captured backward."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from whence._torch.autograd import below_autograd
+from whence._torch.autograd import below_autograd, release_saved
 from whence.errors import NotDifferentiable
 from whence.hierarchy.interface import Gradients
 from whence.hierarchy.plan import CallPlan
+
+Needs = Mapping[str, frozenset[str]]
 
 
 class Runner(Protocol):
@@ -25,6 +27,10 @@ class Runner(Protocol):
     def described(self, name: str) -> Tensor:
         """A fake tensor with the shape and dtype of a value."""
 
+    @property
+    def needs(self) -> Needs:
+        """For every gradient, the incoming gradients it is computed from."""
+
 
 @dataclass(frozen=True)
 class Differentiation:
@@ -34,7 +40,6 @@ class Differentiation:
     module: nn.Module
     plan: CallPlan
     gradients: Gradients
-    needs: dict[str, frozenset[str]]
     versions: tuple[int, ...]
 
     @property
@@ -65,7 +70,6 @@ class CapturedFunction(torch.autograd.Function):
             results = tuple(outputs)
         leaves, ctx.layout = _flattened(kept)
         watched = [tensors[position] for position in run.versions]
-        ctx.kept_count = len(leaves)
         ctx.save_for_backward(*leaves, *watched)
         ctx.run = run
         ctx.set_materialize_grads(False)
@@ -86,7 +90,6 @@ class CapturedFunction(torch.autograd.Function):
     @staticmethod
     def _gradients(ctx: Any, received: Sequence[Tensor | None]) -> list[Tensor | None]:
         run: Differentiation = ctx.run
-        saved = ctx.saved_tensors[: ctx.kept_count]
         body = run.plan.backward
         if body is None or run.gradients.refusal:
             raise NotDifferentiable(
@@ -95,10 +98,22 @@ class CapturedFunction(torch.autograd.Function):
                 remedy="call the whole tree",
             )
         arrived, missing = _tangents(run, received)
-        kept = (_packed(ctx.layout, iter(saved)),) if body.kept else ()
-        produced = run.runner.run_backward(run.module, *kept, *(arrived[name] for name in body.inputs))
+        tangents = [arrived[name] for name in body.inputs]
+        produced = run.runner.run_backward(run.module, *_kept(ctx, run), *tangents)
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
-        return [_gradient(run, name, values, missing) for name in run.inputs]
+        needs = run.runner.needs if missing else {}
+        return [_gradient(run, name, values, (missing, needs)) for name in run.inputs]
+
+
+def _kept(ctx: Any, run: Differentiation) -> list[Any]:
+    """What the forward kept, as the backward takes it: it empties the lists, and so frees what it has used.
+
+    Looking at the saved tensors also checks that none was changed since, the watched parameters among them.
+    """
+    saved = iter(ctx.saved_tensors)
+    kept = [_packed(ctx.layout, saved)] if run.plan.forward.kept else []
+    release_saved(ctx)
+    return kept
 
 
 def laid_out(tensor: Tensor, expected: Tensor) -> Tensor:
@@ -140,9 +155,12 @@ def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[
     return arrived, missing
 
 
-def _gradient(run: Differentiation, name: str, values: dict[str, Tensor], missing: set[str]) -> Tensor | None:
-    terms = run.gradients.terms.get(name, ())
-    if missing and terms and all(run.needs.get(term, frozenset()) <= missing for term in terms):
+def _gradient(
+    run: Differentiation, name: str, values: dict[str, Tensor], unused: tuple[set[str], Needs]
+) -> Tensor | None:
+    """The sum of the terms; None where all of them come from gradients that did not arrive."""
+    terms, (missing, needs) = run.gradients.terms.get(name, ()), unused
+    if missing and terms and all(needs.get(term, frozenset()) <= missing for term in terms):
         return None
     total: Tensor | None = None
     for term in terms:
@@ -169,9 +187,9 @@ class _Slot:
     """Stands for a tensor in the layout of what was kept."""
 
 
-def _packed(layout: Any, leaves: Any) -> Any:
+def _packed(layout: Any, leaves: Iterator[Tensor]) -> Any:
     if isinstance(layout, tuple):
-        return tuple(_packed(item, leaves) for item in layout)
+        return [_packed(item, leaves) for item in layout]
     return next(leaves) if layout is _Slot else layout
 
 

@@ -1,7 +1,7 @@
 """Captured calls, ready to run: by their caller in the tree, or alone, by a person."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,11 +20,13 @@ from whence.hierarchy.hooked import has_hooks, run_hooked
 from whence.hierarchy.interface import Gradients, Interface, interface_of
 from whence.hierarchy.plan import CallPlan, Plan, Region
 from whence.hierarchy.source import write
-from whence.hierarchy.tree import TAKEN_NAMES, FlatCall, Tree
+from whence.hierarchy.tree import FlatCall, Tree
 from whence.provenance import ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 from whence.schema import Phase
 
+ChildCall = Callable[..., tuple[Any, ...]]
+"""Makes one call of a caller's code: takes the caller's module and flat values."""
 Function = tuple[FunctionType, tuple[int, ...]]
 """The code of a body, and the numbers of the calls it makes."""
 
@@ -41,7 +43,7 @@ class Compiler:
     functions: dict[Region, Function] = field(default_factory=dict)
     graphs: dict[Region, fx.Graph] = field(default_factory=dict)
 
-    def function(self, phase: Phase, number: int) -> tuple[FunctionType, tuple["ChildCall", ...]]:
+    def function(self, phase: Phase, number: int) -> tuple[FunctionType, tuple[ChildCall, ...]]:
         """The function of a call in a phase, and the calls that its code makes."""
         first = self.plan.first[number]
         if (phase, first) not in self.functions:
@@ -66,36 +68,34 @@ class Compiler:
         exec(code, names)
         return names["run"], source.calls
 
-    def _child(self, phase: Phase, caller: int, called: int) -> "ChildCall":
+    def _child(self, phase: Phase, caller: int, called: int) -> ChildCall:
         path, around = self.plan.site(called).path, self.plan.site(caller).path
         inside = path.is_within(around)
-        return ChildCall(path.relative_to(around) if inside else path, inside, called, phase)
+        return child_call(path.relative_to(around) if inside else path, inside, called, phase)
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
 
 
-@dataclass(frozen=True)
-class ChildCall:
-    """One call in a caller's code: the way to the module, from the caller or the root, and its number."""
+def child_call(path: ModulePath, from_caller: bool, number: int, phase: Phase) -> ChildCall:
+    """Finds the module of a call, from the caller or from the root, each time, and runs the call in a phase.
 
-    path: ModulePath
-    from_caller: bool
-    number: int
-    phase: Phase
+    This runs between any two modules, so it is one function that does everything itself.
+    """
+    is_forward = phase is Phase.FORWARD
 
-    def __call__(self, caller: Tree, *values: Any) -> tuple[Any, ...]:
-        module: Any = caller if self.from_caller else caller.__dict__["root"]
-        for segment in self.path:
-            held = module
-            module = held._modules.get(segment)
+    def run(caller: Tree, *values: Any) -> tuple[Any, ...]:
+        module: Any = caller if from_caller else caller.__dict__["root"]
+        for segment in path:
+            held, module = module, module._modules.get(segment)
             if module is None:
-                raise self._replaced(held)
-        call = module.bodies.get(self.number) if isinstance(module, Tree) else None
+                raise _replaced(path, held)
+        call = module.bodies.get(number) if isinstance(module, Tree) else None
         if call is None:
-            raise self._replaced(module)
-        if self.phase is Phase.BACKWARD:
-            return call.run_backward(module, *values)
+            raise _replaced(path, module)
+        if not is_forward:
+            function, calls = call.backward_function
+            return function(module, calls, *values)  # type: ignore[no-any-return]
         if has_hooks(module):
             return run_hooked(call, module, values)
         if torch.compiler.is_compiling():
@@ -103,12 +103,15 @@ class ChildCall:
         function, calls = call.forward_function
         return function(module, calls, *values)  # type: ignore[no-any-return]
 
-    def _replaced(self, module: Any) -> CallError:
-        return CallError(
-            f"{self.path} was replaced by a {type(module).__name__}, which has no captured graph",
-            why="the graph around it calls the captured module by its flat values",
-            remedy="replace the module in the original model and capture again",
-        )
+    return run
+
+
+def _replaced(path: ModulePath, module: Any) -> CallError:
+    return CallError(
+        f"{path} was replaced by a {type(module).__name__}, which has no captured graph",
+        why="the graph around it calls the captured module by its flat values",
+        remedy="replace the module in the original model and capture again",
+    )
 
 
 @dataclass(frozen=True)
@@ -238,7 +241,7 @@ class CallBody:
         self._check_trainable(module, gradients, interface, inputs)
         if not torch.is_grad_enabled() or not any(_requires(value) for value in (*parameters, *inputs)):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
-        run = Differentiation(self, module, self.call_plan, gradients, self._needs, self._watched)
+        run = Differentiation(self, module, self.call_plan, gradients, self._watched)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
 
@@ -313,7 +316,7 @@ class CallBody:
         return result if interface.loss is None else (values[interface.loss], result)
 
     @cached_property
-    def _needs(self) -> dict[str, frozenset[str]]:
+    def needs(self) -> dict[str, frozenset[str]]:
         """For every gradient, the incoming gradients it is computed from."""
         interface = self.interface
         if interface is None or interface.gradients is None:
@@ -375,17 +378,25 @@ def _requires(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
+_REGISTERS = ("_modules", "_parameters", "_buffers")
+
+
 def attribute_of(module: nn.Module, path: ModulePath) -> Any:
     """The tensor or module at an attribute path."""
     held: Any = module
     for segment in path:
-        held = _registered(held, segment) if segment in TAKEN_NAMES else getattr(held, segment)
+        held = _registered(held, segment)
     return held
 
 
 def _registered(module: nn.Module, name: str) -> Any:
-    registers = (module._parameters, module._buffers, module._modules)
-    return next(register[name] for register in registers if register.get(name) is not None)
+    """What a module holds under a name; its registers come before the attributes of its class."""
+    attributes = module.__dict__
+    for register in _REGISTERS:
+        found = attributes[register].get(name)
+        if found is not None:
+            return found
+    return getattr(module, name)
 
 
 def _assign(module: nn.Module, path: ModulePath, new: Tensor) -> None:

@@ -5,7 +5,7 @@ Values are deleted after their last use, as the interpreter of fx graphs does, t
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from keyword import iskeyword
 from typing import Any
@@ -58,13 +58,13 @@ class _Writer:
     def write(self, line: str) -> None:
         self.lines.append(f"    {line}")
 
-    def callee(self, target: Any) -> str:
-        """A global name for an operation."""
+    def callee(self, target: Any, args: Sequence[Any] = ()) -> str:
+        """A global name for an operation on these arguments."""
         if isinstance(target, OpOverload):
             name = f"{target.namespace}_{target._opname}_{target._overloadname}"
         else:
             name = f"function_{getattr(target, '__name__', 'call')}"
-        function = entry_point(target)
+        function = entry_point(target, args)
         while self.globals.setdefault(name, function) is not function:
             name += "_"
         return name
@@ -93,7 +93,8 @@ def write(plan: Plan, phase: Phase, number: int) -> Source:
     """The function of one call in one phase.
 
     The forward takes the module, the calls it makes and its inputs; it returns its outputs, and last what it
-    keeps, if anything. The backward takes the module, its calls, what was kept, if anything, and its inputs.
+    keeps, if anything. The backward takes the module, its calls, what was kept, if anything (a list that it
+    empties), and its inputs.
     """
     body = plan.body(phase, number)
     writer = _Writer(plan)
@@ -102,7 +103,7 @@ def write(plan: Plan, phase: Phase, number: int) -> Source:
     if is_backward and body.kept:
         parameters.insert(0, "kept")
         writer.write(f"{_targets(writer, body.kept)} = kept")
-        writer.write("del kept")
+        writer.write("kept.clear()")
     for name, path in body.reads:
         changing = not plan.program.has_backward and name in plan.program.histories
         value = attribute("module", path)
@@ -140,7 +141,7 @@ def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
     node = writer.plan.nodes[step]
     arguments = [writer.spelled(argument) for argument in node.args]
     arguments += [f"{key}={writer.spelled(value)}" for key, value in node.kwargs.items()]
-    callee = writer.callee(_reshaping(node.target) if phase is Phase.BACKWARD else node.target)
+    callee = writer.callee(_reshaping(node.target) if phase is Phase.BACKWARD else node.target, node.args)
     if step in writer.plan.program.straight_through:
         arguments.insert(0, callee)
         callee = writer.callee(straight_through)

@@ -46,6 +46,10 @@ class CapturedCall(Protocol):
         """The function that runs its forward, and the calls that its code makes."""
 
     @property
+    def backward_function(self) -> tuple[FunctionType, tuple[Any, ...]]:
+        """The function that runs its backward, and the calls that its code makes."""
+
+    @property
     def interface(self) -> Interface | None:
         """How a person makes the call."""
 
@@ -120,7 +124,10 @@ class Tree(nn.Module):
 
     @property
     def forward_graph(self) -> fx.Graph | None:
-        """The graph of the first call; None for a module that was never called."""
+        """The graph of the first call; None for a module that was never called.
+
+        Modules that compute the same have one graph, whose nodes are those of the first.
+        """
         return self.calls[0].graph(Phase.FORWARD) if self.calls else None
 
     @property
