@@ -19,7 +19,7 @@ def forward(layers: int, repeats: Repeats) -> Figures:
     """Forward capture against `torch.export.export(strict=False)`."""
     _warm()
     model = llama(layers)
-    return compared(partial(whence.capture, model, (), batch()), partial(_export, model), repeats)
+    return compared(partial(whence.capture, model, (), batch(), reuse=True), partial(_export, model), repeats)
 
 
 def joint(layers: int, repeats: Repeats) -> Figures:
@@ -33,13 +33,13 @@ def unflatten(layers: int, repeats: Repeats) -> Figures:
     """Unflatten of a forward program against PyTorch's; neither compiles anything before it runs."""
     _warm()
     model = llama(layers)
-    exported, program = _export(model), whence.capture(model, (), batch())
+    exported, program = _export(model), whence.capture(model, (), batch(), reuse=True)
     return compared(program.unflatten, partial(torch.export.unflatten, exported), repeats)
 
 
 def joint_program(model: nn.Module, inputs: dict[str, Any]) -> whence.Program:
     """Forward and backward of the loss."""
-    return whence.capture(model, (), inputs, backward=loss)
+    return whence.capture(model, (), inputs, backward=loss, reuse=True)
 
 
 def _export(model: nn.Module) -> torch.export.ExportedProgram:

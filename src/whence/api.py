@@ -123,7 +123,7 @@ def capture(
     *,
     backward: bool | Callable[[Any], Tensor] = False,
     state: str = "inputs",
-    reuse: bool = True,
+    reuse: bool = False,
 ) -> Program:
     """Record what `model` computes on these example inputs, as one functional graph.
 
@@ -139,7 +139,8 @@ def capture(
     `backward=False` records the forward; `True` also the backward, with one tangent input for every
     differentiable output; a function of the outputs records the backward of the scalar it returns.
     With `reuse`, a module that must do what an equal one did before is not run: what was recorded then is
-    written once more; `program.replay` says which. The program is the same either way.
+    written once more, and `program.replay` says which. It is off until everything that a module can depend on
+    without being seen is accounted for; docs/replay.md lists what is not.
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
 
     Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence._torch.modes import modes_restored
+from whence._torch.modes import modes_now, modes_restored
 
 _C: Any = torch._C  # not all of it is declared
 
@@ -123,3 +123,24 @@ def test_every_key_can_be_asked_about() -> None:
     for key in torch._C.DispatchKey.__members__.values():
         assert torch._C._dispatch_tls_is_dispatch_key_included(key) == included.has(key)
         assert torch._C._dispatch_tls_is_dispatch_key_excluded(key) == excluded.has(key)
+
+
+SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
+    (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
+    (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
+    (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
+    (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+]
+
+
+@pytest.mark.parametrize(("read", "write"), SWITCHES)
+def test_modes_now_tell_of_every_switch(read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+    """A switch that is turned makes the modes others; turned back, the same."""
+    before, was = modes_now(), read()
+    write(not was)
+    try:
+        assert modes_now() != before
+    finally:
+        write(was)
+    assert modes_now() == before

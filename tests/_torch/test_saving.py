@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from whence._torch.saving import observed_packing
+from whence._torch.saving import observed_packing, packs_what_is_saved
 
 NAMES: list[str] = []
 
@@ -60,3 +60,11 @@ def test_other_threads_are_not_seen() -> None:
         thread.join()
     assert NAMES == []
     assert saved_tensors_hooks.__init__ is before
+
+
+def test_hooks_that_pack_are_seen() -> None:
+    """`torch._C._autograd._top_saved_tensors_default_hooks` gives the hooks that are on."""
+    assert not packs_what_is_saved()
+    with torch.autograd.graph.save_on_cpu():
+        assert packs_what_is_saved()
+    assert not packs_what_is_saved()

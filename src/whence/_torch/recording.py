@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -42,6 +42,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from whence._torch.autograd import inside_backward
 from whence._torch.graphs import name_plainly
 from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
+from whence._torch.listening import RecordingListener
 from whence._torch.trees import tree_flatten
 
 __all__ = [
@@ -65,40 +66,6 @@ STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _NO_SUBCLASSES = frozenset({*_PLAIN_TENSORS, FakeTensor})
-
-
-class RecordingListener(Protocol):
-    """What is told while a recording goes on, and asked what only it can know."""
-
-    def recorded(self, node: fx.Node) -> None:
-        """A node was appended to the graph."""
-
-    def met_tensor(self, tensor: Tensor) -> str:
-        """A real tensor nobody announced reached an operation; give it a placeholder name."""
-
-    def made_of_numbers(self, name: str) -> None:
-        """The tensor of that name is one that the model has just made of numbers."""
-
-    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> Exception:
-        """Python asked for a tensor's value; make the error to raise.
-
-        `function` is what the model called; `operation`, on these arguments, is what needs the value.
-        """
-
-    def hook_registered(self, tensor: Tensor, hook: object) -> None:
-        """The model puts a gradient hook on a tensor while it runs."""
-
-    def layout_read(self, tensor: Tensor) -> None:
-        """The model looks at the strides of a tensor."""
-
-    def data_replaced(self, tensor: Tensor) -> Exception:
-        """The model puts other data under one of its own tensors; make the error to raise."""
-
-    def generator_met(self, operation: object) -> Exception:
-        """An operation draws from a generator of its own; make the error to raise."""
-
-    def subclass_met(self, tensor: Tensor) -> Exception:
-        """A tensor subclass that cannot be recorded reached an operation; make the error to raise."""
 
 
 def is_wrapper_subclass(tensor: Tensor) -> bool:
@@ -229,7 +196,6 @@ def _is_simple(tensor: Tensor) -> bool:
             and not is_lazy(tensor)
             and tensor._base is None
             and not tensor.is_quantized
-            and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
             and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
         )
 

@@ -160,7 +160,7 @@ def test_program_is_what_eager_computes(name: str) -> None:
     if name in DIFFERS_WITH_COUNTS:
         pytest.skip("eager counts on from where the capture left the counter, or the capture leaves none")
     model, x = made(name)
-    result = whence.capture(model, (x,), backward=loss).verify(model, (x,))
+    result = whence.capture(model, (x,), backward=loss, reuse=True).verify(model, (x,))
     assert result.ok, str(result)
 
 
@@ -169,7 +169,7 @@ def test_what_is_equal_is_replayed(name: str) -> None:
     """As many calls as can be are replayed, and no more; there is a reason for every other but the first."""
     model, x = made(name)
     _, kind, expected = CASES[name]
-    row = whence.capture(model, (x,), backward=loss).replay[kind]
+    row = whence.capture(model, (x,), backward=loss, reuse=True).replay[kind]
     assert row.replayed == expected, str(row)
     assert row.replayed + row.traced >= 3
     if not expected:
@@ -181,7 +181,7 @@ def test_without_gradients() -> None:
     model, x = made("equal")
     with torch.no_grad():
         plain = whence.capture(model, (x,), reuse=False)
-        program = whence.capture(model, (x,))
+        program = whence.capture(model, (x,), reuse=True)
     assert program.replay["Block"].replayed == 3
     assert differences(plain, program) == {}
 
@@ -204,7 +204,7 @@ def test_model_is_untouched() -> None:
     """Replayed layers hold what they held."""
     model, x = made("equal")
     before = [dict(vars(module)) for module in model.modules()]
-    whence.capture(model, (x,), backward=loss)
+    whence.capture(model, (x,), backward=loss, reuse=True)
     assert [dict(vars(module)) for module in model.modules()] == before
 
 
@@ -212,14 +212,14 @@ def test_errors_in_later_layers_show_the_whole_program() -> None:
     """What had been replayed when a capture stopped is shown as what it stands for."""
     model = Stack(*blocks(Block), nn.Linear(kinds.WIDTH, 2), Block())
     with pytest.raises(RuntimeError):
-        whence.capture(model, (torch.ones(3, 4, kinds.WIDTH),))
+        whence.capture(model, (torch.ones(3, 4, kinds.WIDTH),), reuse=True)
 
     class Asks(Stack):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if super().forward(x).sum() > 0 else x
 
     with pytest.raises(whence.DataDependent) as caught:
-        whence.capture(Asks(*blocks(Block)), (torch.ones(3, 4, kinds.WIDTH),))
+        whence.capture(Asks(*blocks(Block)), (torch.ones(3, 4, kinds.WIDTH),), reuse=True)
     page = str(caught.value.partial)
     assert "whence_stand_in" not in page
     assert page.count("aten.gelu.default") == 4

@@ -11,7 +11,7 @@ from whence._torch.autograd import inside_backward
 from whence._torch.modes import modes_now
 from whence._torch.module_calls import ObservedCall
 from whence._torch.saving import packs_what_is_saved
-from whence._torch.tensors import without_functions, writes_to
+from whence._torch.tensors import autocast_state, without_functions, writes_to
 from whence._torch.trees import tree_flatten
 from whence.program.replay import Replays
 from whence.schema import Phase
@@ -77,6 +77,8 @@ class Replayer:
             return self._reuse.without[kind]
         if packs_what_is_saved():
             return "a checkpoint, or another hook, sees what autograd saves"
+        if autocast_state() and torch.is_autocast_cache_enabled():
+            return "autocast keeps weights that it has cast from one call to the next"
         return "it is called in a backward pass" if inside_backward() else ""
 
     # --- watching ------------------------------------------------------------------------------------

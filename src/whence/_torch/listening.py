@@ -1,0 +1,40 @@
+"""What a recording tells, and asks."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, fx
+
+
+class RecordingListener(Protocol):
+    """What is told while a recording goes on, and asked what only it can know."""
+
+    def recorded(self, node: fx.Node) -> None:
+        """A node was appended to the graph."""
+
+    def met_tensor(self, tensor: Tensor) -> str:
+        """A real tensor nobody announced reached an operation; give it a placeholder name."""
+
+    def made_of_numbers(self, name: str) -> None:
+        """The tensor of that name is one that the model has just made of numbers."""
+
+    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> Exception:
+        """Python asked for a tensor's value; make the error to raise.
+
+        `function` is what the model called; `operation`, on these arguments, is what needs the value.
+        """
+
+    def hook_registered(self, tensor: Tensor, hook: object) -> None:
+        """The model puts a gradient hook on a tensor while it runs."""
+
+    def layout_read(self, tensor: Tensor) -> None:
+        """The model looks at the strides of a tensor."""
+
+    def data_replaced(self, tensor: Tensor) -> Exception:
+        """The model puts other data under one of its own tensors; make the error to raise."""
+
+    def generator_met(self, operation: object) -> Exception:
+        """An operation draws from a generator of its own; make the error to raise."""
+
+    def subclass_met(self, tensor: Tensor) -> Exception:
+        """A tensor subclass that cannot be recorded reached an operation; make the error to raise."""
