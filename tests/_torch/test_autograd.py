@@ -1,7 +1,9 @@
 """Canaries: what we rely on in autograd's private parts."""
 
 import threading
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -212,3 +214,32 @@ def test_engine_is_known_to_run() -> None:
     assert seen == [True]
     assert not autograd.inside_backward()
     assert torch._C._current_graph_task_id() == -1
+
+
+class Doubled(torch.autograd.Function):
+    """Keeps its result, and says whether letting go of it in the backward freed it."""
+
+    freed: list[bool]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x * 2)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, received: Tensor) -> Any:
+        (saved,) = ctx.saved_tensors
+        alive = weakref.ref(saved)
+        autograd.release_saved(ctx)
+        del saved
+        Doubled.freed.append(alive() is None)
+        return received * 2
+
+
+def test_saved_tensors_are_freed_in_the_backward() -> None:
+    """`maybe_clear_saved_tensors` lets go of what was saved, unless the graph is retained."""
+    Doubled.freed = []
+    result = Doubled.apply(weight()).sum()
+    result.backward(retain_graph=True)
+    result.backward()
+    assert Doubled.freed == [False, True]
