@@ -93,26 +93,6 @@ def test_calls_of_one_module_as_text() -> None:
     )
 
 
-def test_two_neighbours_as_text() -> None:
-    """Two equal neighbours are shown one by one."""
-    assert_expected_inline(
-        str(stack_program(depth=2).calls),
-        """\
-(root): Stack
-  layers.0: Layer
-    layers.0.attention: Linear
-    layers.0.mlp: Sequential
-      layers.0.mlp.0: Linear
-      layers.0.mlp.1: ReLU
-  layers.1: Layer
-    layers.1.attention: Linear
-    layers.1.mlp: Sequential
-      layers.1.mlp.0: Linear
-      layers.1.mlp.1: ReLU
-  head: Linear""",
-    )
-
-
 def test_neighbours_with_names_of_their_own_are_shown() -> None:
     """Modules of one class that are called by name are all there."""
     lines = str(captured("llama", "forward").calls)

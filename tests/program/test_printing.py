@@ -114,7 +114,7 @@ backward  second + first
 
 
 def test_calls_as_text() -> None:
-    """The tree of calls prints one call per line with its class, indented under its caller."""
+    """One call per line with its class, indented under its caller; two equal neighbours are both shown."""
     assert_expected_inline(
         str(stack_program().calls),
         """\

@@ -22,7 +22,11 @@ from whence._torch.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence._torch.patching import patched
 
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
-_STRUCTURE = frozenset({"_parameters", "_buffers", "_modules"})
+TABLES = ("_parameters", "_buffers", "_modules")
+"""Where a module keeps what is found through `Module.__getattr__`."""
+NOTHING: Any = object()
+"""What a lookup gives that finds nothing; None is a value."""
+_STRUCTURE = frozenset(TABLES)
 
 _PLUMBING = frozenset(
     {
@@ -172,6 +176,14 @@ class ReadObserver:
         self._seen.add((id(holder), name))
         if not told(holder, name, *value):
             self._seen.discard((id(holder), name))
+
+
+def class_attribute(kind: type, name: str) -> Any:
+    """The attribute as a class or one of its bases spells it, unbound; `NOTHING` where none does."""
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return NOTHING
 
 
 def is_observable(kind: type) -> bool:

@@ -60,13 +60,14 @@ def skip_names(graph: fx.Graph, used: NameCounts) -> set[str]:
 
     Returns the bases that are names themselves among those left out.
     """
-    names = graph._graph_namespace
-    counts, bare = names._base_count, set[str]()
+    names, bare = graph._graph_namespace, set[str]()
+    counts = names._base_count
+    known = NameCounts(counts)
     for base, count in used.counts.items():
         if base not in counts and not hasattr(builtins, base):
             names._used_names.add(base)
             bare.add(base)
-        counts[base] = counts.get(base, 0 if hasattr(builtins, base) else -1) + count
+        counts[base] = known.start(base) + count
     return bare
 
 

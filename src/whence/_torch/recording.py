@@ -43,6 +43,7 @@ from whence._torch.autograd import inside_backward
 from whence._torch.graphs import name_plainly
 from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
 from whence._torch.listening import RecordingListener
+from whence._torch.tensors import storage_of
 from whence._torch.trees import tree_flatten
 
 __all__ = [
@@ -252,7 +253,7 @@ class Recorder(ProxyTorchDispatchMode):
     def _fake_of(self, tensor: Tensor) -> Tensor:
         """A fake tensor that shows what `tensor` is; made directly where it is nothing special."""
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            if not _is_simple(tensor) or (storage := tensor.untyped_storage()._cdata) in self._storages:
+            if not _is_simple(tensor) or (storage := storage_of(tensor)) in self._storages:
                 return self.fake_mode.from_tensor(tensor, static_shapes=True)
             self._storages.add(storage)
             with torch._C.DisableTorchFunction():
@@ -300,15 +301,13 @@ class Recorder(ProxyTorchDispatchMode):
         graph = self.tracer.graph
         node = graph.create_node("call_function", _hold_on, arguments, {}, STAND_IN)
         self.listener.recorded(node)
-        made = []
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
             fresh = [self._fresh(like) for like in likes]
         for position, result in enumerate(fresh):
             item = graph.create_node("call_function", operator.getitem, (node, position), {}, STAND_IN)
             self._track(result, item)
             self.listener.recorded(item)
-            made.append(result)
-        return node, made
+        return node, fresh
 
     def marker(self, values: tuple[fx.Node, ...]) -> fx.Node:
         """Append a node that does nothing but hold on to values; the listener is not told."""

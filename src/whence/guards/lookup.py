@@ -4,18 +4,10 @@ from typing import Any
 
 from torch import nn
 
+from whence._torch.attribute_reads import NOTHING, TABLES, class_attribute
 from whence._torch.sharding import class_as_written
 
-NOTHING = object()
-"""What a lookup gives that finds nothing; None is a value."""
-
-
-def class_attribute(kind: type, name: str) -> Any:
-    """The attribute as a class or one of its bases spells it, unbound; `NOTHING` where none does."""
-    for base in kind.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    return NOTHING
+__all__ = ["NOTHING", "class_attribute", "is_of_module", "module_attribute", "same_class"]
 
 
 def is_of_module(name: str) -> bool:
@@ -26,7 +18,7 @@ def is_of_module(name: str) -> bool:
 def module_attribute(module: nn.Module, name: str) -> Any:
     """What a module itself holds under a name: attribute, parameter, buffer or submodule; else `NOTHING`."""
     held = module.__dict__
-    for table in (held, held["_parameters"], held["_buffers"], held["_modules"]):
+    for table in (held, *(held[table] for table in TABLES)):
         if name in table:
             return table[name]
     return NOTHING

@@ -45,6 +45,10 @@ class ModulePath(tuple[str, ...]):
         """The rest of this path below `other`; meaningful where `is_within(other)`."""
         return ModulePath(self[len(other) :])
 
+    def moved(self, before: "ModulePath", now: "ModulePath") -> "ModulePath":
+        """The path as it is below `now` instead of `before`; itself where it lies elsewhere."""
+        return ModulePath((*now, *self.relative_to(before))) if self.is_within(before) else self
+
     def prefixes(self) -> Iterator["ModulePath"]:
         """This path and every path above it, from the root down."""
         return (ModulePath(self[:length]) for length in range(len(self) + 1))

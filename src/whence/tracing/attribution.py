@@ -93,13 +93,8 @@ def _seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node, phase: Phase) 
 
 def first_of_each_moment(notes: Notes) -> dict[int, fx.Node]:
     """The operation that made each autograd node: the first recorded after it was made."""
-    return makers_among(notes.order, notes)
-
-
-def makers_among(nodes: Sequence[fx.Node], notes: Notes) -> dict[int, fx.Node]:
-    """The first of the nodes for each moment."""
     makers: dict[int, fx.Node] = {}
-    for node in nodes:
+    for node in notes.order:
         mark = notes.marks[node]
         if mark.phase is Phase.FORWARD and not mark.packs:
             makers.setdefault(mark.moment, node)

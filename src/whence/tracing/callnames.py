@@ -57,9 +57,7 @@ class CallNames:
 
     def repeat(self, site: CallSite, before: ModulePath, now: ModulePath) -> CallSite:
         """The call, inside a call of the module `now`, that `site` was inside one of the module `before`."""
-        path = site.path
-        if path.is_within(before):
-            path = ModulePath((*now, *path.relative_to(before)))
+        path = site.path.moved(before, now)
         index = self._counts.get(path, 0)
         self._counts[path] = index + 1
         return CallSite(path, index, site.type)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from whence._torch.attribute_reads import class_attribute
 from whence._torch.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence.program.observed import Change, Read
 from whence.tracing.modules import CONTAINERS, held_in_capture, same_items
@@ -58,8 +59,7 @@ class Before:
 
 def _is_cached(holder: object, name: str) -> bool:
     """Whether reading it is what puts an attribute there."""
-    found = next((vars(base)[name] for base in type(holder).__mro__ if name in vars(base)), None)
-    return isinstance(found, cached_property)
+    return isinstance(class_attribute(type(holder), name), cached_property)
 
 
 def copy_of(value: object) -> object:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from whence._torch.attribute_reads import TABLES
 from whence._torch.recording import FakeTensor
 from whence._torch.trees import tree_flatten
 from whence.errors import LostState, Place
@@ -182,7 +183,7 @@ def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
         for key, value in _items(content.held):
             reassigned = content.attribute == "_buffers" and key in before
             if id(value) not in known and held_in_capture(value) and not reassigned:
-                registered = content.attribute in ("_parameters", "_buffers", "_modules")
+                registered = content.attribute in TABLES
                 yield _loss(kept, str(key) if registered else content.attribute, value, lines)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import ReadObserver
+from whence._torch.attribute_reads import TABLES, ReadObserver
 from whence._torch.hooks import HOOK_KINDS
 from whence.program.observed import Change, Observed, Read
 from whence.provenance import ModulePath, Source
@@ -44,7 +44,7 @@ def _settled(read: Read) -> Read:
 
 def _is_held(read: Read) -> bool:
     held = getattr(read.holder, "__dict__", {})
-    tables = (held, *(held.get(name) or {} for name in ("_parameters", "_buffers", "_modules")))
+    tables = (held, *(held.get(name) or {} for name in TABLES))
     if any(table.get(read.name) is read.value for table in tables):
         return True
     return any(base.__dict__.get(read.name) is read.value for base in type(read.holder).__mro__)
@@ -82,11 +82,7 @@ class Reads:
     def repeat(self, reads: Iterable[Read]) -> None:
         """Note reads that a call would have made that was not run."""
         for read in reads:
-            for watcher in self.watchers:
-                watcher(read)
-            if (id(read.holder), read.name) not in self._noted:
-                self._noted.add((id(read.holder), read.name))
-                self._rows.append(read)
+            if self._note(read):
                 self._repeats.add(id(read))
 
     @contextmanager

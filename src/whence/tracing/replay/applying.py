@@ -1,7 +1,6 @@
 """Let a recorded call stand for one that is like it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -12,7 +11,6 @@ from whence._torch.graphs import NameCounts, skip_names
 from whence._torch.tensors import writes_to
 from whence._torch.trees import tree_unflatten
 from whence.program.observed import Read
-from whence.provenance import ModulePath
 from whence.tracing.notes import Scope
 from whence.tracing.replay.differentiating import linked
 from whence.tracing.replay.host import Host
@@ -91,20 +89,20 @@ def _reads(host: Host, template: Template, found: Likeness, scope: int) -> Itera
     scopes, caller = host.notes.scopes, host.reading()[1]
     before, now = scopes[template.scopes.start].site.path, scopes[scope].site.path
     for read, look in zip(template.reads, template.conditions.looks, strict=True):
-        again = _read_again(read, look, found, before, now)
-        yield replace(again, source=caller) if read.source == template.caller else again
+        module = None if read.module is None else read.module.moved(before, now)
+        source = caller if read.source == template.caller else read.source
+        holder, value = _found_again(read, look, found)
+        yield Read(holder, read.name, value, read.is_there, module, source)
 
 
-def _read_again(read: Read, look: Look, found: Likeness, before: ModulePath, now: ModulePath) -> Read:
-    """The read that a call of the module `now` makes where that of the module `before` made `read`."""
-    holder, value, module = found.thing(read.holder), read.value, read.module
+def _found_again(read: Read, look: Look, found: Likeness) -> tuple[object, Any]:
+    """Who is asked for the attribute in another call, and what is found."""
+    holder, value = found.thing(read.holder), read.value
     if look.table is not None and look.table != COMPUTED and read.is_there:
         value = held(holder, read.name, look.table)
     elif isinstance(value, MethodType):
         value = MethodType(value.__func__, found.thing(value.__self__))
-    if module is not None and module.is_within(before):
-        module = ModulePath((*now, *module.relative_to(before)))
-    return Read(holder, read.name, value, read.is_there, module, read.source)
+    return holder, value
 
 
 def slots_of(template: Template, rehearsal: Rehearsal) -> list[tuple[int, int]]:

@@ -1,11 +1,13 @@
 """May what a watched call recorded stand for other calls?"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from operator import is_
 from typing import Any
 
 from torch import Tensor, fx, nn
 
+from whence._torch.attribute_reads import NOTHING
 from whence._torch.hooks import has_hooks
 from whence._torch.modes import modes_now
 from whence._torch.operators import written_arguments
@@ -18,7 +20,7 @@ from whence.tracing.modules import Content, Kept, same_items
 from whence.tracing.notes import Notes
 from whence.tracing.replay.facts import facts_of
 from whence.tracing.replay.host import Host
-from whence.tracing.replay.likeness import COMPUTED, NOTHING, Conditions, Look, held, place_of
+from whence.tracing.replay.likeness import COMPUTED, Conditions, Look, held, place_of
 from whence.tracing.replay.trial import MIN_NODES, SMALL, Border, Outcome, Seen, Trial, Unfit
 
 
@@ -31,11 +33,11 @@ def attempted(
     """
     notes = host.notes
     nodes, called = notes.order[trial.start.position :], _called(trial, notes)
-    for objection in (
-        *_about_what_ran(trial, nodes, called, notes, differentiates=differentiates),
-        *_about_arguments(trial, outcome),
-        *_about_changes(trial, host.reads.kept),
-        *_about_variables(trial),
+    for objection in chain(
+        _about_what_ran(trial, nodes, called, notes, differentiates=differentiates),
+        _about_arguments(trial, outcome),
+        _about_changes(trial, host.reads.kept),
+        _about_variables(trial),
     ):
         raise Unfit(objection)
     border = _border(nodes, outcome, _tensors_behind(trial, host), notes)

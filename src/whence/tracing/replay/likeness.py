@@ -15,16 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence._torch.attribute_reads import NOTHING, TABLES, class_attribute
 from whence._torch.hooks import has_own_hooks
 from whence._torch.trees import TreeSpec
 from whence.tracing.modules import Content
 from whence.tracing.replay.facts import Facts, difference, facts_of
-from whence.tracing.replay.variables import Variable, is_steady
+from whence.tracing.replay.variables import Variable, content_of_cell, is_steady
 
-TABLES = ("_parameters", "_buffers", "_modules")
 COMPUTED = "?"
 """The place of an attribute that its holder's own `__getattr__` makes up."""
-NOTHING: Any = object()
 _PLAIN = (
     *(type(None), bool, int, str, bytes, complex, slice, range, type(...), torch.Size),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -171,7 +170,7 @@ class _Comparison:
         if not all(map(own.free.isdisjoint, tables)):
             raise Different(f"a {type(holder).__name__} has attributes that the recorded one did not have")
         for name in own.absent:
-            if _of_class(type(holder), name) is not NOTHING:
+            if class_attribute(type(holder), name) is not NOTHING:
                 raise Different(f"`{name}` was absent")
         for look in own.looks:
             if look.table != COMPUTED:
@@ -270,19 +269,15 @@ class _Comparison:
 
 
 def _closure(function: FunctionType) -> list[Any]:
-    return [cell.cell_contents for cell in function.__closure__ or ()]
+    return [content_of_cell(cell) for cell in function.__closure__ or ()]
 
 
 def held(holder: Any, name: str, table: str | None) -> Any:
     """What a holder keeps under a name, looked at without asking it."""
     if table is None:
-        return _of_class(holder if isinstance(holder, type) else type(holder), name)
+        return class_attribute(holder if isinstance(holder, type) else type(holder), name)
     own = getattr(holder, "__dict__", {})
     return own.get(name, NOTHING) if not table else own[table].get(name, NOTHING)
-
-
-def _of_class(kind: type, name: str) -> Any:
-    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), NOTHING)
 
 
 def place_of(holder: Any, name: str) -> str | None:

@@ -194,10 +194,8 @@ class Replayer:
         self, application: Application, tangents: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
         """The gradients of a replayed call."""
-        template, is_over = (
-            application.template,
-            any(each.notes is self._host.notes for each in application.backwards),
-        )
+        template = application.template
+        is_over = any(each.notes is self._host.notes for each in application.backwards)
         if self._host.phase is not Phase.BACKWARD or torch.is_grad_enabled() or is_over:
             raise self._doubt(template.kind, "the model differentiates through it")
         with without_functions():

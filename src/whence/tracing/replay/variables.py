@@ -147,7 +147,9 @@ class Variables:
         for entered in self._entered[code]:
             path, position = f"{code.co_qualname}.{entered.name}", code.co_freevars.index(entered.name)
             cells = [function.__closure__[position] for function in functions if function.__closure__]
-            variables = [_variable(path, partial(_content_of, cell), _content_of(cell)) for cell in cells]
+            variables = [
+                _variable(path, partial(content_of_cell, cell), content_of_cell(cell)) for cell in cells
+            ]
             if not any(replace(entered, read=variable.read).is_unchanged() for variable in variables):
                 self._changed.append(path)
             self.found.update(
@@ -170,7 +172,8 @@ def _variable(name: str, read: Callable[[], Any], value: Any) -> Variable:
     return Variable(name, read, value, held)
 
 
-def _content_of(cell: CellType) -> Any:
+def content_of_cell(cell: CellType) -> Any:
+    """What a closure's cell holds, if anything."""
     try:
         return cell.cell_contents
     except ValueError:  # a name that is bound later
@@ -243,7 +246,7 @@ def _functions_in(things: Iterable[Any]) -> Iterator[FunctionType]:
         seen.add(id(thing))
         if isinstance(thing, FunctionType):
             yield thing
-            waiting += [_content_of(cell) for cell in thing.__closure__ or ()]
+            waiting += [content_of_cell(cell) for cell in thing.__closure__ or ()]
         elif isinstance(thing, type):
             waiting += [held for base in _written(thing) for held in _held(base)]
         elif isinstance(thing, MethodType | classmethod | staticmethod):
