@@ -79,6 +79,10 @@ class Reads:
         finally:
             self.watchers.remove(watcher)
 
+    def is_watched(self, thing: object) -> bool:
+        """Whether the attributes of a thing are seen being read."""
+        return id(thing) in self._known
+
     def repeat(self, reads: Iterable[Read]) -> None:
         """Note reads that a call would have made that was not run."""
         for read in reads:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -21,7 +22,18 @@ from whence.tracing.notes import Notes
 from whence.tracing.replay.facts import facts_of
 from whence.tracing.replay.host import Host
 from whence.tracing.replay.likeness import COMPUTED, Conditions, Look, held, place_of
+from whence.tracing.replay.reaching import Held, parts_of
 from whence.tracing.replay.trial import MIN_NODES, SMALL, Border, Outcome, Seen, Trial, Unfit
+
+_METHODS = (
+    FunctionType,
+    BuiltinFunctionType,
+    classmethod,
+    staticmethod,
+    property,
+    MethodDescriptorType,
+    MethodType,
+)
 
 
 def attempted(
@@ -98,19 +110,18 @@ def _about_changes(trial: Trial, kept: Sequence[Kept]) -> Iterator[str]:
     for read, contents in trial.seen.reads.values():
         if not all(content.is_unchanged for content in contents):
             yield f"it changes what `{read.name}` holds"
+    for slots in trial.seen.slotted.values():
+        if not slots.is_unchanged:
+            yield f"it changes a {type(slots.thing).__name__}"
     for thing in kept:
         if not same_items(dict(thing.attributes), vars(thing.module)):
             yield f"it may use a {type(thing.module).__name__} that the model changes"
 
 
 def _about_variables(trial: Trial) -> Iterator[str]:
-    lost = trial.variables.close([*(type(module) for module, _ in trial.attributes), *_values(trial.seen)])
-    if lost is not None:
-        yield f"nobody can say which variables {lost} reads"
-    yield from trial.variables.doubtful()
-    for variable in trial.variables.found.values():
-        if not variable.is_unchanged():
-            yield f"it changes the variable {variable.name}"
+    yield from trial.variables.doubtful(
+        [*(type(module) for module, _ in trial.attributes), *_values(trial.seen)]
+    )
 
 
 def _values(seen: Seen) -> list[Any]:
@@ -170,13 +181,20 @@ def _conditions(trial: Trial, called: tuple[nn.Module, ...]) -> Conditions:
         spec=trial.given.spec,
         leaves=trial.given.leaves,
         looks=looks,
-        variables=tuple(trial.variables.found.values()),
+        outside=trial.variables.outside(),
         modes=trial.modes,
         called=called,
         tensors={id(tensor): (tensor, facts_of(tensor)) for tensor in tensors_in(values)},
         holders=frozenset(id(look.holder) for look in looks),
         inside=frozenset(id(module) for module, _ in trial.attributes),
+        computing=tuple(
+            {id(look.holder): _held_by(look.holder) for look in looks if look.table == COMPUTED}.values()
+        ),
     )
+
+
+def _held_by(holder: object) -> Held:
+    return Held(holder, parts_of(holder))
 
 
 def _look(read: Read, contents: Sequence[Content]) -> Look:
@@ -186,6 +204,8 @@ def _look(read: Read, contents: Sequence[Content]) -> Look:
     found = held(read.holder, read.name, None)
     if found is NOTHING:
         return Look(read.holder, read.name, COMPUTED, read.value)
+    if hasattr(type(found), "__get__") and not isinstance(found, _METHODS):
+        raise Unfit(f"`{read.name}` is looked up by a {type(found).__name__}")
     return Look(read.holder, read.name, None, found)
 
 

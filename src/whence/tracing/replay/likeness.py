@@ -6,27 +6,35 @@ order it was read, from the module called down: so each module and tensor of the
 other.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import NOTHING, TABLES, class_attribute
+from whence._torch.attribute_reads import NOTHING, TABLES, class_attribute, is_observable
 from whence._torch.hooks import has_own_hooks
 from whence._torch.trees import TreeSpec
 from whence.tracing.modules import Content
 from whence.tracing.replay.facts import Facts, difference, facts_of
-from whence.tracing.replay.variables import Variable, content_of_cell, is_steady
+from whence.tracing.replay.reaching import Held, content_of_cell, content_of_slot, is_steady
+from whence.tracing.replay.variables import Outside
 
 COMPUTED = "?"
 """The place of an attribute that its holder's own `__getattr__` makes up."""
+SLOT = "."
+"""The place of an attribute that its holder keeps outside its dictionary."""
 _PLAIN = (
-    *(type(None), bool, int, str, bytes, complex, slice, range, type(...), torch.Size),
+    *(type(None), bool, int, str, bytes, slice, range, type(...), torch.Size),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+_SEEN = (
+    *(dict, list, tuple, set, frozenset, deque, type),
+    *(FunctionType, BuiltinFunctionType, MethodType, partial, property, classmethod, staticmethod),
 )
 _DEPTH = 10
 
@@ -35,9 +43,9 @@ _DEPTH = 10
 class Look:
     """One attribute that was read: where its holder keeps it, and what it was.
 
-    `table` is one of the module's tables, empty for the holder's own attributes, and None for what its class
-    has; a value of the class is the same for every instance, so `holder` is then the class. `content` are
-    copies of a container and of those inside it.
+    `table` is one of the module's tables or `SLOT`, empty for the holder's own attributes, and None for what
+    its class has; a value of the class is the same for every instance, so `holder` is then the class.
+    `content` are copies of a container and of those inside it.
     """
 
     holder: object
@@ -54,19 +62,20 @@ class Conditions:
 
     `tensors` are the facts of every tensor that was an argument or was read, by identity. `called` are the
     modules that were called inside it, itself among them; `inside` all that are parts of it, and
-    `holders` everything whose attributes were read.
+    `holders` everything whose attributes were read. `computing` are those among them that make up attributes.
     """
 
     module: nn.Module
     spec: TreeSpec
     leaves: tuple[Any, ...]
     looks: tuple[Look, ...]
-    variables: tuple[Variable, ...]
+    outside: Outside
     modes: tuple[Any, ...]
     called: tuple[nn.Module, ...]
     tensors: dict[int, tuple[Tensor, Facts]]
     holders: frozenset[int]
     inside: frozenset[int]
+    computing: tuple[Held, ...]
 
     @cached_property
     def of_classes(self) -> tuple[Look, ...]:
@@ -136,15 +145,18 @@ def likeness(
     if modes != conditions.modes:
         raise Different("a mode (of gradients, autocast, attention …) is another")
     comparison = _Comparison(conditions, Likeness({id(conditions.module): module}))
+    comparison.not_told_apart(conditions.module, module, lambda: f"this {type(module).__name__}")
     for position, (before, now) in enumerate(zip(conditions.leaves, leaves, strict=True)):
         comparison.same(before, now, partial(_argument, position))
     for look in conditions.of_classes:
         comparison.look(look)
     for own in conditions.own:
         comparison.own(own)
-    for variable in conditions.variables:
-        if not variable.is_unchanged():
-            raise Different(f"the variable {variable.name} has changed")
+    for changed in conditions.outside.changed():
+        raise Different(f"{changed} has changed")
+    for held_before in conditions.computing:
+        if not held_before.is_unchanged:
+            raise Different(f"a {type(held_before.thing).__name__} that makes up attributes has changed")
     for called in conditions.called:
         if id(called) in conditions.inside and id(called) not in comparison.found.things:
             raise Different(f"nobody can say which {type(called).__name__} stands for the recorded one")
@@ -197,16 +209,13 @@ class _Comparison:
         elif kind in _PLAIN:
             if before != now:
                 raise Different(f"{what()} is {now!r}, not {before!r}")
-        elif kind is float:
+        elif kind in (float, complex):
             if repr(before) != repr(now):
                 raise Different(f"{what()} is {now!r}, not {before!r}")
-        elif kind in (set, frozenset):
-            if before != now or not all(type(item) in _PLAIN for item in before):
-                raise Different(f"{what()} is another {kind.__name__}")
         elif not depth:
             raise Different(f"{what()} is nested too deeply")
-        elif kind in (list, tuple):
-            self._same_items(before, now, what, depth)
+        elif kind in (list, tuple, set, frozenset):
+            self._same_items(list(before), list(now), what, depth)
         elif kind is dict:
             self._same_items(list(before), list(now), what, depth)
             self._same_items(list(before.values()), list(now.values()), what, depth)
@@ -224,6 +233,7 @@ class _Comparison:
     def _same_tensor(self, before: Tensor, now: Any, what: Callable[[], str]) -> None:
         if not isinstance(now, Tensor):
             raise Different(f"{what()} is no tensor")
+        self.not_told_apart(before, now, what)
         known = self.found.tensors.get(id(before))
         if known is not None:
             if known is not now:
@@ -236,7 +246,14 @@ class _Comparison:
             raise Different(f"{what()} differs: {difference(self.conditions.tensors[id(before)][1], facts)}")
         self.found.tensors[id(before)] = now
 
+    def not_told_apart(self, before: Any, now: Any, what: Callable[[], str]) -> None:
+        """A thing that a variable leads to can be recognised, so nothing else can stand for it."""
+        reached = self.conditions.outside.reached
+        if before is not now and (before in reached or now in reached):
+            raise Different(f"{what()} can be recognised: a variable leads to it")
+
     def _same_object(self, before: Any, now: Any, what: Callable[[], str], depth: int) -> None:
+        self.not_told_apart(before, now, what)
         if isinstance(before, nn.Module) or id(before) in self.conditions.holders:
             if self.found.things.setdefault(id(before), now) is not now:
                 raise Different(f"{what()} is another module than it was elsewhere")
@@ -244,7 +261,7 @@ class _Comparison:
                 raise Different(f"{what()} is the same module as another one")
             return
         if before is now:
-            if not is_steady(before):
+            if not is_seen(before):
                 raise Different(f"{what()} is a {type(now).__name__}, whose changes nobody sees")
             return
         self._same_function(before, now, what, depth)
@@ -272,10 +289,17 @@ def _closure(function: FunctionType) -> list[Any]:
     return [content_of_cell(cell) for cell in function.__closure__ or ()]
 
 
+def is_seen(thing: Any) -> bool:
+    """Whether a thing does not change, or its changes are seen where it is read."""
+    return is_steady(thing) or isinstance(thing, _SEEN) or is_observable(type(thing))
+
+
 def held(holder: Any, name: str, table: str | None) -> Any:
     """What a holder keeps under a name, looked at without asking it."""
     if table is None:
         return class_attribute(holder if isinstance(holder, type) else type(holder), name)
+    if table == SLOT:
+        return content_of_slot(class_attribute(type(holder), name), holder)
     own = getattr(holder, "__dict__", {})
     return own.get(name, NOTHING) if not table else own[table].get(name, NOTHING)
 
@@ -285,4 +309,6 @@ def place_of(holder: Any, name: str) -> str | None:
     own = getattr(holder, "__dict__", {})
     if name in own:
         return ""
+    if isinstance(class_attribute(type(holder), name), MemberDescriptorType):
+        return SLOT
     return next((table for table in TABLES if name in (own.get(table) or ())), None)

@@ -88,6 +88,7 @@ class Replayer:
     ) -> Iterator[ObservedCall]:
         """Watch a call that runs; afterwards it is a template, or there is a reason why not."""
         host, results = self._host, list[Any]()
+        variables = Variables(host.is_user, host.reads.is_watched)
         with without_functions():
             trial = Trial(
                 module=module,
@@ -95,12 +96,14 @@ class Replayer:
                 given=given,
                 nodes=tuple(map(self._node_of, given.leaves)),
                 modes=modes,
-                seen=Seen(),
-                variables=Variables(host.is_user),
+                seen=Seen(variables),
+                variables=variables,
                 caller=host.reading()[1],
                 attributes=attributes_below(module),
                 start=Start.now(host, self.markers.put()),
             )
+            for inner, _ in trial.attributes:
+                variables.reached.add(type(inner), type(inner).__name__)
         self._trials.append(trial)
         try:
             with host.reads.watched(trial.seen.read), self._functions.seen_by(trial.variables.met):
@@ -174,7 +177,7 @@ class Replayer:
             known = self.kinds.at(type(module))
             known.calls, known.replayed = known.calls + 1, known.replayed + 1
         for trial in self._trials:
-            trial.variables.add(template.conditions.variables)
+            trial.variables.include(template.conditions.outside)
         self.applications.append(application)
         return result
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from whence._torch.attribute_reads import is_observable
 from whence._torch.autograd import next_sequence_number
 from whence._torch.graphs import NameCounts
 from whence._torch.trees import TreeSpec
@@ -13,6 +14,7 @@ from whence.program.observed import Read
 from whence.provenance import Source
 from whence.tracing.modules import CONTAINERS, Content, contents_of
 from whence.tracing.replay.host import Host
+from whence.tracing.replay.reaching import Held, parts_of, slots_of
 from whence.tracing.replay.variables import Variables
 
 MIN_NODES = 8
@@ -29,10 +31,12 @@ class Unfit(Exception):
 
 @dataclass
 class Seen:
-    """What is noted while a watched call runs: what it reads, with copies of containers, and what it does
-    that is not for other calls."""
+    """What is noted while a watched call runs: what it reads, with copies of containers and slots, and what
+    it does that is not for other calls."""
 
+    variables: Variables
     reads: dict[tuple[int, str], tuple[Read, Sequence[Content]]] = field(default_factory=dict)
+    slotted: dict[int, Held] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
     def read(self, read: Read) -> None:
@@ -41,6 +45,14 @@ class Seen:
         if key not in self.reads:
             held = contents_of(read.name, read.value) if isinstance(read.value, CONTAINERS) else ()
             self.reads[key] = (read, held)
+            if is_observable(type(read.value)) and not isinstance(read.value, nn.Module):
+                self._meet(read.value)
+
+    def _meet(self, thing: object) -> None:
+        """An object was read: its class may have attributes, too, and it may have some in slots."""
+        self.variables.reached.add(type(thing), type(thing).__name__)
+        if slots_of(thing) and id(thing) not in self.slotted:
+            self.slotted[id(thing)] = Held(thing, parts_of(thing))
 
 
 @dataclass(frozen=True)

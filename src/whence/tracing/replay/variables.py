@@ -1,232 +1,196 @@
 """Which variables outside itself the code of a call reads: globals, and what a function closes over.
 
-Nobody sees them being read, so every variable that code which ran could read is remembered with its value.
+Nobody sees them being read, so every variable that code which ran could read is remembered, with its value
+and with everything that can be reached from it.
 """
 
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, field
 from functools import partial
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    CodeType,
-    FrameType,
-    FunctionType,
-    GenericAlias,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-    NotImplementedType,
-    UnionType,
-    WrapperDescriptorType,
-)
+from operator import is_
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from whence._torch.attribute_reads import is_observable
-from whence.tracing.modules import CONTAINERS, Content, contents_of
+from whence.tracing.replay.code import (
+    Code,
+    asked_of_builtins,
+    asks_environment_alone,
+    imported,
+    is_forbidden,
+    is_importing,
+    kind_of,
+    names_in,
+)
+from whence.tracing.replay.reaching import GONE, Reached, content_of_cell
 
-_GONE: Any = object()
-_NUMBERS_AND_TEXT = (bool, int, float, complex, str, bytes)
 _CONSTANT = frozenset({"__class__"})
 _DEPTH = 3
-_STEADY = frozenset(
-    {
-        *(type(None), bool, int, float, complex, str, bytes, range, slice, frozenset, type(...), property),
-        *(FunctionType, MethodType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType),
-        *(MethodWrapperType, ModuleType, GenericAlias, UnionType, NotImplementedType, partial),
-        *(classmethod, staticmethod, MappingProxyType, GetSetDescriptorType, MemberDescriptorType),
-    }
-)
-_STEADY_PACKAGES = (
-    "torch",
-    "typing",
-    "logging",
-    "re",
-    "functools",
-    "operator",
-    "abc",
-    "collections",
-    "inspect",
-)
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """A variable, and what it held when code that can read it began to run."""
+@dataclass
+class Namespace:
+    """The names that were looked up in one mapping, with what they held and how to call them."""
 
-    name: str
-    read: Callable[[], Any]
-    value: Any
-    content: Sequence[Content]
+    mapping: Mapping[str, Any]
+    names: dict[str, str] = field(default_factory=dict)
+    values: list[Any] = field(default_factory=list)
 
-    def is_unchanged(self) -> bool:
-        """Whether it holds the same now."""
-        now = self.read()
-        if now is not self.value:
-            kind = type(now)
-            return kind is type(self.value) and kind in _NUMBERS_AND_TEXT and bool(now == self.value)
-        return all(content.is_unchanged for content in self.content)
+    def changed(self) -> str | None:
+        """The first variable that holds something else now."""
+        look = self.mapping.get
+        now = [look(name, GONE) for name in self.names]
+        if all(map(is_, now, self.values)):
+            return None
+        rows = zip(self.names.values(), now, self.values, strict=True)
+        return next(spelled for spelled, found, held in rows if found is not held)
 
 
 class Variables:
-    """Collects the variables of the code that runs."""
+    """Collects the variables of the code that runs, and all that can be reached from them.
 
-    def __init__(self, is_user: Callable[[CodeType], bool]) -> None:
-        self.found: dict[tuple[int, str], Variable] = {}
+    `is_user` tells the user's code from torch's and Python's, `is_watched` things whose attributes are seen
+    being read.
+    """
+
+    def __init__(self, is_user: Callable[[CodeType], bool], is_watched: Callable[[Any], bool]) -> None:
+        self.reached = Reached(is_watched)
+        self._spaces: dict[int, Namespace] = {}
         self._is_user = is_user
-        self._codes: dict[CodeType, bool] = {}
+        self._codes: dict[CodeType, Code] = {}
         self._met: list[Any] = []
-        self._entered: dict[CodeType, list[Variable]] = {}
-        self._changed: list[str] = []
+        self._entered: dict[CodeType, dict[str, Any]] = {}
+        self._doubts: list[str] = []
 
-    def met(self, frame: FrameType) -> None:
-        """A function begins to run."""
+    def met(self, frame: FrameType) -> bool:
+        """A function begins to run; says whether it is enough to have seen it once."""
         code = frame.f_code
         if code in self._codes:
-            return
-        self._codes[code] = not _is_written_by_python(code) and self._is_user(code)
-        if self._codes[code]:
-            self._note(frame.f_globals, frozenset(code.co_names), code.co_name, _DEPTH)
-            held = frame.f_locals if code.co_freevars else {}
-            self._entered[code] = [
-                _variable(name, partial(held.get, name, _GONE), held.get(name, _GONE))
-                for name in code.co_freevars
-                if name not in _CONSTANT
-            ]
+            return True
+        kind = Code.ENGINE if is_importing(frame) else kind_of(code, self._is_user)
+        if kind is Code.LIBRARY and (why := is_forbidden(code, frame.f_globals.get("__name__", ""))):
+            if self._caller(frame) is Code.ENGINE:
+                return False
+            self._doubts.append(f"it runs {why}")
+        self._codes[code] = kind
+        if kind in (Code.USER, Code.NETWORK):
+            self._read_by(frame, code, kind)
+        return True
+
+    def _caller(self, frame: FrameType | None) -> Code:
+        """Whose code runs a function of Python's."""
+        while frame is not None:
+            kind = kind_of(frame.f_code, self._is_user)
+            if kind is not Code.LIBRARY:
+                return kind
+            frame = frame.f_back
+        return Code.ENGINE
+
+    def _read_by(self, frame: FrameType, code: CodeType, kind: Code) -> None:
+        names = names_in(code)
+        self._note(frame.f_globals, names, code.co_name, _DEPTH)
+        for module in imported(code, frame.f_globals):
+            self._look_into(module, names, code.co_name, _DEPTH)
+        if kind is Code.USER:
+            self._doubts += asked_of_builtins(code, frame.f_globals, frame.f_builtins)
+        held = frame.f_locals if code.co_freevars else {}
+        self._entered[code] = {
+            name: held.get(name, GONE) for name in code.co_freevars if name not in _CONSTANT
+        }
+        for name, value in self._entered[code].items():
+            self._look_into(value, names, f"{code.co_name}.{name}", _DEPTH)
 
     def _note(self, held: Mapping[str, Any], names: frozenset[str], path: str, depth: int) -> None:
+        space = self._spaces.setdefault(id(held), Namespace(held))
         for name in names:
-            key = (id(held), name)
-            if name not in held or name.startswith("__") or key in self.found:
+            if name not in held or name.startswith("__") or name in space.names:
                 continue
             value = held[name]
-            self.found[key] = _variable(f"{path}.{name}", partial(held.get, name, _GONE), value)
-            self._met.append(value)
-            if not isinstance(value, FunctionType) and depth and (inside := _namespace(value)) is not None:
-                self._note(inside, names, f"{path}.{name}", depth - 1)
+            space.names[name] = f"{path}.{name}"
+            space.values.append(value)
+            self._look_into(value, names, f"{path}.{name}", depth)
 
-    def add(self, variables: Iterable[Variable]) -> None:
+    def _look_into(self, value: Any, names: frozenset[str], path: str, depth: int) -> None:
+        self._met.append(value)
+        if not isinstance(value, ModuleType):
+            self.reached.add(value, path)
+        elif asks_environment_alone(value, names):
+            self.reached.add(os.environ, path)
+        elif why := is_forbidden(None, value.__name__):
+            self._doubts.append(f"it may use {why}")
+        elif depth and value.__name__.partition(".")[0] not in sys.stdlib_module_names:
+            self._note(vars(value), names, path, depth - 1)
+
+    def include(self, other: "Outside") -> None:
         """Add what a call read that was not run."""
-        self.found.update({(id(variable), variable.name): variable for variable in variables})
+        for space in other.spaces:
+            mine = self._spaces.setdefault(id(space.mapping), Namespace(space.mapping))
+            for (name, spelled), value in zip(space.names.items(), space.values, strict=True):
+                if name not in mine.names:
+                    mine.names[name] = spelled
+                    mine.values.append(value)
+        self.reached.include(other.reached)
 
-    def doubtful(self) -> Iterator[str]:
-        """What is wrong with variables: they are changed, or hold things whose changes nobody sees."""
-        yield from (f"it changes the variable {name}" for name in self._changed)
-        for variable in self.found.values():
-            if not is_steady(variable.value):
-                kind = type(variable.value).__name__
-                yield f"it may use {variable.name}, a {kind}, whose changes nobody sees"
+    def doubtful(self, things: Iterable[Any]) -> Iterator[str]:
+        """What is wrong with variables: they are changed, or hold things whose changes nobody sees.
 
-    def close(self, things: Iterable[Any]) -> str | None:
-        """Add what functions close over, looking for them in `things` too.
-
-        Returns the name of a function that ran and cannot be found, if there is one.
+        Functions are looked for in `things`, too.
         """
-        codes = [code for code, is_user in self._codes.items() if is_user]
-        within = {inner for code in codes for inner in _codes_in(code)}
-        wanted = {code for code in codes if code not in within and self._entered[code]}
-        functions: dict[CodeType, list[FunctionType]] = {}
+        yield from self._doubts
+        if self.reached.doubt:
+            yield self.reached.doubt
+        if lost := self._close(things):
+            yield f"nobody can say which variables {lost} reads"
+        yield from (f"it changes {path}" for path in self.outside().changed())
+
+    def outside(self) -> "Outside":
+        """All of it, as it is now known."""
+        return Outside(tuple(self._spaces.values()), self.reached)
+
+    def _close(self, things: Iterable[Any]) -> str | None:
+        """Add the cells that functions close over.
+
+        Returns the name of a function that ran and cannot be found, if there is one, or whose variables have
+        changed.
+        """
+        codes = [code for code in self._codes if self._entered.get(code)]
+        within = {inner for code in self._codes for inner in _codes_in(code)}
+        wanted = {code for code in codes if code not in within}
+        found: set[CodeType] = set()
         for function in _functions_in([*self._met, *things]):
-            if function.__code__ in wanted:
-                functions.setdefault(function.__code__, []).append(function)
-        for code, found in functions.items():
-            self._close_over(code, found)
-        return next((code.co_qualname for code in codes if code in wanted - {*functions}), None)
+            code = function.__code__
+            if code in wanted and self._is_as_entered(function):
+                found.add(code)
+                for cell in function.__closure__ or ():
+                    self.reached.add(cell, code.co_qualname)
+        return next((code.co_qualname for code in wanted if code not in found), None)
 
-    def _close_over(self, code: CodeType, functions: Sequence[FunctionType]) -> None:
+    def _is_as_entered(self, function: FunctionType) -> bool:
         """Several functions may share their code; one of them was entered with what was noted then."""
-        for entered in self._entered[code]:
-            path, position = f"{code.co_qualname}.{entered.name}", code.co_freevars.index(entered.name)
-            cells = [function.__closure__[position] for function in functions if function.__closure__]
-            variables = [
-                _variable(path, partial(content_of_cell, cell), content_of_cell(cell)) for cell in cells
-            ]
-            if not any(replace(entered, read=variable.read).is_unchanged() for variable in variables):
-                self._changed.append(path)
-            self.found.update(
-                {
-                    (id(cell), entered.name): variable
-                    for cell, variable in zip(cells, variables, strict=True)
-                    if (id(cell), entered.name) not in self.found
-                }
-            )
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        entered = self._entered[function.__code__]
+        return all(content_of_cell(cells[name]) is value for name, value in entered.items())
 
 
-def _is_written_by_python(code: CodeType) -> bool:
-    """Whether code is Python's own, or what `dataclass` makes, which reads nothing but types and defaults."""
-    is_made = code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__")
-    return is_made or code.co_filename.startswith("<frozen ")
+@dataclass(frozen=True)
+class Outside:
+    """The variables that a call could read, and all that could be reached from them."""
 
+    spaces: tuple[Namespace, ...]
+    reached: Reached
 
-def _variable(name: str, read: Callable[[], Any], value: Any) -> Variable:
-    held = contents_of(name, value) if isinstance(value, CONTAINERS) else ()
-    return Variable(name, read, value, held)
-
-
-def content_of_cell(cell: CellType) -> Any:
-    """What a closure's cell holds, if anything."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that is bound later
-        return _GONE
-
-
-def _namespace(value: Any) -> Mapping[str, Any] | None:
-    """The attributes of a Python module, class or object that is not torch's; modules are watched by
-    others."""
-    if isinstance(value, ModuleType):
-        return (
-            None if value.__name__.partition(".")[0] in ("torch", *sys.stdlib_module_names) else vars(value)
-        )
-    kind = value if isinstance(value, type) else type(value)
-    if not is_observable(kind) or kind.__module__.partition(".")[0] in _STEADY_PACKAGES:
-        return None
-    return vars(value) if hasattr(value, "__dict__") else _slots(value)
-
-
-def _slots(value: Any) -> Mapping[str, Any]:
-    """The attributes of an object without a dictionary, looked up when they are asked for."""
-    slots = {
-        name: held
-        for base in type(value).__mro__
-        for name, held in vars(base).items()
-        if isinstance(held, MemberDescriptorType)
-    }
-    return _Slots(value, slots)
-
-
-class _Slots(Mapping[str, Any]):
-    def __init__(self, thing: Any, slots: Mapping[str, MemberDescriptorType]) -> None:
-        self._thing, self._slots = thing, slots
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._slots[name].__get__(self._thing)
-        except AttributeError:  # nothing is in it yet
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._slots)
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-
-def is_steady(value: Any) -> bool:
-    """Whether a thing cannot change, or whose changes are seen where they are looked for."""
-    kind = type(value)
-    if kind in _STEADY or isinstance(value, (*CONTAINERS, tuple, Tensor, nn.Module, type, Enum)):
-        return True
-    return is_observable(kind) or kind.__module__.partition(".")[0] in _STEADY_PACKAGES
+    def changed(self) -> Iterator[str]:
+        """What holds something else now."""
+        for space in self.spaces:
+            if (name := space.changed()) is not None:
+                yield f"the variable {name}"
+        for held in self.reached.changed():
+            yield f"a {type(held.thing).__name__} outside the model"
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
@@ -277,12 +241,12 @@ class Functions:
     """Tells those who want to know of every Python function that begins to run on this thread."""
 
     def __init__(self) -> None:
-        self._told: list[Callable[[FrameType], None]] = []
+        self._told: list[Callable[[FrameType], bool]] = []
         self._seen: set[CodeType] = set()
 
     @contextmanager
-    def seen_by(self, met: Callable[[FrameType], None]) -> Iterator[None]:
-        """Tell `met` of a call of every function that is called inside the block."""
+    def seen_by(self, met: Callable[[FrameType], bool]) -> Iterator[None]:
+        """Tell `met` of a call of every function that is called inside the block, until that is enough."""
         self._seen.clear()
         self._told.append(met)
         try:
@@ -296,9 +260,9 @@ class Functions:
 
     def _begins(self, frame: FrameType, _event: str, _argument: object) -> None:
         if frame.f_code not in self._seen:
-            self._seen.add(frame.f_code)
-            for met in self._told:
-                met(frame)
+            settled = [met(frame) for met in self._told]
+            if all(settled):
+                self._seen.add(frame.f_code)
 
 
 @contextmanager

@@ -1,0 +1,241 @@
+"""Everything that Python code can reach from a variable, with what each thing held when it was reached.
+
+Nobody sees objects outside the model being read or changed. So all that can be reached is looked at before
+code runs that could use it, and looked at again before the record of that run stands for another call.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from operator import is_
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    GenericAlias,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    NotImplementedType,
+    SimpleNamespace,
+    UnionType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.attribute_reads import is_observable
+
+GONE: Any = object()
+"""What a variable holds that is not bound."""
+_MOST = 4000
+"""How many things may be reached, before comparing them costs more than running the code."""
+_ATOMS = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), NotImplementedType),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, object),
+        *(
+            MethodDescriptorType,
+            WrapperDescriptorType,
+            MethodWrapperType,
+            ModuleType,
+            GenericAlias,
+            UnionType,
+        ),
+        *(GetSetDescriptorType, MemberDescriptorType),
+    }
+)
+_STEADY_PACKAGES = frozenset(
+    {
+        *("torch", "typing", "logging", "re", "functools", "_functools", "operator", "_operator", "abc"),
+        *("_abc", "inspect", "enum", "dataclasses", "contextlib", "string", "math", "builtins"),
+    }
+)
+"""Packages whose objects do not change what a model computes; a caching function answers as it did."""
+_OURS = frozenset({"__getattribute__", "__getattr__"})
+"""What a capture itself puts on classes while it watches them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A thing, with what it held."""
+
+    thing: Any
+    parts: tuple[Any, ...]
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it holds the same."""
+        now = parts_of(self.thing)
+        return len(now) == len(self.parts) and all(map(is_, now, self.parts))
+
+
+@dataclass
+class Reached:
+    """All that was reached, by identity, and the first thing whose changes nobody can see."""
+
+    is_watched: Callable[[Any], bool]
+    held: dict[int, Held] = field(default_factory=dict)
+    others: dict[int, Any] = field(default_factory=dict)
+    doubt: str = ""
+
+    def add(self, value: Any, name: str) -> None:
+        """Look at a value and at everything that can be reached from it."""
+        waiting = [value]
+        while waiting and not self.doubt:
+            thing = waiting.pop()
+            if type(thing) in _ATOMS or id(thing) in self.held or id(thing) in self.others:
+                continue
+            if isinstance(thing, Tensor) or self.is_watched(thing) or is_steady(thing):
+                self.others[id(thing)] = thing
+                continue
+            if not can_be_compared(thing):
+                self.doubt = f"it may use {name}, a {type(thing).__name__}, whose changes nobody sees"
+                return
+            parts = parts_of(thing)
+            self.held[id(thing)] = Held(thing, parts)
+            waiting += _followed(thing, parts)
+            if len(self.held) > _MOST:
+                self.doubt = f"{name} leads to more than {_MOST} things that may change"
+
+    def include(self, other: "Reached") -> None:
+        """Add what another call reached."""
+        self.held = {**other.held, **self.held}
+        self.others |= other.others
+        self.doubt = self.doubt or other.doubt
+
+    def changed(self) -> Iterator[Held]:
+        """Everything that holds something else now."""
+        return (held for held in self.held.values() if not held.is_unchanged)
+
+    def __contains__(self, thing: object) -> bool:
+        return id(thing) in self.held or id(thing) in self.others
+
+
+def is_steady(thing: Any) -> bool:
+    """Whether a thing does not change, or decides nothing that a model computes."""
+    if isinstance(thing, type):
+        return not is_observable(thing) or _package_of(thing) in _STEADY_PACKAGES
+    if isinstance(thing, FunctionType):
+        return _package_of(thing) in _STEADY_PACKAGES
+    if isinstance(thing, BuiltinFunctionType):
+        return isinstance(thing.__self__, ModuleType | type | None)
+    if isinstance(thing, (*_COMPARED, SimpleNamespace)):
+        return False
+    return isinstance(thing, Enum) or _package_of(type(thing)) in _STEADY_PACKAGES - {"builtins"}
+
+
+def _package_of(thing: Any) -> str:
+    return str(thing.__module__ or "builtins").partition(".")[0]
+
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, MappingProxyType)
+_WRAPPERS = (MethodType, partial, classmethod, staticmethod, property, CellType)
+_COMPARED = (*_CONTAINERS, *_WRAPPERS, FunctionType, BuiltinFunctionType, ContextVar, nn.Module)
+
+
+def can_be_compared(thing: Any) -> bool:
+    """Whether what a thing holds can be looked at."""
+    return isinstance(thing, (*_COMPARED, type)) or _has_attributes(thing)
+
+
+def _has_attributes(thing: Any) -> bool:
+    return isinstance(thing, nn.Module | SimpleNamespace) or is_observable(type(thing))
+
+
+def parts_of(thing: Any) -> tuple[Any, ...]:
+    """What a thing holds, looked at without asking it."""
+    own = _parts_of_kind(thing)
+    if isinstance(thing, type) or not _has_attributes(thing):
+        return own
+    return (*own, *_attributes(thing))
+
+
+def _parts_of_kind(thing: Any) -> tuple[Any, ...]:
+    match thing:
+        case dict() | MappingProxyType():
+            return (*thing.keys(), *thing.values())
+        case list() | tuple() | set() | frozenset() | deque():
+            return tuple(thing)
+        case type():
+            return tuple(held for name, held in vars(thing).items() if name not in _OURS)
+        case FunctionType():
+            names = vars(thing)
+            return (thing.__code__, thing.__defaults__, thing.__kwdefaults__, *names, *names.values())
+        case BuiltinFunctionType():
+            return (thing.__self__,)
+        case MethodType():
+            return (thing.__func__, thing.__self__)
+        case partial():
+            return (thing.func, thing.args, *thing.keywords, *thing.keywords.values())
+        case classmethod() | staticmethod():
+            return (thing.__func__,)
+        case property():
+            return (thing.fget,)
+        case CellType():
+            return (content_of_cell(thing),)
+        case ContextVar():
+            return (thing.get(GONE),)
+    return ()
+
+
+def _attributes(thing: Any) -> tuple[Any, ...]:
+    slots = slots_of(thing)
+    if not hasattr(thing, "__dict__"):
+        return slots
+    return (*vars(thing), *vars(thing).values(), *slots)
+
+
+def slots_of(thing: Any) -> tuple[Any, ...]:
+    """What an instance keeps outside a dictionary."""
+    found = (held for base in type(thing).__mro__ for held in vars(base).values())
+    return tuple(content_of_slot(slot, thing) for slot in found if isinstance(slot, MemberDescriptorType))
+
+
+def content_of_slot(slot: Any, thing: Any) -> Any:
+    """What is in a slot, if anything."""
+    try:
+        return slot.__get__(thing)
+    except AttributeError:  # nothing is in it yet
+        return GONE
+
+
+def _followed(thing: Any, parts: tuple[Any, ...]) -> Iterator[Any]:
+    """What of a thing's parts to look at, too. What a function closes over is looked at where it runs."""
+    if isinstance(thing, type):
+        yield from (base for base in thing.__mro__[1:] if is_observable(base))
+        yield from (part for part in map(_behind, parts) if not isinstance(part, type | property))
+    elif isinstance(thing, FunctionType):
+        yield from (part for part in parts if not isinstance(part, FunctionType | CodeType))
+    else:
+        yield from parts
+        if is_observable(type(thing)):
+            yield type(thing)
+
+
+def _behind(part: Any) -> Any:
+    """The function of a method; nothing for one that holds nothing that could change."""
+    function = part.__func__ if isinstance(part, classmethod | staticmethod) else part
+    if not isinstance(function, FunctionType):
+        return part
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    attributes = (held for held in vars(function).values() if not isinstance(held, FunctionType))
+    return function if any(type(held) not in _ATOMS for held in (*defaults, *attributes)) else None
+
+
+def content_of_cell(cell: CellType) -> Any:
+    """What a closure's cell holds, if anything."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is bound later
+        return GONE
