@@ -43,6 +43,7 @@ class Listener:
         self.hooks: list[object] = []
         self.layouts: list[Tensor] = []
         self.made: list[str] = []
+        self.histories = 0
 
     def recorded(self, node: fx.Node) -> None:
         self.nodes.append(node)
@@ -65,6 +66,9 @@ class Listener:
 
     def layout_read(self, tensor: Tensor) -> None:
         self.layouts.append(tensor)
+
+    def history_read(self) -> None:
+        self.histories += 1
 
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         self.hooks.append(hook)

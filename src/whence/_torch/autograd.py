@@ -4,6 +4,7 @@
 ties a node of the backward graph to the moment of the forward pass that made it.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 LEAF_SEQUENCE_NUMBER = 2**64 - 1
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 GradientKey = tuple[int, int]
 """Where the gradient of a tensor is collected: a node and an input of it, or a leaf tensor and -1.
@@ -64,6 +66,14 @@ def history_of(tensor: Tensor) -> Node | None:
     """The autograd node that made `tensor`."""
     with torch._C.DisableTorchFunction():
         return tensor.grad_fn
+
+
+def inside_custom_function() -> bool:
+    """Whether the forward of a custom autograd function is running: what it calls records nothing."""
+    frame = None if torch.is_grad_enabled() else sys._getframe(1)
+    while frame is not None and frame.f_code is not _APPLY:
+        frame = frame.f_back
+    return frame is not None
 
 
 def inside_backward() -> bool:

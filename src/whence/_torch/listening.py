@@ -30,6 +30,9 @@ class RecordingListener(Protocol):
     def layout_read(self, tensor: Tensor) -> None:
         """The model looks at the strides of a tensor."""
 
+    def history_read(self) -> None:
+        """The model looks at how autograd came by a tensor."""
+
     def data_replaced(self, tensor: Tensor) -> Exception:
         """The model puts other data under one of its own tensors; make the error to raise."""
 

@@ -62,6 +62,11 @@ _VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tol
 _MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
 """They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
 _LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.contiguous, Tensor.storage_offset})
+_TENSOR: Any = Tensor
+_HISTORY_READERS = (
+    *(_TENSOR.grad_fn.__get__, _TENSOR._base.__get__, _TENSOR.output_nr.__get__),
+    Tensor._is_view,
+)
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
@@ -127,6 +132,8 @@ class _FunctionMode(TorchFunctionMetadataMode):
             raise self.recorder.listener.value_needed(func, args[:1], func)
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
             raise self.recorder.listener.data_replaced(args[0])
+        if func in _HISTORY_READERS:
+            self.recorder.listener.history_read()
         if func in _LAYOUT_READERS:
             self.recorder.listener.layout_read(args[0])
         if func is Tensor.register_hook:

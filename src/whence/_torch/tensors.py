@@ -9,6 +9,10 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+_OF_FAKE = frozenset({"_fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor"})
+_REMEMBERED = ("_memo", "_memo_vc", "_memo_epoch")
+"""Attributes of a fake tensor, and how those end in which it remembers results."""
+
 
 def generator_state() -> bytes:
     """The state of the CPU generator, read past any mode that is active."""
@@ -54,6 +58,15 @@ def tensors_restored(tensors: Iterable[Tensor]) -> Callable[[], None]:
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
     return restore
+
+
+def attributes_set_on(tensor: Tensor) -> dict[str, Any]:
+    """What somebody has set on a tensor, besides what a fake one keeps there itself."""
+    return {name: held for name, held in vars(tensor).items() if not _is_of_fake(name)}
+
+
+def _is_of_fake(name: str) -> bool:
+    return name in _OF_FAKE or name.endswith(_REMEMBERED)
 
 
 def without_functions() -> AbstractContextManager[Any]:

@@ -152,10 +152,12 @@ def _histories_of_inputs(values: Values, functional: Functional) -> dict[str, tu
 
 
 def _written_between(functional: Functional) -> dict[str, tuple[str, ...]]:
+    """The values that a tensor went through, in graph order; some are needed for nothing, and gone."""
+    left = set(functional.graph.nodes)
     return {
-        base.name: tuple(node.name for node in values)
-        for base, values in functional.history.items()
-        if base.op != "placeholder"
+        base.name: tuple(node.name for node in functional.history[base] if node in left)
+        for base in functional.graph.nodes
+        if base in functional.history and base.op != "placeholder"
     }
 
 

@@ -20,13 +20,14 @@ class Arrival:
     """A gradient that reached a value: who brought it, the sum it became part of, and when.
 
     `scopes` are the calls it came from, several if it is a sum of what they brought. `at` is how many nodes
-    had been recorded before the sum, or would have been.
+    had been recorded before the sum, or would have been, and `turn` how many gradients had reached a value.
     """
 
     node: fx.Node
     scopes: tuple[int, ...]
     sum: fx.Node | None
     at: int
+    turn: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Gradients:
 
     arrivals: dict[GradientKey, list[Arrival]] = field(default_factory=dict)
     sums: dict[fx.Node, Sum] = field(default_factory=dict)
+    delivered: int = 0
 
 
 def follow(notes: Notes, roots: Sequence[tuple[GradientKey | None, fx.Node]], start: int) -> Gradients:
@@ -94,7 +96,8 @@ def _deliver(
             continue
         held = gradients.arrivals.setdefault(key, [])
         total = next(sums, None) if held else None
-        held.append(Arrival(node, scopes, total, at))
+        held.append(Arrival(node, scopes, total, at, gradients.delivered))
+        gradients.delivered += 1
         if total is not None:
             at += 1
             contributors = tuple(scope for arrival in held for scope in arrival.scopes)

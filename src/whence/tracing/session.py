@@ -124,13 +124,13 @@ class Session:
     @contextmanager
     def apart(self) -> Iterator[Notes]:
         """Note what a rehearsed backward records apart from everything else."""
-        before = (self.notes, self.phase, self._stack, self.arrived)
+        before = (self.notes, self.phase, self._stack, self.arrived, self._started)
         self.notes = replace(self.notes, order=[], steps=[])
-        self.phase, self._stack, self.arrived = Phase.BACKWARD, [PROGRAM], set()
+        self.phase, self._stack, self.arrived, self._started = Phase.BACKWARD, [PROGRAM], set(), []
         try:
             yield self.notes
         finally:
-            self.notes, self.phase, self._stack, self.arrived = before
+            self.notes, self.phase, self._stack, self.arrived, self._started = before
 
     def is_user(self, code: CodeType) -> bool:
         """Whether code is the user's, not torch's or Python's."""
@@ -240,12 +240,18 @@ class Session:
         return node
 
     def known(self, tensor: Tensor) -> fx.Node:
+        """As `met`, noting where its gradient will be collected."""
+        node = self.met(tensor)
+        self.note_key(tensor)
+        return node
+
+    def met(self, tensor: Tensor) -> fx.Node:
         """The node that holds `tensor`; a tensor that no operation has met becomes a constant."""
-        node = self.note_key(tensor)
+        node = self.recorder.node_of(tensor)
         if node is not None:
             return node
         self.recorder.recognised(tensor)
-        return self.known(tensor)
+        return self.met(tensor)
 
     def differentiable_literals(self) -> list[tuple[Tensor, fx.Node]]:
         """Tensors from outside the model that require a gradient, such as those a function closes over."""
@@ -324,6 +330,10 @@ class Session:
         node = self.recorder.node_of(tensor)
         if node is not None:
             self.notes.layouts_read.append(node)
+
+    def history_read(self) -> None:
+        """What autograd recorded is another thing where calls are replayed."""
+        self.replayer.distrust("the model looks at what autograd recorded")
 
     def asked(self) -> bool:
         """Somebody asked whether the model is being compiled: it may do otherwise than in eager mode."""

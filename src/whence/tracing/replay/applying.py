@@ -33,7 +33,10 @@ def applied(
     """Let `template` stand for the call `scope`; returns what the call returns, too."""
     graph, functions = host.recorder.graph, host.recorder.calls_of_functions()
     sources = [found.tensors.get(id(tensor), tensor) for _, tensor in template.inside.inputs]
-    nodes = tuple(map(host.known, sources))
+    nodes = tuple(
+        host.known(source) if position in template.noted else host.met(source)
+        for position, source in enumerate(sources)
+    )
     starts, called = NameCounts.now(graph), dict(functions)
     _open_scopes(host, template, found, scope)
     node, made = host.recorder.stand_for(nodes, [tensor for _, tensor in template.inside.outputs])

@@ -1,7 +1,8 @@
 """Put in the place of every stand-in what it stands for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import is_not
 from typing import Any
 
 from torch import fx
@@ -160,7 +161,7 @@ class _Expansion:
         """What the notes of the recorded call say, for the values that were written."""
         template, value_of = application.template, self._functional.value_of
         self._fill_scopes(application, written)
-        self._note_writes(template, written)
+        self._note_writes(template, template.recorded, written)
         read = (written.get(value_of(self._notes.layouts_read[i])) for i in template.layouts)
         self._notes.layouts_read += [value for value in read if value is not None]
         recorded = [*map(value_of, template.keys), *self._inside.get(template, ())]
@@ -188,11 +189,13 @@ class _Expansion:
                 names[node.name] = Named(written[value].name)
         return names
 
-    def _note_writes(self, template: Template, written: Written) -> None:
+    def _note_writes(self, template: Template, nodes: Iterable[fx.Node], written: Written) -> None:
         """The successive values of what is written in place inside the call."""
         histories = self._functional.history
-        for base in template.recorded if histories else ():
+        for base in nodes if histories else ():
             if base in histories and base in written:
+                if not written.keys() >= set(histories[base]):
+                    raise Doubt(template.kind, "what it gives is written afterwards")
                 histories[written[base]] = [written[value] for value in histories[base]]
 
     # --- backward ------------------------------------------------------------------------------------
@@ -201,6 +204,8 @@ class _Expansion:
         self, application: Application, backward: Differentiated, table: Links, gradients: Gradients
     ) -> None:
         template, rehearsal, stand_in = application.template, backward.rehearsal, backward.node
+        if any(map(is_not, map(self._functional.value_of, rehearsal.read), _read_by(rehearsal.border))):
+            raise Doubt(template.kind, "its backward writes to a gradient that it has handed on")
         written = self._written[application]
         defined = [tangent for tangent in rehearsal.tangents if tangent is not None]
         written.update(zip(defined, _read_by(stand_in), strict=True))
@@ -216,6 +221,7 @@ class _Expansion:
                 run.write(recipe, self._inserter)
         for total in (total for totals in moved.values() for total in totals):
             stand_in.prepend(total)
+        self._note_writes(template, (recipe.node for recipe in self._recipes[rehearsal.begin]), written)
         self._link(application, backward, items, table, gradients)
         for slot, item in items.items():
             value = written[_held_in(rehearsal, slot, whole=slot[0] in backward.whole)]
@@ -231,10 +237,8 @@ class _Expansion:
         sums = {arrival.node: arrival.sum for held in gradients.arrivals.values() for arrival in held}
         moved: dict[fx.Node | None, list[fx.Node]] = {}
         left_out: set[fx.Node] = set()
-        for position, number in backward.returned:
-            if position in backward.whole:
-                continue
-            arriving = rehearsal.arrivals[position][number]
+        parts = [(rehearsal.arrivals[i][n], (i, n)) for i, n in backward.returned if i not in backward.whole]
+        for arriving, (position, number) in sorted(parts, key=lambda part: part[0].turn):
             own = None if arriving.sum is None else _read_by(rehearsal.border)[arriving.sum]
             left_out |= set() if own is None else {own}
             before = own or (order[arriving.at] if arriving.at < len(order) else None)

@@ -4,7 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
+from whence._torch.tensors import attributes_set_on
+
 Facts = tuple[Any, ...]
+_PLAIN = (type(None), bool, int, float, complex, str)
 
 
 def facts_of(tensor: Tensor) -> Facts:
@@ -21,12 +24,19 @@ def facts_of(tensor: Tensor) -> Facts:
         tensor.is_conj(),
         tensor.is_neg(),
         tensor.is_inference(),
+        tuple(map(_attribute, attributes_set_on(tensor).items())) if tensor.__dict__ else (),
     )
+
+
+def _attribute(item: tuple[str, Any]) -> tuple[str, type, Any]:
+    """An attribute that somebody has set on a tensor; what cannot be compared is only like itself."""
+    name, value = item
+    return name, type(value), repr(value) if type(value) in _PLAIN else id(value)
 
 
 NAMES = (
     *("class", "shape", "dtype", "device", "layout", "strides", "requires_grad"),
-    *("place in the autograd graph", "conjugate bit", "negative bit", "inference mode"),
+    *("place in the autograd graph", "conjugate bit", "negative bit", "inference mode", "set of attributes"),
 )
 
 

@@ -29,6 +29,9 @@ class Host(BackwardListener, Protocol):
         """A context in which what is recorded is noted apart."""
 
     def known(self, tensor: Tensor) -> fx.Node:
+        """The node of a tensor; where its gradient is collected is noted."""
+
+    def met(self, tensor: Tensor) -> fx.Node:
         """The node of a tensor."""
 
     def reading(self) -> tuple[ModulePath | None, Source | None]:

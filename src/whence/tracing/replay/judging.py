@@ -1,5 +1,6 @@
 """May what a watched call recorded stand for other calls?"""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_
@@ -12,14 +13,14 @@ from whence._torch.attribute_reads import NOTHING
 from whence._torch.hooks import has_hooks
 from whence._torch.modes import modes_now
 from whence._torch.operators import written_arguments
-from whence._torch.tensors import storage_of
+from whence._torch.tensors import attributes_set_on, storage_of
 from whence._torch.trees import tree_flatten
 from whence.program.observed import Read
 from whence.schema import Phase
 from whence.tracing.example import is_plain_constant
-from whence.tracing.modules import Content, Kept, same_items
+from whence.tracing.modules import CONTAINERS, Content, Kept, same_items
 from whence.tracing.notes import Notes
-from whence.tracing.replay.facts import facts_of
+from whence.tracing.replay.facts import difference, facts_of
 from whence.tracing.replay.host import Host
 from whence.tracing.replay.likeness import COMPUTED, Conditions, Look, held, place_of
 from whence.tracing.replay.reaching import Held, parts_of
@@ -95,11 +96,18 @@ def _about_what_ran(
 def _about_arguments(trial: Trial, outcome: Outcome) -> Iterator[str]:
     given = trial.given
     leaves, spec = tree_flatten((given.args, given.kwargs))
+    returned = list(containers_in(outcome.result))
     if spec != given.spec or not all(map(is_, leaves, given.leaves)):
         yield "it changes a container that it was given"
     for leaf in (*leaves, *outcome.leaves):
-        if not isinstance(leaf, Tensor) and not is_plain_constant(leaf):
+        if isinstance(leaf, Tensor):
+            if attributes_set_on(leaf) and id(leaf) not in trial.seen.tensors:
+                yield "it sets attributes on a tensor"
+        elif not is_plain_constant(leaf):
             yield f"it is given or returns a {type(leaf).__name__}"
+    known = {id(container) for container in containers_in((given.args, given.kwargs, _values(trial.seen)))}
+    if any(id(container) in known or container in trial.variables.reached for container in returned):
+        yield "it returns a container that it does not make"
 
 
 def _about_changes(trial: Trial, kept: Sequence[Kept]) -> Iterator[str]:
@@ -110,6 +118,9 @@ def _about_changes(trial: Trial, kept: Sequence[Kept]) -> Iterator[str]:
     for read, contents in trial.seen.reads.values():
         if not all(content.is_unchanged for content in contents):
             yield f"it changes what `{read.name}` holds"
+    for tensor, facts in trial.seen.tensors.values():
+        if facts_of(tensor) != facts:
+            yield f"it changes a tensor: {difference(facts, facts_of(tensor))}"
     for slots in trial.seen.slotted.values():
         if not slots.is_unchanged:
             yield f"it changes a {type(slots.thing).__name__}"
@@ -119,6 +130,8 @@ def _about_changes(trial: Trial, kept: Sequence[Kept]) -> Iterator[str]:
 
 
 def _about_variables(trial: Trial) -> Iterator[str]:
+    if trial.caller is not None and trial.variables.ran(trial.caller):
+        yield "it runs the function that calls it"
     yield from trial.variables.doubtful(
         [*(type(module) for module, _ in trial.attributes), *_values(trial.seen)]
     )
@@ -184,7 +197,8 @@ def _conditions(trial: Trial, called: tuple[nn.Module, ...]) -> Conditions:
         outside=trial.variables.outside(),
         modes=trial.modes,
         called=called,
-        tensors={id(tensor): (tensor, facts_of(tensor)) for tensor in tensors_in(values)},
+        tensors={id(tensor): (tensor, facts_of(tensor)) for tensor in tensors_in(values)}
+        | trial.seen.tensors,
         holders=frozenset(id(look.holder) for look in looks),
         inside=frozenset(id(module) for module, _ in trial.attributes),
         computing=tuple(
@@ -207,6 +221,17 @@ def _look(read: Read, contents: Sequence[Content]) -> Look:
     if hasattr(type(found), "__get__") and not isinstance(found, _METHODS):
         raise Unfit(f"`{read.name}` is looked up by a {type(found).__name__}")
     return Look(read.holder, read.name, None, found)
+
+
+def containers_in(value: Any) -> Iterator[Any]:
+    """The containers in a value, itself among them, that somebody could change."""
+    if isinstance(value, CONTAINERS):
+        yield value
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | deque):
+        for item in value:
+            yield from containers_in(item)
 
 
 def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:

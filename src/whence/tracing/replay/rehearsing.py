@@ -42,16 +42,18 @@ def rehearsed(host: Host, markers: Markers, template: Template, likes: Sequence[
         followed = follow(notes, roots, 0)
         names = NameCounts.now(host.recorder.graph)
     read: list[fx.Node] = []
+    arrivals = {
+        position: tuple(_arriving(arrival, read) for arrival in arrivals)
+        for position, arrivals in _arrivals(template, followed)
+    }
     return Rehearsal(
         tangents=tuple(None if twin is None else twin[0] for twin in twins),
         notes=notes,
         gradients=followed,
-        arrivals={
-            position: tuple(_arriving(arrival, read) for arrival in arrivals)
-            for position, arrivals in _arrivals(template, followed)
-        },
+        arrivals=arrivals,
         begin=begin,
         border=markers.put(*read),
+        read=tuple(read),
         names=names.since(NameCounts({})),
     )
 
@@ -72,6 +74,7 @@ def _arriving(arrival: Arrival, read: list[fx.Node]) -> Arriving:
         sum=None if arrival.sum is None else value + 1,
         scopes=arrival.scopes,
         at=arrival.at,
+        turn=arrival.turn,
         like=arrival.node.meta["val"],
         total=total.meta["val"],
     )

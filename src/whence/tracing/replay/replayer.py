@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from whence._torch.autograd import inside_backward
+from whence._torch.autograd import inside_backward, inside_custom_function
 from whence._torch.modes import modes_now
 from whence._torch.module_calls import ObservedCall
 from whence._torch.saving import packs_what_is_saved
@@ -73,13 +73,16 @@ class Replayer:
 
     def _objection(self, kind: type) -> str:
         """Why a call has to run where it is; empty if it need not."""
-        if kind in self._reuse.without:
-            return self._reuse.without[kind]
+        for refused in (None, kind):
+            if refused in self._reuse.without:
+                return self._reuse.without[refused]
         if packs_what_is_saved():
             return "a checkpoint, or another hook, sees what autograd saves"
         if autocast_state() and torch.is_autocast_cache_enabled():
             return "autocast keeps weights that it has cast from one call to the next"
-        return "it is called in a backward pass" if inside_backward() else ""
+        if inside_backward():
+            return "it is called in a backward pass"
+        return "a custom autograd function calls it" if inside_custom_function() else ""
 
     # --- watching ------------------------------------------------------------------------------------
 
@@ -104,6 +107,9 @@ class Replayer:
             )
             for inner, _ in trial.attributes:
                 variables.reached.add(type(inner), type(inner).__name__)
+            for leaf in given.leaves:
+                if isinstance(leaf, Tensor):
+                    trial.seen.meet_tensor(leaf)
         self._trials.append(trial)
         try:
             with host.reads.watched(trial.seen.read), self._functions.seen_by(trial.variables.met):
@@ -124,12 +130,17 @@ class Replayer:
         for trial in self._trials:
             trial.seen.faults.append(reason)
 
+    def distrust(self, reason: str) -> None:
+        """Something has happened that shows whether calls are replayed."""
+        if self._reuse.wanted and None not in self._reuse.without:
+            self._doubts.append(Doubt(None, reason))
+
     def _node_of(self, leaf: object) -> fx.Node | None:
         return self._host.recorder.node_of(leaf) if isinstance(leaf, Tensor) else None
 
     def _template(self, trial: Trial, result: Any) -> Template:
         leaves, spec = tree_flatten(result)
-        outcome = Outcome(spec, tuple(leaves), tuple(map(self._node_of, leaves)))
+        outcome = Outcome(result, spec, tuple(leaves), tuple(map(self._node_of, leaves)))
         host, start = self._host, trial.start
         conditions, border = attempted(trial, outcome, host, differentiates=self._reuse.joint)
         inside = host.notes.order[start.position :]
@@ -143,6 +154,7 @@ class Replayer:
             names=start.names_since(host.recorder.graph),
             functions=start.functions_since(host.recorder.calls_of_functions()),
             keys={node: host.notes.keys[node] for node in inside if node in host.notes.keys},
+            noted=frozenset(i for i, (node, _) in enumerate(border.inputs) if node in host.notes.keys),
             recorded=tuple(inside),
             layouts=range(start.layouts, len(host.notes.layouts_read)),
             caller=trial.caller,

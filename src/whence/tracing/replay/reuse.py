@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 class Reuse:
     """Whether calls are replayed, whether they are differentiated in the capture, and which classes are not.
 
-    `without` gives, for classes whose records turned out not to hold, the reason.
+    `without` gives, for classes whose records turned out not to hold, the reason; that of None is for all.
     """
 
     wanted: bool = True
     joint: bool = False
-    without: Mapping[type, str] = field(default_factory=dict)
+    without: Mapping[type | None, str] = field(default_factory=dict)

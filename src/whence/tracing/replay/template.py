@@ -18,9 +18,12 @@ from whence.tracing.replay.trial import Border, Counts, Outcome, Start
 
 
 class Doubt(Exception):
-    """A record turned out not to stand for a call it was used for: the capture begins again without it."""
+    """A record turned out not to stand for a call it was used for: the capture begins again without it.
 
-    def __init__(self, kind: type, why: str) -> None:
+    `kind` is the class whose calls are not replayed then; None stands for all of them.
+    """
+
+    def __init__(self, kind: type | None, why: str) -> None:
         super().__init__(why)
         self.kind = kind
         self.why = why
@@ -34,7 +37,8 @@ class Template:
     crossed its border, inputs before outputs, so that it follows what becomes of them. `scopes` are the
     numbers of its call and of the calls inside it. `names` and `functions` say how many names of each base,
     and calls of each torch function, it used; `keys` where the gradients of values that modules exchanged
-    are collected; `layouts` which notes of strides that were read are its own.
+    are collected, `noted` at which inputs that was known; `layouts` which notes of strides that were read are
+    its own.
     """
 
     conditions: Conditions
@@ -46,6 +50,7 @@ class Template:
     names: NameCounts
     functions: Counts
     keys: Mapping[fx.Node, GradientKey]
+    noted: frozenset[int]
     recorded: tuple[fx.Node, ...]
     layouts: range
     caller: Source | None
@@ -89,7 +94,7 @@ class Rehearsal:
 
     `tangents` are the placeholders of these gradients (None where an output got none). What was recorded lies
     between the nodes `begin` and `border`; `arrivals` gives for each input the gradients that reached it,
-    which `border` reads.
+    which `border` reads: what the nodes `read` hold there.
     """
 
     tangents: tuple[fx.Node | None, ...]
@@ -98,6 +103,7 @@ class Rehearsal:
     arrivals: Mapping[int, tuple["Arriving", ...]]
     begin: fx.Node
     border: fx.Node
+    read: tuple[fx.Node, ...]
     names: NameCounts
 
 
@@ -107,13 +113,15 @@ class Arriving:
     from.
 
     `value` is the gradient by itself, `sum` the sum that it became a part of, None for the first; such a sum
-    comes before the node recorded `at` that position. `like` and `total` are their fake values.
+    comes before the node recorded `at` that position, in its `turn` among others there. `like` and `total`
+    are their fake values.
     """
 
     value: int
     sum: int | None
     scopes: tuple[int, ...]
     at: int
+    turn: int
     like: Tensor
     total: Tensor
 

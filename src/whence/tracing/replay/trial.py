@@ -9,10 +9,12 @@ from torch import Tensor, fx, nn
 from whence._torch.attribute_reads import is_observable
 from whence._torch.autograd import next_sequence_number
 from whence._torch.graphs import NameCounts
+from whence._torch.tensors import without_functions
 from whence._torch.trees import TreeSpec
 from whence.program.observed import Read
 from whence.provenance import Source
 from whence.tracing.modules import CONTAINERS, Content, contents_of
+from whence.tracing.replay.facts import Facts, facts_of
 from whence.tracing.replay.host import Host
 from whence.tracing.replay.reaching import Held, parts_of, slots_of
 from whence.tracing.replay.variables import Variables
@@ -36,6 +38,7 @@ class Seen:
 
     variables: Variables
     reads: dict[tuple[int, str], tuple[Read, Sequence[Content]]] = field(default_factory=dict)
+    tensors: dict[int, tuple[Tensor, Facts]] = field(default_factory=dict)
     slotted: dict[int, Held] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
@@ -45,8 +48,16 @@ class Seen:
         if key not in self.reads:
             held = contents_of(read.name, read.value) if isinstance(read.value, CONTAINERS) else ()
             self.reads[key] = (read, held)
-            if is_observable(type(read.value)) and not isinstance(read.value, nn.Module):
+            if isinstance(read.value, Tensor):
+                self.meet_tensor(read.value)
+            elif is_observable(type(read.value)) and not isinstance(read.value, nn.Module):
                 self._meet(read.value)
+
+    def meet_tensor(self, tensor: Tensor) -> None:
+        """A tensor was given or read: a call may change how it is."""
+        if id(tensor) not in self.tensors:
+            with without_functions():
+                self.tensors[id(tensor)] = (tensor, facts_of(tensor))
 
     def _meet(self, thing: object) -> None:
         """An object was read: its class may have attributes, too, and it may have some in slots."""
@@ -125,6 +136,7 @@ class Trial:
 class Outcome:
     """What a watched call returned: its structure, and for every leaf a node, or a constant."""
 
+    result: Any
     spec: TreeSpec
     leaves: tuple[Any, ...]
     nodes: tuple[fx.Node | None, ...]

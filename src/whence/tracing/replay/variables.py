@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from whence._torch.attribute_reads import is_observable
+from whence.provenance import Source
 from whence.tracing.replay.code import (
     Code,
     asked_of_builtins,
@@ -125,6 +126,12 @@ class Variables:
             self._doubts.append(f"it may use {why}")
         elif depth and value.__name__.partition(".")[0] not in sys.stdlib_module_names:
             self._note(vars(value), names, path, depth - 1)
+
+    def ran(self, source: Source) -> bool:
+        """Whether the function that a line is in has run."""
+        return any(
+            (code.co_filename, code.co_qualname) == (source.file, source.function) for code in self._codes
+        )
 
     def include(self, other: "Outside") -> None:
         """Add what a call read that was not run."""
