@@ -123,7 +123,7 @@ def capture(
     *,
     backward: bool | Callable[[Any], Tensor] = False,
     state: str = "inputs",
-    reuse: bool = False,
+    reuse: bool = True,
 ) -> Program:
     """Record what `model` computes on these example inputs, as one functional graph.
 

@@ -37,7 +37,7 @@ def capture(
     kwargs: dict[str, Any] | None,
     backward: bool | Callable[[Any], Tensor],
     *,
-    reuse: bool = False,
+    reuse: bool = True,
 ) -> tuple[Program, Observed]:
     """The program of `model` on these example inputs, with its state as inputs, and what the model read.
 

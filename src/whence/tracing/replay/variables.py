@@ -197,7 +197,13 @@ class Outside:
             if (name := space.changed()) is not None:
                 yield f"the variable {name}"
         for held in self.reached.changed():
-            yield f"a {type(held.thing).__name__} outside the model"
+            yield _spelled(held.thing)
+
+
+def _spelled(thing: Any) -> str:
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    return f"a {type(thing).__name__} outside the model"
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
