@@ -243,3 +243,23 @@ def test_saved_tensors_are_freed_in_the_backward() -> None:
     result.backward(retain_graph=True)
     result.backward()
     assert Doubled.freed == [False, True]
+
+
+def test_a_custom_function_is_known_by_its_frame() -> None:
+    """`Function.apply` is a Python function, in whose frame the forward runs without grad mode."""
+    seen: list[bool] = []
+
+    class Doubles(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            seen.append(autograd.inside_custom_function())
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return gradients[0] * 2
+
+    Doubles.apply(weight())
+    with torch.no_grad():
+        seen.append(autograd.inside_custom_function())
+    assert seen == [True, False]

@@ -178,6 +178,15 @@ class ReadObserver:
             self._seen.discard((id(holder), name))
 
 
+def own_attributes(thing: object) -> dict[str, Any]:
+    """The attributes that a thing holds itself, looked at without asking it; some things have none."""
+    try:
+        held: dict[str, Any] = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return {}
+    return held
+
+
 def class_attribute(kind: type, name: str) -> Any:
     """The attribute as a class or one of its bases spells it, unbound; `NOTHING` where none does."""
     for base in kind.__mro__:

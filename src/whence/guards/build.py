@@ -43,6 +43,13 @@ _TABLES = {
     "_modules": GuardKind.SUBMODULE,
 }
 
+_STRICTNESS: Mapping[type, Strictness] = {
+    Reference: Strictness.IDENTITY,
+    Function: Strictness.IDENTITY,
+    Held: Strictness.TYPE,
+    TensorFacts: Strictness.METADATA,
+}
+
 _RECORDED = "its code is what was recorded"
 _TENSOR = "the operations were recorded for a tensor like this"
 _DECIDED = "the model read it, and what it decided is part of the program"
@@ -118,10 +125,12 @@ class _Builder:
 
     def _module(self, row: Located, module: nn.Module, reads: Sequence[Read]) -> Iterator[Guard]:
         first = next((read for read in reads if read.name == CALL), reads[0] if reads else None)
-        yield _placed(self._class_of(row), row, first)
+        yield self._class_of(row, first)
         for alias in row.aliases:
             what, expected = f"{row.holder.path} and {alias}", Words("one module")
-            yield _placed(Guard(GuardKind.ALIASING, what, expected, Strictness.SAME, _ONE_STATE), row, first)
+            yield Guard(
+                GuardKind.ALIASING, what, expected, Strictness.SAME, _ONE_STATE, **_placed(row, first)
+            )
         if first is not None and first.name == CALL:
             yield from self._called(row, module, first)
         told: set[tuple[GuardKind, str]] = set()
@@ -133,20 +142,22 @@ class _Builder:
                     told.add((guard.kind, guard.what))
                     yield guard
 
-    def _class_of(self, row: Located) -> Guard:
+    def _class_of(self, row: Located, read: Read | None) -> Guard:
         kind = GuardKind.SUBMODULE if row.holder.names else GuardKind.CLASS
         expected = Held(row.holder.number, row.holder.type)
-        return Guard(kind, row.holder.path or "the model", expected, Strictness.TYPE, _RECORDED)
+        return Guard(
+            kind, row.holder.path or "the model", expected, Strictness.TYPE, _RECORDED, **_placed(row, read)
+        )
 
     def _called(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
         yield from self._code(row, module, read)
         mode, what = Constant(module.training), row.spelled("training")
-        yield _placed(Guard(GuardKind.TRAINING, what, mode, Strictness.EQUAL, _MODE, "training"), row, read)
+        yield Guard(GuardKind.TRAINING, what, mode, Strictness.EQUAL, _MODE, "training", **_placed(row, read))
         hooks, what = (
             described_hooks(hook_rows(module, row.wrappers), self.describer),
             f"hooks of {row.holder.path or 'the model'}",
         )
-        yield _placed(Guard(GuardKind.HOOKS, what, hooks, Strictness.IDENTITY, _HOOKED, "hooks"), row, read)
+        yield Guard(GuardKind.HOOKS, what, hooks, Strictness.IDENTITY, _HOOKED, "hooks", **_placed(row, read))
 
     def _code(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
         if CALL in vars(module):
@@ -179,8 +190,9 @@ class _Builder:
     def _structure(self, row: Located, read: Read, names: tuple[str, ...]) -> Guard:
         what = f"{STRUCTURES[read.name]} of {row.holder.path or 'the model'}"
         expected = Names(names)
-        guard = Guard(GuardKind.STRUCTURE, what, expected, Strictness.EQUAL, _IN_ORDER, read.name)
-        return _placed(guard, row, read)
+        return Guard(
+            GuardKind.STRUCTURE, what, expected, Strictness.EQUAL, _IN_ORDER, read.name, **_placed(row, read)
+        )
 
     def _members(self, row: Located, read: Read, table: Mapping[str, Any]) -> Iterator[Guard]:
         """Tensors that were gone through; modules have guards of their own."""
@@ -200,7 +212,7 @@ class _Builder:
             GuardKind.ATTRIBUTE if is_data else GuardKind.CODE,
             self.describer.describe(found),
         )
-        guard = _placed(Guard(guard_kind, what, expected, _strictness(expected), reason, name), row, read)
+        guard = Guard(guard_kind, what, expected, _strictness(expected), reason, name, **_placed(row, read))
         yield replace(guard, holder=None, owner=kind)
 
     def _of_object(self, row: Located, read: Read) -> Iterator[Guard]:
@@ -212,32 +224,26 @@ class _Builder:
     def _found(self, kind: GuardKind, row: Located, read: Read, value: Any) -> Guard:
         expected = self.describer.describe(value)
         reason = _REASONS.get(kind, _TENSOR)
-        guard = Guard(kind, row.spelled(read.name), expected, _strictness(expected), reason, read.name)
-        return _placed(guard, row, read)
+        what, strictness = row.spelled(read.name), _strictness(expected)
+        return Guard(kind, what, expected, strictness, reason, read.name, **_placed(row, read))
 
 
 def _absence(row: Located, read: Read) -> Guard:
-    guard = Guard(
-        GuardKind.ATTRIBUTE, row.spelled(read.name), Missing(), Strictness.ABSENT, _WITHOUT, read.name
-    )
-    return _placed(guard, row, read)
-
-
-def _placed(guard: Guard, row: Located, read: Read | None) -> Guard:
-    """The guard with its holder, and who read it."""
-    holder = row.holder
+    what, expected = row.spelled(read.name), Missing()
     return Guard(
-        guard.kind,
-        guard.what,
-        guard.expected,
-        guard.strictness,
-        guard.reason,
-        guard.name,
-        holder=holder.number,
-        owner=holder.type,
-        module=None if read is None else read.module,
-        source=None if read is None else read.source,
+        GuardKind.ATTRIBUTE, what, expected, Strictness.ABSENT, _WITHOUT, read.name, **_placed(row, read)
     )
+
+
+def _placed(row: Located, read: Read | None) -> dict[str, Any]:
+    """Who holds what a guard is about, and who read it."""
+    holder = row.holder
+    return {
+        "holder": holder.number,
+        "owner": holder.type,
+        "module": None if read is None else read.module,
+        "source": None if read is None else read.source,
+    }
 
 
 def _kind_of(value: object) -> GuardKind:
@@ -245,15 +251,7 @@ def _kind_of(value: object) -> GuardKind:
 
 
 def _strictness(expected: Expectation) -> Strictness:
-    match expected:
-        case Reference() | Function():
-            return Strictness.IDENTITY
-        case Held():
-            return Strictness.TYPE
-        case TensorFacts():
-            return Strictness.METADATA
-        case _:
-            return Strictness.EQUAL
+    return _STRICTNESS.get(type(expected), Strictness.EQUAL)
 
 
 def _is_machinery(kind: type, name: str) -> bool:

@@ -51,12 +51,21 @@ class Content:
 
 @dataclass(frozen=True)
 class Kept:
-    """A module with copies of its attributes and of the containers among them."""
+    """A module with copies of its attributes and of the containers among them.
+
+    Most of those are empty: `empty` are they, by the names of their attributes.
+    """
 
     path: ModulePath
     module: object
     attributes: Mapping[str, Any]
     contents: Sequence["Content"]
+    empty: Sequence[tuple[str, Container]] = ()
+
+    def changed(self) -> Iterator["Content"]:
+        """The containers that hold something else now."""
+        yield from (Content(name, held, None) for name, held in self.empty if held)
+        yield from (content for content in self.contents if not content.is_unchanged)
 
 
 @dataclass(frozen=True)
@@ -130,19 +139,15 @@ def kept_of(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[Kept]:
     unique: dict[int, tuple[ModulePath, nn.Module]] = {}
     for path, module in modules:
         unique.setdefault(id(module), (path, module))
-    return [Kept(path, module, dict(vars(module)), _contents(module)) for path, module in unique.values()]
+    return [object_kept(path, module) for path, module in unique.values()]
 
 
 def object_kept(path: ModulePath, thing: object) -> Kept:
     """An object that a module holds, with copies of what it holds itself."""
-    return Kept(path, thing, dict(vars(thing)), _contents(thing))
-
-
-def _contents(module: object) -> list[Content]:
-    """The containers among a module's attributes, also inside each other, each with a copy."""
-    return _containers(
-        [(name, value) for name, value in vars(module).items() if isinstance(value, CONTAINERS)]
-    )
+    attributes = dict(vars(thing))
+    held = [(name, value) for name, value in attributes.items() if isinstance(value, CONTAINERS)]
+    empty = [row for row in held if not row[1]]
+    return Kept(path, thing, attributes, _containers([row for row in held if row[1]]), empty)
 
 
 def contents_of(name: str, held: Container) -> list[Content]:
@@ -175,9 +180,7 @@ def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
             continue
         if value is not kept.attributes.get(name) and held_in_capture(value):
             yield _loss(kept, name, value, lines)
-    for content in kept.contents:
-        if content.is_unchanged:
-            continue
+    for content in kept.changed():
         before: Container = {} if content.before is None else content.before
         known = {id(value) for value in _values(before)}
         for key, value in _items(content.held):
@@ -243,9 +246,8 @@ def _warn_about(losses: Sequence[Loss]) -> None:
 
 
 def _restore(kept: Kept) -> None:
-    for content in kept.contents:
-        if not content.is_unchanged:
-            _refill(content.held, content.before)
+    for content in kept.changed():
+        _refill(content.held, content.before)
     now = vars(kept.module)
     if not same_items(now, dict(kept.attributes)):
         _reset(now, kept.attributes)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import TABLES, ReadObserver
+from whence._torch.attribute_reads import TABLES, ReadObserver, own_attributes
 from whence._torch.hooks import HOOK_KINDS
 from whence.program.observed import Change, Observed, Read
 from whence.provenance import ModulePath, Source
@@ -43,7 +43,7 @@ def _settled(read: Read) -> Read:
 
 
 def _is_held(read: Read) -> bool:
-    held = getattr(read.holder, "__dict__", {})
+    held = own_attributes(read.holder)
     tables = (held, *(held.get(name) or {} for name in TABLES))
     if any(table.get(read.name) is read.value for table in tables):
         return True

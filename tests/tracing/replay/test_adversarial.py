@@ -99,7 +99,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
     "counter in a dict": (lambda: Stack(*blocks(kinds.CountsInDict)), "CountsInDict", 0),
     "counter in a closure": (lambda: Stack(*blocks(kinds.CountsInClosure)), "CountsInClosure", 0),
     "counter in an iterator": (lambda: Stack(*blocks(kinds.CountsByIterator)), "CountsByIterator", 0),
-    "a context variable": (lambda: Stack(*blocks(kinds.ReadsContext)), "ReadsContext", 0),
+    "a context variable": (lambda: Stack(*blocks(kinds.ReadsContext)), "ReadsContext", 3),
     "a list passed along": (lambda: kinds.CollectingStack(*blocks(kinds.Collects)), "Collects", 0),
     "a cache passed along": (lambda: kinds.CachingStack(*blocks(kinds.Caches)), "Caches", 0),
     "a view returned": (lambda: kinds.ViewingStack(*blocks(kinds.Views)), "Views", 0),

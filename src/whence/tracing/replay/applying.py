@@ -91,8 +91,9 @@ def _reads(host: Host, template: Template, found: Likeness, scope: int) -> Itera
     """What the call would have read."""
     scopes, caller = host.notes.scopes, host.reading()[1]
     before, now = scopes[template.scopes.start].site.path, scopes[scope].site.path
+    paths = {path: None if path is None else path.moved(before, now) for path in template.readers}
     for read, look in zip(template.reads, template.conditions.looks, strict=True):
-        module = None if read.module is None else read.module.moved(before, now)
+        module = paths[read.module]
         source = caller if read.source == template.caller else read.source
         holder, value = _found_again(read, look, found)
         yield Read(holder, read.name, value, read.is_there, module, source)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import NOTHING, TABLES, class_attribute, is_observable
+from whence._torch.attribute_reads import NOTHING, TABLES, class_attribute, is_observable, own_attributes
 from whence._torch.hooks import has_own_hooks
 from whence._torch.trees import TreeSpec
 from whence.tracing.modules import Content
@@ -177,7 +177,7 @@ class _Comparison:
     def own(self, own: Own) -> None:
         """Raise `Different` where a thing does not hold what the recorded one held."""
         holder = self.found.things.get(id(own.holder), own.holder)
-        attributes = getattr(holder, "__dict__", {})
+        attributes = own_attributes(holder)
         tables = [attributes, *(attributes[table] for table in TABLES if attributes.get(table))]
         if not all(map(own.free.isdisjoint, tables)):
             raise Different(f"a {type(holder).__name__} has attributes that the recorded one did not have")
@@ -300,13 +300,13 @@ def held(holder: Any, name: str, table: str | None) -> Any:
         return class_attribute(holder if isinstance(holder, type) else type(holder), name)
     if table == SLOT:
         return content_of_slot(class_attribute(type(holder), name), holder)
-    own = getattr(holder, "__dict__", {})
+    own = own_attributes(holder)
     return own.get(name, NOTHING) if not table else own[table].get(name, NOTHING)
 
 
 def place_of(holder: Any, name: str) -> str | None:
     """Where a holder keeps an attribute: a table, itself (""), or its class (None)."""
-    own = getattr(holder, "__dict__", {})
+    own = own_attributes(holder)
     if name in own:
         return ""
     if isinstance(class_attribute(type(holder), name), MemberDescriptorType):

@@ -4,13 +4,15 @@ Nobody sees objects outside the model being read or changed. So all that can be 
 code runs that could use it, and looked at again before the record of that run stands for another call.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from operator import is_
+from itertools import chain
+from operator import eq, is_
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -88,9 +90,11 @@ class Reached:
     held: dict[int, Held] = field(default_factory=dict)
     others: dict[int, Any] = field(default_factory=dict)
     doubt: str = ""
+    _glance: "_Glance | None" = None
 
     def add(self, value: Any, name: str) -> None:
         """Look at a value and at everything that can be reached from it."""
+        self._glance = None
         waiting = [value]
         while waiting and not self.doubt:
             thing = waiting.pop()
@@ -113,19 +117,78 @@ class Reached:
         self.held = {**other.held, **self.held}
         self.others |= other.others
         self.doubt = self.doubt or other.doubt
+        self._glance = None
 
-    def changed(self) -> Iterator[Held]:
+    def changed(self) -> list[Held]:
         """Everything that holds something else now."""
-        return (held for held in self.held.values() if not held.is_unchanged)
+        if self._glance is not None and self._glance.is_unchanged():
+            return []
+        found = [held for held in self.held.values() if not held.is_unchanged]
+        self._glance = None if found else _Glance.at(self.held.values())
+        return found
 
     def __contains__(self, thing: object) -> bool:
         return id(thing) in self.held or id(thing) in self.others
 
 
+@dataclass(frozen=True, slots=True)
+class _Glance:
+    """Everything at once, as fast as can be: this is asked for every call that is replayed.
+
+    What there are many of is looked at together; `others` are what is left.
+    """
+
+    lists: tuple[list[Any], ...]
+    tables: tuple[Mapping[Any, Any], ...]
+    functions: tuple[FunctionType, ...]
+    others: tuple[Held, ...]
+    parts: tuple[Any, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def at(cls, held: Iterable[Held]) -> "_Glance":
+        """A glance at things, all of which hold now what they held."""
+        by_kind: dict[str, list[Any]] = {"list": [], "table": [], "function": [], "other": []}
+        for each in held:
+            kind = _TOGETHER.get(type(each.thing), "other")
+            if kind != "immutable":
+                by_kind[kind].append(each if kind == "other" else each.thing)
+        lists, tables, functions, others = map(tuple, by_kind.values())
+        classes = tuple(vars(each.thing) for each in others if isinstance(each.thing, type))
+        others = tuple(each for each in others if not isinstance(each.thing, type))
+        found = cls(lists, (*tables, *classes), functions, others, (), ())
+        return replace(found, parts=tuple(found._now()), lengths=tuple(found._lengths()))
+
+    def _now(self) -> Iterator[Any]:
+        keys = chain.from_iterable(self.tables)
+        values = chain.from_iterable([each.values() for each in self.tables])
+        return chain(*self.lists, keys, values, *map(_of_function, self.functions))
+
+    def _lengths(self) -> Iterator[int]:
+        return map(len, chain(self.lists, self.tables))
+
+    def is_unchanged(self) -> bool:
+        """Whether everything holds the same."""
+        now = list(self._now())
+        return (
+            len(now) == len(self.parts)
+            and all(map(is_, now, self.parts))
+            and all(map(eq, self._lengths(), self.lengths))
+            and all(held.is_unchanged for held in self.others)
+        )
+
+
+_TOGETHER: dict[type, str] = {
+    **{list: "list", dict: "table", OrderedDict: "table", defaultdict: "table", FunctionType: "function"},
+    **{tuple: "immutable", frozenset: "immutable"},
+}
+
+
 def is_steady(thing: Any) -> bool:
     """Whether a thing does not change, or decides nothing that a model computes."""
     if isinstance(thing, type):
-        return not is_observable(thing) or _package_of(thing) in _STEADY_PACKAGES
+        package = _package_of(thing)
+        return not is_observable(thing) or package in _STEADY_PACKAGES or package in sys.stdlib_module_names
     if isinstance(thing, FunctionType):
         return _package_of(thing) in _STEADY_PACKAGES
     if isinstance(thing, BuiltinFunctionType):
@@ -161,6 +224,11 @@ def parts_of(thing: Any) -> tuple[Any, ...]:
     return (*own, *_attributes(thing))
 
 
+def _of_function(thing: Any) -> tuple[Any, ...]:
+    names = thing.__dict__
+    return (thing.__code__, thing.__defaults__, thing.__kwdefaults__, *names, *names.values())
+
+
 def _parts_of_kind(thing: Any) -> tuple[Any, ...]:
     match thing:
         case dict() | MappingProxyType():
@@ -170,8 +238,7 @@ def _parts_of_kind(thing: Any) -> tuple[Any, ...]:
         case type():
             return tuple(held for name, held in vars(thing).items() if name not in _OURS)
         case FunctionType():
-            names = vars(thing)
-            return (thing.__code__, thing.__defaults__, thing.__kwdefaults__, *names, *names.values())
+            return _of_function(thing)
         case BuiltinFunctionType():
             return (thing.__self__,)
         case MethodType():

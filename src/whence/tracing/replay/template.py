@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from whence._torch.autograd import GradientKey
 from whence._torch.graphs import NameCounts
 from whence.program.observed import Read
-from whence.provenance import Source
+from whence.provenance import ModulePath, Source
 from whence.tracing.following import Gradients
 from whence.tracing.notes import Notes
 from whence.tracing.replay.facts import Facts
@@ -76,6 +76,11 @@ class Template:
     def differentiable_inputs(self) -> list[int]:
         """The positions of inputs that have a gradient."""
         return [i for i, (_, tensor) in enumerate(self.inside.inputs) if tensor.requires_grad]
+
+    @cached_property
+    def readers(self) -> frozenset[ModulePath | None]:
+        """The modules that read something."""
+        return frozenset(read.module for read in self.reads)
 
     @cached_property
     def nodes(self) -> frozenset[fx.Node]:
