@@ -51,8 +51,8 @@ def has_hooks(module: nn.Module) -> bool:
 
 def has_own_hooks(module: nn.Module) -> bool:
     """Whether anybody put forward or backward hooks on the module."""
-    attributes = vars(module)
-    return any(attributes[table] for table in HOOK_KINDS)
+    attributes = object.__getattribute__(module, "__dict__")  # asked of every module in every replayed call
+    return any(map(attributes.__getitem__, HOOK_KINDS))
 
 
 def global_hooks() -> dict[str, tuple[Any, ...]]:

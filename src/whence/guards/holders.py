@@ -94,7 +94,9 @@ def _object_paths(observed: Observed, paths: dict[int, str]) -> dict[int, str]:
     wanted = {id(thing) for thing in observed.objects}
     found: dict[int, str] = {}
     known = dict(paths)
-    for read in observed.reads:
+    for read in observed.reads if wanted else ():
+        if id(read.value) not in wanted and not isinstance(read.value, dict | list | tuple):
+            continue
         above = known.get(id(read.holder), "")
         spelled = f"{above}.{read.name}" if above else read.name
         for path, value in _inside(read.value, spelled):

@@ -21,7 +21,9 @@ def hook_rows(module: nn.Module, wrappers: Sequence[nn.Module] = ()) -> list[tup
 
 def _rows(module: nn.Module) -> list[tuple[str, Any]]:
     held = module.__dict__
-    rows = ((table, key, hook) for table in HOOK_KINDS for key, hook in held.get(table, {}).items())
+    rows = (
+        (table, key, hook) for table in HOOK_KINDS if held.get(table) for key, hook in held[table].items()
+    )
     return [(_kind(held, table, key), hook) for table, key, hook in rows if not is_of_sharding(hook)]
 
 

@@ -12,12 +12,18 @@ from whence.guards.lookup import class_attribute
 from whence.guards.values import is_constant
 from whence.program import Program
 from whence.program.expectations import (
+    Constant,
     Entries,
     Expectation,
     Function,
+    Held,
     Hooks,
     Items,
+    Missing,
+    Names,
     Reference,
+    TensorFacts,
+    Words,
 )
 from whence.program.guard_rows import Guard, Unguarded
 from whence.program.observed import Observed
@@ -72,9 +78,15 @@ def _is_library_object(value: object) -> bool:
     )
 
 
+_CLOSED = frozenset({Constant, Held, Missing, Names, TensorFacts, Words})
+"""Expectations that hold no others."""
+
+
 def _opaque_objects(guards: Sequence[Guard]) -> Iterator[Unguarded]:
     """Whatever a guard can only recognise, and not look into."""
     for guard in guards:
+        if type(guard.expected) in _CLOSED:
+            continue
         for found in _references(guard.expected):
             yield Unguarded(
                 f"the inside of {guard.what}, {found.text}",

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -57,7 +57,7 @@ class Structure:
         leaves = tuple(
             names.get(leaf.name, leaf) if isinstance(leaf, Named) else leaf for leaf in self.leaves
         )
-        return replace(self, leaves=leaves)
+        return Structure(self.spec, leaves)
 
     def filled(self, values: dict[str, Any]) -> Any:
         """The structure over real values, taken by node name."""

@@ -9,7 +9,7 @@ from whence._torch.scripting import is_packed_weight
 from whence._torch.wrappers import processes_averaged
 from whence.errors import NotCallable, Place, UnsupportedHook, UnsupportedInput, UnsupportedModule
 from whence.provenance import ModulePath
-from whence.tracing.subject import Subject, loose_tensors, state_tensors
+from whence.tracing.subject import Subject, loose_tensors, state_tensors, things_held
 
 
 def refuse_kinds(subject: Subject, *, differentiates: bool) -> None:
@@ -46,7 +46,7 @@ def _refuse_subclasses(subject: Subject) -> None:
     packed = [
         f"{path.child(name)} is a packed quantised weight"
         for path, module in subject.named_modules()
-        for name, value in vars(module).items()
+        for name, value in things_held(module)
         if is_packed_weight(value)
     ]
     found = [

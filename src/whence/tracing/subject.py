@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from whence._torch.attribute_reads import own_attributes
 from whence._torch.scripting import is_scripted
 from whence._torch.sharding import lasting_parameters, name_of_class
 from whence._torch.wrappers import seen_through, wrappers_around
@@ -169,6 +171,9 @@ def _walk(
             yield from _walk(path.child(name), seen_through(child), (*above, id(module)))
 
 
+_ORDINARY = frozenset({type(None), bool, int, float, str, dict, OrderedDict, set})
+
+
 def module_records(subject: Subject, names: dict[int, str]) -> tuple[ModuleRecord, ...]:
     """The hierarchy as data; `names` gives the program input of a tensor by its identity."""
     first: dict[int, ModulePath] = {}
@@ -204,7 +209,12 @@ def _record(
 
 
 def _loose_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((name, value) for name, value in vars(module).items() if isinstance(value, Tensor))
+    return ((name, value) for name, value in things_held(module) if isinstance(value, Tensor))
+
+
+def things_held(module: nn.Module) -> list[tuple[str, Any]]:
+    """The attributes that a module holds itself, but for flags, numbers and the tables of every module."""
+    return [(name, value) for name, value in own_attributes(module).items() if type(value) not in _ORDINARY]
 
 
 @dataclass(frozen=True)

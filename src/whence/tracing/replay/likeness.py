@@ -28,10 +28,13 @@ COMPUTED = "?"
 """The place of an attribute that its holder's own `__getattr__` makes up."""
 SLOT = "."
 """The place of an attribute that its holder keeps outside its dictionary."""
-_PLAIN = (
-    *(type(None), bool, int, str, bytes, slice, range, type(...), torch.Size),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+_PLAIN = frozenset(
+    {
+        *(type(None), bool, int, str, bytes, slice, range, type(...), torch.Size),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    }
 )
+_EMPTY: dict[str, Any] = {}
 _SEEN = (
     *(dict, list, tuple, set, frozenset, deque, type),
     *(FunctionType, BuiltinFunctionType, MethodType, partial, property, classmethod, staticmethod),
@@ -178,23 +181,28 @@ class _Comparison:
         """Raise `Different` where a thing does not hold what the recorded one held."""
         holder = self.found.things.get(id(own.holder), own.holder)
         attributes = own_attributes(holder)
-        tables = [attributes, *(attributes[table] for table in TABLES if attributes.get(table))]
-        if not all(map(own.free.isdisjoint, tables)):
+        tables = {"": attributes, **{table: attributes[table] for table in TABLES if attributes.get(table)}}
+        if not all(map(own.free.isdisjoint, tables.values())):
             raise Different(f"a {type(holder).__name__} has attributes that the recorded one did not have")
         for name in own.absent:
             if class_attribute(type(holder), name) is not NOTHING:
                 raise Different(f"`{name}` was absent")
         for look in own.looks:
-            if look.table != COMPUTED:
-                self.look(look, holder)
-            elif holder is not look.holder:
-                raise Different(f"`{look.name}` is computed by {type(holder).__name__} itself")
+            if look.table == COMPUTED:
+                if holder is not look.holder:
+                    raise Different(f"`{look.name}` is computed by {type(holder).__name__} itself")
+            elif look.table == SLOT:
+                self._look(look, held(holder, look.name, SLOT))
+            else:
+                now = tables.get(look.table or "", _EMPTY).get(look.name, NOTHING)
+                if now is not look.value or type(now) not in _PLAIN:
+                    self._look(look, now)
 
-    def look(self, look: Look, holder: object = None) -> None:
-        """Raise `Different` where an attribute is not what it was."""
-        now = held(look.holder if holder is None else holder, look.name, look.table)
-        if now is look.value and isinstance(now, _PLAIN):
-            return
+    def look(self, look: Look) -> None:
+        """Raise `Different` where an attribute of a class is not what it was."""
+        self._look(look, held(look.holder, look.name, look.table))
+
+    def _look(self, look: Look, now: Any) -> None:
         if not all(content.is_unchanged for content in look.content):
             raise Different(f"`{look.name}` of the recorded one has changed")
         self.same(look.value, now, lambda: f"`{look.name}`")

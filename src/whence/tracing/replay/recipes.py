@@ -26,7 +26,7 @@ class Recipe:
 
     `base` and `number` make its name, `function` the torch function it came from and which call of it. The
     calls of its origin are numbers, counted from that of the record; `root` is the position of the output
-    whose own gradient is part of a sum.
+    whose own gradient is part of a sum. An origin that is the same for several nodes is one object.
     """
 
     node: fx.Node
@@ -77,13 +77,15 @@ class RecipeWriter:
     numbers: Mapping[CallSite, int]
     by_name: Mapping[str, fx.Node]
     functional: Functional
+    _origins: dict[Origin, Origin] = field(default_factory=dict)
 
     def recipes(self, nodes: Iterator[fx.Node], section: Section) -> list[Recipe]:
         """How to write some nodes again."""
         return [self._recipe(node, section) for node in nodes]
 
     def _recipe(self, node: fx.Node, section: Section) -> Recipe:
-        origin, first = origin_of(node), section.template.scopes.start
+        first, origin = section.template.scopes.start, origin_of(node)
+        origin = self._origins.setdefault(origin, origin)
         base, number = base_and_number(node.name)
         forward = None if origin.forward is None else self.functional.value_of(self.by_name[origin.forward])
         return Recipe(
@@ -115,6 +117,7 @@ class Run:
     outside: Mapping[int, tuple[int, ...]]
     written: Written
     _bases: dict[str, int] = field(default_factory=dict)
+    _origins: dict[int, Origin] = field(default_factory=dict)
 
     def write(self, recipe: Recipe, inserter: Inserter) -> None:
         """Follow a recipe."""
@@ -129,7 +132,7 @@ class Run:
         made = self.written[node] = inserter(self.before, name, node, args, kwargs)
         meta = made.meta
         meta.update(node.meta)
-        meta[ORIGIN] = self._origin(recipe)
+        meta[ORIGIN] = self._shared_origin(recipe)
         if recipe.function is not None:
             function, spelled, count, text = recipe.function
             meta["torch_fn"] = (f"{spelled}_{count + self.called.get(function, 0)}", text)
@@ -139,6 +142,15 @@ class Run:
         found = self._bases.get(base)
         if found is None:
             found = self._bases[base] = self.starts.start(base)
+        return found
+
+    def _shared_origin(self, recipe: Recipe) -> Origin:
+        """Where a node comes from that is written once more; one object where several come from one line."""
+        if recipe.forward is not None or recipe.root is not None:
+            return self._origin(recipe)
+        found = self._origins.get(id(recipe.origin))
+        if found is None:
+            found = self._origins[id(recipe.origin)] = self._origin(recipe)
         return found
 
     def _origin(self, recipe: Recipe) -> Origin:
