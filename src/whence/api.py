@@ -139,8 +139,7 @@ def capture(
     `backward=False` records the forward; `True` also the backward, with one tangent input for every
     differentiable output; a function of the outputs records the backward of the scalar it returns.
     With `reuse`, a module that must do what an equal one did before is not run: what was recorded then is
-    written once more, and `program.replay` says which. It is off until everything that a module can depend on
-    without being seen is accounted for; docs/replay.md lists what is not.
+    written once more, and `program.replay` says which, and why others had to run. The program is the same.
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
 
     Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had

@@ -263,3 +263,4 @@ def test_a_custom_function_is_known_by_its_frame() -> None:
     with torch.no_grad():
         seen.append(autograd.inside_custom_function())
     assert seen == [True, False]
+    assert isinstance(Doubles.apply(weight()).grad_fn, autograd.node_class_of(Doubles))  # `_backward_cls`

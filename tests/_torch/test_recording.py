@@ -324,3 +324,9 @@ def test_results_are_tensors_of_their_own() -> None:
     first, second = (whence.capture(model, (x,), backward=True) for _ in range(2))
     assert str(first.graph) == str(second.graph)
     assert first.output("bias_ih_l0").node != first.output("bias_hh_l0").node
+
+
+def test_questions_about_history_are_told() -> None:
+    """What autograd recorded is asked for by `grad_fn`, `_base`, `output_nr` and `_is_view`."""
+    _, listener = recorded(lambda x: (x.grad_fn, x._base, x.output_nr, x._is_view(), x.shape))
+    assert listener.histories == 4

@@ -68,6 +68,11 @@ def history_of(tensor: Tensor) -> Node | None:
         return tensor.grad_fn
 
 
+def node_class_of(function: type[torch.autograd.Function]) -> type:
+    """The class of the autograd nodes that a custom function makes."""
+    return function._backward_cls  # type: ignore[attr-defined, no-any-return]
+
+
 def inside_custom_function() -> bool:
     """Whether the forward of a custom autograd function is running: what it calls records nothing."""
     frame = None if torch.is_grad_enabled() else sys._getframe(1)

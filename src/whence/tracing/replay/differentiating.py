@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence._torch.autograd import node_class_of
+
 Backward = Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]]
 
 
@@ -36,4 +38,4 @@ def linked(
 
 def is_stand_in(node: torch.autograd.graph.Node) -> bool:
     """Whether a node of autograd stands for those of a call that was not run."""
-    return isinstance(node, _Replayed._backward_cls)
+    return isinstance(node, node_class_of(_Replayed))
