@@ -70,7 +70,7 @@ def history_of(tensor: Tensor) -> Node | None:
 
 def node_class_of(function: type[torch.autograd.Function]) -> type:
     """The class of the autograd nodes that a custom function makes."""
-    return function._backward_cls  # type: ignore[attr-defined, no-any-return]
+    return function._backward_cls
 
 
 def inside_custom_function() -> bool:

@@ -153,12 +153,13 @@ def _histories_of_inputs(values: Values, functional: Functional) -> dict[str, tu
 
 def _written_between(functional: Functional) -> dict[str, tuple[str, ...]]:
     """The values that a tensor went through, in graph order; some are needed for nothing, and gone."""
-    left = set(functional.graph.nodes)
-    return {
+    left = {node: None for node in functional.graph.nodes}
+    written = {
         base.name: tuple(node.name for node in functional.history[base] if node in left)
-        for base in functional.graph.nodes
+        for base in left
         if base in functional.history and base.op != "placeholder"
     }
+    return {name: values for name, values in written.items() if values}
 
 
 def _histories(results: Iterable[Any]) -> list[Any]:

@@ -24,8 +24,8 @@ class SourceFinder:
     """Finds the innermost line of user code below a boundary, and remembers what it learnt."""
 
     def __init__(self, boundaries: tuple[CodeType, ...]) -> None:
-        self._kinds: dict[CodeType, Kind] = dict.fromkeys(boundaries, "boundary")
-        self._sources: dict[tuple[CodeType, int], Source] = {}
+        self._kinds: dict[int, tuple[CodeType, Kind]] = {id(code): (code, "boundary") for code in boundaries}
+        self._sources: dict[tuple[int, int], Source] = {}
 
     def current(self) -> Source | None:
         """The innermost user line; failing that, the innermost line of a torch module; failing that, None."""
@@ -93,16 +93,17 @@ class SourceFinder:
         return found
 
     def _kind(self, code: CodeType) -> Kind:
-        kind = self._kinds.get(code)
-        if kind is None:
-            kind = self._kinds[code] = _classify(code)
-        return kind
+        known = self._kinds.get(id(code))
+        if known is None:
+            known = self._kinds[id(code)] = (code, _classify(code))
+        return known[1]
 
     def _source(self, frame: FrameType) -> Source:
-        key = (frame.f_code, frame.f_lineno)
+        code = frame.f_code
+        key = (id(code), frame.f_lineno)
         source = self._sources.get(key)
         if source is None:
-            source = self._sources[key] = Source(key[0].co_filename, key[1], key[0].co_qualname)
+            source = self._sources[key] = Source(code.co_filename, frame.f_lineno, code.co_qualname)
         return source
 
 

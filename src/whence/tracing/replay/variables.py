@@ -55,6 +55,8 @@ class Namespace:
 class Variables:
     """Collects the variables of the code that runs, and all that can be reached from them.
 
+    Code is told apart by identity: equal code in two files reads the variables of each.
+
     `is_user` tells the user's code from torch's and Python's, `is_watched` things whose attributes are seen
     being read.
     """
@@ -63,22 +65,22 @@ class Variables:
         self.reached = Reached(is_watched)
         self._spaces: dict[int, Namespace] = {}
         self._is_user = is_user
-        self._codes: dict[CodeType, Code] = {}
+        self._codes: dict[int, CodeType] = {}
         self._met: list[Any] = []
-        self._entered: dict[CodeType, dict[str, Any]] = {}
+        self._entered: dict[int, dict[str, Any]] = {}
         self._doubts: list[str] = []
 
     def met(self, frame: FrameType) -> bool:
         """A function begins to run; says whether it is enough to have seen it once."""
         code = frame.f_code
-        if code in self._codes:
+        if id(code) in self._codes:
             return True
         kind = Code.ENGINE if is_importing(frame) else kind_of(code, self._is_user)
         if kind is Code.LIBRARY and (why := is_forbidden(code, frame.f_globals.get("__name__", ""))):
             if self._caller(frame) is Code.ENGINE:
                 return False
             self._doubts.append(f"it runs {why}")
-        self._codes[code] = kind
+        self._codes[id(code)] = code
         if kind in (Code.USER, Code.NETWORK):
             self._read_by(frame, code, kind)
         return True
@@ -100,10 +102,10 @@ class Variables:
         if kind is Code.USER:
             self._doubts += asked_of_builtins(code, frame.f_globals, frame.f_builtins)
         held = frame.f_locals if code.co_freevars else {}
-        self._entered[code] = {
+        self._entered[id(code)] = {
             name: held.get(name, GONE) for name in code.co_freevars if name not in _CONSTANT
         }
-        for name, value in self._entered[code].items():
+        for name, value in self._entered[id(code)].items():
             self._look_into(value, names, f"{code.co_name}.{name}", _DEPTH)
 
     def _note(self, held: Mapping[str, Any], names: frozenset[str], path: str, depth: int) -> None:
@@ -130,7 +132,8 @@ class Variables:
     def ran(self, source: Source) -> bool:
         """Whether the function that a line is in has run."""
         return any(
-            (code.co_filename, code.co_qualname) == (source.file, source.function) for code in self._codes
+            (code.co_filename, code.co_qualname) == (source.file, source.function)
+            for code in self._codes.values()
         )
 
     def include(self, other: "Outside") -> None:
@@ -165,22 +168,21 @@ class Variables:
         Returns the name of a function that ran and cannot be found, if there is one, or whose variables have
         changed.
         """
-        codes = [code for code in self._codes if self._entered.get(code)]
-        within = {inner for code in self._codes for inner in _codes_in(code)}
-        wanted = {code for code in codes if code not in within}
-        found: set[CodeType] = set()
+        within = {id(inner) for code in self._codes.values() for inner in _codes_in(code)}
+        wanted = {key for key, names in self._entered.items() if names and key not in within}
+        found: set[int] = set()
         for function in _functions_in([*self._met, *things]):
             code = function.__code__
-            if code in wanted and self._is_as_entered(function):
-                found.add(code)
+            if id(code) in wanted and self._is_as_entered(function):
+                found.add(id(code))
                 for cell in function.__closure__ or ():
                     self.reached.add(cell, code.co_qualname)
-        return next((code.co_qualname for code in wanted if code not in found), None)
+        return next((self._codes[key].co_qualname for key in wanted if key not in found), None)
 
     def _is_as_entered(self, function: FunctionType) -> bool:
         """Several functions may share their code; one of them was entered with what was noted then."""
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        entered = self._entered[function.__code__]
+        entered = self._entered[id(function.__code__)]
         return all(content_of_cell(cells[name]) is value for name, value in entered.items())
 
 
@@ -255,7 +257,7 @@ class Functions:
 
     def __init__(self) -> None:
         self._told: list[Callable[[FrameType], bool]] = []
-        self._seen: set[CodeType] = set()
+        self._seen: dict[int, CodeType] = {}
 
     @contextmanager
     def seen_by(self, met: Callable[[FrameType], bool]) -> Iterator[None]:
@@ -272,10 +274,11 @@ class Functions:
             self._told.remove(met)
 
     def _begins(self, frame: FrameType, _event: str, _argument: object) -> None:
-        if frame.f_code not in self._seen:
+        code = frame.f_code
+        if id(code) not in self._seen:
             settled = [met(frame) for met in self._told]
             if all(settled):
-                self._seen.add(frame.f_code)
+                self._seen[id(code)] = code
 
 
 @contextmanager
