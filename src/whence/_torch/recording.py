@@ -9,6 +9,7 @@ by themselves, and a model that runs in another thread meanwhile sees nothing.
 """
 
 import operator
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -219,6 +220,7 @@ class Recorder(ProxyTorchDispatchMode):
         super().__init__(_Tracer(listener), "fake")
         self.listener = listener
         self.fake_mode = fake_mode
+        self.tracer_of_functions: Any = None
         self._stand_ins: dict[int, Tensor] = {}
         self._adopted: dict[int, fx.Node] = {}
         self._storages: set[int] = set()
@@ -408,7 +410,7 @@ class Recorder(ProxyTorchDispatchMode):
             raise self.listener.generator_met(func)
         try:
             if _is_plain(func):
-                return self._record_plainly(func, args, kwargs)
+                return self._record_untold(func, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
         except _NotPlain:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -419,6 +421,17 @@ class Recorder(ProxyTorchDispatchMode):
         ) as error:
             asked = self.tracer.torch_fn_metadata
             raise self.listener.value_needed(func, args, asked) from error
+
+    def _record_untold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record without telling `tracer_of_functions`: no code of the user's runs inside."""
+        told = self.tracer_of_functions
+        if told is None or sys.gettrace() is not told:
+            return self._record_plainly(func, args, kwargs)
+        sys.settrace(None)
+        try:
+            return self._record_plainly(func, args, kwargs)
+        finally:
+            sys.settrace(told)
 
     def _record_plainly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on fake tensors and append its node: what PyTorch's mode does for the common case.

@@ -153,7 +153,7 @@ def _histories_of_inputs(values: Values, functional: Functional) -> dict[str, tu
 
 def _written_between(functional: Functional) -> dict[str, tuple[str, ...]]:
     """The values that a tensor went through, in graph order; some are needed for nothing, and gone."""
-    left = {node: None for node in functional.graph.nodes}
+    left = dict.fromkeys(functional.graph.nodes)
     written = {
         base.name: tuple(node.name for node in functional.history[base] if node in left)
         for base in left

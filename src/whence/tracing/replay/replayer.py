@@ -45,6 +45,7 @@ class Replayer:
         self.handed_on: tuple[tuple[int, ...], ...] | None = None
         self._trials: list[Trial] = []
         self._functions = Functions()
+        host.recorder.tracer_of_functions = self._functions.begins
         self._doubts: list[Doubt] = []
 
     @contextmanager
@@ -116,7 +117,7 @@ class Replayer:
                 yield ObservedCall(results.append)
         finally:
             self._trials.remove(trial)
-        with without_functions():
+        with without_functions(), self._functions.untold():
             try:
                 template = self._template(trial, results[0])
             except Unfit as unfit:

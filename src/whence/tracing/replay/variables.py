@@ -256,6 +256,7 @@ class Functions:
     """Tells those who want to know of every Python function that begins to run on this thread."""
 
     def __init__(self) -> None:
+        self.begins: Callable[[FrameType, str, object], None] = self._begins
         self._told: list[Callable[[FrameType], bool]] = []
         self._seen: dict[int, CodeType] = {}
 
@@ -268,10 +269,22 @@ class Functions:
             if len(self._told) > 1:
                 yield
             else:
-                with _tracing(self._begins):
+                with _tracing(self.begins):
                     yield
         finally:
             self._told.remove(met)
+
+    @contextmanager
+    def untold(self) -> Iterator[None]:
+        """Tell nobody of the functions that are called inside the block: our own."""
+        told = sys.gettrace() if sys.gettrace() is self.begins else None
+        if told is not None:
+            sys.settrace(None)
+        try:
+            yield
+        finally:
+            if told is not None:
+                sys.settrace(told)
 
     def _begins(self, frame: FrameType, _event: str, _argument: object) -> None:
         code = frame.f_code
