@@ -30,6 +30,7 @@ from whence.program.expectations import (
 from whence.program.guard_rows import Guard
 from whence.program.guards import Guards
 from whence.program.observed import Observed, Read
+from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind, Strictness
 
 CALL = "forward"
@@ -129,7 +130,7 @@ class _Builder:
         for alias in row.aliases:
             what, expected = f"{row.holder.path} and {alias}", Words("one module")
             yield Guard(
-                GuardKind.ALIASING, what, expected, Strictness.SAME, _ONE_STATE, **_placed(row, first)
+                GuardKind.ALIASING, what, expected, Strictness.SAME, _ONE_STATE, "", *_placed(row, first)
             )
         if first is not None and first.name == CALL:
             yield from self._called(row, module, first)
@@ -146,18 +147,24 @@ class _Builder:
         kind = GuardKind.SUBMODULE if row.holder.names else GuardKind.CLASS
         expected = Held(row.holder.number, row.holder.type)
         return Guard(
-            kind, row.holder.path or "the model", expected, Strictness.TYPE, _RECORDED, **_placed(row, read)
+            kind,
+            row.holder.path or "the model",
+            expected,
+            Strictness.TYPE,
+            _RECORDED,
+            "",
+            *_placed(row, read),
         )
 
     def _called(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
         yield from self._code(row, module, read)
         mode, what = Constant(module.training), row.spelled("training")
-        yield Guard(GuardKind.TRAINING, what, mode, Strictness.EQUAL, _MODE, "training", **_placed(row, read))
+        yield Guard(GuardKind.TRAINING, what, mode, Strictness.EQUAL, _MODE, "training", *_placed(row, read))
         hooks, what = (
             described_hooks(hook_rows(module, row.wrappers), self.describer),
             f"hooks of {row.holder.path or 'the model'}",
         )
-        yield Guard(GuardKind.HOOKS, what, hooks, Strictness.IDENTITY, _HOOKED, "hooks", **_placed(row, read))
+        yield Guard(GuardKind.HOOKS, what, hooks, Strictness.IDENTITY, _HOOKED, "hooks", *_placed(row, read))
 
     def _code(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
         if CALL in vars(module):
@@ -191,7 +198,7 @@ class _Builder:
         what = f"{STRUCTURES[read.name]} of {row.holder.path or 'the model'}"
         expected = Names(names)
         return Guard(
-            GuardKind.STRUCTURE, what, expected, Strictness.EQUAL, _IN_ORDER, read.name, **_placed(row, read)
+            GuardKind.STRUCTURE, what, expected, Strictness.EQUAL, _IN_ORDER, read.name, *_placed(row, read)
         )
 
     def _members(self, row: Located, read: Read, table: Mapping[str, Any]) -> Iterator[Guard]:
@@ -212,7 +219,7 @@ class _Builder:
             GuardKind.ATTRIBUTE if is_data else GuardKind.CODE,
             self.describer.describe(found),
         )
-        guard = Guard(guard_kind, what, expected, _strictness(expected), reason, name, **_placed(row, read))
+        guard = Guard(guard_kind, what, expected, _strictness(expected), reason, name, *_placed(row, read))
         yield replace(guard, holder=None, owner=kind)
 
     def _of_object(self, row: Located, read: Read) -> Iterator[Guard]:
@@ -225,25 +232,21 @@ class _Builder:
         expected = self.describer.describe(value)
         reason = _REASONS.get(kind, _TENSOR)
         what, strictness = row.spelled(read.name), _strictness(expected)
-        return Guard(kind, what, expected, strictness, reason, read.name, **_placed(row, read))
+        return Guard(kind, what, expected, strictness, reason, read.name, *_placed(row, read))
 
 
 def _absence(row: Located, read: Read) -> Guard:
     what, expected = row.spelled(read.name), Missing()
     return Guard(
-        GuardKind.ATTRIBUTE, what, expected, Strictness.ABSENT, _WITHOUT, read.name, **_placed(row, read)
+        GuardKind.ATTRIBUTE, what, expected, Strictness.ABSENT, _WITHOUT, read.name, *_placed(row, read)
     )
 
 
-def _placed(row: Located, read: Read | None) -> dict[str, Any]:
-    """Who holds what a guard is about, and who read it."""
-    holder = row.holder
-    return {
-        "holder": holder.number,
-        "owner": holder.type,
-        "module": None if read is None else read.module,
-        "source": None if read is None else read.source,
-    }
+def _placed(row: Located, read: Read | None) -> tuple[int, type, ModulePath | None, Source | None]:
+    """Who holds what a guard is about, and who read it: the last of its fields."""
+    if read is None:
+        return row.holder.number, row.holder.type, None, None
+    return row.holder.number, row.holder.type, read.module, read.source
 
 
 def _kind_of(value: object) -> GuardKind:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from itertools import chain
-from operator import eq, is_
+from operator import attrgetter, eq, is_
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -154,15 +154,16 @@ class _Glance:
             if kind != "immutable":
                 by_kind[kind].append(each if kind == "other" else each.thing)
         lists, tables, functions, others = map(tuple, by_kind.values())
-        classes = tuple(vars(each.thing) for each in others if isinstance(each.thing, type))
+        classes = (vars(each.thing) for each in others if isinstance(each.thing, type))
+        namespaces = (function.__dict__ for function in functions)
         others = tuple(each for each in others if not isinstance(each.thing, type))
-        found = cls(lists, (*tables, *classes), functions, others, (), ())
+        found = cls(lists, (*tables, *classes, *namespaces), functions, others, (), ())
         return replace(found, parts=tuple(found._now()), lengths=tuple(found._lengths()))
 
     def _now(self) -> Iterator[Any]:
         keys = chain.from_iterable(self.tables)
         values = chain.from_iterable([each.values() for each in self.tables])
-        return chain(*self.lists, keys, values, *map(_of_function, self.functions))
+        return chain(*self.lists, keys, values, *map(_MADE_OF, self.functions))
 
     def _lengths(self) -> Iterator[int]:
         return map(len, chain(self.lists, self.tables))
@@ -178,6 +179,7 @@ class _Glance:
         )
 
 
+_MADE_OF = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _TOGETHER: dict[type, str] = {
     **{list: "list", dict: "table", OrderedDict: "table", defaultdict: "table", FunctionType: "function"},
     **{tuple: "immutable", frozenset: "immutable"},

@@ -123,7 +123,8 @@ class Run:
         """Follow a recipe."""
         node, read = recipe.node, self.written.__getitem__
         try:
-            args, kwargs = fx.map_arg(node.args, read), fx.map_arg(node.kwargs, read)
+            args = fx.map_arg(node.args, read)
+            kwargs = fx.map_arg(node.kwargs, read) if node.kwargs else {}
         except KeyError as missing:
             kind = self.application.template.kind
             raise Doubt(kind, f"it uses {missing.args[0]} from outside") from missing
