@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from whence._torch.graphs import nested_graph, value_inputs
 from whence._torch.operators import OpOverload, entry_point
 from whence._torch.sharding import is_distributed, whole
 from whence.hierarchy.differentiable import straight_through
@@ -77,7 +78,8 @@ class _Writer:
     def spelled(self, argument: Any) -> str:
         """An argument as source."""
         if isinstance(argument, fx.Node):
-            return self.local(argument.name)
+            nested = nested_graph(argument)
+            return self.local(argument.name) if nested is None else self.constant(nested)
         if isinstance(argument, (list, tuple)):
             items = ", ".join(map(self.spelled, argument))
             return f"[{items}]" if isinstance(argument, list) else f"({items},)" if argument else "()"
@@ -201,7 +203,7 @@ def _last_uses(plan: Plan, phase: Phase, body: Body) -> dict[int, list[str]]:
 def _touched(plan: Plan, phase: Phase, step: str | int) -> Iterator[str]:
     if isinstance(step, str):
         yield step
-        yield from (source.name for source in plan.nodes[step].all_input_nodes)
+        yield from (source.name for source in value_inputs(plan.nodes[step]))
         return
     body = plan.body(phase, step)
     yield from body.inputs

@@ -1,0 +1,6 @@
+"""Other people's graphs and formats, in and out."""
+
+from whence.interop.adapting import adapted
+from whence.interop.exported import from_exported_program
+
+__all__ = ["adapted", "from_exported_program"]
