@@ -101,6 +101,14 @@ class Program(_Program):
 
         return guarded(self, _plan_of, model, on_violation, again)
 
+    def to_exported_program(self) -> ExportedProgram:
+        """The program as a `torch.export.ExportedProgram` with the program's own tensors.
+
+        PyTorch runs, saves, loads and decomposes it; origins are in `nn_module_stack` and `stack_trace`. Raises
+        `NotExportable` for a joint program, a written constant and inputs that are one tensor.
+        """
+        return interop.to_exported_program(self)
+
     @cached_property
     def _plan(self) -> Plan:
         return plan_of(self.guards, self.convention)
@@ -158,7 +166,8 @@ def capture(
 
     def captured() -> Program:
         traced, observed = run()
-        return _full(traced).with_changes(guards=guards_for(program, observed, run)).with_state(state)
+        program = _full(traced)
+        return program.with_changes(guards=guards_for(program, observed, run)).with_state(state)
 
     return without_collection(captured)
 

@@ -84,7 +84,8 @@ class _Noting(TorchDispatchMode):
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._noted.append(Operation(func, args, kwargs or {}, result))
+        if func.namespace != "prim":  # questions, such as which device a tensor is on
+            self._noted.append(Operation(func, args, kwargs or {}, result))
         return result
 
 

@@ -1,12 +1,14 @@
 """Sizes that torch.export keeps open: which numbers a call gives them, and what it allows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
 from torch import SymInt, Tensor
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 Limits = tuple[int | None, int | None]
 
@@ -33,6 +35,26 @@ def _number(bound: Any) -> int | None:
         return int(bound)
     except (OverflowError, TypeError, ValueError, AttributeError):
         return None
+
+
+def is_number(value: object) -> bool:
+    """Whether a number is one whose value the capture left open."""
+    return isinstance(value, SymInt)
+
+
+def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, ValueRanges[Any]]:
+    """The limits of the symbols in these values, as torch.export keeps them."""
+    symbols = {symbol for value in values for size in _sizes(value) for symbol in size.node.expr.free_symbols}
+    found = {}
+    for symbol in sorted(symbols, key=str):
+        low, high = limits.get(str(symbol), (0, None))
+        found[symbol] = ValueRanges(low or 0, int_oo if high is None else high)
+    return found
+
+
+def _sizes(value: object) -> list[SymInt]:
+    sizes = (*value.shape,) if isinstance(value, Tensor) else (value,)
+    return [size for size in sizes if isinstance(size, SymInt)]
 
 
 @dataclass

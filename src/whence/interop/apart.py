@@ -20,17 +20,40 @@ from whence.interop.aliases import aliases_in, writes_silently
 from whence.interop.faults import place_of
 from whence.interop.frames import STACK
 from whence.interop.inlining import Flat, Region
+from whence.tracing.functional import fake_result
 
 aten = torch.ops.aten
 _KEPT = ("stack_trace", "torch_fn", STACK)
 
 
 def with_casts(flat: Flat) -> None:
-    """Write the casts of autocast regions into the graph."""
-    for node in list(flat.graph.nodes):
-        region = flat.regions.get(node)
-        if region is not None and region.autocast and node.op == "call_function":
-            _take_apart(flat, node, region)
+    """Write the casts of autocast regions into the graph.
+
+    The strict front end notes values inside such a region as if there were none, and asserts that they are so:
+    what follows from a cast is noted anew, and assertions about it go.
+    """
+    if not any(region.autocast for region in flat.regions.values()):
+        return
+    changed: set[fx.Node] = set()
+    for node in [node for node in flat.graph.nodes if node.op == "call_function"]:
+        stale = not changed.isdisjoint(node.all_input_nodes)
+        if stale and node.target is aten._assert_tensor_metadata.default:
+            flat.graph.erase_node(node)
+            continue
+        region, before = flat.regions.get(node, Region()), _dtypes(node.meta.get("val"))
+        found = _take_apart(flat, node, region) if region.autocast else node
+        if found is node and stale and isinstance(node.target, OpOverload):
+            node.meta["val"] = fake_result(node.target, node.args, node.kwargs)
+        made = found if isinstance(found, (tuple, list)) else [found]
+        if _dtypes([each.meta.get("val") for each in made]) != _dtypes([before]):
+            changed.update(made)
+
+
+def _dtypes(value: Any) -> list[Any]:
+    """The dtypes of a value, or of several, in order."""
+    if isinstance(value, (tuple, list)):
+        return [dtype for item in value for dtype in _dtypes(item)]
+    return [value] if isinstance(value, torch.dtype) else [value.dtype] if isinstance(value, Tensor) else []
 
 
 def without_hidden_writes(flat: Flat) -> None:
@@ -46,13 +69,13 @@ def without_hidden_writes(flat: Flat) -> None:
             _take_apart(flat, node, flat.regions.get(node, Region()))
 
 
-def _take_apart(flat: Flat, node: fx.Node, region: Region) -> None:
-    """Replace a node by what it does."""
+def _take_apart(flat: Flat, node: fx.Node, region: Region) -> Any:
+    """Replace a node by what it does; the node or the nodes that hold its value now."""
     if node.target is operator.getitem:
-        return
+        return node
     if not isinstance(node.target, OpOverload):
         _refuse(flat, node, "it is no operator, and what it does under autocast cannot be written down")
-        return
+        return node
     sources = node.all_input_nodes
     values = [source.meta.get("val") for source in sources]
 
@@ -65,7 +88,7 @@ def _take_apart(flat: Flat, node: fx.Node, region: Region) -> None:
         operations, result = taken_apart(call, values, region.autocast)
         plain = taken_apart(call, values)[0] if region.autocast else operations
     if region.autocast and _targets(plain) == _targets(operations):
-        return
+        return node
     splice = _Splice(flat, node, sources, values)
     try:
         for operation in operations:
@@ -73,8 +96,9 @@ def _take_apart(flat: Flat, node: fx.Node, region: Region) -> None:
         replacement = splice.known(result)
     except _Unknown as unknown:
         _refuse(flat, node, str(unknown))
-        return
+        return node
     _replace(flat, node, replacement)
+    return replacement
 
 
 def _targets(operations: Sequence[Operation]) -> list[Any]:

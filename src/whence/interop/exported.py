@@ -115,7 +115,7 @@ def _value(node: fx.Node, argument: Any) -> Any:
 
 
 def _placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:
-    node = graph.placeholder(name)
+    node = graph.create_node("placeholder", name, name=name)
     name_plainly(node, name)
     node.meta["val"] = value
     return node
