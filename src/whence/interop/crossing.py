@@ -103,8 +103,14 @@ def leaves_of(arguments: Any, values: Mapping[str, Any]) -> Iterator[Leaf]:
         if hasattr(argument, "value"):
             yield Constant(argument.value)
             continue
-        value = values.get(argument.name)
-        if isinstance(value, fx.Node):
-            yield Named(value.name)
-        else:
-            yield NO_LEAF if value is None else Constant(value)
+        yield leaf_of(values.get(argument.name, NO_LEAF))
+
+
+def leaf_of(value: Any) -> Leaf:
+    """A value of the program as a leaf."""
+    match value:
+        case fx.Node():
+            return Named(value.name)
+        case Absent():
+            return value
+    return Constant(value)

@@ -13,7 +13,7 @@ from whence._torch.exported import fakes_like
 from whence._torch.graphs import graph_module, name_plainly
 from whence.errors import UnsupportedGraph
 from whence.interop.apart import with_casts, without_hidden_writes
-from whence.interop.crossing import Held, Kept, leaves_of, with_structures
+from whence.interop.crossing import Held, Kept, leaf_of, leaves_of, with_structures
 from whence.interop.frames import Frame, frames_of, root_type, spelling_of
 from whence.interop.inlining import Flat, Region, flattened
 from whence.interop.lines import source_of
@@ -256,9 +256,21 @@ def _kept(parts: _Parts) -> Iterator[tuple[tuple[ModulePath, int], Kept]]:
         signature = entry.signature
         if signature is None or not entry.fqn:
             continue
-        inputs = Structure(signature.in_spec, tuple(leaves_of(signature.inputs, made)))
-        outputs = Structure(signature.out_spec, tuple(leaves_of(signature.outputs, made)))
-        yield _site_of(entry.fqn), Kept(inputs, outputs)
+        sides = zip(SIDES, (signature.inputs, signature.outputs), (signature.in_spec, signature.out_spec), strict=True)
+        found = [_side(parts, entry.fqn, made, *side) for side in sides]
+        if all(len(side.leaves) == side.spec.num_leaves for side in found):
+            yield _site_of(entry.fqn), Kept(*found)
+
+
+SIDES = ("module_call_inputs", "module_call_outputs")
+
+
+def _side(parts: _Parts, name: str, made: Mapping[str, Any], kind: str, arguments: Any, spec: Any) -> Structure:
+    """What a call takes or returns; inside a wrapper the export leaves it in the graph."""
+    passed = parts.flat.points.get((name, kind))
+    if arguments or passed is None:
+        return Structure(spec, tuple(leaves_of(arguments, made)))
+    return Structure(spec, tuple(leaf_of(_now(parts.functional, value)) for value in passed))
 
 
 def _now(functional: Functional, value: Any) -> Any:

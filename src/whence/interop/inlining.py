@@ -15,7 +15,7 @@ from whence._torch.exported import Autocast, HigherOrderOperator
 from whence._torch.graphs import name_plainly
 from whence._torch.operators import op_name
 from whence.errors import Fault
-from whence.interop.frames import STACK
+from whence.interop.frames import STACK, segments
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Flat:
 
     `made` leads from the name of a node of the outermost graph to its value here: a node, a constant, or a
     tuple of them. `regions` are the wrappers around each node, `nested` the graphs of control flow by the name
-    they are read under, and `returned` what the graph returns.
+    they are read under, and `returned` what the graph returns. `points` are the borders of modules whose
+    calling convention was to be kept, and that torch.export left in the graph: values by path and side.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -41,6 +42,7 @@ class Flat:
     regions: dict[fx.Node, Region] = field(default_factory=dict)
     nested: dict[str, fx.GraphModule] = field(default_factory=dict)
     returned: tuple[Any, ...] = ()
+    points: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -78,6 +80,7 @@ def _named(graph: Any) -> str:
     return str(graph.target)
 
 
+TRACEPOINT = "_export_tracepoint"
 WRAPPERS: dict[str, Callable[[fx.Node, Region], Wrapped]] = {
     "wrap_with_set_grad_enabled": _set_grad,
     "wrap_with_autocast": _autocast,
@@ -110,6 +113,8 @@ def _copy(
             returned = fx.map_arg(node.args[0], lambda source: made[source.name])
         elif node.op == "get_attr":
             made[node.name] = _attribute(flat, module, node)
+        elif op_name(node.target) == TRACEPOINT:
+            made[node.name] = _passed(flat, node, made)
         elif (wrapped := _wrapped(node, region)) is not None:
             made[node.name] = _inlined(flat, module, wrapped, made, names)
         elif node.target is operator.getitem and isinstance(held := made[node.args[0].name], (tuple, list)):
@@ -120,6 +125,14 @@ def _copy(
         if is_outermost:
             flat.made[node.name] = made.get(node.name)
     return returned
+
+
+def _passed(flat: Flat, node: fx.Node, made: Mapping[str, Any]) -> list[Any]:
+    """The values that pass the border of a module, which the exporter marks by an operation."""
+    values = [made[value.name] if isinstance(value, fx.Node) else value for value in node.args]
+    path = str(segments(str(node.kwargs["path"])))
+    flat.points[path, str(node.kwargs["kind"])] = values
+    return values
 
 
 def _wrapped(node: fx.Node, around: Region) -> Wrapped | None:
