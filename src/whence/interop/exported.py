@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from torch import fx
@@ -14,8 +13,9 @@ from whence._torch.graphs import graph_module, name_plainly
 from whence.errors import UnsupportedGraph
 from whence.interop.apart import with_casts, without_hidden_writes
 from whence.interop.crossing import Held, Kept, leaf_of, leaves_of, with_structures
-from whence.interop.frames import Frame, frames_of, root_type, spelling_of
+from whence.interop.frames import frames_of, root_type, spelling_of
 from whence.interop.inlining import Flat, Region, flattened
+from whence.interop.instances import Chain
 from whence.interop.lines import source_of
 from whence.interop.modules import module_paths, records_of, training_flags
 from whence.interop.refusals import refuse_unsupported
@@ -53,14 +53,14 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     exported = refuse_unsupported(exported)
     rows = state_of(exported)
     flat, users = _flat(exported, rows)
-    sites, frames = _sites(exported, flat, rows)
+    sites, chains = _sites(exported, flat, rows)
     _set_origins(sites)
     functional = functionalize(flat.graph)
     returned = _returned(exported, flat, functional)
     written = _written(exported, flat, functional, rows)
     flat.graph.output((*returned, *written.values()))
     straight = cut_gradients(flat.graph, _marks(flat), functional.sources, frozenset())
-    records = _records(exported, flat, rows, sites, frames)
+    records = _records(exported, rows, sites, chains)
     program = _program(_Parts(exported, flat, functional, rows, sites, records, users, returned, written), straight)
     check(program)
     return program
@@ -127,7 +127,7 @@ def _operations(graph: fx.Graph) -> list[fx.Node]:
 
 def _sites(
     exported: ExportedProgram, flat: Flat, rows: Sequence[State]
-) -> tuple[Sites, list[Frame]]:
+) -> tuple[Sites, list[Chain]]:
     nodes = _operations(flat.graph)
     owners = {row.name: row.first.path.parent for row in rows}
     read = {node: owners[source.name] for node in nodes for source in node.all_input_nodes if source.name in owners}
@@ -135,7 +135,7 @@ def _sites(
     frames = {node: frames_of(node, spelling) for node in nodes}
     empty = [_site_of(entry.fqn) for entry in exported.module_call_graph if entry.signature and entry.fqn]
     sites = sites_of(nodes, frames, root_type(nodes) or "Module", empty)
-    return sites, list(chain.from_iterable(found or () for found in frames.values()))
+    return sites, [found or () for found in frames.values()]
 
 
 def _site_of(name: str) -> tuple[ModulePath, int]:
@@ -181,12 +181,14 @@ def _marks(flat: Flat) -> dict[fx.Node, Mark]:
 
 
 def _records(
-    exported: ExportedProgram, flat: Flat, rows: Sequence[State], sites: Sites, frames: Sequence[Frame]
+    exported: ExportedProgram, rows: Sequence[State], sites: Sites, chains: Sequence[Chain]
 ) -> tuple[ModuleRecord, ...]:
     paths = {node: sites.calls.rows[number].site.path for node, number in sites.homes.items()}
     modules = module_paths(exported, rows, (call.site.path for call in sites.calls))
     training = training_flags(paths, paths)
-    return records_of(modules, rows, frames, sites.calls.program.site.type, training)
+    names = {row.name for row in rows}
+    reads = [(path, source.name) for node, path in paths.items() for source in node.all_input_nodes if source.name in names]
+    return records_of(modules, rows, chains, reads, sites.calls.program.site.type, training)
 
 
 def _program(parts: _Parts, straight: frozenset[str]) -> Program:

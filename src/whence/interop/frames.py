@@ -117,6 +117,13 @@ class Spelling:
 
     def path(self, raw: str) -> ModulePath:
         """The path of the module itself, whichever way its container was sliced."""
+        found = self._unsliced(raw)
+        if found in self.known or found == ROOT:
+            return found
+        ends = (ModulePath(found[at:]) for at in range(1, len(found)))
+        return next((end for end in ends if end in self.known), found)  # reached through a closure or a list
+
+    def _unsliced(self, raw: str) -> ModulePath:
         found = ROOT
         names: list[str] | None = None
         for segment in segments(raw):

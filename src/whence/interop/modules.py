@@ -1,15 +1,15 @@
 """The hierarchy of modules of an exported program, as far as it can be known without the model."""
 
-from itertools import takewhile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from torch import fx
 from torch.export import ExportedProgram
 
 from whence._torch.operators import op_name
-from whence.interop.frames import Frame, segments
+from whence.interop.frames import segments
+from whence.interop.holding import Held, held_by
+from whence.interop.instances import Chain, instances_of
 from whence.interop.state import State
 from whence.program import ModuleRecord
 from whence.provenance import ROOT, ModulePath
@@ -21,15 +21,6 @@ _LISTS = ("ModuleList", "Sequential")
 _FLAGS = {"aten.dropout.default": 2, "aten.batch_norm.default": 5, "aten.native_dropout.default": 2}
 _FLAGS |= {"aten._native_batch_norm_legit_functional.default": 5, "aten.instance_norm.default": 5}
 _FLAGS |= {"aten.feature_dropout.default": 2, "aten.alpha_dropout.default": 2}
-
-
-@dataclass(frozen=True)
-class Held:
-    """The state that one module holds: attribute name, tensor, and how it is held under that name."""
-
-    parameters: list[tuple[str, str]] = field(default_factory=list)
-    buffers: list[tuple[str, str, bool]] = field(default_factory=list)
-    tensors: list[tuple[str, str]] = field(default_factory=list)
 
 
 def module_paths(exported: ExportedProgram, rows: Iterable[State], called: Iterable[ModulePath]) -> list[ModulePath]:
@@ -59,34 +50,72 @@ def _nested_in_order(paths: Sequence[ModulePath]) -> list[ModulePath]:
 def records_of(
     paths: Sequence[ModulePath],
     rows: Sequence[State],
-    frames: Iterable[Frame],
+    chains: Sequence[Chain],
+    reads: Iterable[tuple[ModulePath, str]],
     kind: str,
     training: Mapping[ModulePath, bool],
 ) -> tuple[ModuleRecord, ...]:
-    """The modules, with their state, their classes where they were called, and which are one under two names."""
-    seen = list(frames)
-    types = {frame.path: frame.type for frame in seen} | {ROOT: kind}
-    found = _held_by(rows)
-    held = {path: found.get(path, Held()) for path in paths}
-    same = _same_modules(paths, held, types, seen)
+    """The modules, with their state, their classes where they were called, and which are one under two names.
+
+    `reads` pairs the module of a call with the inputs that the call reads.
+    """
+    types = {frame.path: frame.type for chain in chains for frame in chain if frame.type} | {ROOT: kind}
+    known = held_by(rows)
+    held = {path: known.get(path, Held()) for path in paths}
+    instances = instances_of(paths, held, types, chains, _foreign(rows, held, reads))
+    names: dict[ModulePath, list[ModulePath]] = {}
+    for path in paths:
+        names.setdefault(instances.first(path), []).append(path)
+    usual = all(training.values()) if training else True
+    children = _children(paths)
+    return tuple(
+        _record(path, names[first], _Facts(held, types, children), _mode(path, training, usual))
+        for path in paths
+        for first in (instances.first(path),)
+    )
+
+
+@dataclass(frozen=True)
+class _Facts:
+    held: Mapping[ModulePath, Held]
+    types: Mapping[ModulePath, str]
+    children: Mapping[ModulePath, list[str]]
+
+
+def _record(path: ModulePath, names: Sequence[ModulePath], facts: _Facts, training: bool) -> ModuleRecord:
+    """One name of a module that has all of `names`."""
+    held = facts.held[path].with_all_of(facts.held[name] for name in names)
+    spoken = next((facts.types[name] for name in (path, *names) if name in facts.types), None)
+    children = facts.children[path]
+    kind = spoken or _guessed(children, held)
+    return ModuleRecord(
+        path=path,
+        type=kind,
+        container=kind if kind in _CONTAINERS else None,
+        training=training,
+        parameters=tuple(held.parameters),
+        buffers=tuple(held.buffers),
+        tensors=tuple(held.tensors),
+        same_as=None if path == names[0] else names[0],
+        children=tuple(children),
+    )
+
+
+def _children(paths: Sequence[ModulePath]) -> dict[ModulePath, list[str]]:
     children: dict[ModulePath, list[str]] = {path: [] for path in paths}
     for path in paths[1:]:
         children[path.parent].append(path.name)
-    usual = all(training.values()) if training else True
-    return tuple(
-        ModuleRecord(
-            path=path,
-            type=(known := types.get(path) or _guessed(children[path], held[path])),
-            container=known if known in _CONTAINERS else None,
-            training=_mode(path, training, usual),
-            parameters=tuple(held[path].parameters),
-            buffers=tuple(held[path].buffers),
-            tensors=tuple(held[path].tensors),
-            same_as=same.get(path),
-            children=tuple(children[path]),
-        )
-        for path in paths
-    )
+    return children
+
+
+def _foreign(
+    rows: Iterable[State], held: Mapping[ModulePath, Held], reads: Iterable[tuple[ModulePath, str]]
+) -> Iterator[tuple[ModulePath, ModulePath]]:
+    """The calls that read what their module does not hold, with the modules that do."""
+    owners = {row.name: [name.path.parent for name in row.names] for row in rows}
+    for reader, name in dict.fromkeys(reads):
+        if reader not in owners[name]:
+            yield from ((reader, owner) for owner in owners[name])
 
 
 _CONTAINERS = frozenset({*_LISTS, "ModuleDict", "ParameterList", "ParameterDict"})
@@ -105,58 +134,6 @@ def _guessed(children: Sequence[str], held: Held) -> str:
 
 def _counted(names: Sequence[str]) -> bool:
     return list(names) == [str(number) for number in range(len(names))]
-
-
-def _held_by(rows: Iterable[State]) -> dict[ModulePath, Held]:
-    """What each module holds itself."""
-    found: dict[ModulePath, Held] = {}
-    for row in rows:
-        for name in row.names:
-            path = name.path
-            own = found.setdefault(path.parent, Held())
-            match name.kind:
-                case InputKind.PARAMETER:
-                    own.parameters.append((path.name, row.name))
-                case InputKind.BUFFER:
-                    own.buffers.append((path.name, row.name, name.persistent))
-                case _:
-                    own.tensors.append((path.name, row.name))
-    return found
-
-
-def _same_modules(
-    paths: Sequence[ModulePath], held: Mapping[ModulePath, Held], types: Mapping[ModulePath, str], seen: Iterable[Frame]
-) -> dict[ModulePath, ModulePath]:
-    """The first path of each module that has several.
-
-    In strict mode the export says so. Otherwise two names of one class are one module where they hold the same
-    tensors, all of them, and at least one.
-    """
-    spoken: dict[ModulePath, str] = {
-        frame.path: frame.identity for frame in seen if frame.identity.isdigit()
-    }
-    first: dict[Any, ModulePath] = {}
-    same: dict[ModulePath, ModulePath] = {}
-    for position, path in enumerate(paths):
-        if path.parent in same and path != ROOT:  # what is inside one module is inside it under both names
-            other = ModulePath((*same[path.parent], path.name))
-            same |= {path: same.get(other, other)} if other in held else {}
-            continue
-        key = spoken.get(path) or _contents(path, paths[position:], held, types)
-        if key is not None and (known := first.setdefault(key, path)) != path and not path.is_within(known):
-            same[path] = known
-    return same
-
-
-def _contents(
-    path: ModulePath, behind: Sequence[ModulePath], held: Mapping[ModulePath, Held], types: Mapping[ModulePath, str]
-) -> Any:
-    """All that a module and those inside it hold; None where that is nothing, or the class is not known."""
-    if path == ROOT or path not in types:
-        return None
-    inside = [(other.relative_to(path), held[other]) for other in takewhile(lambda p: p.is_within(path), behind)]
-    has_state = any(own.parameters or own.buffers for _, own in inside)
-    return (types[path], repr(inside)) if has_state else None
 
 
 def training_flags(nodes: Iterable[fx.Node], homes: Mapping[fx.Node, ModulePath]) -> dict[ModulePath, bool]:
