@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from whence._torch.exported import fakes_like
-from whence._torch.graphs import graph_module, name_plainly
+from whence._torch.graphs import graph_module, name_plainly, nested_graph
 from whence.errors import UnsupportedGraph
 from whence.interop.apart import with_casts, without_hidden_writes
 from whence.interop.crossing import Held, Kept, leaf_of, leaves_of, with_structures
@@ -55,6 +55,7 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     flat, users = _flat(exported, rows)
     sites, chains = _sites(exported, flat, rows)
     _set_origins(sites)
+    _set_nested_origins(flat, sites)
     functional = functionalize(flat.graph)
     returned = _returned(exported, flat, functional)
     written = _written(exported, flat, functional, rows)
@@ -148,6 +149,25 @@ def _set_origins(sites: Sites) -> None:
         site = sites.calls.rows[number].site
         quality = Quality.INFERRED if node in sites.inferred else Quality.EXACT
         set_origin(node, Origin(Phase.FORWARD, (site,), quality, source_of(node), place=site))
+
+
+def _set_nested_origins(flat: Flat, sites: Sites) -> None:
+    """What a branch or a loop computes belongs to the call that runs it: the export says no more about it."""
+    for reader in flat.graph.nodes:
+        users = [user for user in reader.users if user in sites.homes] if reader.op == "get_attr" else []
+        if users:
+            site = sites.calls.rows[sites.homes[users[0]]].site
+            set_origin(reader, Origin(Phase.FORWARD, (site,), Quality.INFERRED, source_of(users[0]), place=site))
+            for node in _nodes_of(flat.nested[str(reader.target)]):
+                set_origin(node, Origin(Phase.FORWARD, (site,), Quality.INFERRED, source_of(node), place=site))
+
+
+def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
+    for node in module.graph.nodes:
+        if node.op in ("call_function", "get_attr"):
+            yield node
+        if (inner := nested_graph(node)) is not None:
+            yield from _nodes_of(inner)
 
 
 def _returned(exported: ExportedProgram, flat: Flat, functional: Functional) -> list[Any]:
