@@ -199,7 +199,10 @@ def _full(program: _Program) -> Program:
 
 
 def unflatten(
-    program: _Program | ExportedProgram, flat_args_adapter: FlatArgsAdapter | None = None, *, copy: bool = False
+    program: _Program | ExportedProgram,
+    flat_args_adapter: FlatArgsAdapter | None = None,
+    *,
+    copy: bool = False,
 ) -> Tree:
     """The tree of modules of a program (see `Program.unflatten`), or of a `torch.export.ExportedProgram`.
 
@@ -209,7 +212,9 @@ def unflatten(
     """
     if isinstance(program, _Program):
         return hierarchy.unflatten(interop.adapted(program, flat_args_adapter), copy=copy)
-    return hierarchy.unflatten(interop.adapted(interop.from_exported_program(program), flat_args_adapter), copy=True)
+    return hierarchy.unflatten(
+        interop.adapted(interop.from_exported_program(program), flat_args_adapter), copy=True
+    )
 
 
 __all__ = [

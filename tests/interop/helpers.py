@@ -60,13 +60,21 @@ def run(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None 
     args, kwargs = copy.deepcopy((args, kwargs or {}))
     torch.manual_seed(3)
     leaves = tree_leaves(module(*args, **kwargs))
-    found = {f"output {at}": leaf.detach() if isinstance(leaf, Tensor) else leaf for at, leaf in enumerate(leaves)}
-    found |= {f"input {at}": leaf for at, leaf in enumerate(tree_leaves((args, kwargs))) if isinstance(leaf, Tensor)}
+    found = {
+        f"output {at}": leaf.detach() if isinstance(leaf, Tensor) else leaf for at, leaf in enumerate(leaves)
+    }
+    found |= {
+        f"input {at}": leaf for at, leaf in enumerate(tree_leaves((args, kwargs))) if isinstance(leaf, Tensor)
+    }
     return found | state(module) | {"names": list(module.state_dict())}
 
 
 def is_eager(
-    tree: nn.Module, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, runs: int = 2
+    tree: nn.Module,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    runs: int = 2,
 ) -> None:
     """The tree gives eager's bits, in outputs, inputs and state, also when it runs again."""
     for _ in range(runs):
@@ -83,7 +91,9 @@ def tree_of(
     preserved: Sequence[str] = (),
 ) -> whence.Tree:
     """The tree of an exported model, after it was compared with eager."""
-    program = exported(copy.deepcopy(model), args, kwargs, way=way, dynamic_shapes=dynamic_shapes, preserved=preserved)
+    program = exported(
+        copy.deepcopy(model), args, kwargs, way=way, dynamic_shapes=dynamic_shapes, preserved=preserved
+    )
     tree = whence.unflatten(program)
     is_eager(whence.unflatten(program), copy.deepcopy(model), args, kwargs)
     return tree

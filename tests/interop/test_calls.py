@@ -99,7 +99,8 @@ def test_row_47_gaps_in_the_numbers_of_calls() -> None:
     for node in program.graph.nodes:
         if node.op == "call_function":
             node.meta["nn_module_stack"] = {
-                f"{key}@3" if key.endswith("k.0") else key: entry for key, entry in node.meta["nn_module_stack"].items()
+                f"{key}@3" if key.endswith("k.0") else key: entry
+                for key, entry in node.meta["nn_module_stack"].items()
             }
     tree = whence.unflatten(program)
     assert [call.name for call in tree.k[0].calls] == ["0@3"]

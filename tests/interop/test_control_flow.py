@@ -103,7 +103,9 @@ def test_rows_152_153_154_155_run(kind: type[nn.Module], way: str) -> None:
 def test_rows_44_45_defect_16_origins_in_branches(kind: type[nn.Module], way: str) -> None:
     """Operations of branches and loops are walked and selected, in the module that called them."""
     program = program_of(around(kind), (X,), way=way)
-    inner = [node for node in program.nodes() if node.graph is not program.graph and node.op == "call_function"]
+    inner = [
+        node for node in program.nodes() if node.graph is not program.graph and node.op == "call_function"
+    ]
     assert inner
     for node in inner:
         origin = program.where(node)

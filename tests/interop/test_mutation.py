@@ -101,7 +101,10 @@ def test_row_102_several_levels_in_the_flat_module(way: str) -> None:
     """The flat module writes buffers of several levels."""
     program = program_of(copy.deepcopy(Nested()), (X,), way=way)
     is_eager(program.module(copy=True), Nested(), (X,))
-    assert {row.path for row in program.signature.outputs_of(whence.OutputKind.MUTATION)} == {"child.0.count", "own"}
+    assert {row.path for row in program.signature.outputs_of(whence.OutputKind.MUTATION)} == {
+        "child.0.count",
+        "own",
+    }
 
 
 class WritesParameter(nn.Module):

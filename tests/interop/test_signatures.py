@@ -208,7 +208,9 @@ class Loss(nn.Module):
 
 def test_what_is_no_exported_program_is_refused() -> None:
     """Anything else is refused by its class."""
-    with pytest.raises(whence.UnsupportedGraph, match=r"expected a torch\.export\.ExportedProgram, got Linear"):
+    with pytest.raises(
+        whence.UnsupportedGraph, match=r"expected a torch\.export\.ExportedProgram, got Linear"
+    ):
         whence.unflatten(nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
@@ -237,4 +239,6 @@ def test_a_file_gives_the_same_program() -> None:
     one, other = whence.from_exported_program(program), whence.from_exported_program(loaded(program))
     assert str(one) == str(other)
     assert str(one.calls) == str(other.calls)
-    assert [str(one.where(node)) for node in one.nodes()] == [str(other.where(node)) for node in other.nodes()]
+    assert [str(one.where(node)) for node in one.nodes()] == [
+        str(other.where(node)) for node in other.nodes()
+    ]

@@ -58,7 +58,9 @@ def test_row_128_defect_17_size_used_in_two_children(way: str, rows: int) -> Non
 def test_row_163_range_violations(way: str) -> None:
     """A size outside of its range is refused with the range."""
     _, tree = opened(way)
-    with pytest.raises(whence.CallError, match=r"args\[0\]\.shape\[0\] is 11, and the capture allows \d to 10"):
+    with pytest.raises(
+        whence.CallError, match=r"args\[0\]\.shape\[0\] is 11, and the capture allows \d to 10"
+    ):
         tree(torch.randn(11, 4))
     with pytest.raises(whence.CallError, match=r"args\[0\]\.shape\[1\] was 4 at capture, is 5"):
         tree(torch.randn(3, 5))
@@ -76,13 +78,17 @@ def test_row_162_derived_sizes(way: str) -> None:
     """Sizes that must be equal, or a multiple of one another, are checked."""
     rows = Dim("rows", max=64)
     shapes = {"x": {0: rows}, "y": {0: 2 * rows}, "z": {0: rows}}
-    program = exported(Related(), (torch.ones(3, 2), torch.ones(6, 2), torch.ones(3)), way=way, dynamic_shapes=shapes)
+    program = exported(
+        Related(), (torch.ones(3, 2), torch.ones(6, 2), torch.ones(3)), way=way, dynamic_shapes=shapes
+    )
     tree = whence.unflatten(program)
     good = (torch.ones(5, 2), torch.ones(10, 2), torch.ones(5))
     assert torch.equal(tree(*good), Related()(*good))
     with pytest.raises(whence.CallError, match=r"args\[1\]\.shape\[0\] is 9, and must be"):
         tree(good[0], torch.ones(9, 2), good[2])
-    with pytest.raises(whence.CallError, match=r"args\[2\]\.shape\[0\] is 4 and must equal args\[0\]\.shape\[0\], which is 5"):
+    with pytest.raises(
+        whence.CallError, match=r"args\[2\]\.shape\[0\] is 4 and must equal args\[0\]\.shape\[0\], which is 5"
+    ):
         tree(*good[:2], torch.ones(4))
 
 

@@ -72,7 +72,11 @@ def test_row_106_submodules_work_alone(way: str) -> None:
 def test_rows_107_108_child_state_and_grandchildren(way: str) -> None:
     """A parent reads its child's buffer, and calls a grandchild without its parent."""
     program = program_of(whole(), (X,), way=way)
-    assert [str(call) for call in program.calls][5:8] == ["first.second.linear: Linear", "holder.inner: Leaf", "holder.inner.linear: Linear"]
+    assert [str(call) for call in program.calls][5:8] == [
+        "first.second.linear: Linear",
+        "holder.inner: Leaf",
+        "holder.inner.linear: Linear",
+    ]
     scale = program.node(program.input("last.scale").name)
     assert ["(root)", "last"] == [program.call_of(user).label for user in scale.users]
 
@@ -92,7 +96,13 @@ def test_rows_110_111_graphs(way: str) -> None:
     tree = tree_of(whole(), (X,), way=way)
     graph = tree.last.first.linear.forward_graph
     assert graph is not None
-    assert [node.op for node in graph.nodes] == ["placeholder", "get_attr", "get_attr", "call_function", "output"]
+    assert [node.op for node in graph.nodes] == [
+        "placeholder",
+        "get_attr",
+        "get_attr",
+        "call_function",
+        "output",
+    ]
     assert all("val" in node.meta for node in graph.nodes if node.op == "call_function")
 
 
@@ -118,7 +128,11 @@ def test_row_112_meta_device() -> None:
 def test_row_113_classes(way: str) -> None:
     """The tree says the eager class of the root and of all that was called."""
     tree = tree_of(whole(), (X,), way=way)
-    assert (tree.type_name, tree.last.type_name, tree.last.first.linear.type_name) == ("Whole", "Branch", "Linear")
+    assert (tree.type_name, tree.last.type_name, tree.last.first.linear.type_name) == (
+        "Whole",
+        "Branch",
+        "Linear",
+    )
 
 
 def test_row_117_exported_again() -> None:
@@ -166,7 +180,9 @@ def test_rows_118_156_defect_9_regions_are_no_wrappers(way: str) -> None:
     """Operations under no_grad and autocast are in the graph of the module that made them."""
     torch.manual_seed(0)
     program = program_of(Holder(), (X,), way=way, preserved=("region.frozen",))
-    inner = "region" if way == "decomposed" else "region.leaf.linear"  # run_decompositions forgets what was inside
+    inner = (
+        "region" if way == "decomposed" else "region.leaf.linear"
+    )  # run_decompositions forgets what was inside
     assert program.select(f"{inner} :: aten._to_copy")
     assert not [node for node in program.nodes() if "wrap_with" in str(node.target)]
     torch.manual_seed(0)

@@ -33,7 +33,9 @@ def nested_graph(node: fx.Node) -> fx.GraphModule | None:
 
 def value_inputs(node: fx.Node) -> list[fx.Node]:
     """The values that a node reads; the graphs that it runs are none."""
-    return [source for source in node.all_input_nodes if source.op != "get_attr" or nested_graph(source) is None]
+    return [
+        source for source in node.all_input_nodes if source.op != "get_attr" or nested_graph(source) is None
+    ]
 
 
 def name_plainly(node: fx.Node, wanted: str) -> None:

@@ -114,7 +114,9 @@ class Sizes:
                 self.where[free[0]] = path
                 return
         if value != number:
-            yield f"{path} is {number}, and must be {expression}" + (f" = {value}" if value.is_Integer else "")
+            yield f"{path} is {number}, and must be {expression}" + (
+                f" = {value}" if value.is_Integer else ""
+            )
 
 
 def _range(low: int | None, high: int | None) -> str:

@@ -41,7 +41,11 @@ class Kept:
 
 
 def with_structures(
-    calls: Calls, homes: Mapping[fx.Node, int], held: Held, kept: Mapping[tuple[ModulePath, int], Kept], results: set[str]
+    calls: Calls,
+    homes: Mapping[fx.Node, int],
+    held: Held,
+    kept: Mapping[tuple[ModulePath, int], Kept],
+    results: set[str],
 ) -> Calls:
     """The calls with the structure of what they take and return."""
     taken: dict[int, dict[str, None]] = {call.number: {} for call in calls}

@@ -62,7 +62,9 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     flat.graph.output((*returned, *written.values()))
     straight = cut_gradients(flat.graph, _marks(flat), functional.sources, frozenset())
     records = _records(exported, rows, sites, chains)
-    program = _program(_Parts(exported, flat, functional, rows, sites, records, users, returned, written), straight)
+    program = _program(
+        _Parts(exported, flat, functional, rows, sites, records, users, returned, written), straight
+    )
     check(program)
     return program
 
@@ -126,12 +128,15 @@ def _operations(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op == "call_function"]
 
 
-def _sites(
-    exported: ExportedProgram, flat: Flat, rows: Sequence[State]
-) -> tuple[Sites, list[Chain]]:
+def _sites(exported: ExportedProgram, flat: Flat, rows: Sequence[State]) -> tuple[Sites, list[Chain]]:
     nodes = _operations(flat.graph)
     owners = {row.name: row.first.path.parent for row in rows}
-    read = {node: owners[source.name] for node in nodes for source in node.all_input_nodes if source.name in owners}
+    read = {
+        node: owners[source.name]
+        for node in nodes
+        for source in node.all_input_nodes
+        if source.name in owners
+    }
     spelling = spelling_of([entry.fqn.partition("@")[0] for entry in exported.module_call_graph], nodes, read)
     frames = {node: frames_of(node, spelling) for node in nodes}
     empty = [_site_of(entry.fqn) for entry in exported.module_call_graph if entry.signature and entry.fqn]
@@ -157,9 +162,13 @@ def _set_nested_origins(flat: Flat, sites: Sites) -> None:
         users = [user for user in reader.users if user in sites.homes] if reader.op == "get_attr" else []
         if users:
             site = sites.calls.rows[sites.homes[users[0]]].site
-            set_origin(reader, Origin(Phase.FORWARD, (site,), Quality.INFERRED, source_of(users[0]), place=site))
+            set_origin(
+                reader, Origin(Phase.FORWARD, (site,), Quality.INFERRED, source_of(users[0]), place=site)
+            )
             for node in _nodes_of(flat.nested[str(reader.target)]):
-                set_origin(node, Origin(Phase.FORWARD, (site,), Quality.INFERRED, source_of(node), place=site))
+                set_origin(
+                    node, Origin(Phase.FORWARD, (site,), Quality.INFERRED, source_of(node), place=site)
+                )
 
 
 def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
@@ -207,7 +216,12 @@ def _records(
     modules = module_paths(exported, rows, (call.site.path for call in sites.calls))
     training = training_flags(paths, paths)
     names = {row.name for row in rows}
-    reads = [(path, source.name) for node, path in paths.items() for source in node.all_input_nodes if source.name in names]
+    reads = [
+        (path, source.name)
+        for node, path in paths.items()
+        for source in node.all_input_nodes
+        if source.name in names
+    ]
     return records_of(modules, rows, chains, reads, sites.calls.program.site.type, training)
 
 
@@ -255,8 +269,12 @@ def _called(parts: _Parts, program: Program) -> Calls:
     """The calls with their structures."""
     numbers = program.calls.number
     homes = {node: numbers(_place(program, node)) for node in _operations(program.graph)}
-    paths = {row.name: tuple(map(ModulePath.parse, (row.path, *row.aliases))) for row in program.signature.state}
-    paths |= {value: paths[name] for name, values in program.histories.items() if name in paths for value in values}
+    paths = {
+        row.name: tuple(map(ModulePath.parse, (row.path, *row.aliases))) for row in program.signature.state
+    }
+    paths |= {
+        value: paths[name] for name, values in program.histories.items() if name in paths for value in values
+    }
     results = set(program.result.names)
     paths = {name: found for name, found in paths.items() if name not in results}
     kept = dict(_kept(parts)) | {(ROOT, 0): Kept(_taken(program), program.result)}
@@ -264,7 +282,9 @@ def _called(parts: _Parts, program: Program) -> Calls:
 
 
 def _taken(program: Program) -> Structure:
-    return Structure(program.convention.spec, tuple(Named(row.name) for row in program.signature.inputs_of(Kind.USER)))
+    return Structure(
+        program.convention.spec, tuple(Named(row.name) for row in program.signature.inputs_of(Kind.USER))
+    )
 
 
 def _place(program: Program, node: fx.Node) -> Any:
@@ -278,7 +298,9 @@ def _kept(parts: _Parts) -> Iterator[tuple[tuple[ModulePath, int], Kept]]:
         signature = entry.signature
         if signature is None or not entry.fqn:
             continue
-        sides = zip(SIDES, (signature.inputs, signature.outputs), (signature.in_spec, signature.out_spec), strict=True)
+        sides = zip(
+            SIDES, (signature.inputs, signature.outputs), (signature.in_spec, signature.out_spec), strict=True
+        )
         found = [_side(parts, entry.fqn, made, *side) for side in sides]
         if all(len(side.leaves) == side.spec.num_leaves for side in found):
             yield _site_of(entry.fqn), Kept(*found)
@@ -287,7 +309,9 @@ def _kept(parts: _Parts) -> Iterator[tuple[tuple[ModulePath, int], Kept]]:
 SIDES = ("module_call_inputs", "module_call_outputs")
 
 
-def _side(parts: _Parts, name: str, made: Mapping[str, Any], kind: str, arguments: Any, spec: Any) -> Structure:
+def _side(
+    parts: _Parts, name: str, made: Mapping[str, Any], kind: str, arguments: Any, spec: Any
+) -> Structure:
     """What a call takes or returns; inside a wrapper the export leaves it in the graph."""
     passed = parts.flat.points.get((name, kind))
     if arguments or passed is None:

@@ -63,7 +63,9 @@ def to_exported_program(program: Program) -> ExportedProgram:
             [_output_spec(program, row) for row in _ordered(program)],
         ),
         state_dict=_held(program, persistent=True),
-        range_constraints=ranges_of([row.value for row in program.signature.inputs], program.convention.limits),
+        range_constraints=ranges_of(
+            [row.value for row in program.signature.inputs], program.convention.limits
+        ),
         module_call_graph=_module_calls(program),
         example_inputs=None,
         constants=_held(program, persistent=False),
@@ -166,7 +168,8 @@ def _unowned(program: Program, known: Mapping[str, Tensor], *, persistent: bool)
     return {
         row.path: program.state[row.name]
         for row in rows
-        if (row.kind is InputKind.PARAMETER or (row.kind is InputKind.BUFFER and row.persistent)) is persistent
+        if (row.kind is InputKind.PARAMETER or (row.kind is InputKind.BUFFER and row.persistent))
+        is persistent
     }
 
 
@@ -175,7 +178,11 @@ def _module_calls(program: Program) -> list[ModuleCallEntry]:
     parameters = program.convention.parameters
     names = None if parameters is None else _argument_names(program)
     signature = ModuleCallSignature(
-        inputs=[], outputs=[], in_spec=program.convention.spec, out_spec=program.out_spec, forward_arg_names=names
+        inputs=[],
+        outputs=[],
+        in_spec=program.convention.spec,
+        out_spec=program.out_spec,
+        forward_arg_names=names,
     )
     others = [str(record.path) for record in program.modules if record.path]
     return [ModuleCallEntry("", signature), *(ModuleCallEntry(name, None) for name in others)]

@@ -151,7 +151,9 @@ def _slice(segment: str) -> Slice | None:
     return Slice(start, stop, step)
 
 
-def spelling_of(modules: Iterable[str], nodes: Iterable[fx.Node], read: Mapping[fx.Node, ModulePath]) -> Spelling:
+def spelling_of(
+    modules: Iterable[str], nodes: Iterable[fx.Node], read: Mapping[fx.Node, ModulePath]
+) -> Spelling:
     """How to read the paths of these nodes.
 
     `read` gives for some nodes the module whose state they read: it says which reading of a slice is right.

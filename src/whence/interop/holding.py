@@ -29,7 +29,9 @@ class Held:
         """What the module holds under any of its names."""
         every = (self, *others)
         return Held(
-            list({row[0]: row for held in reversed(every) for row in reversed(held.parameters)}.values())[::-1],
+            list({row[0]: row for held in reversed(every) for row in reversed(held.parameters)}.values())[
+                ::-1
+            ],
             list({row[0]: row for held in reversed(every) for row in reversed(held.buffers)}.values())[::-1],
             list({row[0]: row for held in reversed(every) for row in reversed(held.tensors)}.values())[::-1],
         )

@@ -102,7 +102,13 @@ def flattened(module: fx.GraphModule, placeholders: Mapping[str, fx.Node], graph
 
 
 def _copy(
-    flat: Flat, module: fx.GraphModule, made: dict[str, Any], region: Region, names: set[str], *, is_outermost: bool
+    flat: Flat,
+    module: fx.GraphModule,
+    made: dict[str, Any],
+    region: Region,
+    names: set[str],
+    *,
+    is_outermost: bool,
 ) -> Any:
     """Copy the operations of one graph; what it returns."""
     returned: Any = ()
@@ -139,7 +145,9 @@ def _wrapped(node: fx.Node, around: Region) -> Wrapped | None:
     if not isinstance(node.target, HigherOrderOperator):
         return None
     read = WRAPPERS.get(op_name(node.target))
-    if read is None or not any(isinstance(argument, fx.Node) and argument.op == "get_attr" for argument in node.args):
+    if read is None or not any(
+        isinstance(argument, fx.Node) and argument.op == "get_attr" for argument in node.args
+    ):
         return None
     return read(node, replace(around, stack=node.meta.get(STACK) or around.stack))
 
@@ -186,7 +194,9 @@ def own_copy(module: fx.GraphModule) -> fx.GraphModule:
     made: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
         made[node] = graph.node_copy(node, lambda source: made[source])
-    targets = {str(node.target): _found(module, str(node.target)) for node in graph.nodes if node.op == "get_attr"}
+    targets = {
+        str(node.target): _found(module, str(node.target)) for node in graph.nodes if node.op == "get_attr"
+    }
     held = {name: own_copy(x) if isinstance(x, fx.GraphModule) else x for name, x in targets.items()}
     return graph_module(held, graph, type(module).__name__)
 

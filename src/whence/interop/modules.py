@@ -23,7 +23,9 @@ _FLAGS |= {"aten._native_batch_norm_legit_functional.default": 5, "aten.instance
 _FLAGS |= {"aten.feature_dropout.default": 2, "aten.alpha_dropout.default": 2}
 
 
-def module_paths(exported: ExportedProgram, rows: Iterable[State], called: Iterable[ModulePath]) -> list[ModulePath]:
+def module_paths(
+    exported: ExportedProgram, rows: Iterable[State], called: Iterable[ModulePath]
+) -> list[ModulePath]:
     """Every module, parents before children, in the model's own order."""
     found: dict[ModulePath, None] = {ROOT: None}
     listed = [segments(entry.fqn.partition("@")[0]) for entry in exported.module_call_graph]

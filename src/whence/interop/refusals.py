@@ -86,7 +86,9 @@ def _nested_writes(module: fx.GraphModule, *, is_outermost: bool = False) -> Ite
             outside.add(node)
         elif node.op == "call_function":
             seen = [node.args[at] for at in looks_into(node.target) if at < len(node.args)]
-            outside.update([node] if outside.intersection(each for each in seen if isinstance(each, fx.Node)) else [])
+            outside.update(
+                [node] if outside.intersection(each for each in seen if isinstance(each, fx.Node)) else []
+            )
             written = written_arguments(node.target, node.args, dict(node.kwargs))
             if outside.intersection(value for value in written if isinstance(value, fx.Node)):
                 yield Fault(

@@ -89,7 +89,9 @@ def _parameters(
         names = [f"args_{position}" for position in range(len(args))] + list(kwargs)
     if len(set(names)) < len(names) or not all(name.isidentifier() and not iskeyword(name) for name in names):
         return None
-    kinds = [inspect.Parameter.POSITIONAL_OR_KEYWORD] * len(args) + [inspect.Parameter.KEYWORD_ONLY] * len(kwargs)
+    kinds = [inspect.Parameter.POSITIONAL_OR_KEYWORD] * len(args) + [inspect.Parameter.KEYWORD_ONLY] * len(
+        kwargs
+    )
     return inspect.Signature([inspect.Parameter(name, kind) for name, kind in zip(names, kinds, strict=True)])
 
 

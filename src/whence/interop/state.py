@@ -98,7 +98,9 @@ def _named(exported: ExportedProgram) -> Iterator[Named]:
             continue
         known.add(spec.target)
         held = exported.state_dict if spec.target in exported.state_dict else exported.constants
-        persistent = kind is InputKind.PARAMETER or (kind is InputKind.BUFFER and spec.persistent is not False)
+        persistent = kind is InputKind.PARAMETER or (
+            kind is InputKind.BUFFER and spec.persistent is not False
+        )
         yield Named(spec.target, kind, held[spec.target], spec.arg.name, persistent)
     for target, tensor in exported.state_dict.items():
         if target not in known:
@@ -113,7 +115,10 @@ def _in_order(exported: ExportedProgram, rows: Sequence[Named]) -> list[Named]:
     order = {target: position for position, target in enumerate(exported.state_dict)}
     after = len(order)
     ranked = enumerate(rows)
-    return [row for _, row in sorted(ranked, key=lambda pair: (order.get(pair[1].target, after + pair[0]), pair[0]))]
+    return [
+        row
+        for _, row in sorted(ranked, key=lambda pair: (order.get(pair[1].target, after + pair[0]), pair[0]))
+    ]
 
 
 def _identity(tensor: Tensor) -> Any:

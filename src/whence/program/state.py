@@ -43,7 +43,9 @@ def _rebuilt(program: P, held: tuple[Input, ...]) -> P:
     inputs = tuple(row for row in every if row.name not in names)
     graph = _graph_over(program.graph, held, inputs)
     root: dict[str, Any] = {row.path: program.state[row.name] for row in held}
-    root |= {str(node.target): inner for node in program.graph.nodes if (inner := nested_graph(node)) is not None}
+    root |= {
+        str(node.target): inner for node in program.graph.nodes if (inner := nested_graph(node)) is not None
+    }
     return program.with_changes(
         graph_module=graph_module(root, graph, program.name),
         signature=Signature(inputs, program.signature.outputs, held),
