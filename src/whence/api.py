@@ -104,8 +104,8 @@ class Program(_Program):
     def to_exported_program(self) -> ExportedProgram:
         """The program as a `torch.export.ExportedProgram` with the program's own tensors.
 
-        PyTorch runs, saves, loads and decomposes it; origins are in `nn_module_stack` and `stack_trace`. Raises
-        `NotExportable` for a joint program, a written constant and inputs that are one tensor.
+        PyTorch runs, saves, loads and decomposes it; origins are in `nn_module_stack` and `stack_trace`.
+        Raises `NotExportable` for a joint program, a written constant and inputs that are one tensor.
         """
         return interop.to_exported_program(self)
 
@@ -183,10 +183,11 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     """The program of a `torch.export.ExportedProgram`: strict or not, decomposed or not, loaded or new.
 
     Signature, origins, calls, modules and state are those of the exported program, in the spelling of whence;
-    it shares the exported program's tensors. Regions without gradients, of autocast and of checkpoints are part
-    of the one graph, casts included, and writes are outputs. An operation about which the export says nothing
-    is given to the innermost call around all that use it, and its quality is `inferred`. What was assumed by
-    the export is not known here: `guards` is empty, and a call is checked against the inputs alone.
+    it shares the exported program's tensors. Regions without gradients, of autocast and of checkpoints are
+    part of the one graph, casts included, and writes are outputs. An operation about which the export says
+    nothing is given to the innermost call around all that use it, and its quality is `inferred`. What was
+    assumed by the export is not known here: `guards` is empty, and a call is checked against the inputs
+    alone.
 
     Raises `UnsupportedGraph` naming all that a program cannot hold, and `UnsupportedMutation` for writes that
     have no functional form.

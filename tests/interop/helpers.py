@@ -81,6 +81,11 @@ def is_eager(
         assert differing(run(model, args, kwargs), run(tree, args, kwargs)) == []
 
 
+def unflattened(program: ExportedProgram | whence.Program, *options: Any) -> Any:
+    """The tree of a program, whose modules are reached by their names."""
+    return whence.unflatten(program, *options)
+
+
 def tree_of(
     model: nn.Module,
     args: tuple[Any, ...],
@@ -89,12 +94,12 @@ def tree_of(
     way: str = "non-strict",
     dynamic_shapes: Any = None,
     preserved: Sequence[str] = (),
-) -> whence.Tree:
+) -> Any:
     """The tree of an exported model, after it was compared with eager."""
     program = exported(
         copy.deepcopy(model), args, kwargs, way=way, dynamic_shapes=dynamic_shapes, preserved=preserved
     )
-    tree = whence.unflatten(program)
+    tree = unflattened(program)
     is_eager(whence.unflatten(program), copy.deepcopy(model), args, kwargs)
     return tree
 

@@ -1,15 +1,16 @@
-"""Repeated, shared and tied modules of exported programs: rows 46 to 48 and 133 to 148 of what PyTorch pins down."""
+"""Repeated, shared and tied modules of exported programs: rows 46 to 48 and 133 to 148."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import whence
-from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, is_eager, program_of, tree_of
+from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, is_eager, program_of, tree_of, unflattened
 
 X = torch.arange(8.0).reshape(2, 4)
 
@@ -39,7 +40,7 @@ class Switched(nn.Module):
         return self.n(self.n(x), extra=x)
 
 
-def seeded(kind: type[nn.Module]) -> nn.Module:
+def seeded(kind: type[nn.Module]) -> Any:
     torch.manual_seed(0)
     return kind()
 
@@ -102,9 +103,9 @@ def test_row_47_gaps_in_the_numbers_of_calls() -> None:
                 f"{key}@3" if key.endswith("k.0") else key: entry
                 for key, entry in node.meta["nn_module_stack"].items()
             }
-    tree = whence.unflatten(program)
+    tree = unflattened(program)
     assert [call.name for call in tree.k[0].calls] == ["0@3"]
-    assert torch.equal(tree(X), seeded(Nested).k[0](X))  # type: ignore[index]
+    assert torch.equal(tree(X), seeded(Nested).k[0](X))
 
 
 class Prefixes(nn.Module):
@@ -115,7 +116,7 @@ class Prefixes(nn.Module):
         self.layer1 = nn.Linear(4, 4)
         self.layer10 = nn.Linear(4, 4)
         self.n2 = nn.Linear(4, 4)
-        self.n = Calls(lambda x: self.n2(x))
+        self.n = Calls(lambda x: self.n2(x * 1))
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(12))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -196,6 +197,9 @@ def test_rows_141_142_143_tied_parameters(way: str) -> None:
 
 
 class Loose(nn.Module):
+    table: Tensor
+    kept: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.ones(4), persistent=False)
@@ -213,8 +217,8 @@ class Parents(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a = nn.Module()
-        self.b = nn.Module()
+        self.a: Any = nn.Module()
+        self.b: Any = nn.Module()
         self.a.loose = Loose()
         self.b.loose = self.a.loose
         self.other = Loose()
@@ -242,6 +246,8 @@ def test_rows_49_144_145_147_148_buffers_and_constants(way: str) -> None:
 class HandsAround(nn.Module):
     """A buffer of the root is handed to each layer, and layers hand values around through attributes."""
 
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("scale", torch.full((4,), 2.0))
@@ -267,7 +273,7 @@ def test_row_130_buffer_handed_to_layers(way: str) -> None:
     """A buffer of the root that each layer is given is an argument of the layer."""
     model = seeded(HandsAround)
     tree = tree_of(model, (X,), way=way)
-    assert torch.equal(tree.layers[1](X, X[0]), model.layers[1](X, X[0]))  # type: ignore[index]
+    assert torch.equal(tree.layers[1](X, X[0]), model.layers[1](X, X[0]))
 
 
 class TwoGroups(nn.Module):
@@ -284,6 +290,8 @@ class TwoGroups(nn.Module):
 
 
 class Rotary(nn.Module):
+    frequency: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("frequency", torch.linspace(0.1, 1.0, 4))
@@ -299,7 +307,7 @@ def test_defect_17_operations_in_two_groups() -> None:
     nodes = {node.name: node for node in program.graph.nodes}
     nodes["linear"].append(nodes["sin"])
     program.graph.lint()
-    tree = whence.unflatten(program)
+    tree = unflattened(program)
     is_eager(tree, seeded(TwoGroups), (X,))
     assert len(tree.rotary.calls) == 1
     assert tree.rotary.forward_graph is not None
@@ -307,12 +315,12 @@ def test_defect_17_operations_in_two_groups() -> None:
 
 
 def test_defect_17_operations_in_a_circle_are_flat() -> None:
-    """A call that would have to run before and after another one is part of its caller, and nothing is lost."""
+    """A call that would have to run before and after another one is part of its caller: nothing is lost."""
     program = exported(seeded(TwoGroups), (X,))
     nodes = {node.name: node for node in program.graph.nodes}
     stack = nodes["cos"].meta["nn_module_stack"]
     nodes["add"].meta["nn_module_stack"] = stack
-    is_eager(whence.unflatten(program), seeded(TwoGroups), (X,))
+    is_eager(unflattened(program), seeded(TwoGroups), (X,))
 
 
 @BOTH_FRONTS

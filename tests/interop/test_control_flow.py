@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,8 +11,7 @@ from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
-import whence
-from tests.interop.helpers import exported, loaded, program_of
+from tests.interop.helpers import exported, loaded, program_of, unflattened
 
 X = torch.arange(8.0).reshape(2, 4)
 pytestmark = pytest.mark.filterwarnings(
@@ -22,6 +23,8 @@ WAYS = pytest.mark.parametrize("way", ["non-strict", "strict", "loaded"])
 
 class Branches(nn.Module):
     """A condition with a submodule in one branch and constants in the other."""
+
+    shift: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,10 +41,12 @@ class Mapped(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch_map(lambda row, shift: self.linear(row) + shift, x, x[0].clone())
+        return torch_map(lambda row, shift: self.linear(row) + shift, x, x[0].clone())  # type: ignore[arg-type]
 
 
 class Scanned(nn.Module):
+    factor: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("factor", torch.full((4,), 0.5))
@@ -51,7 +56,7 @@ class Scanned(nn.Module):
             new = carry["sum"] * self.factor + row
             return {"sum": new}, new.sin()
 
-        return scan(step, {"sum": torch.zeros(4)}, x)  # type: ignore[no-any-return]
+        return scan(step, {"sum": torch.zeros(4)}, x)
 
 
 class Loops(nn.Module):
@@ -78,7 +83,7 @@ class Around(nn.Module):
 KINDS = pytest.mark.parametrize("kind", [Branches, Mapped, Scanned, Loops])
 
 
-def around(kind: type[nn.Module]) -> Around:
+def around(kind: type[nn.Module]) -> Any:
     torch.manual_seed(0)
     return Around(kind())
 
@@ -93,7 +98,7 @@ def equal(left: object, right: object) -> bool:
 def test_rows_152_153_154_155_run(kind: type[nn.Module], way: str) -> None:
     """A branch or loop runs in the tree as in eager, on either side of the condition."""
     model = around(kind)
-    tree = whence.unflatten(exported(model, (X,), way=way))
+    tree = unflattened(exported(model, (X,), way=way))
     for x in (X, -X):
         assert equal(tree(x), model(x))
 
@@ -118,7 +123,7 @@ def test_rows_44_45_defect_16_origins_in_branches(kind: type[nn.Module], way: st
 def test_alone(kind: type[nn.Module]) -> None:
     """A module with a branch or loop works alone."""
     model = around(kind)
-    tree = whence.unflatten(exported(model, (X,)))
+    tree = unflattened(exported(model, (X,)))
     found, expected = tree.inner(X), model.inner(X)
     assert equal(found, expected)
 
@@ -149,7 +154,7 @@ class Scales(nn.Module):
 def test_branches_tell_layers_apart(way: str) -> None:
     """Calls that differ in a branch alone are not taken for equal."""
     model = Layers()
-    tree = whence.unflatten(exported(model, (X,), way=way))
+    tree = unflattened(exported(model, (X,), way=way))
     for x in (X, -X):
         assert torch.equal(tree(x), model(x))
 
@@ -161,7 +166,7 @@ def test_out_again(kind: type[nn.Module]) -> None:
     program = program_of(model, (X,)).to_exported_program()
     for again in (program, loaded(program)):
         assert equal(again.module()(X), model(X))
-        assert equal(whence.unflatten(again)(X), model(X))
+        assert equal(unflattened(again)(X), model(X))
 
 
 @pytest.mark.parametrize("view", ["attributes", "inputs"])
@@ -174,7 +179,7 @@ def test_state_as_attributes(view: str) -> None:
 
 def test_a_graph_of_a_branch_is_shown() -> None:
     """The graph of a module shows the branches it has."""
-    tree = whence.unflatten(exported(around(Branches), (X,)))
+    tree = unflattened(exported(around(Branches), (X,)))
     graph = tree.inner.forward_graph
     assert graph is not None
     assert "cond" in str(graph)

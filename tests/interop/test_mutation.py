@@ -1,21 +1,24 @@
-"""What an exported program writes, the tree writes: rows 96 to 105 of what PyTorch pins down, and its defects."""
+"""What an exported program writes, the tree writes: rows 96 to 105, and defects."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import whence
-from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, is_eager, program_of, tree_of
+from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, is_eager, program_of, tree_of, unflattened
 
 X = torch.arange(8.0).reshape(2, 4)
 
 
 class Counter(nn.Module):
     """Counts its calls in a buffer."""
+
+    count: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,9 +32,11 @@ class Counter(nn.Module):
 class Nested(nn.Module):
     """A parent and its grandchild write the grandchild's buffer, in any order."""
 
+    own: Tensor
+
     def __init__(self) -> None:
         super().__init__()
-        self.child = nn.Sequential(Counter())
+        self.child: Any = nn.Sequential(Counter())
         self.register_buffer("own", torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,7 +63,7 @@ class Repeated(nn.Module):
 @EVERY_WAY
 @pytest.mark.parametrize("model", [Counter(), Nested(), Repeated()], ids=lambda model: type(model).__name__)
 def test_rows_96_97_99_buffers(model: nn.Module, way: str) -> None:
-    """A buffer written by a child, a parent and a grandchild, in one call or in several, is eager's after a run."""
+    """A buffer written by a child, a parent and a grandchild, in one call or several, is eager's."""
     tree_of(model, (X,), way=way)
 
 
@@ -160,6 +165,9 @@ def test_row_104_constant_is_written() -> None:
 class Views(nn.Module):
     """Two buffers, one of which is a view of the other."""
 
+    whole: Tensor
+    part: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("whole", torch.zeros(4))
@@ -175,7 +183,7 @@ class Views(nn.Module):
 @BOTH_FRONTS
 def test_defect_2_buffers_that_are_views_of_one_another(way: str) -> None:
     """A write to a buffer shows in another one that looks into it, both ways, and both stay one memory."""
-    tree = whence.unflatten(exported(Views(), (X,), way=way))
+    tree = unflattened(exported(Views(), (X,), way=way))
     eager = Views()
     for _ in range(2):
         for found, expected in zip(tree(X), eager(X), strict=True):
@@ -186,6 +194,9 @@ def test_defect_2_buffers_that_are_views_of_one_another(way: str) -> None:
 
 
 class Halves(nn.Module):
+    left: Tensor
+    right: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         base = torch.zeros(6)

@@ -1,4 +1,4 @@
-"""Programs become exported programs: PyTorch runs, saves, loads and decomposes them, and reads their metadata."""
+"""Programs become exported programs: PyTorch runs, saves, loads and decomposes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 import whence
 from tests.checks import differing, same_bits
-from tests.interop.helpers import exported, is_eager, loaded, program_of, run
+from tests.interop.helpers import exported, is_eager, loaded, program_of, run, unflattened
 from tests.models import case
 
 X = torch.arange(8.0).reshape(2, 4)
@@ -21,6 +21,9 @@ NAMES = ("bert", "llama", "tied_language_model", "running_statistics", "dict_to_
 
 class Mixed(nn.Module):
     """State of every kind, an input that is written, constants among the results."""
+
+    count: Tensor
+    table: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +41,7 @@ class Mixed(nn.Module):
 
 
 def runs_as_eager(module: nn.Module) -> None:
-    """An exported module gives the bits of the model; it calls constants buffers, and orders names by kind."""
+    """An exported module gives the model's bits; it calls constants buffers, and orders names by kind."""
     model = mixed()
     for _ in range(2):
         expected, found = run(model, (X,)), run(module, (X,))
@@ -63,7 +66,7 @@ def test_exported_program_saves_and_loads() -> None:
     """It comes back from a file, runs, and reads as the same program."""
     captured = whence.capture(mixed(), (X.clone(),))
     again = loaded(captured.to_exported_program())
-    is_eager(whence.unflatten(again), mixed(), (X,))
+    is_eager(unflattened(again), mixed(), (X,))
     runs_as_eager(again.module())
     read = whence.from_exported_program(again)
     assert [row.path for row in read.signature.inputs] == [row.path for row in captured.signature.inputs]
@@ -74,7 +77,7 @@ def test_exported_program_saves_and_loads() -> None:
 def test_exported_program_decomposes() -> None:
     """`run_decompositions` takes it."""
     program = whence.capture(mixed(), (X.clone(),)).to_exported_program().run_decompositions({})
-    is_eager(whence.unflatten(program), mixed(), (X,))
+    is_eager(unflattened(program), mixed(), (X,))
 
 
 def test_exported_program_is_unflattened_by_pytorch() -> None:
@@ -133,7 +136,7 @@ def test_models_go_out_and_come_back(name: str) -> None:
     original = copy.deepcopy(model)
     program = whence.capture(model, args, kwargs).to_exported_program()
     outputs = []
-    for module in (original, whence.unflatten(program), program.module()):
+    for module in (original, unflattened(program), program.module()):
         _, args, kwargs = row.make()
         torch.manual_seed(3)
         outputs.append(torch.utils._pytree.tree_leaves(module(*args, **kwargs)))
@@ -149,7 +152,7 @@ def test_open_sizes_go_out_again() -> None:
     again = whence.from_exported_program(program).to_exported_program()
     assert torch.equal(again.module()(torch.ones(7, 4)), model(torch.ones(7, 4)))
     with pytest.raises(whence.CallError, match="is 10, and the capture allows"):
-        whence.unflatten(loaded(again))(torch.ones(10, 4))
+        unflattened(loaded(again))(torch.ones(10, 4))
 
 
 def test_joint_programs_do_not_go_out() -> None:

@@ -8,10 +8,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import FlatArgsAdapter
+from torch.export.experimental import _export_forward_backward
 from torch.utils._pytree import TreeSpec
 
 import whence
-from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, is_eager, loaded, program_of, tree_of
+from tests.interop.helpers import (
+    BOTH_FRONTS,
+    EVERY_WAY,
+    exported,
+    is_eager,
+    loaded,
+    program_of,
+    tree_of,
+    unflattened,
+)
 
 X = torch.arange(8.0).reshape(2, 4)
 
@@ -39,7 +49,7 @@ class Around(nn.Module):
         return self.same(found["sum"]), None, found["scale"]
 
 
-def around() -> Around:
+def around() -> Any:
     torch.manual_seed(0)
     return Around()
 
@@ -60,7 +70,7 @@ def test_rows_2_3_structured_inputs_and_outputs(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["non-strict", "strict", "loaded"])
 def test_rows_123_124_125_126_127_preserved_conventions(way: str) -> None:
-    """A preserved module is called alone with the model's own arguments: nested, unused, constant and None."""
+    """A preserved module is called alone with its own arguments: nested, unused, constant and None."""
     model = around()
     tree = tree_of(model, ARGS, KWARGS, way=way, preserved=PRESERVED)
     given = ((X, {"y": torch.ones(4)}), 2.0)
@@ -88,6 +98,8 @@ class Twice(nn.Module):
 
 
 class Leaf(nn.Module):
+    empty: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
@@ -137,24 +149,24 @@ def test_row_131_adapter() -> None:
     """Another structure is a TypeError in words; with an adapter the call works."""
     program = exported(nn.ReLU(), (X,))
     with pytest.raises(TypeError, match="takes"):
-        whence.unflatten(program)(x={"a": X, "b": X})
-    tree = whence.unflatten(program, Takes())
+        unflattened(program)(x={"a": X, "b": X})
+    tree = unflattened(program, Takes())
     assert torch.equal(tree(x={"a": X, "b": X}), X.relu())
     assert torch.equal(tree(X), X.relu())
     with pytest.raises(whence.CallError, match="the adapter returned 2 values, and the program takes 1"):
-        whence.unflatten(program, Takes(2))(x={"a": X, "b": X})
+        unflattened(program, Takes(2))(x={"a": X, "b": X})
 
 
 def test_row_131_adapter_for_a_program() -> None:
     """A captured program takes an adapter as well."""
     program = whence.capture(nn.ReLU(), (X,))
-    assert torch.equal(whence.unflatten(program, Takes())(x={"a": X, "b": X}), X.relu())
+    assert torch.equal(unflattened(program, Takes())(x={"a": X, "b": X}), X.relu())
 
 
 @EVERY_WAY
 def test_bad_calls_are_named(way: str) -> None:
     """Wrong sizes, ranks, dtypes, kinds, constants and keywords are refused, all at once and in words."""
-    tree = whence.unflatten(exported(around(), ARGS, KWARGS, way=way))
+    tree = unflattened(exported(around(), ARGS, KWARGS, way=way))
     with pytest.raises(whence.CallError) as caught:
         tree(torch.ones(3, 4), {"y": 5}, unused=torch.zeros(2, dtype=torch.int64))
     text = str(caught.value)
@@ -170,7 +182,7 @@ def test_bad_calls_are_named(way: str) -> None:
 
 def test_never_called_module_says_so() -> None:
     """Calling a module that was never called says that it has nothing to run."""
-    tree = whence.unflatten(exported(nn.ModuleDict({"a": nn.Linear(4, 4)})["a"], (X,)))
+    tree = unflattened(exported(nn.ModuleDict({"a": nn.Linear(4, 4)})["a"], (X,)))
     with pytest.raises(whence.CallError, match="too many positional arguments"):
         tree(X, X)
 
@@ -183,14 +195,12 @@ def test_never_called_module_says_so() -> None:
             return self.used(x)
 
     with pytest.raises(whence.CallError, match="has no graph of its own"):
-        whence.unflatten(exported(Half(), (X,))).unused(X)
+        unflattened(exported(Half(), (X,))).unused(X)
 
 
 def test_joint_programs_are_refused() -> None:
     """A joint exported program is refused with the way to get a joint program."""
     joint = exported(Loss(), (X,))
-    from torch.export.experimental import _export_forward_backward
-
     joint = _export_forward_backward(joint)
     for read in (whence.from_exported_program, whence.unflatten):
         with pytest.raises(whence.UnsupportedGraph, match="it holds a backward pass"):
@@ -211,7 +221,7 @@ def test_what_is_no_exported_program_is_refused() -> None:
     with pytest.raises(
         whence.UnsupportedGraph, match=r"expected a torch\.export\.ExportedProgram, got Linear"
     ):
-        whence.unflatten(nn.Linear(2, 2))  # type: ignore[arg-type]
+        unflattened(nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
 def test_everything_wrong_is_said_at_once() -> None:
@@ -220,7 +230,7 @@ def test_everything_wrong_is_said_at_once() -> None:
     program.graph_signature.input_specs[-1].arg.name = "other"
     del program.state_dict["inner.linear.weight"]
     with pytest.raises(whence.UnsupportedGraph) as caught:
-        whence.unflatten(program)
+        unflattened(program)
     assert len(caught.value.faults) == 2
 
 

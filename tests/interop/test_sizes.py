@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import whence
-from tests.interop.helpers import EVERY_WAY, exported, program_of
+from tests.interop.helpers import EVERY_WAY, exported, program_of, unflattened
 
 X = torch.arange(24.0).reshape(6, 4)
 
@@ -38,11 +38,11 @@ class Repeats(nn.Module):
         return self.linear(x) + torch.arange(rows).unsqueeze(1)
 
 
-def opened(way: str) -> tuple[nn.Module, whence.Tree]:
+def opened(way: str) -> tuple[Any, Any]:
     torch.manual_seed(0)
     model = SharedSize()
     shapes = {"x": {0: Dim("rows", min=2, max=10)}}
-    return model, whence.unflatten(exported(model, (X,), way=way, dynamic_shapes=shapes))
+    return model, unflattened(exported(model, (X,), way=way, dynamic_shapes=shapes))
 
 
 @EVERY_WAY
@@ -81,7 +81,7 @@ def test_row_162_derived_sizes(way: str) -> None:
     program = exported(
         Related(), (torch.ones(3, 2), torch.ones(6, 2), torch.ones(3)), way=way, dynamic_shapes=shapes
     )
-    tree = whence.unflatten(program)
+    tree = unflattened(program)
     good = (torch.ones(5, 2), torch.ones(10, 2), torch.ones(5))
     assert torch.equal(tree(*good), Related()(*good))
     with pytest.raises(whence.CallError, match=r"args\[1\]\.shape\[0\] is 9, and must be"):
@@ -100,7 +100,7 @@ class Number(nn.Module):
 def test_row_168_open_numbers() -> None:
     """An open integer argument is one, for every value."""
     program = exported(Number(), (X, 3), dynamic_shapes={"x": None, "n": Dim.DYNAMIC})
-    tree = whence.unflatten(program)
+    tree = unflattened(program)
     for n in (2, 5):
         assert torch.equal(tree(X, n), Number()(X, n))
     with pytest.raises(whence.CallError, match=r"args\[1\] was a number at capture"):
@@ -155,7 +155,7 @@ def test_gradients_with_open_sizes(way: str) -> None:
     for module in (model, tree):
         module(x).square().sum().backward()
     for (name, ours), theirs in zip(tree.named_parameters(), model.parameters(), strict=True):
-        assert torch.equal(ours.grad, theirs.grad), name  # type: ignore[arg-type]
+        assert torch.equal(ours.grad, theirs.grad), name
 
 
 def test_transposed_input_with_open_sizes() -> None:
@@ -170,5 +170,5 @@ def test_row_160_spellings_of_open_sizes(dims: Any) -> None:
     """However the sizes were opened, the tree takes them."""
     torch.manual_seed(0)
     model = SharedSize()
-    tree = whence.unflatten(exported(model, (X,), dynamic_shapes=dims))
+    tree = unflattened(exported(model, (X,), dynamic_shapes=dims))
     assert torch.equal(tree(X[:3]), model(X[:3]))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import whence
-from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, is_eager, program_of, tree_of
+from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, is_eager, program_of, tree_of, unflattened
 
 X = torch.arange(8.0).reshape(2, 4)
 
@@ -25,6 +26,8 @@ class Leaf(nn.Module):
 
 
 class Branch(nn.Module):
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first = Leaf()
@@ -36,13 +39,13 @@ class Branch(nn.Module):
 
 
 class Whole(nn.Module):
-    """Registered in another order than called; reads a child's buffer; skips a parent; holds what is not used."""
+    """Registered in another order than called; reads a child's buffer; skips a parent."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unused = nn.Linear(2, 2)
         self.last = Branch()
-        self.holder = nn.Module()
+        self.holder: Any = nn.Module()
         self.holder.inner = Leaf()
         self.first = Branch()
         self.nothing = nn.Identity()
@@ -53,7 +56,7 @@ class Whole(nn.Module):
         return self.last(y, x)
 
 
-def whole() -> Whole:
+def whole() -> Any:
     torch.manual_seed(0)
     return Whole()
 
@@ -78,7 +81,7 @@ def test_rows_107_108_child_state_and_grandchildren(way: str) -> None:
         "holder.inner.linear: Linear",
     ]
     scale = program.node(program.input("last.scale").name)
-    assert ["(root)", "last"] == [program.call_of(user).label for user in scale.users]
+    assert [program.call_of(user).label for user in scale.users] == ["(root)", "last"]
 
 
 @EVERY_WAY
@@ -119,7 +122,7 @@ def test_row_112_meta_device() -> None:
     """A model on the meta device stays there."""
     with torch.device("meta"):
         model = whole()
-    tree = whence.unflatten(exported(model, (X.to("meta"),)))
+    tree = unflattened(exported(model, (X.to("meta"),)))
     assert {p.device.type for p in tree.parameters()} == {"meta"}
     assert tree(X.to("meta")).shape == (2, 4)
 
@@ -139,7 +142,7 @@ def test_row_117_exported_again() -> None:
     """A tree exports again, and is the same model then."""
     model = whole()
     tree = tree_of(model, (X,))
-    again = whence.unflatten(exported(tree, (X,)))
+    again = unflattened(exported(tree, (X,)))
     is_eager(again, model, (X,))
 
 
@@ -234,7 +237,8 @@ class Sliced(nn.Module):
             x = module(x)
         for module in self.listed[::2]:
             x = module(x)
-        for module in self.walked[2:]:
+        walked: Any = self.walked[2:]
+        for module in walked:
             x = module(x)
         return self.chained[1:3](x)
 
@@ -291,10 +295,10 @@ def test_tree_trains_as_eager() -> None:
 def test_unflatten_copies_and_from_exported_program_shares() -> None:
     """`unflatten` copies the state as PyTorch does; a program shares the exported program's."""
     program = exported(whole(), (X,))
-    tree, shared = whence.unflatten(program), whence.from_exported_program(program)
+    tree, shared = unflattened(program), whence.from_exported_program(program)
     weight = program.state_dict["last.first.linear.weight"]
     assert tree.last.first.linear.weight is not weight
-    assert shared.unflatten().last.first.linear.weight is weight
+    assert unflattened(shared).last.first.linear.weight is weight
 
 
 def test_a_tree_can_be_saved_by_its_state() -> None:

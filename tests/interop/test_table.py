@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-import whence
 from tests.checks import differing, state
-from tests.interop.helpers import exported
+from tests.interop.helpers import exported, unflattened
 from tests.models import MODEL_CASES, ModelCase
 
 QUICK = (
@@ -27,7 +26,16 @@ QUICK = (
     "autocast",
 )
 NOT_STRICT = frozenset(
-    "llama_checkpoint mixtral olmoe qwen2_moe segformer checkpoint checkpoint_dropout energy_forces".split()
+    [
+        "llama_checkpoint",
+        "mixtral",
+        "olmoe",
+        "qwen2_moe",
+        "segformer",
+        "checkpoint",
+        "checkpoint_dropout",
+        "energy_forces",
+    ]
 )
 """What the strict front end of PyTorch 2.13 refuses."""
 ROWS = [
@@ -57,7 +65,7 @@ def test_model_of_the_table(row: ModelCase, way: str) -> None:
     The strict front end forgets non-persistent buffers that nothing uses.
     """
     model, args, kwargs = row.make()
-    tree = whence.unflatten(exported(model, args, kwargs, way=way))
+    tree = unflattened(exported(model, args, kwargs, way=way))
     original, *_ = row.make()
     expected, found = one_run(original, row), one_run(tree, row)
     unused = set() if way != "strict" else {*expected} - {*found}

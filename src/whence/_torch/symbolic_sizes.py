@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import SymInt, Tensor
 from torch.utils._sympy.numbers import int_oo
@@ -101,7 +101,8 @@ class Sizes:
         if not expression.is_Symbol:
             self.waiting.append((expression, number, path))
         elif self.known.setdefault(expression, number) != number:
-            yield f"{path} is {number} and must equal {self.where[expression]}, which is {self.known[expression]}"
+            other = f"{self.where[expression]}, which is {self.known[expression]}"
+            yield f"{path} is {number} and must equal {other}"
         self.where.setdefault(expression, path)
 
     def _derived(self, expression: Any, number: int, path: str) -> Iterator[str]:

@@ -38,23 +38,20 @@ class Aliases:
         if left is not right:
             self.around[left] = right
 
-    def is_written(self, node: fx.Node) -> bool:
-        """Whether something may write to the memory of a value."""
-        return self.group(node) in {self.group(written) for written in self.written}
-
 
 def aliases_in(graph: fx.Graph) -> Aliases:
     """Follow views and writes through a graph."""
     found = Aliases()
     for node in graph.nodes:
         if node.op == "call_function":
-            for source in _looked_into(node):
+            for source in looked_into(node):
                 found.join(node, source)
             found.written.update(written_by(node))
     return found
 
 
-def _looked_into(node: fx.Node) -> Iterator[fx.Node]:
+def looked_into(node: fx.Node) -> Iterator[fx.Node]:
+    """The values that the results of an operation may look into, as its schema says."""
     positions = (0,) if node.target is operator.getitem else looks_into(node.target)
     for position in positions:
         yield from _nodes_in(node.args[position] if position < len(node.args) else None)

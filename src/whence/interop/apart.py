@@ -1,8 +1,8 @@
 """Take composite operations apart where it matters what they are made of.
 
-Under autocast an operation casts its arguments, and the casts must be in the graph. Where memory is written, a
-composite such as `reshape` must say whether it looks into that memory or copies it, and `batch_norm` that it
-writes its statistics.
+Under autocast an operation casts its arguments, and the casts must be in the graph. Where memory is written,
+a composite such as `reshape` must say whether it looks into that memory or copies it, and `batch_norm` that
+it writes its statistics.
 """
 
 import operator
@@ -29,8 +29,8 @@ _KEPT = ("stack_trace", "torch_fn", STACK)
 def with_casts(flat: Flat) -> None:
     """Write the casts of autocast regions into the graph.
 
-    The strict front end notes values inside such a region as if there were none, and asserts that they are so:
-    what follows from a cast is noted anew, and assertions about it go.
+    The strict front end notes values inside such a region as if there were none, and asserts that they are
+    so: what follows from a cast is noted anew, and assertions about it go.
     """
     if not any(region.autocast for region in flat.regions.values()):
         return

@@ -23,7 +23,7 @@ NO_LEAF = Absent("nothing in the program uses this value")
 
 @dataclass(frozen=True)
 class Held:
-    """What modules find in themselves: the paths of each piece of state, and of each value it goes through."""
+    """What modules find in themselves: the paths of each piece of state, and of each of its values."""
 
     paths: Mapping[str, tuple[ModulePath, ...]]
 

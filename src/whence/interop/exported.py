@@ -1,7 +1,7 @@
 """A torch.export.ExportedProgram becomes a Program, step by step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -14,10 +14,11 @@ from whence.errors import UnsupportedGraph
 from whence.interop.apart import with_casts, without_hidden_writes
 from whence.interop.crossing import Held, Kept, leaf_of, leaves_of, with_structures
 from whence.interop.frames import frames_of, root_type, spelling_of
-from whence.interop.inlining import Flat, Region, flattened
+from whence.interop.inlining import Flat, flattened
 from whence.interop.instances import Chain
 from whence.interop.lines import source_of
 from whence.interop.modules import module_paths, records_of, training_flags
+from whence.interop.nested import own_copy
 from whence.interop.refusals import refuse_unsupported
 from whence.interop.sharing import read_through_one
 from whence.interop.signature import (
@@ -47,8 +48,8 @@ _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputK
 def from_exported_program(exported: ExportedProgram) -> Program:
     """The program of an exported one; it shares the exported program's tensors.
 
-    Raises `UnsupportedGraph` naming everything that a program cannot hold, and `UnsupportedMutation` for writes
-    that have no functional form.
+    Raises `UnsupportedGraph` naming everything that a program cannot hold, and `UnsupportedMutation` for
+    writes that have no functional form.
     """
     exported = refuse_unsupported(exported)
     rows = state_of(exported)
@@ -97,6 +98,7 @@ def _flat(exported: ExportedProgram, rows: Sequence[State]) -> tuple[Flat, list[
     users = [_placeholder(graph, name, _value(old[name], spec)) for name, spec in _arguments(exported)]
     held |= {node.name: node for node in users}
     flat = flattened(exported.graph_module, held, graph)
+    flat.nested = {name: own_copy(inner) for name, inner in flat.nested.items()}
     with_casts(flat)
     read_through_one(flat, rows, held)
     without_hidden_writes(flat)
@@ -160,23 +162,20 @@ def _set_nested_origins(flat: Flat, sites: Sites) -> None:
     """What a branch or a loop computes belongs to the call that runs it: the export says no more about it."""
     for reader in flat.graph.nodes:
         users = [user for user in reader.users if user in sites.homes] if reader.op == "get_attr" else []
-        if users:
-            site = sites.calls.rows[sites.homes[users[0]]].site
-            set_origin(
-                reader, Origin(Phase.FORWARD, (site,), Quality.INFERRED, source_of(users[0]), place=site)
-            )
+        for user in users[:1]:
+            site = sites.calls.rows[sites.homes[user]].site
+            origin = Origin(Phase.FORWARD, (site,), Quality.INFERRED, source_of(user), place=site)
+            set_origin(reader, origin)
             for node in _nodes_of(flat.nested[str(reader.target)]):
-                set_origin(
-                    node, Origin(Phase.FORWARD, (site,), Quality.INFERRED, source_of(node), place=site)
-                )
+                set_origin(node, replace(origin, source=source_of(node) or origin.source))
 
 
 def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
     for node in module.graph.nodes:
         if node.op in ("call_function", "get_attr"):
             yield node
-        if (inner := nested_graph(node)) is not None:
-            yield from _nodes_of(inner)
+        inner = nested_graph(node)
+        yield from () if inner is None else _nodes_of(inner)
 
 
 def _returned(exported: ExportedProgram, flat: Flat, functional: Functional) -> list[Any]:
@@ -258,9 +257,9 @@ def _program(parts: _Parts, straight: frozenset[str]) -> Program:
 def _histories(parts: _Parts) -> dict[str, tuple[str, ...]]:
     """The values each written input goes through; of one written by the signature, only the last is known."""
     history = parts.functional.history
-    nodes = {node.name: node for node in history}
+    gone_through = {node.name: [value.name for value in values] for node, values in history.items()}
     return {
-        name: tuple(dict.fromkeys((*(each.name for each in history.get(nodes.get(name), [])), value.name)))  # type: ignore[arg-type]
+        name: tuple(dict.fromkeys((*gone_through.get(name, []), value.name)))
         for name, value in parts.written.items()
     }
 

@@ -1,4 +1,4 @@
-"""A forward Program becomes a torch.export.ExportedProgram: its graph, signature and state in upstream's form."""
+"""A forward Program becomes a torch.export.ExportedProgram: graph, signature and state in upstream's form."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -56,7 +56,7 @@ def to_exported_program(program: Program) -> ExportedProgram:
     program = with_state(program, "inputs")
     graph = _graph(program)
     return ExportedProgram(
-        root=_nested(graph, program),
+        root=_nested(program),
         graph=graph,
         graph_signature=ExportGraphSignature(
             [_input_spec(row) for row in program.signature.inputs],
@@ -119,7 +119,7 @@ def _graph(program: Program) -> fx.Graph:
     return graph
 
 
-def _nested(graph: fx.Graph, program: Program) -> dict[str, Any]:
+def _nested(program: Program) -> dict[str, Any]:
     """The graphs of branches and loops, by the name they are read under."""
     found = {str(node.target): nested_graph(node) for node in program.graph.nodes if node.op == "get_attr"}
     return {name: inner for name, inner in found.items() if inner is not None}

@@ -180,9 +180,11 @@ def _keeping_names(
                 continue
             container = ModulePath(parts[:at])
             names = _slice(parts[at]).of(counted.members.get(container, []))  # type: ignore[union-attr]
-            if at == len(parts) - 1 or not _can_be_counted(parts[at + 1], names):
-                yield container
-            elif parts[at + 1] in names and _contradicts(counted, str(raw), read.get(node)):
+            if (
+                at == len(parts) - 1
+                or not _can_be_counted(parts[at + 1], names)
+                or (parts[at + 1] in names and _contradicts(counted, str(raw), read.get(node)))
+            ):
                 yield container
 
 

@@ -1,5 +1,5 @@
-"""One flat graph: the graphs that wrappers hold (regions without gradients, of autocast, of checkpoints) become
-part of the graph around them, so that they hide no operation.
+"""One flat graph: the graphs that wrappers hold (regions without gradients, of autocast, of checkpoints)
+become part of the graph around them, so that they hide no operation.
 
 What a wrapper says about its region is kept for every operation in it. Graphs of control flow stay nested.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.exported import Autocast, HigherOrderOperator
-from whence._torch.graphs import graph_module, name_plainly
+from whence._torch.graphs import name_plainly
 from whence._torch.operators import op_name
 from whence.errors import Fault
 from whence.interop.frames import STACK, segments
@@ -32,8 +32,8 @@ class Flat:
     """A graph without wrappers.
 
     `made` leads from the name of a node of the outermost graph to its value here: a node, a constant, or a
-    tuple of them. `regions` are the wrappers around each node, `nested` the graphs of control flow by the name
-    they are read under, and `returned` what the graph returns. `points` are the borders of modules whose
+    tuple of them. `regions` are the wrappers around each node, `nested` the graphs of control flow by the
+    name they are read under, and `returned` what the graph returns. `points` are the borders of modules whose
     calling convention was to be kept, and that torch.export left in the graph: values by path and side.
     """
 
@@ -183,22 +183,9 @@ def _attribute(flat: Flat, module: fx.GraphModule, node: fx.Node) -> fx.Node | N
     copied = flat.graph.create_node("get_attr", str(node.target).replace(".", "_"), name=node.name)
     while copied.target in flat.nested:
         copied.target = f"{copied.target}_"
-    flat.nested[str(copied.target)] = own_copy(held)
+    flat.nested[str(copied.target)] = held
     copied.meta = dict(node.meta)
     return copied
-
-
-def own_copy(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph of a branch or loop with nodes of its own, on which origins can be written."""
-    graph = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        made[node] = graph.node_copy(node, lambda source: made[source])
-    targets = {
-        str(node.target): _found(module, str(node.target)) for node in graph.nodes if node.op == "get_attr"
-    }
-    held = {name: own_copy(x) if isinstance(x, fx.GraphModule) else x for name, x in targets.items()}
-    return graph_module(held, graph, type(module).__name__)
 
 
 def _found(module: fx.GraphModule, path: str) -> object:

@@ -7,7 +7,7 @@ them and at least one. What is inside one module is inside it under all its name
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from whence.interop.frames import Frame
 from whence.interop.holding import Held
@@ -64,7 +64,7 @@ def instances_of(
     chains: Iterable[Chain],
     foreign: Iterable[tuple[ModulePath, ModulePath]],
 ) -> Instances:
-    """The names of each module. `foreign` pairs a call with modules whose state it reads and does not hold."""
+    """The names of each module. `foreign` pairs a call with those whose state it reads and does not hold."""
     found = Instances(paths, held, types)
     chains = list(dict.fromkeys(chains))
     identities = _identities(chains)
@@ -88,7 +88,7 @@ def _identities(chains: Iterable[Chain]) -> dict[str, list[ModulePath]]:
 def _borrowed(found: Instances, chains: Iterable[Chain]) -> Iterator[tuple[ModulePath, ModulePath]]:
     """A module whose children were called by the names they have in one that holds the same."""
     for chain in chains:
-        for caller, called in zip(chain, chain[1:], strict=False):
+        for caller, called in pairwise(chain):
             other = called.path.parent
             known = caller.path in found.positions and other in found.positions
             if known and other not in (ROOT, caller.path):

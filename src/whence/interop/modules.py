@@ -64,7 +64,7 @@ def records_of(
     types = {frame.path: frame.type for chain in chains for frame in chain if frame.type} | {ROOT: kind}
     known = held_by(rows)
     held = {path: known.get(path, Held()) for path in paths}
-    instances = instances_of(paths, held, types, chains, _foreign(rows, held, reads))
+    instances = instances_of(paths, held, types, chains, _foreign(rows, reads))
     names: dict[ModulePath, list[ModulePath]] = {}
     for path in paths:
         names.setdefault(instances.first(path), []).append(path)
@@ -111,7 +111,7 @@ def _children(paths: Sequence[ModulePath]) -> dict[ModulePath, list[str]]:
 
 
 def _foreign(
-    rows: Iterable[State], held: Mapping[ModulePath, Held], reads: Iterable[tuple[ModulePath, str]]
+    rows: Iterable[State], reads: Iterable[tuple[ModulePath, str]]
 ) -> Iterator[tuple[ModulePath, ModulePath]]:
     """The calls that read what their module does not hold, with the modules that do."""
     owners = {row.name: [name.path.parent for name in row.names] for row in rows}

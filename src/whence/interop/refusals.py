@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 
-from torch import Tensor, fx
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from whence._torch.exported import looks_into
-from whence._torch.operators import op_name, written_arguments
 from whence.errors import Fault, UnsupportedGraph
-from whence.interop.faults import place_of
-from whence.interop.inlining import WRAPPERS
+from whence.interop.nested import nested_writes
 
 _TRAINING = (OutputKind.LOSS_OUTPUT, OutputKind.GRADIENT_TO_PARAMETER, OutputKind.GRADIENT_TO_USER_INPUT)
 
@@ -23,7 +20,7 @@ def refuse_unsupported(exported: object) -> ExportedProgram:
             remedy="pass what torch.export.export or torch.export.load returns",
         )
     faults = [*_joint(exported), *_inputs(exported), *_placeholders(exported), *_missing_state(exported)]
-    faults += _nested_writes(exported.graph_module, is_outermost=True)
+    faults += nested_writes(exported.graph_module)
     if faults:
         raise UnsupportedGraph.of(faults)
     return exported
@@ -70,41 +67,9 @@ def _placeholders(exported: ExportedProgram) -> Iterator[Fault]:
 def _missing_state(exported: ExportedProgram) -> Iterator[Fault]:
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     for spec in exported.graph_signature.input_specs:
-        held = exported.state_dict.get(spec.target, exported.constants.get(spec.target))  # type: ignore[arg-type]
+        held = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
         if spec.kind in kinds and not isinstance(held, Tensor):
             yield Fault(
                 f"{spec.target} is in the signature and not in the state of the exported program",
                 remedy="give the exported program its state back before reading it",
             )
-
-
-def _nested_writes(module: fx.GraphModule, *, is_outermost: bool = False) -> Iterator[Fault]:
-    """Writes in the graph of a branch or loop to what it takes from outside."""
-    outside: set[fx.Node] = set()
-    for node in module.graph.nodes:
-        if node.op == "placeholder" and not is_outermost:
-            outside.add(node)
-        elif node.op == "call_function":
-            seen = [node.args[at] for at in looks_into(node.target) if at < len(node.args)]
-            outside.update(
-                [node] if outside.intersection(each for each in seen if isinstance(each, fx.Node)) else []
-            )
-            written = written_arguments(node.target, node.args, dict(node.kwargs))
-            if outside.intersection(value for value in written if isinstance(value, fx.Node)):
-                yield Fault(
-                    f"{op_name(node.target)} writes to a value from outside its branch or loop",
-                    where=place_of(node),
-                    why="in a program nothing changes its inputs, and the graph of a branch stays as it is",
-                    remedy="return the new value from the branch, and write it outside",
-                )
-    for user in module.graph.nodes:
-        if user.op == "get_attr" and isinstance(inner := _graph(module, user), fx.GraphModule):
-            if not all(op_name(each.target) in WRAPPERS for each in user.users):
-                yield from _nested_writes(inner)
-
-
-def _graph(module: fx.GraphModule, node: fx.Node) -> object:
-    held: object = module
-    for segment in str(node.target).split("."):
-        held = getattr(held, segment, None)
-    return held

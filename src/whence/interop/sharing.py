@@ -1,4 +1,5 @@
-"""Tensors of the state that look into one memory: where one of them is written, the others are read through it.
+"""Tensors of the state that look into one memory: where one of them is written, the others are read through
+it.
 
 In a functional graph two inputs are two values, and neither would see the other change.
 """

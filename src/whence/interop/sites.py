@@ -50,8 +50,8 @@ def sites_of(
 ) -> Sites:
     """The calls that the frames tell of, and those in `empty`, which made no node.
 
-    A module that several others call has calls of its own in each. Two calls that the exporter gave one number
-    are told apart by their callers.
+    A module that several others call has calls of its own in each. Two calls that the exporter gave one
+    number are told apart by their callers.
     """
     root = _Made(None)
     made = {node: _enter(root, frames[node] or ()) for node in nodes}

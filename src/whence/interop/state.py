@@ -80,8 +80,8 @@ class State:
 def state_of(exported: ExportedProgram) -> tuple[State, ...]:
     """Parameters, then buffers, then constants, in the order of the model's own state dict.
 
-    What is one tensor in the model is one row, also where the graph has a placeholder for each name, and where
-    the names came back from a file as two tensors in one memory.
+    What is one tensor in the model is one row, also where the graph has a placeholder for each of its names,
+    and where the names came back from a file as two tensors in one memory.
     """
     groups: dict[Any, list[Named]] = {}
     for named in _in_order(exported, list(_named(exported))):
@@ -152,5 +152,5 @@ def whole_of(group: Sequence[State]) -> State | None:
 
 def _end(tensor: Tensor) -> int:
     """The position behind the last element, in the memory it looks into."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.storage_offset() + last + 1
+    last: int = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset()) + last + 1

@@ -27,7 +27,6 @@ from whence.program.binding import binding_faults
 from whence.program.calls import Absent
 from whence.program.signature import describe
 
-
 Adapter = Callable[[TreeSpec, TreeSpec, list[Any]], Sequence[Any]]
 """Takes the captured structure, the given one and the given leaves; returns leaves for the captured one."""
 
@@ -38,9 +37,9 @@ class Convention:
 
     `parameters` is the Python signature of the callable where it has one. `leaves` are fake tensors or
     constants, in flat order; `paths` their spelled accesses. `same` pairs leaves that were one tensor.
-    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`). `limits` are the
-    smallest and largest value of every size that the capture left open, by its symbol. `adapter` makes the
-    leaves of another structure fit.
+    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`). `limits` are
+    the smallest and largest value of every size that the capture left open, by its symbol. `adapter` makes
+    the leaves of another structure fit.
     """
 
     spec: TreeSpec
