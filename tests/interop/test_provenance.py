@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import whence
 from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, program_of
-from whence._torch.exported import is_composite, looks_into, taken_apart
 from whence.interop.frames import segments
 
 X = torch.arange(8.0).reshape(2, 4)
@@ -108,14 +107,3 @@ def test_verify_reads_an_exported_program() -> None:
 def test_dialects_of_paths(raw: str, path: str) -> None:
     """Roots have no name, and brackets are segments."""
     assert str(segments(raw)) == path
-
-
-def test_operations_are_taken_apart_on_this_thread() -> None:
-    """A canary: what a composite does is seen below autograd, and modes are gone afterwards."""
-    value = torch.empty(2, 4, device="meta")
-    operations, result = taken_apart(lambda x: torch.ops.aten.linear.default(x, x.new_empty(3, 4)), [value])
-    assert [str(row.target) for row in operations][-2:] == ["aten.t.default", "aten.mm.default"]
-    assert result.shape == (2, 3)
-    assert is_composite(torch.ops.aten.linear.default)
-    assert not is_composite(torch.ops.aten.mm.default)
-    assert looks_into(torch.ops.aten.reshape.default) == (0,)
