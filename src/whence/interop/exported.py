@@ -61,7 +61,7 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     returned = _returned(exported, flat, functional)
     written = _written(exported, flat, functional, rows)
     flat.graph.output((*returned, *written.values()))
-    straight = cut_gradients(flat.graph, _marks(flat), functional.sources, frozenset())
+    straight = cut_gradients(flat.graph, _marks(flat), functional.sources, frozenset(), any_input=True)
     records = _records(exported, rows, sites, chains)
     program = _program(
         _Parts(exported, flat, functional, rows, sites, records, users, returned, written), straight
