@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, reject, settings
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
 import whence
@@ -34,13 +35,23 @@ def forward(module: nn.Module, x: Tensor) -> dict[str, Any]:
     return {f"output {at}": leaf for at, leaf in enumerate(leaves)} | state(module)
 
 
+def exported_or_rejected(model: nn.Module, x: Tensor, way: str) -> ExportedProgram:
+    """The exported program; PyTorch 2.13 cannot decompose some, for want of a graph in its own pipeline."""
+    try:
+        return exported(deepcopy(model), (x.detach(),), way=way)
+    except AssertionError as error:
+        if way == "decomposed" and "expected compiled_fn" in str(error):
+            reject()
+        raise
+
+
 def check(recipe: Recipe, way: str) -> None:
     """The tree has eager's loss, gradients and state, bit for bit.
 
     Not every operation that `run_decompositions` uses has a derivative: there outputs are compared.
     """
     model, x = made(recipe)
-    tree = whence.unflatten(exported(deepcopy(model), (x.detach(),), way=way))
+    tree = whence.unflatten(exported_or_rejected(model, x, way))
     assert differing(forward(deepcopy(model), x), forward(deepcopy(tree), x)) == []
     if way != "decomposed":
         assert differing(run(model, x, returns_loss=False), run(tree, x, returns_loss=False)) == []
