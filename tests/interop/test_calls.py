@@ -330,3 +330,29 @@ def test_a_list_of_one_layer(way: str) -> None:
     model = nn.Sequential(layer, layer, nn.ReLU(), layer)
     tree = tree_of(copy.deepcopy(model), (X,), way=way)
     assert tree[0] is tree[1] is tree[3]
+
+
+class Halved(nn.Module):
+    """Two parameters of one memory, which are no tied parameter, in containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        same = torch.ones(4)
+        self.listed = nn.ParameterList([same, same])
+        self.named = nn.ParameterDict({"u": torch.ones(4), "v": torch.ones(4)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.listed[0] + self.listed[1].sin() * self.named["u"]
+
+
+@BOTH_FRONTS
+def test_row_92_parameters_of_one_memory_in_containers(way: str) -> None:
+    """Two parameters that share memory stay two, and containers of parameters have theirs."""
+    model = Halved()
+    tree = tree_of(model, (X,), way=way)
+    tree(X).sum().backward()
+    model(X).sum().backward()
+    for ours, theirs in zip(tree.parameters(), model.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        assert ours.grad is None or torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
+    assert isinstance(tree.listed, nn.ParameterList)

@@ -261,3 +261,33 @@ class DrawsInPlace(nn.Module):
 def test_writes_through_views_of_values(way: str) -> None:
     """Writes to a value through a view of it, and in place by a composite operation."""
     tree_of(DrawsInPlace(), (X,), way=way)
+
+
+@torch.library.custom_op("whence_interop::add_one_", mutates_args={"x"})
+def add_one(x: Tensor) -> None:
+    """An operator that writes, and has no functional form of its own."""
+    x.add_(1)
+
+
+@add_one.register_fake
+def _(x: Tensor) -> None:
+    return None
+
+
+class WritesByOperator(nn.Module):
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        add_one(self.total)
+        return x + self.total
+
+
+def test_operator_that_writes() -> None:
+    """A custom operator that writes is refused with what to do, and after that it works."""
+    with pytest.raises(whence.UnsupportedMutation, match=r"call run_decompositions\(\{\}\)"):
+        whence.from_exported_program(exported(WritesByOperator(), (X,)))
+    tree_of(WritesByOperator(), (X,), way="decomposed")

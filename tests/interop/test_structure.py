@@ -306,3 +306,35 @@ def test_a_tree_can_be_saved_by_its_state() -> None:
     model = whole()
     tree = tree_of(model, (X,))
     model.load_state_dict(pickle.loads(pickle.dumps(tree.state_dict())))
+
+
+def test_the_exported_program_is_left_alone() -> None:
+    """Reading an exported program changes nothing about it: not its graphs, its metadata or its state."""
+    program = exported(Holder(), (X,))
+    before = (
+        str(program),
+        [dict(node.meta) for node in program.graph.nodes],
+        copy.deepcopy(program.state_dict),
+    )
+    unflattened(program)(X)
+    assert str(program) == before[0]
+    assert [list(node.meta) for node in program.graph.nodes] == [list(meta) for meta in before[1]]
+    assert all(torch.equal(tensor, before[2][name]) for name, tensor in program.state_dict.items())
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaf = Leaf()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leaf(self.leaf(x))
+
+
+def test_defect_14_hooks_see_every_call() -> None:
+    """A forward hook on a module that is called twice sees both calls, once each."""
+    tree, seen = tree_of(Twice(), (X,)), list[Tensor]()
+    tree.leaf.register_forward_hook(lambda _module, _args, result: seen.append(result))
+    result = tree(X)
+    assert len(seen) == 2
+    assert torch.equal(seen[1], result)

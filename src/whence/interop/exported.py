@@ -10,7 +10,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from whence._torch.exported import fakes_like
 from whence._torch.graphs import graph_module, name_plainly, nested_graph
-from whence.errors import UnsupportedGraph
+from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
 from whence.interop.apart import with_casts, without_hidden_writes
 from whence.interop.crossing import Held, Kept, leaf_of, leaves_of, with_structures
 from whence.interop.frames import frames_of, root_type, spelling_of
@@ -42,6 +42,7 @@ from whence.tracing.cutting import cut_gradients
 from whence.tracing.functional import Functional, functionalize
 from whence.tracing.notes import Mark
 
+_DECOMPOSE = "call run_decompositions({}) on the exported program first"
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
@@ -57,7 +58,7 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     sites, chains = _sites(exported, flat, rows)
     _set_origins(sites)
     _set_nested_origins(flat, sites)
-    functional = functionalize(flat.graph)
+    functional = _functional(flat)
     returned = _returned(exported, flat, functional)
     written = _written(exported, flat, functional, rows)
     flat.graph.output((*returned, *written.values()))
@@ -197,6 +198,15 @@ def _written(
         if node.op == "placeholder" and node in functional.history:
             written[node.name] = functional.final(node)
     return {name: value for name, value in written.items() if value.name != name}
+
+
+def _functional(flat: Flat) -> Functional:
+    """The graph with its writes as values; what has no such form, PyTorch's own decomposition may know."""
+    try:
+        return functionalize(flat.graph)
+    except UnsupportedMutation as error:
+        rows = error.faults or (Fault(error.what, error.where, error.why),)
+        raise UnsupportedMutation.of(replace(row, remedy=_DECOMPOSE) for row in rows) from error
 
 
 def _marks(flat: Flat) -> dict[fx.Node, Mark]:

@@ -1,6 +1,6 @@
 """The state of an exported program: parameters, buffers and constants, each once under all its names."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,13 +81,24 @@ def state_of(exported: ExportedProgram) -> tuple[State, ...]:
     """Parameters, then buffers, then constants, in the order of the model's own state dict.
 
     What is one tensor in the model is one row, also where the graph has a placeholder for each of its names,
-    and where the names came back from a file as two tensors in one memory.
+    and where the names came back from a file as several tensors in one memory: of these the graph uses one.
     """
     groups: dict[Any, list[Named]] = {}
     for named in _in_order(exported, list(_named(exported))):
         groups.setdefault(_identity(named.tensor), []).append(named)
-    rows = [State(tuple(names)) for names in groups.values()]
+    used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
+    rows = [State(tuple(names)) for group in groups.values() for names in _split(group, used)]
     return tuple(sorted(rows, key=lambda row: _ORDER.index(row.kind)))
+
+
+def _split(names: list[Named], used: Collection[str]) -> list[list[Named]]:
+    """Names of one memory, apart where they are of several tensors that the graph uses as such."""
+    if len({id(name.tensor) for name in names if name.placeholder in used}) < 2:
+        return [names]
+    groups: dict[int, list[Named]] = {}
+    for name in names:
+        groups.setdefault(id(name.tensor), []).append(name)
+    return list(groups.values())
 
 
 def _named(exported: ExportedProgram) -> Iterator[Named]:
