@@ -8,7 +8,6 @@ _ABSENT = "a result that is written through a view is absent"
 _VIEW_ARGUMENT = "what is written through a view is no argument"
 _LITERAL = "literals are kept at the root alone"
 _FIRST_FIT = "the first call that fits is taken"
-_EXPANDED = "an input is copied into the expanded layout of the capture"
 _MADE_LEAF = "an input with a history is captured as a leaf"
 _PRINTED = "an unknown object is printed in full"
 _RESTORING = "an error while values are restored leaves seeds and gradients"
@@ -31,8 +30,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_later_call_that_differentiates_its_input": _FIRST_FIT,
     },
     "hierarchy/test_training.py": {
-        "test_input_in_any_layout[expanded-transposed-False]": _EXPANDED,
-        "test_input_in_any_layout[expanded-transposed-True]": _EXPANDED,
         "test_gradient_through_an_input_that_is_written[False]": _MADE_LEAF,
         "test_gradient_through_an_input_that_is_written[True]": _MADE_LEAF,
     },

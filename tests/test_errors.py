@@ -101,7 +101,7 @@ def test_codes_are_unique_and_of_their_kind() -> None:
     """Each error has a code of its own; those of a capture begin with 1, and only those."""
     codes = [kind.code for kind in CONCRETE]
     assert len(set(codes)) == len(codes)
-    assert all(re.fullmatch(r"WH[1-4]\d\d", code) for code in codes)
+    assert all(re.fullmatch(r"WH[1-5]\d\d", code) for code in codes)
     assert [kind for kind in CONCRETE if issubclass(kind, CaptureError)] == [
         kind for kind in CONCRETE if kind.code.startswith("WH1")
     ]

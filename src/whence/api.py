@@ -6,8 +6,9 @@ from functools import cached_property
 from typing import Any, Self
 
 from torch import Tensor
+from torch.export import ExportedProgram, FlatArgsAdapter
 
-from whence import hierarchy, tracing
+from whence import hierarchy, interop, tracing
 from whence.errors import (
     CallError,
     CaptureError,
@@ -20,11 +21,13 @@ from whence.errors import (
     NestedCapture,
     NotCallable,
     NotDifferentiable,
+    NotExportable,
     SelectionError,
     SideEffect,
     StaleCapture,
     UnmatchedRecomputation,
     UnsupportedGenerator,
+    UnsupportedGraph,
     UnsupportedHook,
     UnsupportedInput,
     UnsupportedModule,
@@ -98,6 +101,14 @@ class Program(_Program):
 
         return guarded(self, _plan_of, model, on_violation, again)
 
+    def to_exported_program(self) -> ExportedProgram:
+        """The program as a `torch.export.ExportedProgram` with the program's own tensors.
+
+        PyTorch runs, saves, loads and decomposes it; origins are in `nn_module_stack` and `stack_trace`.
+        Raises `NotExportable` for a joint program, a written constant and inputs that are one tensor.
+        """
+        return interop.to_exported_program(self)
+
     @cached_property
     def _plan(self) -> Plan:
         return plan_of(self.guards, self.convention)
@@ -154,7 +165,7 @@ def capture(
 
     def captured() -> Program:
         traced, observed = run()
-        program = Program(**{field.name: getattr(traced, field.name) for field in fields(traced)})
+        program = _full(traced)
         return program.with_changes(guards=guards_for(program, observed, run)).with_state(state)
 
     return without_collection(captured)
@@ -167,9 +178,43 @@ def _backward_faults(backward: object) -> list[Fault]:
     return [Fault(f"backward cannot be {backward!r}", remedy=remedy)]
 
 
-def unflatten(program: _Program, *, copy: bool = False) -> Tree:
-    """The tree of modules of a program; see `Program.unflatten`."""
-    return hierarchy.unflatten(program, copy=copy)
+def from_exported_program(exported: ExportedProgram) -> Program:
+    """The program of a `torch.export.ExportedProgram`: strict or not, decomposed or not, loaded or new.
+
+    Signature, origins, calls, modules and state are those of the exported program, in the spelling of whence;
+    it shares the exported program's tensors. Regions without gradients, of autocast and of checkpoints are
+    part of the one graph, casts included, and writes are outputs. An operation about which the export says
+    nothing is given to the innermost call around all that use it, and its quality is `inferred`. What was
+    assumed by the export is not known here: `guards` is empty, and a call is checked against the inputs
+    alone.
+
+    Raises `UnsupportedGraph` naming all that a program cannot hold, and `UnsupportedMutation` for writes that
+    have no functional form.
+    """
+    return _full(interop.from_exported_program(exported))
+
+
+def _full(program: _Program) -> Program:
+    return Program(**{field.name: getattr(program, field.name) for field in fields(program)})
+
+
+def unflatten(
+    program: _Program | ExportedProgram,
+    flat_args_adapter: FlatArgsAdapter | None = None,
+    *,
+    copy: bool = False,
+) -> Tree:
+    """The tree of modules of a program (see `Program.unflatten`), or of a `torch.export.ExportedProgram`.
+
+    For an exported program it stands in for `torch.export.unflatten`: the same calling convention, state,
+    names and order of modules, and a copy of the state. `flat_args_adapter` is asked where the tree is called
+    with another structure of arguments. Raises what `from_exported_program` raises.
+    """
+    if isinstance(program, _Program):
+        return hierarchy.unflatten(interop.adapted(program, flat_args_adapter), copy=copy)
+    return hierarchy.unflatten(
+        interop.adapted(interop.from_exported_program(program), flat_args_adapter), copy=True
+    )
 
 
 __all__ = [
@@ -195,6 +240,7 @@ __all__ = [
     "NestedCapture",
     "NotCallable",
     "NotDifferentiable",
+    "NotExportable",
     "OnViolation",
     "Origin",
     "Output",
@@ -211,6 +257,7 @@ __all__ = [
     "Tree",
     "UnmatchedRecomputation",
     "UnsupportedGenerator",
+    "UnsupportedGraph",
     "UnsupportedHook",
     "UnsupportedInput",
     "UnsupportedModule",
@@ -220,5 +267,6 @@ __all__ = [
     "Violation",
     "WhenceError",
     "capture",
+    "from_exported_program",
     "unflatten",
 ]

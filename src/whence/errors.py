@@ -22,8 +22,11 @@
     ├── (validity)                    3xx
     │   ├── StaleCapture            WH301  something that the capture relied on has changed
     │   └── MalformedProgram        WH302  a program breaks one of its own rules
-    └── (usage)                       4xx
-        └── UsageError              WH401  an option, or the command line, that whence cannot use
+    ├── (usage)                       4xx
+    │   └── UsageError              WH401  an option, or the command line, that whence cannot use
+    └── (other people's graphs)       5xx
+        ├── UnsupportedGraph        WH501  a graph from elsewhere holds what a program cannot
+        └── NotExportable           WH502  a program holds what an ExportedProgram cannot
 
 A code is for good: it is never given to another error, and `docs/errors/` has a page for each. `WhenceError`
 and `CaptureError` are there to be caught and are never raised themselves.
@@ -241,8 +244,11 @@ class SelectionError(WhenceError, LookupError):
     code = "WH201"
 
 
-class CallError(WhenceError, TypeError, ValueError):
-    """A program, flat module or tree was called in another way than it was captured."""
+class CallError(WhenceError, TypeError, ValueError, RuntimeError):
+    """A program, flat module or tree was called in another way than it was captured.
+
+    It is of all three kinds because PyTorch raises one or the other, and code that catches them stays right.
+    """
 
     code = "WH202"
 
@@ -284,3 +290,15 @@ class UsageError(WhenceError):
     """An option or a name, from Python or from the command line, that whence cannot use."""
 
     code = "WH401"
+
+
+class UnsupportedGraph(WhenceError, ValueError):
+    """A graph from elsewhere holds something that a program cannot, or contradicts itself."""
+
+    code = "WH501"
+
+
+class NotExportable(WhenceError, ValueError):
+    """A program holds something that an ExportedProgram cannot."""
+
+    code = "WH502"

@@ -4,7 +4,7 @@ import torch
 from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from whence._torch.graphs import graph_module, name_plainly
+from whence._torch.graphs import graph_module, name_plainly, nested_graph, value_inputs
 
 
 def doubling() -> fx.Graph:
@@ -67,3 +67,17 @@ def test_taken_name_is_not_given_twice() -> None:
         name_plainly(node, "input")
     assert first.name == "input"
     assert second.name != "input"
+
+
+def test_nested_graphs_are_told_from_values() -> None:
+    """The graph of a branch is read from the module that owns the graph, and is no value."""
+    inner = fx.symbolic_trace(torch.nn.ReLU())
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    branch = graph.get_attr("branch")
+    used = graph.call_function(torch.cond, (value, branch))
+    graph.output(used)
+    assert nested_graph(branch) is None
+    module = graph_module({"branch": inner}, graph, "Model")
+    assert nested_graph(branch) is module.branch
+    assert value_inputs(used) == [value]

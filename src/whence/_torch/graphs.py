@@ -21,6 +21,23 @@ def graph_module(root: nn.Module | dict[str, Any], graph: fx.Graph, name: str) -
     return _LazyGraphModule(root, graph, name)
 
 
+def nested_graph(node: fx.Node) -> fx.GraphModule | None:
+    """The graph that a node reads from its own graph's module, for a branch or a loop to run; else None."""
+    if node.op != "get_attr" or node.graph.owning_module is None:
+        return None
+    held: Any = node.graph.owning_module
+    for segment in str(node.target).split("."):
+        held = getattr(held, segment, None)
+    return held if isinstance(held, fx.GraphModule) else None
+
+
+def value_inputs(node: fx.Node) -> list[fx.Node]:
+    """The values that a node reads; the graphs that it runs are none."""
+    return [
+        source for source in node.all_input_nodes if source.op != "get_attr" or nested_graph(source) is None
+    ]
+
+
 def name_plainly(node: fx.Node, wanted: str) -> None:
     """Let a placeholder be called what its caller calls it, also where fx would not: `input` is a builtin.
 

@@ -8,6 +8,7 @@ several calls share is walked once; each of them must hold as many nodes as it r
 from collections import Counter
 from collections.abc import Iterator
 
+from whence._torch.graphs import value_inputs
 from whence.errors import MalformedProgram
 from whence.hierarchy.plan import Body, Plan, Region, pack_of
 from whence.schema import Phase
@@ -70,7 +71,7 @@ def _body_faults(plan: Plan, phase: Phase, body: Body, number: int) -> Iterator[
 
 def _needs(plan: Plan, phase: Phase, step: str | int) -> set[str]:
     if isinstance(step, str):
-        return {source.name for source in plan.nodes[step].all_input_nodes}
+        return {source.name for source in value_inputs(plan.nodes[step])}
     body = plan.body(phase, step)
     packs = {pack_of(step)} if phase is Phase.BACKWARD and body.kept else set()
     return {*body.inputs} | packs

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from whence._torch.autograd import below_autograd, release_saved
+from whence._torch.symbolic_sizes import in_order_of, is_open
 from whence.errors import NotDifferentiable
 from whence.hierarchy.interface import Gradients
 from whence.hierarchy.plan import CallPlan
@@ -118,6 +119,8 @@ def _kept(ctx: Any, run: Differentiation) -> list[Any]:
 
 def laid_out(tensor: Tensor, expected: Tensor) -> Tensor:
     """A tensor in the memory layout that the capture saw."""
+    if is_open(expected):
+        return in_order_of(tensor, expected)
     overlaps = any(
         size > 1 and not stride for size, stride in zip(expected.shape, expected.stride(), strict=True)
     )

@@ -21,6 +21,9 @@ def as_graph(plan: Plan, phase: Phase, number: int) -> fx.Graph:
         made[name] = graph.create_node("get_attr", str(path), name=name)
     for step in body.steps:
         if isinstance(step, str):
+            for source in plan.nodes[step].all_input_nodes:
+                if source.name not in made:  # the graph of a branch or loop
+                    made[source.name] = graph.node_copy(source)
             made[step] = graph.node_copy(plan.nodes[step], lambda node: made[node.name])
         else:
             _add_call(graph, plan, phase, (number, step), made)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from whence._torch.graphs import value_inputs
 from whence.hierarchy.layout import Layout
 from whence.hierarchy.plan import Region
 from whence.schema import Phase
@@ -40,7 +41,7 @@ class Parts:
         """Make a node a part, or a piece of the part that its call is."""
         phase, call = self.layout.regions[node.name]
         copy = self.layout.copies[call]
-        names = [source.name for source in node.all_input_nodes]
+        names = [source.name for source in value_inputs(node)]
         if copy is None:
             part = Part(node.name, (phase, call), dict.fromkeys(names))
             self.rows.append(part)

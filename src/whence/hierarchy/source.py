@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from whence._torch.graphs import nested_graph, value_inputs
 from whence._torch.operators import OpOverload, entry_point
 from whence._torch.sharding import is_distributed, whole
 from whence.hierarchy.differentiable import straight_through
@@ -77,7 +78,8 @@ class _Writer:
     def spelled(self, argument: Any) -> str:
         """An argument as source."""
         if isinstance(argument, fx.Node):
-            return self.local(argument.name)
+            nested = nested_graph(argument)
+            return self.local(argument.name) if nested is None else self.constant(nested)
         if isinstance(argument, (list, tuple)):
             items = ", ".join(map(self.spelled, argument))
             return f"[{items}]" if isinstance(argument, list) else f"({items},)" if argument else "()"
@@ -141,7 +143,7 @@ def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
     node = writer.plan.nodes[step]
     arguments = [writer.spelled(argument) for argument in node.args]
     arguments += [f"{key}={writer.spelled(value)}" for key, value in node.kwargs.items()]
-    callee = writer.callee(_reshaping(node.target) if phase is Phase.BACKWARD else node.target, node.args)
+    callee = writer.callee(_reshaping(node.target), node.args)
     if step in writer.plan.program.straight_through:
         arguments.insert(0, callee)
         callee = writer.callee(straight_through)
@@ -150,7 +152,10 @@ def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
 
 
 def _reshaping(target: Any) -> Any:
-    """Autograd reshapes a gradient: a view in the layout of the capture, in another perhaps a copy."""
+    """A view in the layout of the capture, in another perhaps a copy.
+
+    Autograd reshapes gradients, and some kernels lay their results out otherwise than their fakes do.
+    """
     aten = torch.ops.aten
     return aten.reshape.default if target is aten.view.default else target
 
@@ -201,7 +206,7 @@ def _last_uses(plan: Plan, phase: Phase, body: Body) -> dict[int, list[str]]:
 def _touched(plan: Plan, phase: Phase, step: str | int) -> Iterator[str]:
     if isinstance(step, str):
         yield step
-        yield from (source.name for source in plan.nodes[step].all_input_nodes)
+        yield from (source.name for source in value_inputs(plan.nodes[step]))
         return
     body = plan.body(phase, step)
     yield from body.inputs

@@ -7,12 +7,13 @@ arrive; everything that does not is reported at once.
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Size, Tensor
 
+from whence._torch.symbolic_sizes import Limits, Sizes, is_open
 from whence._torch.trees import (
     TreeSpec,
     key_segments,
@@ -26,6 +27,9 @@ from whence.program.binding import binding_faults
 from whence.program.calls import Absent
 from whence.program.signature import describe
 
+Adapter = Callable[[TreeSpec, TreeSpec, list[Any]], Sequence[Any]]
+"""Takes the captured structure, the given one and the given leaves; returns leaves for the captured one."""
+
 
 @dataclass(frozen=True)
 class Convention:
@@ -33,7 +37,9 @@ class Convention:
 
     `parameters` is the Python signature of the callable where it has one. `leaves` are fake tensors or
     constants, in flat order; `paths` their spelled accesses. `same` pairs leaves that were one tensor.
-    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`).
+    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`). `limits` are
+    the smallest and largest value of every size that the capture left open, by its symbol. `adapter` makes
+    the leaves of another structure fit.
     """
 
     spec: TreeSpec
@@ -42,6 +48,8 @@ class Convention:
     parameters: inspect.Signature | None = None
     same: tuple[tuple[int, int], ...] = ()
     reads_memory: bool = False
+    limits: Mapping[str, Limits] = field(default_factory=dict)
+    adapter: Adapter | None = None
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order; raises `CallError` naming every misfit."""
@@ -55,6 +63,8 @@ class Convention:
         flat, spec = tree_flatten((args, kwargs))
         if spec == self.spec:
             return flat
+        if self.adapter is not None:
+            return self._adapted(spec, flat)
         flat, spec = self._respelled(args, kwargs)
         if not same_structure(spec, self.spec):
             raise CallError(
@@ -74,6 +84,15 @@ class Convention:
         args, kwargs = tree_unflatten(list(leaves), self.spec)
         return args, kwargs
 
+    def _adapted(self, spec: TreeSpec, flat: list[Any]) -> list[Any]:
+        adapted = self.adapter(self.spec, spec, flat)  # type: ignore[misc]
+        if len(adapted) != len(self.leaves):
+            raise CallError(
+                f"the adapter returned {len(adapted)} values, and the program takes {len(self.leaves)}",
+                remedy=f"return one value for each of {', '.join(self.paths)}",
+            )
+        return list(adapted)
+
     def _check(self, flat: Sequence[Any]) -> None:
         rows = zip(self.paths, self.leaves, flat, strict=True)
         problems = [problem for path, expected, given in rows if (problem := misfit(path, expected, given))]
@@ -82,6 +101,7 @@ class Convention:
             problems += [
                 problem for path, expected, given in rows if (problem := misplaced(path, expected, given))
             ]
+        problems += Sizes(self.limits).faults(self._open(flat))
         problems += [
             f"{self.paths[first]} and {self.paths[second]} were one tensor at capture, and are two now"
             for first, second in self.same
@@ -90,6 +110,11 @@ class Convention:
         if problems:
             remedy = "capture again with these inputs"
             raise CallError("the arguments do not fit the capture", why="; ".join(problems), remedy=remedy)
+
+    def _open(self, flat: Sequence[Any]) -> list[tuple[str, Any, Any]]:
+        """The leaves whose sizes the capture left open."""
+        rows = zip(self.paths, self.leaves, flat, strict=True)
+        return [row for row in rows if is_open(row[1])]
 
     def _respelled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
         """Spell a call as the capture spelled its own."""
@@ -149,6 +174,8 @@ def misfit(path: str, expected: Any, given: Any) -> str | None:
     """Say in words how `given` differs from what was captured, or None."""
     if isinstance(expected, Absent):
         return None
+    if is_open(expected):
+        return _misfit_but_for_size(path, expected, given)
     if not isinstance(expected, Tensor):
         return (
             None
@@ -162,9 +189,17 @@ def misfit(path: str, expected: Any, given: Any) -> str | None:
     return None
 
 
+def _misfit_but_for_size(path: str, expected: Any, given: Any) -> str | None:
+    if isinstance(expected, Tensor) and not isinstance(given, Tensor):
+        return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
+    if isinstance(expected, Tensor) and expected.dtype != given.dtype:
+        return f"{path} was {describe(expected)} at capture, is {describe(given)}"
+    return None
+
+
 def misplaced(path: str, expected: Any, given: Any) -> str | None:
     """Say in words how the memory layout of a tensor differs from the capture's, or None."""
-    if not isinstance(expected, Tensor) or expected.stride() == given.stride():
+    if not isinstance(expected, Tensor) or is_open(expected) or expected.stride() == given.stride():
         return None
     return (
         f"{path} had strides {expected.stride()} at capture, has {given.stride()}; the program reads memory"

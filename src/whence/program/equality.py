@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
+from whence._torch.graphs import nested_graph
 from whence.program.calls import Call
 from whence.program.origins import origin_of
 from whence.program.signature import Input
@@ -271,7 +272,9 @@ class Key:
         return found
 
     def _described(self, node: fx.Node) -> Any:
-        """What must agree of two values that come from outside."""
+        """What must agree of two values that come from outside; a branch or loop is equal to itself alone."""
+        if (nested := nested_graph(node)) is not None:
+            return id(nested)
         layout = _layout(node.meta.get("val"))
         if node.name in self.regions.state:
             return layout, *self._state(node.name)

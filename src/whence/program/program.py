@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from torch import Tensor, fx
 
+from whence._torch.graphs import nested_graph
 from whence._torch.trees import TreeSpec
 from whence.errors import SelectionError
 from whence.program.calls import Call, Calls, Structure
@@ -185,10 +186,8 @@ class Program:
 def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
     for node in module.graph.nodes:
         yield node
-        if node.op == "get_attr":
-            inner = getattr(module, str(node.target), None)
-            if isinstance(inner, fx.GraphModule):
-                yield from _nodes_of(inner)
+        if (inner := nested_graph(node)) is not None:
+            yield from _nodes_of(inner)
 
 
 def _near(name: str, candidates: Mapping[str, object]) -> str:

@@ -1,11 +1,11 @@
 """Two views of a program's state: inputs of the graph, or attributes of its module; one set of origins."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, fx
 
-from whence._torch.graphs import graph_module, name_plainly
+from whence._torch.graphs import graph_module, name_plainly, nested_graph
 from whence.errors import Fault, UsageError
 from whence.program.program import Program
 from whence.program.signature import Input, Signature
@@ -42,7 +42,10 @@ def _rebuilt(program: P, held: tuple[Input, ...]) -> P:
     names = {row.name for row in held}
     inputs = tuple(row for row in every if row.name not in names)
     graph = _graph_over(program.graph, held, inputs)
-    root = {row.path: program.state[row.name] for row in held}
+    root: dict[str, Any] = {row.path: program.state[row.name] for row in held}
+    root |= {
+        str(node.target): inner for node in program.graph.nodes if (inner := nested_graph(node)) is not None
+    }
     return program.with_changes(
         graph_module=graph_module(root, graph, program.name),
         signature=Signature(inputs, program.signature.outputs, held),

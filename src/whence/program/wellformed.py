@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from torch import fx
 
+from whence._torch.graphs import nested_graph
 from whence._torch.operators import op_name, traits, written_arguments
 from whence.errors import MalformedProgram
 from whence.program.origins import origin_of
@@ -35,8 +36,9 @@ def inputs_match(program: Program) -> Iterator[str]:
 
 
 def attributes_match(program: Program) -> Iterator[str]:
-    """One attribute row per `get_attr` node."""
-    read = {node.name for node in program.graph.nodes if node.op == "get_attr"}
+    """One attribute row per `get_attr` node that reads no nested graph."""
+    attributes = (node for node in program.graph.nodes if node.op == "get_attr")
+    read = {node.name for node in attributes if nested_graph(node) is None}
     rows = {row.name for row in program.signature.attributes}
     if read - rows:
         yield f"get_attr nodes without a row: {', '.join(sorted(read - rows))}"

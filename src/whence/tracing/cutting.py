@@ -22,10 +22,15 @@ _DETACH = torch.ops.aten.detach.default
 
 
 def cut_gradients(
-    graph: fx.Graph, marks: Mapping[fx.Node, Mark], sources: Mapping[fx.Node, fx.Node], custom: frozenset[int]
+    graph: fx.Graph,
+    marks: Mapping[fx.Node, Mark],
+    sources: Mapping[fx.Node, fx.Node],
+    custom: frozenset[int],
+    *,
+    any_input: bool = False,
 ) -> frozenset[str]:
     """Insert `detach` in front of operations recorded without grad mode; `custom` autograd functions
-    excepted.
+    excepted. With `any_input` each input may need a gradient, whatever that of the example did.
 
     `sources` leads from a node of the functional form to the recorded one. Returns the names of the nodes
     that pass the gradient of their first argument straight through.
@@ -36,7 +41,9 @@ def cut_gradients(
     for node in list(graph.nodes):
         mark = marks.get(sources.get(node, node))
         if node.op == "placeholder":
-            carries = isinstance(value := node.meta.get("val"), Tensor) and value.requires_grad
+            carries = isinstance(value := node.meta.get("val"), Tensor) and (
+                value.requires_grad or (any_input and value.is_floating_point())
+            )
         elif mark is not None and mark.cut and mark.moment not in custom:
             held = _written_argument(node, sources)
             _detach_inputs(graph, node, carrying - {held}, detached)

@@ -1,0 +1,145 @@
+"""Sizes that torch.export keeps open: which numbers a call gives them, and what it allows."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import SymInt, Tensor
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+Limits = tuple[int | None, int | None]
+
+
+def is_open(value: object) -> bool:
+    """Whether a fake tensor has a size or stride, or a number is one, that is not known yet."""
+    if isinstance(value, Tensor):
+        strides = value.stride() if value.layout is torch.strided else ()
+        return any(_is_symbol(size) for size in (*value.shape, *strides))
+    return _is_symbol(value)
+
+
+def _is_symbol(size: object) -> bool:
+    return isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def limits_of(ranges: Mapping[Any, Any]) -> dict[str, Limits]:
+    """The smallest and largest value of each symbol; None where there is none."""
+    return {str(symbol): (_number(bounds.lower), _number(bounds.upper)) for symbol, bounds in ranges.items()}
+
+
+def _number(bound: Any) -> int | None:
+    try:
+        return int(bound)
+    except (OverflowError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def is_number(value: object) -> bool:
+    """Whether a number is one whose value the capture left open."""
+    return isinstance(value, SymInt)
+
+
+def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, ValueRanges[Any]]:
+    """The limits of the symbols in these values, as torch.export keeps them."""
+    symbols = {symbol for value in values for size in _sizes(value) for symbol in size.node.expr.free_symbols}
+    found = {}
+    for symbol in sorted(symbols, key=str):
+        low, high = limits.get(str(symbol), (0, None))
+        found[symbol] = ValueRanges(low or 0, int_oo if high is None else high)
+    return found
+
+
+def _sizes(value: object) -> list[SymInt]:
+    sizes = (*value.shape,) if isinstance(value, Tensor) else (value,)
+    return [size for size in sizes if isinstance(size, SymInt)]
+
+
+@dataclass
+class Sizes:
+    """The numbers that one call gives to open sizes."""
+
+    limits: Mapping[str, Limits]
+    known: dict[Any, int] = field(default_factory=dict)
+    where: dict[Any, str] = field(default_factory=dict)
+    waiting: list[tuple[Any, int, str]] = field(default_factory=list)
+
+    def faults(self, rows: Sequence[tuple[str, Any, Any]]) -> Iterator[str]:
+        """What does not fit, for rows of path, captured leaf and given leaf, in words."""
+        for path, expected, given in rows:
+            yield from self._leaf(path, expected, given)
+        for expression, number, path in self.waiting:
+            yield from self._derived(expression, number, path)
+        for symbol, number in self.known.items():
+            low, high = self.limits.get(str(symbol), (None, None))
+            if (low is not None and number < low) or (high is not None and number > high):
+                yield f"{self.where[symbol]} is {number}, and the capture allows {_range(low, high)}"
+
+    def _leaf(self, path: str, expected: Any, given: Any) -> Iterator[str]:
+        if isinstance(expected, Tensor) and isinstance(given, Tensor):
+            if expected.dim() != given.dim():
+                yield f"{path} had {expected.dim()} dimensions at capture, has {given.dim()}"
+                return
+            for axis, (size, number) in enumerate(zip(expected.shape, given.shape, strict=True)):
+                yield from self._size(f"{path}.shape[{axis}]", size, number)
+        elif isinstance(expected, SymInt):
+            if type(given) is not int and not isinstance(given, SymInt):
+                yield f"{path} was a number at capture, is {given!r}"
+            elif isinstance(given, int):
+                yield from self._size(path, expected, given)
+
+    def _size(self, path: str, expected: Any, number: Any) -> Iterator[str]:
+        if isinstance(number, SymInt):  # inside another capture: what it assumes, it checks itself
+            return
+        if not isinstance(expected, SymInt):
+            if expected != number:
+                yield f"{path} was {expected} at capture, is {number}"
+            return
+        expression = expected.node.expr
+        if not expression.is_Symbol:
+            self.waiting.append((expression, number, path))
+        elif self.known.setdefault(expression, number) != number:
+            other = f"{self.where[expression]}, which is {self.known[expression]}"
+            yield f"{path} is {number} and must equal {other}"
+        self.where.setdefault(expression, path)
+
+    def _derived(self, expression: Any, number: int, path: str) -> Iterator[str]:
+        value = expression.subs(self.known)
+        free = sorted(value.free_symbols, key=str)
+        if len(free) == 1:
+            found = [root for root in sympy.solve(value - number, free[0]) if root.is_Integer]
+            if found:
+                self.known[free[0]] = int(found[0])
+                self.where[free[0]] = path
+                return
+        if value != number:
+            yield f"{path} is {number}, and must be {expression}" + (
+                f" = {value}" if value.is_Integer else ""
+            )
+
+
+def _range(low: int | None, high: int | None) -> str:
+    if low is None or high is None:
+        return f"at most {high}" if low is None else f"at least {low}"
+    return f"{low} to {high}"
+
+
+def in_order_of(tensor: Tensor, expected: Tensor) -> Tensor:
+    """A tensor whose dimensions lie in memory in the order of a fake one with open sizes."""
+    wanted, found = _order(expected), _order(tensor)
+    if wanted == found:
+        return tensor
+    ordered = tensor.permute(wanted).contiguous()
+    return ordered.permute([wanted.index(axis) for axis in range(len(wanted))])
+
+
+def _order(tensor: Tensor) -> list[int]:
+    strides = [_hint(stride) for stride in tensor.stride()]
+    sizes = [_hint(size) for size in tensor.shape]
+    return sorted(range(len(strides)), key=lambda axis: (-strides[axis] if sizes[axis] > 1 else 0, axis))
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint if size.node.hint is not None else 2) if isinstance(size, SymInt) else int(size)

@@ -1,0 +1,7 @@
+"""Other people's graphs and formats, in and out."""
+
+from whence.interop.adapting import adapted
+from whence.interop.exported import from_exported_program
+from whence.interop.exporting import to_exported_program
+
+__all__ = ["adapted", "from_exported_program", "to_exported_program"]

@@ -1,0 +1,120 @@
+"""How a call is made alone: by the signature that the export kept, or else by what crosses its border.
+
+torch.export keeps the calling convention of the modules that were asked for. Of any other call it is known
+what its operations read and what others read of them: it takes these values by position, in the order they
+are first used, and returns its one result or the tuple of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx
+
+from whence._torch.graphs import value_inputs
+from whence._torch.trees import tree_flatten
+from whence.program import Absent, Call, Calls, Constant, Named, Structure
+from whence.program.calls import Leaf
+from whence.provenance import ModulePath
+from whence.provenance.places import ancestors
+
+NO_LEAF = Absent("nothing in the program uses this value")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What modules find in themselves: the paths of each piece of state, and of each of its values."""
+
+    paths: Mapping[str, tuple[ModulePath, ...]]
+
+    def by(self, name: str, module: ModulePath) -> bool:
+        """Whether a module holds a value as its state."""
+        return any(path.is_within(module) for path in self.paths.get(name, ()))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The calling convention of one call as the export kept it, over the values of the program."""
+
+    inputs: Structure
+    outputs: Structure
+
+
+def with_structures(
+    calls: Calls,
+    homes: Mapping[fx.Node, int],
+    held: Held,
+    kept: Mapping[tuple[ModulePath, int], Kept],
+    results: set[str],
+) -> Calls:
+    """The calls with the structure of what they take and return."""
+    taken: dict[int, dict[str, None]] = {call.number: {} for call in calls}
+    given: dict[int, dict[str, None]] = {call.number: {} for call in calls}
+    for node, home in homes.items():
+        for source in value_inputs(node):
+            _cross(calls, source, homes.get(source, 0), home, (taken, given))
+        if node.name in results:
+            _leave(calls, node.name, home, 0, given)
+    return Calls((calls.program, *(_described(row, taken, given, held, kept) for row in calls)))
+
+
+def _cross(
+    calls: Calls, source: fx.Node, maker: int, user: int, crossing: tuple[dict[int, Any], dict[int, Any]]
+) -> None:
+    taken, given = crossing
+    around = set(ancestors(calls.parents, maker))
+    for number in ancestors(calls.parents, user):
+        if number in around:
+            _leave(calls, source.name, maker, number, given)
+            return
+        taken[number][source.name] = None
+
+
+def _leave(calls: Calls, name: str, maker: int, until: int, given: dict[int, Any]) -> None:
+    for number in ancestors(calls.parents, maker):
+        if number in (until, 0):
+            return
+        given[number][name] = None
+
+
+def _described(
+    row: Call,
+    taken: Mapping[int, dict[str, None]],
+    given: Mapping[int, dict[str, None]],
+    held: Held,
+    kept: Mapping[tuple[ModulePath, int], Kept],
+) -> Call:
+    module = row.site.path
+    inputs = [name for name in taken[row.number] if not held.by(name, module)]
+    outputs = [name for name in given[row.number] if not held.by(name, module)]
+    known = kept.get((module, row.site.index))
+    if known is not None and set(inputs) <= {*known.inputs.names} and set(outputs) <= {*known.outputs.names}:
+        return replace(row, inputs=known.inputs, outputs=known.outputs)
+    _, spec = tree_flatten((tuple(inputs), {}))
+    leaves = tuple(map(Named, inputs))
+    return replace(row, inputs=Structure(spec, leaves), outputs=_result(outputs))
+
+
+def _result(names: list[str]) -> Structure:
+    leaves: tuple[Leaf, ...] = tuple(map(Named, names)) or (Constant(None),)
+    _, spec = tree_flatten(tuple(names) if len(names) > 1 else "value")
+    return Structure(spec, leaves)
+
+
+def leaves_of(arguments: Any, values: Mapping[str, Any]) -> Iterator[Leaf]:
+    """The arguments of a signature that the export kept, as values of the program."""
+    for argument in arguments:
+        if hasattr(argument, "value"):
+            yield Constant(argument.value)
+            continue
+        yield leaf_of(values.get(argument.name, NO_LEAF))
+
+
+def leaf_of(value: Any) -> Leaf:
+    """A value of the program as a leaf."""
+    match value:
+        case fx.Node():
+            return Named(value.name)
+        case Absent():
+            return value
+    return Constant(value)

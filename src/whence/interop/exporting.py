@@ -1,0 +1,195 @@
+"""A forward Program becomes a torch.export.ExportedProgram: graph, signature and state in upstream's form."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, fx
+from torch.export import ExportedProgram, ExportGraphSignature, ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ArgumentSpec,
+    ConstantArgument,
+    InputSpec,
+    OutputSpec,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.export.graph_signature import InputKind as ExportedInput
+from torch.export.graph_signature import OutputKind as ExportedOutput
+
+from whence._torch.exported import Verifier
+from whence._torch.graphs import name_plainly, nested_graph
+from whence._torch.symbolic_sizes import is_number, ranges_of
+from whence.errors import Fault, NotExportable
+from whence.interop.stacks import with_metadata
+from whence.program import Input, Output, Program
+from whence.program.state import with_state
+from whence.schema import InputKind, OutputKind
+
+_INPUTS = {
+    InputKind.PARAMETER: ExportedInput.PARAMETER,
+    InputKind.BUFFER: ExportedInput.BUFFER,
+    InputKind.CONSTANT: ExportedInput.CONSTANT_TENSOR,
+    InputKind.USER: ExportedInput.USER_INPUT,
+}
+_WRITTEN = {
+    InputKind.PARAMETER: ExportedOutput.PARAMETER_MUTATION,
+    InputKind.BUFFER: ExportedOutput.BUFFER_MUTATION,
+    InputKind.USER: ExportedOutput.USER_INPUT_MUTATION,
+}
+
+
+def to_exported_program(program: Program) -> ExportedProgram:
+    """The exported program of a forward program; it shares the program's tensors.
+
+    Raises `NotExportable` naming everything that an exported program cannot hold.
+    """
+    if faults := list(_faults(program)):
+        raise NotExportable.of(faults)
+    if program.straight_through:
+        warnings.warn(
+            "an exported program has no way to say that a gradient passes an operation unchanged, as it does "
+            f"for {', '.join(sorted(program.straight_through))}, written in place under no_grad: its outputs "
+            "are right, and its gradients there are not",
+            stacklevel=3,
+        )
+    program = with_state(program, "inputs")
+    graph = _graph(program)
+    return ExportedProgram(
+        root=_nested(program),
+        graph=graph,
+        graph_signature=ExportGraphSignature(
+            [_input_spec(row) for row in program.signature.inputs],
+            [_output_spec(program, row) for row in _ordered(program)],
+        ),
+        state_dict=_held(program, persistent=True),
+        range_constraints=ranges_of(
+            [row.value for row in program.signature.inputs], program.convention.limits
+        ),
+        module_call_graph=_module_calls(program),
+        example_inputs=None,
+        constants=_held(program, persistent=False),
+        verifiers=[Verifier],
+    )
+
+
+def _faults(program: Program) -> Iterator[Fault]:
+    if program.has_backward:
+        yield Fault(
+            f"the program {program.name} is joint: it holds a backward pass",
+            why="an exported program is a forward; PyTorch itself cannot read a joint one back into modules",
+            remedy="capture the forward alone, with backward=False",
+        )
+        return
+    by_name = {row.name: row for row in program.signature.inputs}
+    for row in program.signature.outputs_of(OutputKind.MUTATION):
+        changed = by_name.get(row.of or "")
+        if changed is not None and changed.kind not in _WRITTEN:
+            yield Fault(
+                f"the program writes the constant {changed.path}",
+                why="an exported program may write parameters, buffers and inputs alone",
+                remedy="register the tensor as a buffer and capture again",
+            )
+    for first, second in program.convention.same:
+        paths = program.convention.paths
+        yield Fault(
+            f"{paths[first]} and {paths[second]} are one tensor",
+            why="an exported program takes two, and would not notice when they are",
+            remedy="capture with two tensors, or pass the tensor once",
+        )
+
+
+def _ordered(program: Program) -> list[Output]:
+    """Outputs as torch.export orders them: new values of state and inputs first."""
+    signature = program.signature
+    return [*signature.outputs_of(OutputKind.MUTATION), *signature.outputs_of(OutputKind.USER)]
+
+
+def _graph(program: Program) -> fx.Graph:
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in program.graph.nodes:
+        if node.op == "output":
+            continue
+        made[node] = graph.node_copy(node, lambda source: made[source])
+        name_plainly(made[node], node.name)
+        made[node].meta = with_metadata(program, node)
+    by_name = {node.name: copy for node, copy in made.items()}
+    graph.output(tuple(row.value if row.node is None else by_name[row.node] for row in _ordered(program)))
+    return graph
+
+
+def _nested(program: Program) -> dict[str, Any]:
+    """The graphs of branches and loops, by the name they are read under."""
+    found = {str(node.target): nested_graph(node) for node in program.graph.nodes if node.op == "get_attr"}
+    return {name: inner for name, inner in found.items() if inner is not None}
+
+
+def _input_spec(row: Input) -> InputSpec:
+    target = None if row.kind is InputKind.USER else row.path
+    persistent = row.persistent if row.kind is InputKind.BUFFER else None
+    return InputSpec(_INPUTS[row.kind], _argument(row.name, row.value), target, persistent)
+
+
+def _output_spec(program: Program, row: Output) -> OutputSpec:
+    value = row.value if row.node is None else program.node(row.node).meta["val"]
+    argument = _argument(row.node or "", value)
+    if row.kind is OutputKind.USER:
+        return OutputSpec(ExportedOutput.USER_OUTPUT, argument, None)
+    changed = program.input(row.of or "")
+    target = changed.name if changed.kind is InputKind.USER else changed.path
+    return OutputSpec(_WRITTEN[changed.kind], argument, target)
+
+
+def _argument(name: str, value: Any) -> ArgumentSpec:
+    if isinstance(value, Tensor):
+        return TensorArgument(name)
+    return SymIntArgument(name) if is_number(value) else ConstantArgument(name, value)
+
+
+def _held(program: Program, *, persistent: bool) -> dict[str, Any]:
+    """Tensors by all their names: what a state dict has, or the rest, in the order of the modules."""
+    found: dict[str, Tensor] = {}
+    for record in program.modules:
+        own = [(name, held) for name, held in record.parameters if persistent]
+        own += [(name, held) for name, held, lasting in record.buffers if lasting is persistent]
+        own += [] if persistent else list(record.tensors)
+        found |= {
+            str(record.path.child(name)): program.state[held]
+            for name, held in own
+            if held is not None and held in program.state
+        }
+    return found | _unowned(program, found, persistent=persistent)
+
+
+def _unowned(program: Program, known: Mapping[str, Tensor], *, persistent: bool) -> dict[str, Tensor]:
+    """Tensors that no module holds."""
+    rows = [row for row in program.signature.state if row.path not in known]
+    return {
+        row.path: program.state[row.name]
+        for row in rows
+        if (row.kind is InputKind.PARAMETER or (row.kind is InputKind.BUFFER and row.persistent))
+        is persistent
+    }
+
+
+def _module_calls(program: Program) -> list[ModuleCallEntry]:
+    """An entry for every module, in the model's order; the root's says how it is called."""
+    parameters = program.convention.parameters
+    names = None if parameters is None else _argument_names(program)
+    signature = ModuleCallSignature(
+        inputs=[],
+        outputs=[],
+        in_spec=program.convention.spec,
+        out_spec=program.out_spec,
+        forward_arg_names=names,
+    )
+    others = [str(record.path) for record in program.modules if record.path]
+    return [ModuleCallEntry("", signature), *(ModuleCallEntry(name, None) for name in others)]
+
+
+def _argument_names(program: Program) -> list[str]:
+    """The names of positional and keyword arguments as the example gave them."""
+    args, kwargs = program.convention.unflatten(program.convention.leaves)
+    names = list(program.convention.parameters.parameters) if program.convention.parameters else []
+    return [*(names[at] if at < len(names) else f"args_{at}" for at in range(len(args))), *kwargs]

@@ -1,0 +1,75 @@
+"""What stands against reading an exported program, all of it at once, before anything is done."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from whence.errors import Fault, UnsupportedGraph
+from whence.interop.nested import nested_writes
+
+_TRAINING = (OutputKind.LOSS_OUTPUT, OutputKind.GRADIENT_TO_PARAMETER, OutputKind.GRADIENT_TO_USER_INPUT)
+
+
+def refuse_unsupported(exported: object) -> ExportedProgram:
+    """The exported program; raises `UnsupportedGraph` naming all that a program cannot hold of it."""
+    if not isinstance(exported, ExportedProgram):
+        raise UnsupportedGraph(
+            f"expected a torch.export.ExportedProgram, got {type(exported).__name__}",
+            remedy="pass what torch.export.export or torch.export.load returns",
+        )
+    faults = [*_joint(exported), *_inputs(exported), *_placeholders(exported), *_missing_state(exported)]
+    faults += nested_writes(exported.graph_module)
+    if faults:
+        raise UnsupportedGraph.of(faults)
+    return exported
+
+
+def _joint(exported: ExportedProgram) -> Iterator[Fault]:
+    kinds = {spec.kind for spec in exported.graph_signature.output_specs}
+    if exported.graph_signature.backward_signature is not None or kinds.intersection(_TRAINING):
+        yield Fault(
+            "the exported program is joint: it holds a backward pass",
+            why="torch.export does not say which module call made which operation of the backward",
+            remedy="capture the model with whence.capture(model, args, backward=loss), which does",
+        )
+
+
+def _inputs(exported: ExportedProgram) -> Iterator[Fault]:
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind is InputKind.CUSTOM_OBJ:
+            yield Fault(
+                f"{spec.target} is a script object",
+                why="the state of a program consists of tensors",
+                remedy="keep the object out of forward, or pass its tensors",
+            )
+        elif spec.kind is InputKind.TOKEN:
+            yield Fault(
+                f"{spec.arg.name} is a token that orders effects",
+                why="the operations of a program are ordered by their values alone",
+                remedy="export without operators that have effects, such as printing",
+            )
+
+
+def _placeholders(exported: ExportedProgram) -> Iterator[Fault]:
+    found = [node.name for node in exported.graph.nodes if node.op == "placeholder"]
+    told = [spec.arg.name for spec in exported.graph_signature.input_specs]
+    if found != told:
+        differing = sorted({*found} ^ {*told}) or ["their order"]
+        yield Fault(
+            f"the signature and the placeholders differ: {', '.join(differing)}",
+            why="a pass changed one and not the other",
+            remedy="change both in the pass, or export the model again",
+        )
+
+
+def _missing_state(exported: ExportedProgram) -> Iterator[Fault]:
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    for spec in exported.graph_signature.input_specs:
+        held = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
+        if spec.kind in kinds and not isinstance(held, Tensor):
+            yield Fault(
+                f"{spec.target} is in the signature and not in the state of the exported program",
+                remedy="give the exported program its state back before reading it",
+            )

@@ -1,0 +1,73 @@
+"""Canaries for what torch.export keeps private."""
+
+import torch
+from torch import nn
+from torch._export.verifier import Verifier
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whence._torch import exported
+from whence._torch.exported import Autocast, fakes_like, is_composite, looks_into, shares_storage, taken_apart
+
+aten = torch.ops.aten
+
+
+def test_verifier_is_what_exported_programs_are_checked_by() -> None:
+    """Decomposed programs name `Verifier`, and it accepts functional operators alone."""
+    program = torch.export.export(nn.ReLU(), (torch.ones(2),)).run_decompositions({})
+    assert program.verifiers == [Verifier] == [exported.Verifier]
+
+
+def test_operations_are_taken_apart_on_this_thread() -> None:
+    """What a composite does is seen below autograd, by a TorchDispatchMode that is gone afterwards."""
+    assert issubclass(exported._Noting, TorchDispatchMode)
+    value = torch.empty(2, 4, device="meta")
+    operations, result = taken_apart(lambda x: aten.linear.default(x, x.new_empty(3, 4)), [value])
+    assert [str(row.target) for row in operations][-2:] == ["aten.t.default", "aten.mm.default"]
+    assert result is operations[-1].result
+    assert dispatch._get_current_dispatch_mode_stack() == []
+
+
+def test_casts_of_autocast_are_seen() -> None:
+    """Inside a region the casts are operations like others."""
+    region = Autocast("cpu", torch.bfloat16, True, None)
+    value = torch.empty(4, 4, device="cpu")
+    operations, result = taken_apart(aten.mm.default, [value, value], [region])
+    assert [str(row.target) for row in operations] == [
+        "aten._to_copy.default",
+        "aten._to_copy.default",
+        "aten.mm.default",
+    ]
+    assert result.dtype is torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_what_schemas_say() -> None:
+    """Composites are told from kernels, and schemas name the arguments that results may look into."""
+    assert is_composite(aten.linear.default)
+    assert not is_composite(aten.mm.default)
+    assert looks_into(aten.reshape.default) == (0,)
+    assert looks_into(aten.add_.Tensor) == (0,)
+    assert looks_into(aten.add.Tensor) == ()
+    assert looks_into(len) == ()
+
+
+def test_fakes_belong_together() -> None:
+    """New fakes are of the mode of those that are there, or of a new FakeTensorMode."""
+    mode = FakeTensorMode()
+    known = mode.from_tensor(torch.ones(2))
+    made = fakes_like([3, known])(torch.ones(5))
+    assert isinstance(made, FakeTensor)
+    assert made.fake_mode is mode
+    assert isinstance(fakes_like([])(torch.ones(5)), FakeTensor)
+
+
+def test_memory_is_told_apart() -> None:
+    """Views share memory, copies do not, and sparse tensors are themselves."""
+    whole = torch.ones(4)
+    assert shares_storage(whole, whole[1:])
+    assert not shares_storage(whole, whole.clone())
+    sparse = whole.to_sparse()
+    assert shares_storage(sparse, sparse)
+    assert not shares_storage(sparse, whole.to_sparse())

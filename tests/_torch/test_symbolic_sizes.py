@@ -1,0 +1,83 @@
+"""Canaries for open sizes: how torch.export spells them, and what a call makes of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from whence._torch.symbolic_sizes import Sizes, in_order_of, is_number, is_open, limits_of, ranges_of
+
+
+class Adds(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x, x]) + y
+
+
+def opened() -> tuple[list[Any], dict[Any, Any]]:
+    rows = Dim("rows", min=2, max=9)
+    shapes = {"x": {0: rows}, "y": {0: 2 * rows}}
+    program = torch.export.export(Adds(), (torch.ones(3, 4), torch.ones(6, 4)), dynamic_shapes=shapes)
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    return values, program.range_constraints
+
+
+def faults(*given: Tensor) -> list[str]:
+    values, ranges = opened()
+    return list(Sizes(limits_of(ranges)).faults(list(zip(("x", "y"), values, given, strict=True))))
+
+
+def test_open_sizes_are_known() -> None:
+    """A tensor is open when one of its sizes is; a size is a number."""
+    values, _ = opened()
+    assert is_open(values[0])
+    assert is_number(values[0].shape[0])
+    assert not is_open(torch.ones(2))
+    assert not is_open(3)
+
+
+def test_limits_go_there_and_back() -> None:
+    """Ranges are ValueRanges, and have int_oo where there is no limit."""
+    values, ranges = opened()
+    limits = limits_of(ranges)
+    symbol = values[0].shape[0].node.expr
+    assert limits[str(symbol)][1] == 9
+    assert ranges_of(values, limits)[symbol].upper == 9
+    assert ranges_of(values, {}) == {symbol: ValueRanges(0, int_oo)}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((torch.ones(5, 4), torch.ones(10, 4)), []),
+        ((torch.ones(5, 4), torch.ones(9, 4)), ["y.shape[0] is 9, and must be 2*"]),
+        ((torch.ones(12, 4), torch.ones(24, 4)), ["x.shape[0] is 12, and the capture allows"]),
+        ((torch.ones(5, 3), torch.ones(10, 4)), ["x.shape[1] was 4 at capture, is 3"]),
+        ((torch.ones(5), torch.ones(10, 4)), ["x had 2 dimensions at capture, has 1"]),
+    ],
+)
+def test_what_a_call_gives(given: tuple[Tensor, ...], said: list[str]) -> None:
+    """Sizes of a call fit, or it is said which do not, and why."""
+    found = faults(*given)
+    assert len([text for text in found if any(text.startswith(start) for start in said)]) == len(said)
+    assert bool(found) == bool(said)
+
+
+def test_a_root_is_found_from_what_is_derived() -> None:
+    """Where only a multiple of a size is given, the size is computed from it, and must be whole."""
+    values, ranges = opened()
+    sizes = limits_of(ranges)
+    assert list(Sizes(sizes).faults([("y", values[1], torch.ones(8, 4))])) == []
+    assert list(Sizes(sizes).faults([("y", values[1], torch.ones(7, 4))]))
+
+
+def test_order_in_memory() -> None:
+    """A tensor is laid out in the order of dimensions that the capture saw."""
+    values, _ = opened()
+    transposed = torch.randn(4, 5).t()
+    ordered = in_order_of(transposed, values[0])
+    assert ordered.is_contiguous()
+    assert torch.equal(ordered, transposed)

@@ -1,0 +1,187 @@
+"""Programs become exported programs: PyTorch runs, saves, loads and decomposes them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind, OutputKind
+
+import whence
+from tests.checks import differing, same_bits
+from tests.interop.helpers import exported, is_eager, loaded, program_of, run, unflattened
+from tests.models import case
+
+X = torch.arange(8.0).reshape(2, 4)
+NAMES = ("bert", "llama", "tied_language_model", "running_statistics", "dict_to_dataclass", "unet")
+
+
+class Mixed(nn.Module):
+    """State of every kind, an input that is written, constants among the results."""
+
+    count: Tensor
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = nn.Linear(4, 4)
+        self.other = nn.Linear(4, 4)
+        self.other.weight = self.tied.weight
+        self.register_buffer("count", torch.zeros(4))
+        self.register_buffer("table", torch.ones(4), persistent=False)
+        self.plain = torch.full((4,), 3.0)
+
+    def forward(self, x: Tensor, flag: bool = True) -> tuple[Tensor, None, int]:
+        self.count.add_(1)
+        x.mul_(2)
+        return self.other(self.tied(x)) + self.count + self.table + self.plain + torch.ones(4), None, 3
+
+
+def runs_as_eager(module: nn.Module) -> None:
+    """An exported module gives the model's bits; it calls constants buffers, and orders names by kind."""
+    model = mixed()
+    for _ in range(2):
+        expected, found = run(model, (X,)), run(module, (X,))
+        assert (
+            differing(expected, {name: found[name] for name in expected} | {"names": expected["names"]}) == []
+        )
+
+
+def mixed() -> Mixed:
+    torch.manual_seed(0)
+    return Mixed()
+
+
+@pytest.mark.parametrize("state", ["inputs", "attributes"])
+def test_exported_program_runs(state: str) -> None:
+    """`.module()` gives eager's bits, and writes what eager writes, from either view of the state."""
+    program = whence.capture(mixed(), (X.clone(),), state=state).to_exported_program()
+    runs_as_eager(program.module())
+
+
+def test_exported_program_saves_and_loads() -> None:
+    """It comes back from a file, runs, and reads as the same program."""
+    captured = whence.capture(mixed(), (X.clone(),))
+    again = loaded(captured.to_exported_program())
+    is_eager(unflattened(again), mixed(), (X,))
+    runs_as_eager(again.module())
+    read = whence.from_exported_program(again)
+    assert [row.path for row in read.signature.inputs] == [row.path for row in captured.signature.inputs]
+    assert [str(call.site) for call in read.calls] == [str(call.site) for call in captured.calls]
+    assert [str(node.target) for node in read.nodes()] == [str(node.target) for node in captured.nodes()]
+
+
+def test_exported_program_decomposes() -> None:
+    """`run_decompositions` takes it."""
+    program = whence.capture(mixed(), (X.clone(),)).to_exported_program().run_decompositions({})
+    is_eager(unflattened(program), mixed(), (X,))
+
+
+def test_exported_program_is_unflattened_by_pytorch() -> None:
+    """PyTorch's own unflatten reads its stacks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    tree = torch.export.unflatten(whence.capture(model, (X,)).to_exported_program())
+    assert torch.equal(tree(X), model(X))
+    assert list(tree.state_dict()) == list(model.state_dict())
+
+
+def test_signature_is_in_the_words_of_pytorch() -> None:
+    """Kinds, targets and persistence are those of torch.export."""
+    program = whence.capture(mixed(), (X.clone(),)).to_exported_program()
+    rows = {
+        row.target: (row.kind, row.persistent) for row in program.graph_signature.input_specs if row.target
+    }
+    assert rows["tied.weight"] == (InputKind.PARAMETER, None)
+    assert rows["count"] == (InputKind.BUFFER, True)
+    assert rows["table"] == (InputKind.BUFFER, False)
+    assert rows["plain"] == (InputKind.CONSTANT_TENSOR, None)
+    outputs = [row.kind for row in program.graph_signature.output_specs]
+    assert outputs[:2] == [OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION]
+    assert program.state_dict["tied.weight"] is program.state_dict["other.weight"]
+
+
+def test_rows_31_33_37_metadata_is_in_the_spelling_of_pytorch() -> None:
+    """Stacks, traces and functions are written as torch.export writes them."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    ours = whence.capture(model, (X,)).to_exported_program()
+    theirs = exported(model, (X,))
+
+    def stacks(program: torch.export.ExportedProgram) -> set[tuple[tuple[str, str], ...]]:
+        nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+        assert all("torch_fn" in node.meta and 'File "' in node.meta["stack_trace"] for node in nodes)
+        assert not any("whence_origin" in node.meta for node in nodes)
+        found = (node.meta["nn_module_stack"].items() for node in nodes)
+        return {tuple((key, entry[0]) for key, entry in stack) for stack in found}
+
+    assert stacks(ours) == stacks(theirs)
+
+
+def test_rows_38_39_stacks_of_a_program_that_was_read() -> None:
+    """What an exported program said of classes, by their full names, it says again."""
+    program = exported(nn.Sequential(nn.Linear(4, 4)), (X,))
+    again = whence.from_exported_program(program).to_exported_program()
+    node = next(node for node in again.graph.nodes if node.op == "call_function")
+    assert node.meta["nn_module_stack"]["L__self__0"] == ("0", "torch.nn.modules.linear.Linear")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_models_go_out_and_come_back(name: str) -> None:
+    """Models of the table become exported programs, and come back, bit for bit."""
+    row = case(name)
+    model, args, kwargs = row.make()
+    original = copy.deepcopy(model)
+    program = whence.capture(model, args, kwargs).to_exported_program()
+    outputs = []
+    for module in (original, unflattened(program), program.module()):
+        _, args, kwargs = row.make()
+        torch.manual_seed(3)
+        outputs.append(torch.utils._pytree.tree_leaves(module(*args, **kwargs)))
+    for found in outputs[1:]:
+        assert all(map(same_bits, outputs[0], found))
+
+
+def test_open_sizes_go_out_again() -> None:
+    """Open sizes stay open, with their limits."""
+    rows = torch.export.Dim("rows", min=2, max=9)
+    model = nn.Linear(4, 4)
+    program = exported(model, (X,), dynamic_shapes={"input": {0: rows}})
+    again = whence.from_exported_program(program).to_exported_program()
+    assert torch.equal(again.module()(torch.ones(7, 4)), model(torch.ones(7, 4)))
+    with pytest.raises(whence.CallError, match="is 10, and the capture allows"):
+        unflattened(loaded(again))(torch.ones(10, 4))
+
+
+def test_joint_programs_do_not_go_out() -> None:
+    """A joint program is refused, with the way to export its forward."""
+    program = whence.capture(nn.Linear(4, 4), (X,), backward=True)
+    with pytest.raises(whence.NotExportable, match="it holds a backward pass"):
+        program.to_exported_program()
+
+
+def test_inputs_that_are_one_tensor_do_not_go_out() -> None:
+    """An exported program would not notice that two inputs are not one tensor any more."""
+    program = whence.capture(torch.add, (X, X))
+    with pytest.raises(whence.NotExportable, match=r"args\[0\] and args\[1\] are one tensor"):
+        program.to_exported_program()
+
+
+def test_gradients_that_an_exported_program_cannot_say_are_warned_of() -> None:
+    """Where an operation under no_grad passes its gradient on unchanged, a warning says that it will not."""
+
+    class Clamps(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 1
+            with torch.no_grad():
+                y.clamp_(min=2)
+            return y
+
+    program = program_of(Clamps(), (X.clone().requires_grad_(),))
+    with pytest.warns(UserWarning, match="no way to say that a gradient passes"):
+        out = program.to_exported_program()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(out.module()(X), Clamps()(X))
