@@ -135,6 +135,7 @@ def capture(
     backward: bool | Callable[[Any], Tensor] = False,
     state: str = "inputs",
     reuse: bool = True,
+    strict: bool = False,
 ) -> Program:
     """Record what `model` computes on these example inputs, as one functional graph.
 
@@ -152,6 +153,8 @@ def capture(
     With `reuse`, a module that must do what an equal one did before is not run: what was recorded then is
     written once more, and `program.replay` says which, and why others had to run. The program is the same.
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
+    With `strict`, PyTorch's bytecode front end (`torch.export.export(strict=True)`) reads a module's code,
+    where tracing runs it. What it assumed of the model it does not say, so such a program has no guards.
 
     Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
     been recorded until then in `partial`. An error raised by the model itself stays its own, with a note that
@@ -159,6 +162,9 @@ def capture(
     """
     if faults := [*_backward_faults(backward), *view_faults(state)]:
         raise UsageError.of(faults)
+
+    if strict:
+        return _full(interop.strict_program(model, args, kwargs, backward)).with_state(state)
 
     def run() -> tuple[_Program, Observed]:
         return tracing.capture(model, args, kwargs, backward, reuse=reuse)

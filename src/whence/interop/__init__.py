@@ -3,5 +3,6 @@
 from whence.interop.adapting import adapted
 from whence.interop.exported import from_exported_program
 from whence.interop.exporting import to_exported_program
+from whence.interop.strict import strict_program
 
-__all__ = ["adapted", "from_exported_program", "to_exported_program"]
+__all__ = ["adapted", "from_exported_program", "strict_program", "to_exported_program"]

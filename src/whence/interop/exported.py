@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
@@ -42,18 +43,21 @@ from whence.tracing.cutting import cut_gradients
 from whence.tracing.functional import Functional, functionalize
 from whence.tracing.notes import Mark
 
+_NONE: Mapping[str, Tensor] = MappingProxyType({})
 _DECOMPOSE = "call run_decompositions({}) on the exported program first"
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
-def from_exported_program(exported: ExportedProgram) -> Program:
+def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor] = _NONE) -> Program:
     """The program of an exported one; it shares the exported program's tensors.
+
+    `unused` are buffers of the model that the export left out, by their names.
 
     Raises `UnsupportedGraph` naming everything that a program cannot hold, and `UnsupportedMutation` for
     writes that have no functional form.
     """
     exported = refuse_unsupported(exported)
-    rows = state_of(exported)
+    rows = state_of(exported, unused)
     flat, users = _flat(exported, rows)
     sites, chains = _sites(exported, flat, rows)
     _set_origins(sites)

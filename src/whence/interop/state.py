@@ -1,6 +1,6 @@
 """The state of an exported program: parameters, buffers and constants, each once under all its names."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,14 +77,16 @@ class State:
         return next(iter(self.placeholders), state_name(self.kind, self.first.path))
 
 
-def state_of(exported: ExportedProgram) -> tuple[State, ...]:
+def state_of(exported: ExportedProgram, unused: Mapping[str, Tensor]) -> tuple[State, ...]:
     """Parameters, then buffers, then constants, in the order of the model's own state dict.
+
+    `unused` are buffers of the model that the export left out, by their names.
 
     What is one tensor in the model is one row, also where the graph has a placeholder for each of its names,
     and where the names came back from a file as several tensors in one memory: of these the graph uses one.
     """
     groups: dict[Any, list[Named]] = {}
-    for named in _in_order(exported, list(_named(exported))):
+    for named in _in_order(exported, list(_named(exported, unused))):
         groups.setdefault(_identity(named.tensor), []).append(named)
     used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
     rows = [State(tuple(names)) for group in groups.values() for names in _split(group, used)]
@@ -101,7 +103,7 @@ def _split(names: list[Named], used: Collection[str]) -> list[list[Named]]:
     return list(groups.values())
 
 
-def _named(exported: ExportedProgram) -> Iterator[Named]:
+def _named(exported: ExportedProgram, unused: Mapping[str, Tensor]) -> Iterator[Named]:
     known: set[str] = set()
     for spec in exported.graph_signature.input_specs:
         kind = _KINDS.get(spec.kind)
@@ -117,6 +119,10 @@ def _named(exported: ExportedProgram) -> Iterator[Named]:
         if target not in known:
             kind = InputKind.PARAMETER if isinstance(tensor, nn.Parameter) else InputKind.BUFFER
             yield Named(target, kind, tensor)
+    for target, tensor in unused.items():
+        if target not in known and target not in exported.state_dict:
+            known.add(target)
+            yield Named(target, InputKind.BUFFER, tensor, None, persistent=False)
     for target, value in exported.constants.items():
         if target not in known and isinstance(value, Tensor):
             yield Named(target, InputKind.CONSTANT, value, None, persistent=False)

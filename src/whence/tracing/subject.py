@@ -194,7 +194,7 @@ def _record(
     loose = module._non_persistent_buffers_set
     return ModuleRecord(
         path=path,
-        type=type(module).__name__,
+        type=name_of_class(module),
         container=container,
         training=module.training,
         parameters=tuple((name, held(tensor)) for name, tensor in module._parameters.items()),
@@ -246,7 +246,7 @@ def state_tensors(subject: Subject) -> list[StateTensor]:
                 if tensor is not None:
                     persistent = name not in module._non_persistent_buffers_set
                     held = lasting.get(id(tensor), tensor)
-                    _add(found, held, path.child(name), wants_parameters, persistent, type(module).__name__)
+                    _add(found, held, path.child(name), wants_parameters, persistent, name_of_class(module))
     return list(found.values())
 
 
@@ -276,7 +276,7 @@ def loose_tensors(subject: Subject) -> Iterator[tuple[ModulePath, Tensor]]:
 def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:
     """Tensors that modules hold as plain attributes, by identity: constants with a name."""
     return {
-        id(value): (path.child(name), type(module).__name__)
+        id(value): (path.child(name), name_of_class(module))
         for path, module in subject.named_modules()
         for name, value in _loose_tensors(module)
     }

@@ -1,0 +1,75 @@
+"""Capture through PyTorch's bytecode front end, which reads a model's code where tracing runs it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence import hierarchy, tracing
+from whence.errors import NotCallable, Place
+from whence.interop.exported import from_exported_program
+from whence.program import ModuleRecord, Program
+from whence.tracing.subject import module_records, subject_of
+
+
+def strict_program(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    backward: bool | Callable[[Any], Tensor],
+) -> Program:
+    """The program of what `torch.export.export(strict=True)` reads; it shares the model's tensors.
+
+    A joint program is traced from the modules of the forward one. Raises `NotCallable` for what is no module;
+    what the front end raises stays its own, with a note.
+    """
+    if not isinstance(model, nn.Module):
+        raise NotCallable(
+            f"strict=True takes a module, not a {type(model).__name__}",
+            where=Place(getattr(model, "__qualname__", "")),
+            why="it goes through torch.export.export(strict=True), which exports modules",
+            remedy="wrap it in a module whose forward calls it, or capture it with strict=False",
+        )
+    forward = _forward(model, args, kwargs)
+    if not backward:
+        return forward
+    joint, _ = tracing.capture(hierarchy.unflatten(forward), args, kwargs, backward)
+    return joint
+
+
+def _forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Program:
+    with _Noted(type(model).__name__):
+        exported = torch.export.export(model, args, kwargs, strict=True)
+    program = from_exported_program(exported, dict(model.named_buffers(remove_duplicate=False)))
+    return program.with_changes(modules=tuple(_as_in_model(model, program)))
+
+
+def _as_in_model(model: nn.Module, program: Program) -> Iterator[ModuleRecord]:
+    """The hierarchy of the model, with what the export found besides: constants, and modules in variables."""
+    names = {id(tensor): name for name, tensor in program.state.items()}
+    found = {record.path: record for record in program.modules}
+    for record in module_records(subject_of(model), names):
+        exported = found.pop(record.path, record)
+        yield replace(
+            record,
+            tensors=tuple(dict.fromkeys((*record.tensors, *exported.tensors))),
+            children=tuple(dict.fromkeys((*record.children, *exported.children))),
+        )
+    yield from found.values()
+
+
+class _Noted(AbstractContextManager[None]):
+    """Adds a note to any exception that passes through."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            error.add_note(
+                f"whence was capturing {self._name} with strict=True, through torch.export; "
+                "strict=False runs the model instead of reading its code"
+            )
