@@ -122,6 +122,7 @@ def capture(
     kwargs: dict[str, Any] | None = None,
     *,
     backward: bool | Callable[[Any], Tensor] = False,
+    dynamic_shapes: Any = None,
     state: str = "inputs",
     reuse: bool = False,
 ) -> Program:
@@ -151,7 +152,9 @@ def capture(
         raise UsageError.of(faults)
 
     def run() -> tuple[_Program, Observed]:
-        return tracing.capture(model, args, kwargs, backward, reuse=reuse)
+        return tracing.capture(
+            model, args, kwargs, backward, reuse=reuse, dynamic_shapes=dynamic_shapes
+        )
 
     def captured() -> Program:
         traced, observed = run()

@@ -41,8 +41,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.autograd import inside_backward
 from whence._torch.graphs import name_plainly
+from whence._torch.kernels import chooses_a_kernel, run_without_choosing
 from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
 from whence._torch.listening import RecordingListener
+from whence._torch.operators import has_size_of_data
+from whence._torch.size_nodes import SizeNodes, Slots
+from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, sized_like
 from whence._torch.tensors import storage_of
 from whence._torch.trees import tree_flatten
 
@@ -74,10 +78,11 @@ def is_wrapper_subclass(tensor: Tensor) -> bool:
     return type(tensor) not in _NO_SUBCLASSES and is_traceable_wrapper_subclass(tensor)
 
 
-def fake_mode_of(tensors: Iterator[Tensor]) -> FakeTensorMode:
-    """The mode that made the first fake tensor among `tensors`, or a new one."""
+def fake_mode_of(tensors: Iterator[Tensor], *, dynamic: bool = False) -> FakeTensorMode:
+    """The mode that made the first fake tensor among `tensors`, or a new one; with sizes that are symbols
+    where it is to be `dynamic`."""
     found = next((tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)), None)
-    return found or FakeTensorMode()
+    return found or (dynamic_mode() if dynamic else FakeTensorMode())
 
 
 def note_function(tracer: Any, node: fx.Node) -> None:
@@ -170,7 +175,7 @@ def _is_plain(func: Any) -> bool:
     """Whether an operator returns tensors, is no composite, and never needs a tensor's value."""
     if not isinstance(func, OpOverload) or func in _SPECIAL or torch.Tag.data_dependent_output in func.tags:
         return False
-    if func.namespace != "aten":
+    if func.namespace != "aten" or has_size_of_data(func):
         return False
     composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     if composite and not has_layout_rule(func):
@@ -216,6 +221,21 @@ class Recorder(ProxyTorchDispatchMode):
         self._adopted: dict[int, fx.Node] = {}
         self._storages: set[int] = set()
         self._kept: list[Tensor] = []
+        self.environment = environment_of(fake_mode)
+        self.sizes: SizeNodes | None = None
+        if self.environment is not None:
+            self.environment.where = listener.reading
+            self.sizes = SizeNodes(self.environment, self._append_size, listener.user_of_sizes, self.tracer)
+            self.tracer.symnode_tracker = Slots(self.sizes)
+
+    def _append_size(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        node = self.tracer.graph.create_node("call_function", target, args, kwargs)
+        self.listener.size_recorded(node)
+        return node
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What Python computes of sizes is written down where an operation uses it."""
+        return func(*args, **kwargs)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -280,6 +300,11 @@ class Recorder(ProxyTorchDispatchMode):
         leaf = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
         fake = isinstance(leaf, FakeTensor)
         twin: Tensor = leaf if fake else self.fake_mode.from_tensor(leaf, static_shapes=True)
+        return twin, self.placeholder(twin, name)
+
+    def sized_input(self, tensor: Tensor, name: str, sizes: Sequence[Any]) -> tuple[Tensor, fx.Node]:
+        """A fake twin of a user input with these sizes, some of them symbols, and its placeholder."""
+        twin = sized_like(self.fake_mode, tensor, sizes)
         return twin, self.placeholder(twin, name)
 
     def constant_input(self, value: object, name: str) -> fx.Node:
@@ -422,7 +447,9 @@ class Recorder(ProxyTorchDispatchMode):
             self._as_nodes(args),
             {key: self._as_nodes(value) for key, value in kwargs.items()},
         )
-        result = _apart(as_kernel_lays_out(func, args, func(*args, **kwargs)))
+        choosing = self.environment is not None and chooses_a_kernel(func)
+        given = run_without_choosing(func, args, kwargs, self.environment) if choosing else func(*args, **kwargs)
+        result = _apart(as_kernel_lays_out(func, args, given))
         tracer = self.tracer
         node = tracer.graph.create_node(
             "call_function", func, node_args, node_kwargs, func.overloadpacket.__name__
@@ -463,6 +490,8 @@ class Recorder(ProxyTorchDispatchMode):
             return value
         if kind is list or kind is tuple:
             return kind([self._as_nodes(item) for item in value])
+        if kind in SYMBOLIC and self.sizes is not None:
+            return self.sizes.argument(value)
         raise _NotPlain
 
     def _know_literal(self, literal: Tensor) -> None:

@@ -21,6 +21,7 @@ from torch.utils._pytree import (
 __all__ = [
     "KeyPath",
     "TreeSpec",
+    "children_of",
     "key_segments",
     "spelled",
     "tree_flatten",
@@ -38,6 +39,14 @@ def spelled(path: KeyPath) -> str:
 def key_segments(path: KeyPath) -> list[str]:
     """The bare keys of an access: `["0", "mask", "hidden"]`."""
     return [str(_bare(key)) for key in path]
+
+
+def children_of(value: Any) -> list[tuple[Any, str, Any]] | None:
+    """What a container holds: the bare key, the access and the value of each; None for a leaf."""
+    pairs, _ = tree_flatten_with_path(value, is_leaf=lambda inside: inside is not value)
+    if len(pairs) == 1 and not pairs[0][0]:
+        return None
+    return [(_bare(path[0]), _access(path[0]), child) for path, child in pairs]
 
 
 def _access(key: Any) -> str:

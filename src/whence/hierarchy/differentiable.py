@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from whence._torch.autograd import below_autograd, release_saved
 from whence.errors import NotDifferentiable
 from whence.hierarchy.interface import Gradients
+from whence.hierarchy.described import Described
 from whence.hierarchy.plan import CallPlan
 
 Needs = Mapping[str, frozenset[str]]
@@ -24,8 +25,8 @@ class Runner(Protocol):
     def run_backward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
         """The gradients that leave the call."""
 
-    def described(self, name: str) -> Tensor:
-        """A fake tensor with the shape and dtype of a value."""
+    def described(self, name: str, sizes: Mapping[str, int]) -> Described:
+        """The shape, strides and dtype of a value in a call with these sizes."""
 
     @property
     def needs(self) -> Needs:
@@ -41,6 +42,7 @@ class Differentiation:
     plan: CallPlan
     gradients: Gradients
     versions: tuple[int, ...]
+    sizes: Mapping[str, int]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -116,14 +118,12 @@ def _kept(ctx: Any, run: Differentiation) -> list[Any]:
     return kept
 
 
-def laid_out(tensor: Tensor, expected: Tensor) -> Tensor:
+def laid_out(tensor: Tensor, expected: Described) -> Tensor:
     """A tensor in the memory layout that the capture saw."""
-    overlaps = any(
-        size > 1 and not stride for size, stride in zip(expected.shape, expected.stride(), strict=True)
-    )
-    if tensor.stride() == expected.stride() or overlaps or tensor.layout != torch.strided:
+    overlaps = any(size > 1 and not stride for size, stride in zip(*expected.layout, strict=True))
+    if tensor.stride() == expected.strides or overlaps or tensor.layout != torch.strided:
         return tensor
-    copied = torch.empty_strided(expected.shape, expected.stride(), dtype=tensor.dtype, device=tensor.device)
+    copied = torch.empty_strided(*expected.layout, dtype=tensor.dtype, device=tensor.device)
     return copied.copy_(tensor)
 
 
@@ -147,7 +147,7 @@ def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[
     missing: set[str] = set()
     for output, tangent in run.gradients.tangents:
         gradient = waiting.pop(output, None)
-        expected = run.runner.described(tangent)
+        expected = run.runner.described(tangent, run.sizes)
         if gradient is None:
             missing.add(tangent)
             gradient = torch.zeros(expected.shape, dtype=expected.dtype, device=device)

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Size, Tensor
 
+from whence._torch.sizes import SYMBOLIC
 from whence._torch.trees import (
     TreeSpec,
     key_segments,
@@ -25,6 +26,7 @@ from whence.errors import CallError
 from whence.program.binding import binding_faults
 from whence.program.calls import Absent
 from whence.program.signature import describe
+from whence.program.sizes import Sizes, told
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Convention:
 
     `parameters` is the Python signature of the callable where it has one. `leaves` are fake tensors or
     constants, in flat order; `paths` their spelled accesses. `same` pairs leaves that were one tensor.
-    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`).
+    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`). `sizes` says
+    which sizes may vary, and how far; None where all are those of the capture.
     """
 
     spec: TreeSpec
@@ -42,6 +45,7 @@ class Convention:
     parameters: inspect.Signature | None = None
     same: tuple[tuple[int, int], ...] = ()
     reads_memory: bool = False
+    sizes: Sizes | None = None
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order; raises `CallError` naming every misfit."""
@@ -75,8 +79,9 @@ class Convention:
         return args, kwargs
 
     def _check(self, flat: Sequence[Any]) -> None:
-        rows = zip(self.paths, self.leaves, flat, strict=True)
-        problems = [problem for path, expected, given in rows if (problem := misfit(path, expected, given))]
+        problems = [problem for at, given in enumerate(flat) if (problem := self._misfit(at, given))]
+        if self.sizes is not None and not problems:
+            self._check_sizes(self.sizes, flat)
         if self.reads_memory and not problems:
             rows = zip(self.paths, self.leaves, flat, strict=True)
             problems += [
@@ -90,6 +95,38 @@ class Convention:
         if problems:
             remedy = "capture again with these inputs"
             raise CallError("the arguments do not fit the capture", why="; ".join(problems), remedy=remedy)
+
+    def _misfit(self, at: int, given: Any) -> str | None:
+        expected = self.leaves[at]
+        if self.sizes is None or not isinstance(expected, (Tensor, *SYMBOLIC)):
+            return misfit(self.paths[at], expected, given)
+        return self._misfit_of_size(self.sizes, at, given)
+
+    def _misfit_of_size(self, sizes: Sizes, at: int, given: Any) -> str | None:
+        """How a value that may have other sizes differs in anything else."""
+        path, expected = self.paths[at], self.leaves[at]
+        if not isinstance(expected, Tensor):
+            is_number = type(given) is int
+            return None if is_number else f"{path} was a whole number at capture, is {describe(given)}"
+        if not isinstance(given, Tensor):
+            return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
+        if expected.dtype != given.dtype or not sizes.admits(at, given.shape):
+            return f"{path} was {describe(expected)} at capture, is {describe(given)}"
+        return None
+
+    def _check_sizes(self, sizes: Sizes, flat: Sequence[Any]) -> None:
+        broken = [told(rule, flat) for rule in sizes.broken(flat)]
+        if broken:
+            raise CallError(
+                "the capture does not hold for these sizes",
+                why="; ".join(broken),
+                remedy="pass inputs of an admitted size (print(program.shapes) lists them), or capture again "
+                "with a dynamic_shapes, or an example, that admits this one",
+            )
+
+    def bound(self, flat: Sequence[Any]) -> dict[str, int]:
+        """The sizes of a call that has been checked, by name."""
+        return {} if self.sizes is None else self.sizes.bound(flat)
 
     def _respelled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
         """Spell a call as the capture spelled its own."""

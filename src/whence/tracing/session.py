@@ -25,6 +25,7 @@ from whence._torch.hooks import described
 from whence._torch.module_calls import ObservedCall
 from whence._torch.operators import draws, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
+from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of
 from whence._torch.trees import tree_flatten
 from whence.errors import (
     DataDependent,
@@ -227,6 +228,10 @@ class Session:
         if isinstance(leaf, Tensor):
             node = self.note_key(leaf)
             return Absent("a tensor the capture does not know") if node is None else Named(node.name)
+        if is_symbolic(leaf) and self.recorder.sizes is not None:
+            return Named(self.recorder.sizes.argument(leaf).name)
+        if isinstance(leaf, SYMBOLIC):
+            return Constant(number_of(leaf))
         if isinstance(leaf, _PLAIN):
             return Constant(leaf)
         return Absent(f"an object of type {type(leaf).__name__}")
@@ -246,6 +251,13 @@ class Session:
             return node
         self.recorder.recognised(tensor)
         return self.known(tensor)
+
+    def held(self, leaf: Any) -> fx.Node | None:
+        """The node that holds a result; None for a constant."""
+        if isinstance(leaf, Tensor):
+            return self.known(leaf)
+        sizes = self.recorder.sizes
+        return sizes.argument(leaf) if sizes is not None and is_symbolic(leaf) else None
 
     def differentiable_literals(self) -> list[tuple[Tensor, fx.Node]]:
         """Tensors from outside the model that require a gradient, such as those a function closes over."""
@@ -280,6 +292,16 @@ class Session:
             hook=self.watch.hook(possible=self.phase is Phase.BACKWARD and source is not None),
             packs=self.watch.packs is not None,
         )
+
+    def size_recorded(self, node: fx.Node) -> None:
+        """Mark a node that holds a size: it differentiates nothing, and no autograd node was made for it."""
+        self.recorded(node)
+        self.notes.marks[node] = replace(self.notes.marks[node], moment=-1, cut=())
+
+    def user_of_sizes(self) -> object:
+        """The module call in the forward, the autograd node in the backward."""
+        running = id(self._started[-1][0]) if self._started else len(self.notes.order)
+        return self._stack[-1], running if self.phase is Phase.BACKWARD else None
 
     def _note_draw(self, node: fx.Node) -> None:
         """A random operation; in a recomputation, the draw it repeats."""

@@ -1,0 +1,122 @@
+"""What a run decided by sizes becomes rules, and an error where it is less than was asked for."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from whence._torch.dims import Freedom, Wish
+from whence._torch.sizes import Decision, Found, SizeEnvironment
+from whence.program import Program
+from whence.program.sizes import Asker, Dimension, Reading, SizeRule, Sizes, shape_of, sized
+from whence.tracing.asked import Asked
+from whence.tracing.example import Example
+from whence.tracing.record import Recorded
+from whence.tracing.specialised import refuse_less
+from whence.tracing.symbols import size_names
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Everything that is known of sizes after a run.
+
+    `names` gives the size behind each dimension, `readings` those that are read from inputs, and `decisions`
+    what code required, with the place of each.
+    """
+
+    asked: Asked
+    environment: SizeEnvironment
+    names: Mapping[Dimension, str]
+    readings: tuple[Reading, ...]
+    decisions: tuple[Found, ...]
+
+
+def with_sizes(program: Program, example: Example, recorded: Recorded) -> Program:
+    """The program with the rules that its sizes must keep; raises `SpecialisedShapes`."""
+    environment = recorded.session.recorder.environment
+    if environment is None or example.asked is None:
+        return program
+    environment.freeze()
+    settled = _settled(environment, example.asked, size_names(example.asked, example.names))
+    refuse_less(settled)
+    leaves = recorded.prepared.leaves
+    shapes = tuple(shape_of(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves)
+    hidden, rules = _rules(settled, leaves)
+    sizes = Sizes((*settled.readings, *hidden), shapes, rules)
+    return program.with_changes(convention=replace(program.convention, sizes=sizes))
+
+
+def _settled(environment: SizeEnvironment, asked: Asked, names: Mapping[Dimension, str]) -> Settled:
+    free = {name for name, symbol in environment.bases.items() if environment.is_free(symbol)}
+    readings: dict[str, Reading] = {}
+    for at, name in names.items():
+        wish = asked.wishes[at]
+        if name in free:
+            readings.setdefault(name, Reading(name, at, wish.scale, wish.offset))
+    return Settled(asked, environment, names, tuple(readings.values()), tuple(environment.found()))
+
+
+def _rules(settled: Settled, leaves: Sequence[Any]) -> tuple[tuple[Reading, ...], tuple[SizeRule, ...]]:
+    """Further readings that only rules look at, and the rules."""
+    hidden: list[Reading] = []
+    rules: list[SizeRule] = []
+    own = {reading.dimension: reading for reading in settled.readings}
+    for at, wish in settled.asked.wishes.items():
+        size = sized(leaves[at.position] if at.dim is None else leaves[at.position].shape[at.dim])
+        if at not in own or wish.scale != 1:
+            reading = Reading(f"_{at.position}" if at.dim is None else f"_{at.position}_{at.dim}", at)
+            hidden.append(reading)
+            if at.dim is None or not isinstance(size, int):
+                rules.append(_equal(settled, at, wish, f"{reading.name} == {size}", own))
+        if at in own:
+            rules += _asked_bounds(at, wish, settled.names[at])
+    rules += [rule for found in settled.decisions if (rule := _decided(settled, found)) is not None]
+    return tuple(hidden), tuple(_without_repeats(rules))
+
+
+def _equal(
+    settled: Settled, at: Dimension, wish: Wish, condition: str, own: Mapping[Dimension, Reading]
+) -> SizeRule:
+    name = settled.names[at]
+    base = next((there for there, reading in own.items() if reading.name == name), None)
+    if base is not None:
+        words = f"{wish.text}" if wish.scale != 1 or wish.offset else f"what {base} is"
+        words = words if base == at else f"{words}, where {name} is {base}" if wish.scale != 1 else words
+        by = Asker(asked=wish.text)
+        return SizeRule((at, base), condition, words, by)
+    fixed = settled.environment.cause_of(settled.environment.bases[name])
+    return SizeRule((at,), condition, condition.partition(" == ")[2], asker(fixed))
+
+
+def _asked_bounds(at: Dimension, wish: Wish, name: str) -> Iterator[SizeRule]:
+    text = wish.text
+    if wish.low:
+        yield SizeRule((at,), f"{name} >= {wish.low}", f"at least {_dimension(wish, wish.low)}", Asker(text))
+    if wish.high is not None:
+        yield SizeRule((at,), f"{name} <= {wish.high}", f"at most {_dimension(wish, wish.high)}", Asker(text))
+
+
+def _dimension(wish: Wish, base: int) -> int:
+    return base * wish.scale + wish.offset
+
+
+def asker(decision: Decision | None) -> Asker:
+    """The line of code that decided, and the module it ran in."""
+    module, source = (None, None) if decision is None or decision.place is None else decision.place
+    return Asker(module=module, source=source)
+
+
+def _decided(settled: Settled, found: Found) -> SizeRule | None:
+    concerned = [at for at, name in settled.names.items() if name in found.names]
+    if not concerned:
+        return None
+    return SizeRule(tuple(concerned), found.text, found.words, asker(found.decision))
+
+
+def _without_repeats(rules: Sequence[SizeRule]) -> Iterator[SizeRule]:
+    seen: set[str] = set()
+    for rule in rules:
+        if rule.condition not in seen:
+            seen.add(rule.condition)
+            yield rule
