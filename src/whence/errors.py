@@ -254,9 +254,10 @@ class SpecialisedShapes(CaptureError):
     dimensions: tuple[Any, ...] = ()
     suggested: Any = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """The facts travel to another process; so does the suggestion, which is made of `Dim`s."""
-        return super().__reduce__()
+    def __str__(self) -> str:
+        rows = [f"  {fault.what}" for fault in self.faults]
+        todo = f"  what to do:{self.remedy}"
+        return "\n".join([f"[{self.code}] {self.what}", *rows, todo, *self._hints()])
 
 
 class SelectionError(WhenceError, LookupError):

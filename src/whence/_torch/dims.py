@@ -110,3 +110,29 @@ def further_examples(spec: object) -> list[tuple[tuple[Any, ...], dict[str, Any]
     """The inputs that were added as examples, beside those of the capture."""
     examples = spec._examples if isinstance(spec, AdditionalInputs) else []
     return [(args, dict(kwargs or {})) for args, kwargs in examples]
+
+
+def dim_of(wish: Wish, roots: dict[str, Any]) -> Any:
+    """A wish as a person would write it; a `Dim` of one name is one object, kept in `roots`."""
+    if wish.freedom is Freedom.STATIC:
+        return Dim.STATIC
+    if wish.freedom is not Freedom.NAMED:
+        hint = Dim.AUTO if wish.freedom is Freedom.AUTO else Dim.DYNAMIC
+        return hint(min=wish.low, max=wish.high) if wish.bounds else hint  # type: ignore[operator]
+    if wish.name not in roots:
+        roots[wish.name] = Dim(wish.name, min=wish.low, max=wish.high)
+    dim = roots[wish.name]
+    dim = dim if wish.scale == 1 else wish.scale * dim
+    return dim + wish.offset if wish.offset > 0 else dim - -wish.offset if wish.offset else dim
+
+
+def written(wish: Wish) -> str:
+    """A wish as source, every `Dim` spelled out."""
+    if wish.freedom is Freedom.STATIC:
+        return "Dim.STATIC"
+    if wish.freedom is not Freedom.NAMED:
+        hint = f"Dim.{wish.freedom.name}"
+        return f"{hint}({wish.bounds})" if wish.bounds else hint
+    text = f"Dim({', '.join(filter(None, [repr(wish.name), wish.bounds]))})"
+    text = f"{wish.scale}*{text}" if wish.scale != 1 else text
+    return f"{text} {'+' if wish.offset > 0 else '-'} {abs(wish.offset)}" if wish.offset else text

@@ -5,9 +5,11 @@ below 16, for example. Which kernel runs is chosen anew in every run, by the pro
 question is not to limit sizes. What the operator really requires of sizes is required here.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 
 from whence._torch.sizes import SizeEnvironment, without_decisions
 
@@ -18,6 +20,12 @@ _CONVOLUTIONS: dict[Any, tuple[int, int, int, int]] = {
     aten.convolution.default: (0, 1, 6, 8),
     aten.convolution_backward.default: (1, 2, 7, 9),
 }
+
+
+def kernels_for_symbols(wanted: bool) -> AbstractContextManager[object]:
+    """Inside the block, operators whose C++ kernel takes numbers only run as PyTorch's decompositions of them
+    in Python, which take symbols."""
+    return enable_python_dispatcher() if wanted else nullcontext()
 
 
 def chooses_a_kernel(func: Any) -> bool:

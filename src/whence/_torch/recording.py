@@ -41,7 +41,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.autograd import inside_backward
 from whence._torch.graphs import name_plainly
-from whence._torch.kernels import chooses_a_kernel, run_without_choosing
+from whence._torch.kernels import chooses_a_kernel, kernels_for_symbols, run_without_choosing
 from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
 from whence._torch.listening import RecordingListener
 from whence._torch.operators import has_size_of_data
@@ -389,8 +389,9 @@ class Recorder(ProxyTorchDispatchMode):
     @contextmanager
     def active(self) -> Iterator[None]:
         """Record everything that runs on this thread inside the block."""
-        with self.fake_mode, _FunctionMode(self), self:
-            yield
+        with kernels_for_symbols(self.environment is not None):
+            with self.fake_mode, _FunctionMode(self), self:
+                yield
 
     def recognised(self, value: Any) -> Any:
         """`value` with every tensor the recording has a stand-in for replaced by it."""

@@ -6,6 +6,7 @@ the program, and what is computed from sizes is spelled out anew by each call th
 equal, and a module can be called alone.
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,7 +84,7 @@ class SizeNodes:
             return number_of(number)
         known = {symbol: fx.Proxy(self._bases[symbol], self._tracer) for symbol in found.free_symbols}
         with self._appending(create):
-            node: fx.Node = sympy_interp(PythonReferenceAnalysis, known, found).node
+            node: fx.Node = sympy_interp(_OnNodes, known, found).node
         return node
 
     @contextmanager
@@ -108,6 +109,34 @@ class SizeNodes:
         node = self._create(target, args, {})
         node.meta["val"] = size
         return node
+
+
+class _OnNodes(PythonReferenceAnalysis):
+    """Operations on numbers, on proxies: those that Python's own functions do not take become calls of them."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def floor_to_int(x: Any, dtype: object) -> Any:
+        return _called(math.floor, x)
+
+    @staticmethod
+    def ceil_to_int(x: Any, dtype: object) -> Any:
+        return _called(math.ceil, x)
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: object) -> Any:
+        return _called(math.trunc, x)
+
+    @staticmethod
+    def round_to_int(x: Any, dtype: object) -> Any:
+        return _called(round, x)
+
+
+def _called(function: Any, proxy: Any) -> Any:
+    return proxy.tracer.create_proxy("call_function", function, (proxy,), {})
 
 
 class Slots:

@@ -38,6 +38,17 @@ class Decision:
     asked: Any
     place: Any
 
+    @property
+    def is_comparison(self) -> bool:
+        """Whether a question was answered with yes or no."""
+        return isinstance(self.asked, sympy.logic.boolalg.Boolean) and not self.asked.is_Symbol
+
+    def compared_with(self, symbol: Any) -> Any:
+        """What a size was compared with; None where it was asked something else."""
+        if not isinstance(self.asked, sympy.Eq | sympy.Ne) or symbol not in self.asked.args:
+            return None
+        return next(side for side in self.asked.args if side != symbol)
+
 
 @dataclass(frozen=True)
 class _Named(Source):
@@ -110,6 +121,10 @@ class SizeEnvironment(ShapeEnv):
         bounds = self.var_to_range[symbol]
         return int(bounds.lower), None if bounds.upper == int_oo else int(bounds.upper)
 
+    def spelled(self, found: Any) -> str:
+        """An expression over the names of sizes."""
+        return spell(found, self.names)
+
     def cause_of(self, symbol: Any) -> Decision | None:
         """The decision that made a symbol stand for something else."""
         about = [row for row in self.decisions if symbol in row.condition.free_symbols]
@@ -162,6 +177,18 @@ def _divisor(condition: Any) -> int | None:
 def divisor_of(found: "Found") -> int | None:
     """The number that a size must be a multiple of, where that is what was found."""
     return _divisor(found.condition) if isinstance(found.condition, sympy.Eq) else None
+
+
+def linear(found: Any) -> tuple[Any, int, int] | None:
+    """The one symbol of an expression, how often it is taken, and what is added; None for other forms."""
+    if len(found.free_symbols) != 1:
+        return None
+    (symbol,) = found.free_symbols
+    offset = found.subs(symbol, 0)
+    scale = found.subs(symbol, 1) - offset
+    if not (offset.is_Integer and scale.is_Integer) or sympy.expand(scale * symbol + offset - found) != 0:
+        return None
+    return symbol, int(scale), int(offset)
 
 
 def _implied(condition: Any, others: Sequence[Any]) -> bool:

@@ -41,17 +41,29 @@ class Dimension:
         return int(leaf if self.dim is None else leaf.shape[self.dim])
 
 
+ZERO_ONE = "the example has that size there, and sizes of 0 and 1 are special (broadcasting)"
+"""Why a size is fixed of which the example shows 0 or 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who constrained a size: what was written in `dynamic_shapes`, or a line of code in a module call."""
+    """Who constrained a size: what was written, in `dynamic_shapes`, or a line of code in a module call."""
 
     asked: str = ""
     module: ModulePath | None = None
     source: Source | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "asked_in": self.asked or None,
+            "module": None if self.module is None else str(self.module),
+            "source": None if self.source is None else str(self.source),
+        }
+
     def __str__(self) -> str:
         if self.asked:
-            return f"{self.asked} in dynamic_shapes"
+            return self.asked if self.asked == ZERO_ONE else f"{self.asked} in dynamic_shapes"
         module = "" if self.module is None else f"({str(self.module) or 'the model itself'})"
         place = "" if self.source is None else f"{self.source.file.rpartition('/')[2]}:{self.source.line}"
         return " ".join(filter(None, [place, module])) or "the capture"
@@ -73,12 +85,58 @@ class SizeRule:
     def __str__(self) -> str:
         return f"{self.words} ({self.by})"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "dimensions": [{"path": row.path, "dim": row.dim} for row in self.dimensions],
+            "condition": self.condition,
+            "words": self.words,
+            **self.by.to_dict(),
+        }
+
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether sizes keep to it; a condition on a size that nobody knows yet holds."""
         try:
             return bool(value_of(self.condition, sizes))
         except NameError:
             return True
+        except ArithmeticError:  # division by a size of 0
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """A dimension that may vary less than was asked for.
+
+    `asked` is what was written, `kind` is `fixed`, `tied` (to another size), `narrowed` or `multiple`, and
+    `allowed` what is left of it. `by` is the code that decided so, and `question` what it did. `zero_one` says
+    that it was fixed to 0 or 1.
+    """
+
+    dimension: Dimension
+    asked: str
+    kind: str
+    allowed: str
+    question: str
+    by: Asker
+    zero_one: bool
+    statement: str
+
+    def __str__(self) -> str:
+        why = " ".join(filter(None, [str(self.by), self.question]))
+        return f"{self.dimension} ({self.asked}) {self.statement} because {why}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "path": self.dimension.path,
+            "dim": self.dimension.dim,
+            "asked": self.asked,
+            "kind": self.kind,
+            "allowed": self.allowed,
+            "question": self.question,
+            **self.by.to_dict(),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +147,12 @@ class Reading:
     dimension: Dimension
     scale: int = 1
     offset: int = 0
+
+    @property
+    def in_words(self) -> str:
+        """Where it comes from: `dim 0 of `args[0]``."""
+        less = f", less {self.offset}" if self.offset else ""
+        return f"{self.dimension}{less}{f', over {self.scale}' if self.scale != 1 else ''}"
 
     def of(self, leaves: Sequence[Any]) -> int:
         """The size among the leaves of a call."""
@@ -133,7 +197,7 @@ class Sizes:
         names = dict(zip((reading.name for reading in self.readings), values, strict=True))
         try:
             return bool(eval(self._quick, _KNOWN, names))
-        except NameError:  # a size that only a run knows
+        except (NameError, ArithmeticError):  # a size that only a run knows, or a division by 0
             return False
 
 

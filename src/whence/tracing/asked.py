@@ -47,12 +47,13 @@ Layout = Any
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked of every dimension that may vary; `layout` is how the arguments are arranged.
+    """What was asked of every dimension that may vary, and its size in the example.
 
-    `further` are inputs of which the capture is to hold, too.
+    `layout` is how the arguments are arranged, and `further` are inputs for which the capture is to hold, too.
     """
 
     wishes: Mapping[Dimension, Wish] = field(default_factory=dict)
+    sizes: Mapping[Dimension, int] = field(default_factory=dict)
     layout: Layout = None
     further: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = ()
 
@@ -85,11 +86,12 @@ def asked_sizes(
     found = list(_matched(layout, _by_name(layout, spec)) if spec else ())
     faults = [row for row in found if isinstance(row, Fault)]
     wishes = {dimension: wish for dimension, wish in (row for row in found if not isinstance(row, Fault))}
-    faults += _value_faults(wishes, {leaf.position: leaf for leaf in _leaves(layout)})
+    leaves = {leaf.position: leaf for leaf in _leaves(layout)}
+    faults += _value_faults(wishes, leaves)
     if faults:
         raise InvalidShapes.of(faults)
     free = {at: wish for at, wish in wishes.items() if wish.freedom is not Freedom.STATIC}
-    return Asked(free, layout, further)
+    return Asked(free, {at: leaves[at.position].size(at.dim) for at in free}, layout, further)
 
 
 def _worked_out(subject: Subject, spec: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from whence._torch.dims import Freedom, Wish
-from whence._torch.sizes import Decision, Found, SizeEnvironment
+from whence._torch.sizes import Found, SizeEnvironment
 from whence.program import Program
-from whence.program.sizes import Asker, Dimension, Reading, SizeRule, Sizes, shape_of, sized
+from whence.program.sizes import ZERO_ONE, Asker, Dimension, Reading, Sized, SizeRule, Sizes, shape_of, sized
 from whence.tracing.asked import Asked
 from whence.tracing.example import Example
 from whence.tracing.record import Recorded
-from whence.tracing.specialised import refuse_less
+from whence.tracing.specialised import asker, refuse_less
 from whence.tracing.symbols import size_names
 
 
@@ -38,13 +38,22 @@ def with_sizes(program: Program, example: Example, recorded: Recorded) -> Progra
     if environment is None or example.asked is None:
         return program
     environment.freeze()
-    settled = _settled(environment, example.asked, size_names(example.asked, example.names))
-    refuse_less(settled)
+    names = size_names(example.asked, example.names)
+    refuse_less(environment, example.asked, names)
+    settled = _settled(environment, example.asked, names)
     leaves = recorded.prepared.leaves
-    shapes = tuple(shape_of(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves)
+    shapes = tuple(_shape(settled, position, leaf) for position, leaf in enumerate(leaves))
     hidden, rules = _rules(settled, leaves)
     sizes = Sizes((*settled.readings, *hidden), shapes, rules)
     return program.with_changes(convention=replace(program.convention, sizes=sizes))
+
+
+def _shape(settled: Settled, position: int, leaf: Any) -> tuple[Sized, ...] | None:
+    """The shape of an input; a size that was asked to vary and is fixed has a rule that says why."""
+    if not isinstance(leaf, Tensor):
+        return None
+    asked = {at.dim for at in settled.names if at.position == position}
+    return tuple(str(size) if dim in asked else size for dim, size in enumerate(shape_of(leaf)))
 
 
 def _settled(environment: SizeEnvironment, asked: Asked, names: Mapping[Dimension, str]) -> Settled:
@@ -67,8 +76,7 @@ def _rules(settled: Settled, leaves: Sequence[Any]) -> tuple[tuple[Reading, ...]
         if at not in own or wish.scale != 1:
             reading = Reading(f"_{at.position}" if at.dim is None else f"_{at.position}_{at.dim}", at)
             hidden.append(reading)
-            if at.dim is None or not isinstance(size, int):
-                rules.append(_equal(settled, at, wish, f"{reading.name} == {size}", own))
+            rules.append(_equal(settled, at, wish, f"{reading.name} == {size}", own))
         if at in own:
             rules += _asked_bounds(at, wish, settled.names[at])
     rules += [rule for found in settled.decisions if (rule := _decided(settled, found)) is not None]
@@ -85,8 +93,9 @@ def _equal(
         words = words if base == at else f"{words}, where {name} is {base}" if wish.scale != 1 else words
         by = Asker(asked=wish.text)
         return SizeRule((at, base), condition, words, by)
-    fixed = settled.environment.cause_of(settled.environment.bases[name])
-    return SizeRule((at,), condition, condition.partition(" == ")[2], asker(fixed))
+    symbol = settled.environment.bases.get(name)
+    by = Asker(asked=ZERO_ONE) if symbol is None else asker(settled.environment.cause_of(symbol))
+    return SizeRule((at,), condition, condition.partition(" == ")[2], by)
 
 
 def _asked_bounds(at: Dimension, wish: Wish, name: str) -> Iterator[SizeRule]:
@@ -99,12 +108,6 @@ def _asked_bounds(at: Dimension, wish: Wish, name: str) -> Iterator[SizeRule]:
 
 def _dimension(wish: Wish, base: int) -> int:
     return base * wish.scale + wish.offset
-
-
-def asker(decision: Decision | None) -> Asker:
-    """The line of code that decided, and the module it ran in."""
-    module, source = (None, None) if decision is None or decision.place is None else decision.place
-    return Asker(module=module, source=source)
 
 
 def _decided(settled: Settled, found: Found) -> SizeRule | None:

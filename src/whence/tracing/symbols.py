@@ -7,10 +7,15 @@ from torch import Tensor, fx
 
 from whence._torch.dims import Freedom, Wish
 from whence._torch.recording import Recorder
+from whence._torch.sizes import is_symbolic
 from whence.errors import InvalidShapes
 from whence.program.sizes import Dimension
 from whence.tracing.asked import Asked
 from whence.tracing.example import Example
+
+
+_SMALLEST = 2
+"""A size of 0 or 1 in the example stays: what is recorded of it (broadcasting) holds for no other size."""
 
 
 def size_names(asked: Asked, names: Sequence[str]) -> dict[Dimension, str]:
@@ -57,7 +62,7 @@ class Symbols:
         return [self._size(position, dim, size) for dim, size in enumerate(tensor.shape)]
 
     def _size(self, position: int, dim: int, size: int) -> Any:
-        if (position, dim) not in self._wishes:
+        if (position, dim) not in self._wishes or size < _SMALLEST:
             return size
         at, wish = self._wishes[position, dim]
         value = (size - wish.offset) // wish.scale
@@ -77,7 +82,7 @@ class Symbols:
         for (position, dim), (_, wish) in self._wishes.items():
             if dim is None:
                 sizes.is_held_by(nodes[position], leaves[position])
-            else:
+            elif is_symbolic(leaves[position].shape[dim]):
                 sizes.read(nodes[position], dim, leaves[position].shape[dim], wish.scale, wish.offset)
 
     @property
