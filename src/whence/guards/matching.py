@@ -31,6 +31,7 @@ from whence.program.expectations import (
     TensorFacts,
     Words,
 )
+from whence.program.sizes import SizeRule
 
 
 @dataclass
@@ -71,7 +72,7 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
             return None if _is_function(expected, value, walk) else _shown(value)
         case Reference(target, kind):
             return None if _is_same(target(), kind, value, walk) else _other(kind, value)
-        case Hooks() | Names() | Words() | Missing():
+        case Hooks() | Names() | Words() | Missing() | SizeRule():
             return _shown(value)
 
 

@@ -69,6 +69,11 @@ class Asker:
         return " ".join(filter(None, [place, module])) or "the capture"
 
 
+def relation(condition: str) -> str:
+    """A condition that has no shorter words."""
+    return f"such that {condition}"
+
+
 @dataclass(frozen=True, slots=True)
 class SizeRule:
     """One thing that sizes must keep.
@@ -84,6 +89,11 @@ class SizeRule:
 
     def __str__(self) -> str:
         return f"{self.words} ({self.by})"
+
+    @property
+    def relates(self) -> bool:
+        """Whether it says something of several sizes, or of what is computed from them."""
+        return self.words == relation(self.condition)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -186,25 +196,30 @@ class Sizes:
     def broken(self, leaves: Sequence[Any]) -> Iterator[SizeRule]:
         """The rules that a call with admitted leaves does not keep."""
         sizes = self.bound(leaves)
-        if not self._all_hold(tuple(sizes.values())):
+        if not self.all_hold(sizes):
             yield from (rule for rule in self.rules if not rule.holds(sizes))
 
     @cached_property
     def _quick(self) -> CodeType:
         return compile(" and ".join(f"({rule.condition})" for rule in self.rules) or "True", "<sizes>", "eval")
 
-    def _all_hold(self, values: tuple[int, ...]) -> bool:
-        names = dict(zip((reading.name for reading in self.readings), values, strict=True))
+    def all_hold(self, sizes: Mapping[str, int]) -> bool:
+        """Whether sizes keep all rules, as far as a quick look tells."""
         try:
-            return bool(eval(self._quick, _KNOWN, names))
+            return bool(eval(self._quick, _KNOWN, sizes))
         except (NameError, ArithmeticError):  # a size that only a run knows, or a division by 0
             return False
 
 
 def told(rule: SizeRule, leaves: Sequence[Any]) -> str:
     """A broken rule, in words."""
-    first = rule.dimensions[0]
-    return f"{first} is {first.of(leaves)}, and must be {rule.words}: {rule.by}"
+    return f"{found_of(rule, leaves)}, and must be {rule.words}: {rule.by}"
+
+
+def found_of(rule: SizeRule, leaves: Sequence[Any]) -> str:
+    """What the sizes of a rule are: all of them where it relates several."""
+    rows = rule.dimensions if rule.relates else rule.dimensions[:1]
+    return " and ".join(f"{row} is {row.of(leaves)}" for row in rows)
 
 
 _KNOWN = {"math": math, "torch": torch, "max": max, "min": min, "abs": abs, "int": int, "float": float}
@@ -217,7 +232,7 @@ def _compiled(text: str) -> CodeType:
 
 def value_of(text: str, sizes: Mapping[str, int]) -> Any:
     """What an expression of sizes is; raises `NameError` where it names one that is not given."""
-    return eval(_compiled(text), {**_KNOWN, **sizes})
+    return eval(_compiled(text), _KNOWN, sizes)
 
 
 def at(size: Sized, sizes: Mapping[str, int]) -> int:
