@@ -17,10 +17,12 @@ SEQUENCE = Dim("sequence", max=64)
 SEQUENCES = frozenset({"gpt2", "llama", "llama_checkpoint", "mistral", "qwen2", "gemma2", "gpt_neox", "opt"})
 SEQUENCES |= {"mixtral", "olmoe", "qwen2_moe", "gpt2_dropout", "bert", "roberta", "distilbert", "albert"}
 SEQUENCES |= {"electra", "tied_autoencoder", "tied_language_model", "named_branches", "shared_layer", "hooked"}
-SEQUENCES |= {"partly_frozen", "dense_experts", "checkpoint", "closure", "distillation", "variational"}
+SEQUENCES |= {"clip", "partly_frozen", "dense_experts", "checkpoint", "closure", "distillation", "variational"}
 """Where the second dimension of every input is a length that may vary, too."""
 IMAGES = frozenset({"resnet", "inplace_activations", "unet"})
 """Where height and width may vary, as far as the model lets them."""
+FIXED = frozenset({"clip"})
+"""Where the model needs the batch as a Python number (`len()`), so that another dimension varies."""
 LENGTHS = (8, 5, 3, 11)
 BATCHES = (2, 3, 5, 4)
 
@@ -69,7 +71,7 @@ def _image_size(size: int, sizes: dict[int, int]) -> int:
 
 
 def _axes(name: str, leaf: Tensor) -> dict[int, Any]:
-    axes: dict[int, Any] = {0: BATCH} if leaf.dim() and leaf.shape[0] == 2 else {}
+    axes: dict[int, Any] = {0: BATCH} if leaf.dim() and leaf.shape[0] == 2 and name not in FIXED else {}
     if name in SEQUENCES and leaf.dim() > 1 and leaf.shape[1] == 8:
         axes[1] = SEQUENCE
     if name in IMAGES and leaf.dim() == 4:

@@ -41,11 +41,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.autograd import inside_backward
 from whence._torch.graphs import name_plainly
-from whence._torch.kernels import chooses_a_kernel, kernels_for_symbols, run_without_choosing
+from whence._torch.kernels import has_own_fake, run_on_symbols
 from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
 from whence._torch.listening import RecordingListener
 from whence._torch.operators import has_size_of_data
 from whence._torch.size_nodes import SizeNodes, Slots
+from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, sized_like
 from whence._torch.tensors import storage_of
 from whence._torch.trees import tree_flatten
@@ -448,8 +449,8 @@ class Recorder(ProxyTorchDispatchMode):
             self._as_nodes(args),
             {key: self._as_nodes(value) for key, value in kwargs.items()},
         )
-        choosing = self.environment is not None and chooses_a_kernel(func)
-        given = run_without_choosing(func, args, kwargs, self.environment) if choosing else func(*args, **kwargs)
+        own = self.environment is not None and has_own_fake(func)
+        given = run_on_symbols(func, args, kwargs, self.environment) if own else func(*args, **kwargs)
         result = _apart(as_kernel_lays_out(func, args, given))
         tracer = self.tracer
         node = tracer.graph.create_node(

@@ -144,7 +144,7 @@ def _question(environment: SizeEnvironment, decision: Decision | None, symbol: A
     if decision is None:
         return "required it"
     if not decision.is_comparison:
-        return f"took {environment.spelled(decision.asked)} as a Python number (range(), int(), an index)"
+        return f"took {environment.spelled(decision.asked)} as a Python number (range(), len(), int(), an index)"
     other = decision.compared_with(symbol)
     if other is not None:
         return f"compared it with {environment.spelled(other)}"
