@@ -20,6 +20,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from whence._torch.sizes import SizeEnvironment, expression, number_of
 
+_ITEM = "_local_scalar_dense"
 _SIZE = torch.ops.aten.sym_size.int
 Create = Callable[[Any, tuple[Any, ...], dict[str, Any]], fx.Node]
 """Appends an operation to the graph."""
@@ -59,20 +60,24 @@ class SizeNodes:
         found = expression(number)
         if found.is_Symbol and found not in self._bases:
             self._bases[found] = node
-            self._environment.names.setdefault(found, node.name)
+            name = f"size_of_{node.args[0]}" if node.target is _SIZE else node.name.replace(_ITEM, "item")
+            self._environment.names.setdefault(found, name)
 
     def knows(self, number: Any) -> bool:
         """Whether a number can be spelled with what is known: sizes of inputs, and what nodes gave."""
         return all(s in self._environment.names or s in self._bases for s in free_symbols(number))
 
-    def argument(self, number: Any) -> Any:
-        """A size as the argument of an operation: a node, or the number where it is known after all."""
+    def argument(self, number: Any, user: object = None) -> Any:
+        """A size as the argument of an operation: a node, or the number where it is known after all.
+
+        `user` is who asks, if not the one that is being recorded.
+        """
         found = expression(number)
         if found.is_number:
             return number_of(number)
         if found in self._bases:
             return self._bases[found]
-        key = (self._user(), found)
+        key = (user or self._user(), found)
         if key not in self._spelled:
             self._spelled[key] = self.spelled_by(self._create, number)
         return self._spelled[key]

@@ -17,7 +17,13 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StrictMinMaxConstraint,
+    free_unbacked_symbols,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode as UnknownSize
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -78,7 +84,11 @@ class SizeEnvironment(ShapeEnv):
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, and note what that decided."""
         known = len(self.guards)
-        result = super().evaluate_expr(orig_expr, *args, **kwargs)
+        try:
+            result = super().evaluate_expr(orig_expr, *args, **kwargs)
+        except UnknownSize as error:
+            error.whence_names = self.names  # type: ignore[attr-defined]
+            raise
         self._note(known, orig_expr)
         return result
 
@@ -223,6 +233,13 @@ def _span(condition: Any) -> tuple[Any, Any] | None:
         sympy.Lt: (-int_oo, value - 1),
     }
     return spans.get(type(turned), (value, value))
+
+
+def unknown_condition(error: UnknownSize) -> tuple[str, list[str]]:
+    """What could not be decided, and the names in it of what only a run gives."""
+    names: dict[Any, str] = getattr(error, "whence_names", {})
+    found = [names.get(symbol, str(symbol)) for symbol in free_unbacked_symbols(error.cond)]
+    return spell(error.cond, names), found
 
 
 def dynamic_mode() -> FakeTensorMode:

@@ -120,7 +120,8 @@ def _kept(ctx: Any, run: Differentiation) -> list[Any]:
 
 def laid_out(tensor: Tensor, expected: Described) -> Tensor:
     """A tensor in the memory layout that the capture saw."""
-    overlaps = any(size > 1 and not stride for size, stride in zip(*expected.layout, strict=True))
+    sizes = zip(*expected.layout, strict=True)
+    overlaps = any(type(stride) is int and not stride and size > 1 for size, stride in sizes)
     if tensor.stride() == expected.strides or overlaps or tensor.layout != torch.strided:
         return tensor
     copied = torch.empty_strided(*expected.layout, dtype=tensor.dtype, device=tensor.device)

@@ -106,5 +106,5 @@ def _described(kind: str, path: str, value: Any, rules: tuple[SizeRule, ...]) ->
         dtype = str(value.dtype).removeprefix("torch.")
         return Shape(kind, path, SHORT_DTYPES.get(dtype, dtype), tuple(map(sized, value.shape)), rules=rules)
     spelled = sized(value) if is_symbolic(value) else repr(value)
-    name = "int" if is_symbolic(value) else type(value).__name__
+    name = type(value).__name__.removeprefix("Sym").lower() if is_symbolic(value) else type(value).__name__
     return Shape(kind, path, name, (), spelled, rules)

@@ -38,7 +38,7 @@ class Dimension:
     def of(self, leaves: Sequence[Any]) -> int:
         """The size among the leaves of a call."""
         leaf = leaves[self.position]
-        return int(leaf if self.dim is None else leaf.shape[self.dim])
+        return leaf if self.dim is None else leaf.shape[self.dim]  # type: ignore[no-any-return]
 
 
 ZERO_ONE = "the example has that size there, and sizes of 0 and 1 are special (broadcasting)"
@@ -237,7 +237,7 @@ def value_of(text: str, sizes: Mapping[str, int]) -> Any:
 
 def at(size: Sized, sizes: Mapping[str, int]) -> int:
     """A size for these values."""
-    return size if type(size) is int else int(value_of(str(size), sizes))
+    return size if type(size) is int else value_of(str(size), sizes)  # type: ignore[no-any-return]
 
 
 def shape_of(tensor: Tensor) -> tuple[Sized, ...]:

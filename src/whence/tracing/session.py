@@ -25,7 +25,7 @@ from whence._torch.hooks import described
 from whence._torch.module_calls import ObservedCall
 from whence._torch.operators import draws, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
-from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of
+from whence._torch.sizes import SYMBOLIC, UnknownSize, is_symbolic, number_of, unknown_condition
 from whence._torch.trees import tree_flatten
 from whence.errors import (
     DataDependent,
@@ -50,7 +50,7 @@ from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.replay.template import Doubt
 from whence.tracing.subject import Subject, module_signature
-from whence.tracing.valuereads import data_dependent, tensors_read, value_of
+from whence.tracing.valuereads import data_dependent, size_unknown, tensors_read, value_of
 from whence.tracing.watching import Watch
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
@@ -257,7 +257,10 @@ class Session:
         if isinstance(leaf, Tensor):
             return self.known(leaf)
         sizes = self.recorder.sizes
-        return sizes.argument(leaf) if sizes is not None and is_symbolic(leaf) else None
+        if sizes is None or not is_symbolic(leaf):
+            return None
+        outermost = (1, None) if len(self.notes.scopes) > 1 else None
+        return sizes.argument(leaf, outermost)  # type: ignore[no-any-return]
 
     def differentiable_literals(self) -> list[tuple[Tensor, fx.Node]]:
         """Tensors from outside the model that require a gradient, such as those a function closes over."""
@@ -399,7 +402,10 @@ class Session:
     def blaming(self, name: str) -> Iterator[None]:
         """An error of the model stays the model's own; a note says that a capture was running, and where."""
         with Noting(name, self.here_failed, self.notes.asked):
-            yield
+            try:
+                yield
+            except UnknownSize as error:
+                raise size_unknown(*unknown_condition(error), self.here_failed(error)) from error
 
     def here(self) -> Place:
         """The module that is running and the user's line."""
