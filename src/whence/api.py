@@ -8,12 +8,14 @@ from typing import Any, Self
 from torch import Tensor
 
 from whence import hierarchy, tracing
+from whence.caches import register_caches
 from whence.errors import (
     CallError,
     CaptureError,
     DataDependent,
     Fault,
     InputMismatch,
+    InvalidShapes,
     InvalidLoss,
     LostState,
     MalformedProgram,
@@ -22,6 +24,7 @@ from whence.errors import (
     NotDifferentiable,
     SelectionError,
     SideEffect,
+    SpecialisedShapes,
     StaleCapture,
     UnmatchedRecomputation,
     UnsupportedGenerator,
@@ -192,6 +195,7 @@ __all__ = [
     "InputKind",
     "InputMismatch",
     "InvalidLoss",
+    "InvalidShapes",
     "Layers",
     "LostState",
     "MalformedProgram",
@@ -210,6 +214,7 @@ __all__ = [
     "SideEffect",
     "Signature",
     "Source",
+    "SpecialisedShapes",
     "StaleCapture",
     "Strictness",
     "Tree",
@@ -224,5 +229,6 @@ __all__ = [
     "Violation",
     "WhenceError",
     "capture",
+    "register_caches",
     "unflatten",
 ]
