@@ -13,7 +13,7 @@ import whence
 from tests.models import ModelCase
 
 BATCH = Dim("batch", max=64)
-SEQUENCE = Dim("sequence", max=64)
+SEQUENCE = Dim("sequence", max=32)
 SEQUENCES = frozenset({"gpt2", "llama", "llama_checkpoint", "mistral", "qwen2", "gemma2", "gpt_neox", "opt"})
 SEQUENCES |= {"mixtral", "olmoe", "qwen2_moe", "gpt2_dropout", "bert", "roberta", "distilbert", "albert"}
 SEQUENCES |= {"electra", "tied_autoencoder", "tied_language_model", "named_branches", "shared_layer", "hooked"}

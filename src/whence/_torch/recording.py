@@ -45,6 +45,7 @@ from whence._torch.kernels import has_own_fake, run_on_symbols
 from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
 from whence._torch.listening import RecordingListener
 from whence._torch.operators import has_size_of_data
+from whence._torch.results import Results
 from whence._torch.size_nodes import SizeNodes, Slots
 from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, sized_like
@@ -224,6 +225,7 @@ class Recorder(ProxyTorchDispatchMode):
         self._kept: list[Tensor] = []
         self.environment = environment_of(fake_mode)
         self.sizes: SizeNodes | None = None
+        self._results = Results()
         if self.environment is not None:
             self.environment.where = listener.reading
             self.sizes = SizeNodes(self.environment, self._append_size, listener.user_of_sizes, self.tracer)
@@ -426,6 +428,8 @@ class Recorder(ProxyTorchDispatchMode):
             kwargs = {key: self.recognised(value) for key, value in kwargs.items()}
         if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
             raise self.listener.generator_met(func)
+        if self.environment is not None and func._schema.is_mutable:
+            self._results.forget(args)
         try:
             if _is_plain(func):
                 return self._record_plainly(func, args, kwargs)
@@ -449,15 +453,13 @@ class Recorder(ProxyTorchDispatchMode):
             self._as_nodes(args),
             {key: self._as_nodes(value) for key, value in kwargs.items()},
         )
-        own = self.environment is not None and has_own_fake(func)
-        given = run_on_symbols(func, args, kwargs, self.environment) if own else func(*args, **kwargs)
-        result = _apart(as_kernel_lays_out(func, args, given))
+        result, shown = self._result_of(func, args, kwargs)
         tracer = self.tracer
         node = tracer.graph.create_node(
             "call_function", func, node_args, node_kwargs, func.overloadpacket.__name__
         )
         note_function(tracer, node)
-        self._track(result, node)
+        self._track(result, node, shown)
         self.listener.recorded(node)
         if not isinstance(result, Tensor):
             for position, part in enumerate(result):
@@ -472,10 +474,25 @@ class Recorder(ProxyTorchDispatchMode):
         self._track(part, item)
         self.listener.recorded(item)
 
-    def _track(self, result: Any, node: fx.Node) -> None:
+    def _result_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """What an operator gives, and what stands for that in the graph where it is there already."""
+        environment = self.environment
+        if environment is None:
+            return _apart(as_kernel_lays_out(func, args, func(*args, **kwargs))), None
+
+        def run() -> Any:
+            own = has_own_fake(func)
+            given = run_on_symbols(func, args, kwargs, environment) if own else func(*args, **kwargs)
+            return _apart(as_kernel_lays_out(func, args, given))
+
+        return self._results.of(func, args, kwargs, run)
+
+    def _track(self, result: Any, node: fx.Node, shown: Any = None) -> None:
         if isinstance(result, Tensor):
-            node.meta["val"] = snapshot_fake(result)
+            node.meta["val"] = snapshot_fake(result) if shown is None else shown
             self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
+        elif shown is not None:
+            node.meta["val"] = tuple(shown)
         else:
             node.meta["val"] = tuple(
                 snapshot_fake(part) if isinstance(part, Tensor) else part for part in result
