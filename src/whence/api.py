@@ -8,15 +8,14 @@ from typing import Any, Self
 from torch import Tensor
 
 from whence import hierarchy, tracing
-from whence.caches import register_caches
 from whence.errors import (
     CallError,
     CaptureError,
     DataDependent,
     Fault,
     InputMismatch,
-    InvalidShapes,
     InvalidLoss,
+    InvalidShapes,
     LostState,
     MalformedProgram,
     NestedCapture,
@@ -47,6 +46,7 @@ from whence.provenance import CallSite, ModulePath, Origin, Source
 from whence.reports.validity import check, guarded, guards_for
 from whence.reports.verification import Verification, verify
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
+from whence.tracing.caches import register_caches
 from whence.tracing.turns import without_collection
 
 
@@ -155,9 +155,7 @@ def capture(
         raise UsageError.of(faults)
 
     def run() -> tuple[_Program, Observed]:
-        return tracing.capture(
-            model, args, kwargs, backward, reuse=reuse, dynamic_shapes=dynamic_shapes
-        )
+        return tracing.capture(model, args, kwargs, backward, reuse=reuse, dynamic_shapes=dynamic_shapes)
 
     def captured() -> Program:
         traced, observed = run()

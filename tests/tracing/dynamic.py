@@ -16,8 +16,23 @@ BATCH = Dim("batch", max=64)
 SEQUENCE = Dim("sequence", max=32)
 SEQUENCES = frozenset({"gpt2", "llama", "llama_checkpoint", "mistral", "qwen2", "gemma2", "gpt_neox", "opt"})
 SEQUENCES |= {"mixtral", "olmoe", "qwen2_moe", "gpt2_dropout", "bert", "roberta", "distilbert", "albert"}
-SEQUENCES |= {"electra", "tied_autoencoder", "tied_language_model", "named_branches", "shared_layer", "hooked"}
-SEQUENCES |= {"clip", "partly_frozen", "dense_experts", "checkpoint", "closure", "distillation", "variational"}
+SEQUENCES |= {
+    "electra",
+    "tied_autoencoder",
+    "tied_language_model",
+    "named_branches",
+    "shared_layer",
+    "hooked",
+}
+SEQUENCES |= {
+    "clip",
+    "partly_frozen",
+    "dense_experts",
+    "checkpoint",
+    "closure",
+    "distillation",
+    "variational",
+}
 """Where the second dimension of every input is a length that may vary, too."""
 IMAGES = frozenset({"resnet", "inplace_activations", "unet"})
 """Where height and width may vary, as far as the model lets them."""

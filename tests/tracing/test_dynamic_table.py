@@ -1,4 +1,4 @@
-"""Models of the table, captured once with open sizes: at every admitted size the program is eager, bit for bit."""
+"""Models of the table, captured once: at every admitted size the program is eager, bit for bit."""
 
 import copy
 from typing import Any
@@ -14,7 +14,17 @@ from tests.tracing.dynamic import dynamic_case
 
 QUICK = frozenset(
     {
-        *("llama", "gpt2_dropout", "bert", "t5", "vit", "resnet", "transformer", "shared_layer", "checkpoint"),
+        *(
+            "llama",
+            "gpt2_dropout",
+            "bert",
+            "t5",
+            "vit",
+            "resnet",
+            "transformer",
+            "shared_layer",
+            "checkpoint",
+        ),
         *("inplace_activations", "cached_attention", "dict_to_dataclass", "aliased_outputs", "weight_norm"),
     }
 )
@@ -24,7 +34,9 @@ MODES = ("forward", "tangents", "loss")
 
 def _rows() -> list[object]:
     return [
-        pytest.param(row, mode, id=f"{row.name}-{mode}", marks=() if _is_quick(row, mode) else pytest.mark.slow)
+        pytest.param(
+            row, mode, id=f"{row.name}-{mode}", marks=() if _is_quick(row, mode) else pytest.mark.slow
+        )
         for row in MODEL_CASES
         for mode in MODES
     ]
@@ -43,8 +55,9 @@ def test_program_is_eager_at_four_sizes(row: ModelCase, mode: str) -> None:
     for args, kwargs in case.resized():
         result = program.verify(model, args, kwargs)
         assert result.ok or result.explained, str(result)
-        flat, tree = _outputs(program.module(copy=True), args, kwargs), _outputs(
-            program.unflatten(copy=True), args, kwargs
+        flat, tree = (
+            _outputs(program.module(copy=True), args, kwargs),
+            _outputs(program.unflatten(copy=True), args, kwargs),
         )
         assert len(flat) == len(tree)
         assert all(map(same_bits, flat, tree))

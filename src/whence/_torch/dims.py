@@ -16,8 +16,8 @@ from torch.utils._sympy.numbers import int_oo
 class Freedom(StrEnum):
     """How far a dimension may vary.
 
-    `NAMED` over all of a `Dim`'s range, which the model must allow. `DYNAMIC` over what the model allows, which
-    must be more than one size. `AUTO` over what the model allows, be it one size. `STATIC` not at all.
+    `NAMED` over all of a `Dim`'s range, which the model must allow. `DYNAMIC` over what the model allows,
+    which must be more than one size. `AUTO` over what the model allows, be it one size. `STATIC` not at all.
     """
 
     NAMED = "named"
@@ -38,7 +38,8 @@ class Wish:
     """What a person asked of one dimension.
 
     `low` and `high` bound the size called `name`, of which the dimension is `scale` times plus `offset`.
-    `value` is the only size a static dimension may have, where it was written out. `text` is how it is written.
+    `value` is the only size a static dimension may have, where it was written out. `text` is how it is
+    written.
     """
 
     freedom: Freedom
@@ -68,7 +69,7 @@ def wish_of(dim: Any) -> Wish | None:
         bounds = f"({wish.bounds})" if wish.bounds else ""
         return Wish(wish.freedom, f"Dim.{dim.type.name}{bounds}", low=dim.min, high=dim.max)
     if isinstance(dim, _StaticDim):
-        return Wish(Freedom.STATIC, str(dim.value), value=dim.value)  # type: ignore[attr-defined]
+        return Wish(Freedom.STATIC, str(dim.value), value=dim.value)
     if isinstance(dim, _DerivedDim):
         return _derived(dim)
     return _named(dim) if isinstance(dim, Dim) else None
@@ -94,9 +95,7 @@ def is_spelled_out(spec: object) -> bool:
     return spec is None or isinstance(spec, dict | tuple | list)
 
 
-def spelled_out(
-    spec: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+def spelled_out(spec: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The shapes that a `ShapesCollection` or `AdditionalInputs` stands for, by the names of arguments."""
     return spec.dynamic_shapes(call, args, dict(kwargs))
 
@@ -118,7 +117,7 @@ def dim_of(wish: Wish, roots: dict[str, Any]) -> Any:
         return Dim.STATIC
     if wish.freedom is not Freedom.NAMED:
         hint = Dim.AUTO if wish.freedom is Freedom.AUTO else Dim.DYNAMIC
-        return hint(min=wish.low, max=wish.high) if wish.bounds else hint  # type: ignore[operator]
+        return hint(min=wish.low, max=wish.high) if wish.bounds else hint
     if wish.name not in roots:
         roots[wish.name] = Dim(wish.name, min=wish.low, max=wish.high)
     dim = roots[wish.name]

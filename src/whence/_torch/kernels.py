@@ -8,7 +8,6 @@ question is not to limit sizes. What the operator really requires of sizes is re
 from typing import Any
 
 import torch
-
 from torch._prims_common import suggest_memory_format
 
 from whence._torch.sizes import SizeEnvironment, without_decisions
@@ -47,7 +46,9 @@ def run_on_symbols(
     if func in _RESAMPLING:
         with without_decisions(environment):
             layout = suggest_memory_format(args[0])
-            return torch.empty(args[_INPUT_SIZE], dtype=args[0].dtype, device=args[0].device, memory_format=layout)
+            return torch.empty(
+                args[_INPUT_SIZE], dtype=args[0].dtype, device=args[0].device, memory_format=layout
+            )
     tensor, weight, transposed, groups = (args[position] for position in _CONVOLUTIONS[func])
     taken = weight.shape[0] if transposed else weight.shape[1] * groups
     torch._check(tensor.shape[1] == taken)

@@ -11,12 +11,10 @@ by themselves, and a model that runs in another thread meanwhile sees nothing.
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -42,13 +40,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from whence._torch.autograd import inside_backward
 from whence._torch.graphs import name_plainly
 from whence._torch.kernels import has_own_fake, run_on_symbols
-from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
+from whence._torch.layouts import as_kernel_lays_out
 from whence._torch.listening import RecordingListener
-from whence._torch.operators import has_size_of_data
+from whence._torch.plainly import PLAIN_ARGUMENTS, NotPlain, apart, is_plain
 from whence._torch.results import Results
 from whence._torch.size_nodes import SizeNodes, Slots
-from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, sized_like
+from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.tensors import storage_of
 from whence._torch.trees import tree_flatten
 
@@ -141,54 +139,6 @@ class _FunctionMode(TorchFunctionMetadataMode):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def _apart(result: Any) -> Any:
-    """Results that are tensors of their own: a fake kernel may give one tensor twice, and gives two when the
-    result comes from the cache of fake results."""
-    if isinstance(result, Tensor) or len({id(part) for part in result}) == len(result):
-        return result
-    seen: set[int] = set()
-    parts = [part if _is_first(part, seen) else snapshot_fake(part) for part in result]
-    return type(result)(parts)
-
-
-def _is_first(part: Any, seen: set[int]) -> bool:
-    known = id(part) in seen
-    seen.add(id(part))
-    return not (known and isinstance(part, Tensor))
-
-
-class _NotPlain(Exception):
-    """An argument needs PyTorch's own recording."""
-
-
-_PLAIN_ARGUMENTS = frozenset(
-    {
-        *(int, float, bool, str, complex, type(None)),
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-    }
-)
-
-
-@cache
-def _is_plain(func: Any) -> bool:
-    """Whether an operator returns tensors, is no composite, and never needs a tensor's value."""
-    if not isinstance(func, OpOverload) or func in _SPECIAL or torch.Tag.data_dependent_output in func.tags:
-        return False
-    if func.namespace != "aten" or has_size_of_data(func):
-        return False
-    composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-    if composite and not has_layout_rule(func):
-        return False
-    returned = [str(result.type) for result in func._schema.returns]
-    return bool(returned) and (set(returned) == {"Tensor"} or returned == ["List[Tensor]"])
-
-
-_SPECIAL = frozenset({_LIFT_FRESH, torch.ops.aten.is_nonzero.default})
-
-
 def _proxy_of(slot: _ProxyTensor) -> fx.Proxy:
     return slot.proxy
 
@@ -228,8 +178,9 @@ class Recorder(ProxyTorchDispatchMode):
         self._results = Results()
         if self.environment is not None:
             self.environment.where = listener.reading
-            self.sizes = SizeNodes(self.environment, self._append_size, listener.user_of_sizes, self.tracer)
-            self.tracer.symnode_tracker = Slots(self.sizes)
+            tracer: Any = self.tracer
+            self.sizes = SizeNodes(self.environment, self._append_size, listener.user_of_sizes, tracer)
+            tracer.symnode_tracker = Slots(self.sizes)
 
     def _append_size(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         node = self.tracer.graph.create_node("call_function", target, args, kwargs)
@@ -392,9 +343,9 @@ class Recorder(ProxyTorchDispatchMode):
     @contextmanager
     def active(self) -> Iterator[None]:
         """Record everything that runs on this thread inside the block."""
-        with kernels_for_symbols(self.environment is not None):
-            with self.fake_mode, _FunctionMode(self), self:
-                yield
+        symbols = kernels_for_symbols(self.environment is not None)
+        with symbols, self.fake_mode, _FunctionMode(self), self:
+            yield
 
     def recognised(self, value: Any) -> Any:
         """`value` with every tensor the recording has a stand-in for replaced by it."""
@@ -431,10 +382,10 @@ class Recorder(ProxyTorchDispatchMode):
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         try:
-            if _is_plain(func):
+            if is_plain(func):
                 return self._record_plainly(func, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
-        except _NotPlain:
+        except NotPlain:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except (
             DataDependentOutputException,
@@ -478,12 +429,12 @@ class Recorder(ProxyTorchDispatchMode):
         """What an operator gives, and what stands for that in the graph where it is there already."""
         environment = self.environment
         if environment is None:
-            return _apart(as_kernel_lays_out(func, args, func(*args, **kwargs))), None
+            return apart(as_kernel_lays_out(func, args, func(*args, **kwargs))), None
 
         def run() -> Any:
             own = has_own_fake(func)
             given = run_on_symbols(func, args, kwargs, environment) if own else func(*args, **kwargs)
-            return _apart(as_kernel_lays_out(func, args, given))
+            return apart(as_kernel_lays_out(func, args, given))
 
         return self._results.of(func, args, kwargs, run)
 
@@ -503,15 +454,15 @@ class Recorder(ProxyTorchDispatchMode):
         if kind is FakeTensor:
             slot = self.tracer.tensor_tracker.get(value)
             if slot is None or slot.constant is not None:
-                raise _NotPlain
+                raise NotPlain
             return slot.proxy.node
-        if kind in _PLAIN_ARGUMENTS:
+        if kind in PLAIN_ARGUMENTS:
             return value
         if kind is list or kind is tuple:
             return kind([self._as_nodes(item) for item in value])
         if kind in SYMBOLIC and self.sizes is not None:
             return self.sizes.argument(value)
-        raise _NotPlain
+        raise NotPlain
 
     def _know_literal(self, literal: Tensor) -> None:
         """`torch.tensor([...])` makes a real tensor first: it becomes an input whose value `item()` knows."""

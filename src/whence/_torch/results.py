@@ -5,8 +5,8 @@ whether it is contiguous with sympy. Equal layers ask the same again and again, 
 tensors of some sizes is given once more, as a fresh tensor with the same facts. PyTorch's own cache of fake
 results computes those facts anew each time.
 
-A result that is a view then has memory of its own. Nothing here looks at the memory of fake tensors: writes and
-views are followed by what operators say of themselves.
+A result that is a view then has memory of its own. Nothing here looks at the memory of fake tensors: writes
+and views are followed by what operators say of themselves.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """Sizes as nodes of a recorded graph.
 
-PyTorch's recorder gives every size the node where Python first met it, wherever that was, so that a module takes
-its own batch size from whoever looked first. Here each size that an input has is one node at the beginning of
-the program, and what is computed from sizes is spelled out anew by each call that uses it: equal layers stay
-equal, and a module can be called alone.
+PyTorch's recorder gives every size the node where Python first met it, wherever that was, so that a module
+takes its own batch size from whoever looked first. Here each size that an input has is one node at the
+beginning of the program, and what is computed from sizes is spelled out anew by each call that uses it: equal
+layers stay equal, and a module can be called alone.
 """
 
 import math
@@ -117,26 +117,26 @@ class SizeNodes:
 
 
 class _OnNodes(PythonReferenceAnalysis):
-    """Operations on numbers, on proxies: those that Python's own functions do not take become calls of them."""
+    """Operations on proxies: Python's own functions, which do not take them, become calls."""
 
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:
         return a / b
 
     @staticmethod
-    def floor_to_int(x: Any, dtype: object) -> Any:
+    def floor_to_int(x: Any, _dtype: object) -> Any:
         return _called(math.floor, x)
 
     @staticmethod
-    def ceil_to_int(x: Any, dtype: object) -> Any:
+    def ceil_to_int(x: Any, _dtype: object) -> Any:
         return _called(math.ceil, x)
 
     @staticmethod
-    def trunc_to_int(x: Any, dtype: object) -> Any:
+    def trunc_to_int(x: Any, _dtype: object) -> Any:
         return _called(math.trunc, x)
 
     @staticmethod
-    def round_to_int(x: Any, dtype: object) -> Any:
+    def round_to_int(x: Any, _dtype: object) -> Any:
         return _called(round, x)
 
 

@@ -28,6 +28,29 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
+__all__ = [
+    "SYMBOLIC",
+    "Decision",
+    "Found",
+    "SizeEnvironment",
+    "UnknownSize",
+    "bookkeeping_is_undecided",
+    "divisor_of",
+    "dynamic_mode",
+    "environment_of",
+    "expression",
+    "is_symbolic",
+    "leave_bookkeeping_undecided",
+    "linear",
+    "names_in",
+    "number_of",
+    "sized_like",
+    "spelled",
+    "undecided_bookkeeping",
+    "unknown_condition",
+    "without_decisions",
+]
+
 SYMBOLIC = (SymInt, SymFloat, SymBool)
 """What stands for a number that is not known before a program runs."""
 
@@ -92,7 +115,9 @@ class SizeEnvironment(ShapeEnv):
         self._note(known, orig_expr)
         return result
 
-    def guard_or_defer_runtime_assert(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+    def guard_or_defer_runtime_assert(  # type: ignore[override]
+        self, orig_expr: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Require, as `torch._check` does, and note it."""
         known = len(self.guards)
         result = super().guard_or_defer_runtime_assert(orig_expr, *args, **kwargs)
@@ -124,7 +149,7 @@ class SizeEnvironment(ShapeEnv):
 
     def is_free(self, symbol: Any) -> bool:
         """Whether a symbol stands for itself still, and not for a number or for other symbols."""
-        return self.replace(symbol) == symbol
+        return bool(self.replace(symbol) == symbol)
 
     def range_of(self, symbol: Any) -> tuple[int, int | None]:
         """The smallest and the largest value that a symbol may have; None for no largest."""
@@ -166,7 +191,7 @@ class SizeEnvironment(ShapeEnv):
 
 
 _RELATIONS: dict[Any, Callable[[int], str]] = {
-    sympy.Eq: lambda value: str(value),
+    sympy.Eq: str,
     sympy.Ne: lambda value: f"other than {value}",
     sympy.Ge: lambda value: f"at least {value}",
     sympy.Gt: lambda value: f"at least {value + 1}",
@@ -334,7 +359,8 @@ def spelled(value: Any) -> str:
 
 def spell(found: Any, names: dict[Any, str]) -> str:
     """A sympy expression as Python source."""
-    return _Printer(names).doprint(found)
+    text: str = _Printer(names).doprint(found)
+    return text
 
 
 def names_in(value: Any) -> set[str]:

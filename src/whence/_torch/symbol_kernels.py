@@ -1,9 +1,9 @@
 """Kernels in Python for operators whose C++ kernel takes numbers only.
 
-PyTorch has such kernels for its python dispatcher, and a capture with symbols needs it. Those of resampling and
-of LSTMs compute otherwise than eager does, in other steps and so with other last bits. Here are kernels that
-call what eager calls; PyTorch's own come back when the capture is over. They are put in place for the process,
-and only threads that trace look at them.
+PyTorch has such kernels for its python dispatcher, and a capture with symbols needs it. Those of resampling
+and of LSTMs compute otherwise than eager does, in other steps and so with other last bits. Here are kernels
+that call what eager calls; PyTorch's own come back when the capture is over. They are put in place for the
+process, and only threads that trace look at them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +103,7 @@ def kernels_for_symbols(wanted: bool) -> Iterator[None]:
     before = {operator: dict(operator.py_kernels) for operator in _KERNELS}
     try:
         for operator, kernel in _KERNELS.items():
-            _replace(operator, {key: kernel for key in _KEYS} if kernel is not None else {})
+            _replace(operator, dict.fromkeys(_KEYS, kernel) if kernel is not None else {})
         with enable_python_dispatcher():
             yield
     finally:

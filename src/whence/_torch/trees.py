@@ -57,7 +57,7 @@ def register_container(
     flatten: Callable[[Any], tuple[list[tuple[Any, Any]], Any]],
     restore: Callable[[Any, Any], Any],
 ) -> None:
-    """Register a class: `flatten` gives accesses with values, and a context; `restore` takes values and context.
+    """Register a class: `flatten` gives accesses with values, and a context, from which `restore` makes it.
 
     One access may be several keys deep.
     """
@@ -66,7 +66,10 @@ def register_container(
         lambda value: ([child for _, child in flatten(value)[0]], flatten(value)[1]),
         restore,
         serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
-        flatten_with_keys_fn=lambda value: ([(Keys(path), child) for path, child in flatten(value)[0]], flatten(value)[1]),
+        flatten_with_keys_fn=lambda value: (
+            [(Keys(path), child) for path, child in flatten(value)[0]],
+            flatten(value)[1],
+        ),
     )
 
 

@@ -69,7 +69,9 @@ def _leaf_guard(position: int, path: str, leaf: object, *, with_strides: bool) -
     reason = "its value decided what was recorded"
     if is_symbolic(leaf):
         whole = Words("a whole number")
-        return Guard(GuardKind.INPUT, path, whole, Strictness.TYPE, "it is computed with", positions=(position,))
+        return Guard(
+            GuardKind.INPUT, path, whole, Strictness.TYPE, "it is computed with", positions=(position,)
+        )
     if is_constant(leaf):
         return Guard(GuardKind.INPUT, path, Constant(leaf), Strictness.EQUAL, reason, positions=(position,))
     return Guard(GuardKind.INPUT, path, reference(leaf), Strictness.IDENTITY, reason, positions=(position,))
@@ -161,9 +163,7 @@ def _sizes(convention: Convention, leaves: Sequence[object]) -> dict[str, int] |
     return sizes.bound(leaves)
 
 
-def _found(
-    guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[str, int] | None
-) -> str | None:
+def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[str, int] | None) -> str | None:
     expected = guard.expected
     if isinstance(expected, SizeRule):
         return None if sizes is None or expected.holds(sizes) else found_of(expected, leaves)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from whence._torch.autograd import below_autograd, release_saved
 from whence.errors import NotDifferentiable
-from whence.hierarchy.interface import Gradients
 from whence.hierarchy.described import Described
+from whence.hierarchy.interface import Gradients
 from whence.hierarchy.plan import CallPlan
 
 Needs = Mapping[str, frozenset[str]]

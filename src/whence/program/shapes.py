@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Shape:
     """One input or output: what it is, its dtype and its shape, and what its sizes must keep.
 
-    A whole number has the shape of a scalar; its `value` is how it is spelled. `rules` are those that speak of
-    it, each with who asked.
+    A whole number has the shape of a scalar; its `value` is how it is spelled. `rules` are those that speak
+    of it, each with who asked.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """Sizes that may vary: how each is read from the inputs, and what all of them must keep.
 
-A size is called by the name of its `Dim`, or by the argument and dimension it comes from. What is computed from
-sizes is Python source over these names.
+A size is called by the name of its `Dim`, or by the argument and dimension it comes from. What is computed
+from sizes is Python source over these names.
 """
 
 import math
@@ -119,8 +119,8 @@ class Restriction:
     """A dimension that may vary less than was asked for.
 
     `asked` is what was written, `kind` is `fixed`, `tied` (to another size), `narrowed` or `multiple`, and
-    `allowed` what is left of it. `by` is the code that decided so, and `question` what it did. `zero_one` says
-    that it was fixed to 0 or 1.
+    `allowed` what is left of it. `by` is the code that decided so, and `question` what it did; `statement`
+    says what became of the size. `zero_one` says that it was fixed to 0 or 1.
     """
 
     dimension: Dimension
@@ -201,7 +201,9 @@ class Sizes:
 
     @cached_property
     def _quick(self) -> CodeType:
-        return compile(" and ".join(f"({rule.condition})" for rule in self.rules) or "True", "<sizes>", "eval")
+        return compile(
+            " and ".join(f"({rule.condition})" for rule in self.rules) or "True", "<sizes>", "eval"
+        )
 
     def all_hold(self, sizes: Mapping[str, int]) -> bool:
         """Whether sizes keep all rules, as far as a quick look tells."""
@@ -237,7 +239,7 @@ def value_of(text: str, sizes: Mapping[str, int]) -> Any:
 
 def at(size: Sized, sizes: Mapping[str, int]) -> int:
     """A size for these values."""
-    return size if type(size) is int else value_of(str(size), sizes)  # type: ignore[no-any-return]
+    return size if type(size) is int else value_of(str(size), sizes)
 
 
 def shape_of(tensor: Tensor) -> tuple[Sized, ...]:
@@ -254,7 +256,7 @@ def sized(size: Any) -> Sized:
     """A number or a symbol as a size."""
     if type(size) is int:
         return size
-    return spelled(size) if is_symbolic(size) else number_of(size)  # type: ignore[no-any-return]
+    return spelled(size) if is_symbolic(size) else number_of(size)
 
 
 def sizes_of(leaves: Sequence[Any], paths: Sequence[str]) -> Sizes:

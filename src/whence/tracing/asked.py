@@ -49,7 +49,7 @@ Layout = Any
 class Asked:
     """What was asked of every dimension that may vary, and its size in the example.
 
-    `layout` is how the arguments are arranged, and `further` are inputs for which the capture is to hold, too.
+    `layout` is how the arguments are arranged, and `further` are inputs for which the capture is to hold.
     """
 
     wishes: Mapping[Dimension, Wish] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def asked_sizes(
     else:
         raise InvalidShapes(
             f"dynamic_shapes is a {type(spec).__name__}",
-            remedy="pass a dict by argument name, a tuple by position, a ShapesCollection or AdditionalInputs",
+            remedy="pass a dict by argument, a tuple by position, a ShapesCollection or AdditionalInputs",
         )
     positions = {path: position for position, path in enumerate(paths)}
     layout = {
@@ -85,7 +85,7 @@ def asked_sizes(
     }
     found = list(_matched(layout, _by_name(layout, spec)) if spec else ())
     faults = [row for row in found if isinstance(row, Fault)]
-    wishes = {dimension: wish for dimension, wish in (row for row in found if not isinstance(row, Fault))}
+    wishes = dict(row for row in found if not isinstance(row, Fault))
     leaves = {leaf.position: leaf for leaf in _leaves(layout)}
     faults += _value_faults(wishes, leaves)
     if faults:
@@ -189,7 +189,7 @@ def _other_structure(layout: Layout, spec: Any, at: str) -> Fault:
     size = f" of {len(spec)}" if isinstance(spec, list | tuple | dict) else ""
     return Fault(
         f"{at} is a {type(spec).__name__}{size}, and must be {wanted}{count}",
-        remedy="arrange dynamic_shapes as the arguments are arranged; a registered class is a list of its parts",
+        remedy="arrange dynamic_shapes as the arguments are; a registered class is a list of its parts",
     )
 
 
@@ -215,7 +215,9 @@ def _of_tensor(leaf: Leaf, spec: Any, at: str) -> Found:
     if isinstance(spec, tuple | list):
         if len(spec) != rank:
             what = f"{at} has {len(spec)} entries, and {leaf.path} has {rank} dimensions"
-            yield Fault(what, remedy=f"give one entry for each dimension, or a dict from dimension to {_DIMS}")
+            yield Fault(
+                what, remedy=f"give one entry for each dimension, or a dict from dimension to {_DIMS}"
+            )
             return
         spec = dict(enumerate(spec))
     if not isinstance(spec, dict):
@@ -225,7 +227,9 @@ def _of_tensor(leaf: Leaf, spec: Any, at: str) -> Found:
     for dim, own in spec.items():
         wish = wish_of(own)
         if type(dim) is not int or not -rank <= dim < rank:
-            yield Fault(f"{at}[{dim!r}] is no dimension of {leaf.path}, which has {rank}", remedy="count from 0")
+            yield Fault(
+                f"{at}[{dim!r}] is no dimension of {leaf.path}, which has {rank}", remedy="count from 0"
+            )
         elif wish is None:
             yield Fault(f"{at}[{dim}] is {_written(own)}", remedy=f"use {_DIMS}")
         else:
@@ -269,6 +273,6 @@ def _conflicts(first: tuple[Dimension, Wish, int], other: tuple[Dimension, Wish,
         )
     elif base != value:
         yield Fault(
-            f"{at} and {there} are both made of {wish.name}, which is {base} for one and {value} for the other",
+            f"{at} and {there} are both made of {wish.name}, which is {base} in one and {value} in the other",
             remedy="use an example where they agree, or a Dim of its own for each",
         )

@@ -17,8 +17,8 @@ from whence._torch.module_calls import CallObserver, observed_modules
 from whence._torch.module_writes import observed_writes
 from whence._torch.patching import patches_undone
 from whence._torch.recording import FakeTensorMode, fake_mode_of
-from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of
 from whence._torch.saving import observed_packing
+from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
 from whence._torch.trees import TreeSpec, tree_flatten
 from whence.errors import InvalidLoss, Place, UnsupportedHook, UnsupportedInput
@@ -34,8 +34,8 @@ from whence.tracing.replay.rehearsing import rehearsed
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.session import Session
 from whence.tracing.sideeffects import SideEffects
-from whence.tracing.symbols import Symbols, symbols_for
 from whence.tracing.subject import StateTensor, Subject, attribute_names, state_tensors
+from whence.tracing.symbols import Symbols, symbols_for
 from whence.tracing.undoing import Undoing
 from whence.tracing.valuereads import INPUT
 
@@ -229,9 +229,7 @@ def _surroundings_kept(
 def mode_of(example: Example, state: Sequence[StateTensor]) -> FakeTensorMode:
     """The fake mode of a run: that of inputs or state which are fake already, else a new one."""
     leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
-    return fake_mode_of(
-        iter([*leaves, *(row.tensor for row in state)]), dynamic=example.asked is not None
-    )
+    return fake_mode_of(iter([*leaves, *(row.tensor for row in state)]), dynamic=example.asked is not None)
 
 
 def _name_of(row: StateTensor) -> str:
@@ -334,7 +332,9 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
-    lost = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *SYMBOLIC)) and not is_plain_constant(leaf)]
+    lost = [
+        leaf for leaf in leaves if not isinstance(leaf, (Tensor, *SYMBOLIC)) and not is_plain_constant(leaf)
+    ]
     if not lost:
         return
     kinds = " and a ".join(dict.fromkeys(type(leaf).__name__ for leaf in lost))

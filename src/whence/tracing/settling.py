@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from whence._torch.dims import Freedom, Wish
+from whence._torch.dims import Wish
 from whence._torch.sizes import Found, SizeEnvironment
-from whence.program import Program
+from whence.errors import CallError, InvalidShapes
+from whence.program import Convention, Program
 from whence.program.sizes import ZERO_ONE, Asker, Dimension, Reading, Sized, SizeRule, Sizes, shape_of, sized
 from whence.tracing.asked import Asked
 from whence.tracing.example import Example
@@ -45,7 +46,22 @@ def with_sizes(program: Program, example: Example, recorded: Recorded) -> Progra
     shapes = tuple(_shape(settled, position, leaf) for position, leaf in enumerate(leaves))
     hidden, rules = _rules(settled, leaves)
     sizes = Sizes((*settled.readings, *hidden), shapes, rules)
-    return program.with_changes(convention=replace(program.convention, sizes=sizes))
+    convention = replace(program.convention, sizes=sizes)
+    _check_further(convention, example.asked)
+    return program.with_changes(convention=convention)
+
+
+def _check_further(convention: Convention, asked: Asked) -> None:
+    """Raise `InvalidShapes` where the program does not hold for inputs that were added as examples."""
+    for number, (args, kwargs) in enumerate(asked.further):
+        try:
+            convention.flatten(args, kwargs)
+        except CallError as error:
+            raise InvalidShapes(
+                f"the capture does not hold for example {number} of AdditionalInputs",
+                why=error.why,
+                remedy="leave that example out, or change the model where it decides by sizes",
+            ) from error
 
 
 def _shape(settled: Settled, position: int, leaf: Any) -> tuple[Sized, ...] | None:

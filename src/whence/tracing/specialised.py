@@ -66,9 +66,7 @@ def _less(
     return _narrowed(environment, wish, symbol) or _multiple(environment, wish)
 
 
-def _tied(
-    environment: SizeEnvironment, asked: Asked, names: Mapping[Dimension, str], at: Dimension
-) -> Less:
+def _tied(environment: SizeEnvironment, asked: Asked, names: Mapping[Dimension, str], at: Dimension) -> Less:
     """A size that is always made of another one."""
     wish, symbol = asked.wishes[at], environment.bases[names[at]]
     found = linear(environment.replace(symbol))
@@ -80,9 +78,7 @@ def _tied(
         return Less("tied", allowed, cause, Wish(Freedom.AUTO, "Dim.AUTO"))
     _, scale, offset = found
     root = asked.wishes[there]
-    changed = replace(
-        root, scale=wish.scale * scale, offset=wish.scale * offset + wish.offset, text=allowed
-    )
+    changed = replace(root, scale=wish.scale * scale, offset=wish.scale * offset + wish.offset, text=allowed)
     words = allowed if (scale, offset) != (1, 0) else f"what {there} is"
     return Less("tied", words, cause, changed)
 
@@ -144,7 +140,9 @@ def _question(environment: SizeEnvironment, decision: Decision | None, symbol: A
     if decision is None:
         return "required it"
     if not decision.is_comparison:
-        return f"took {environment.spelled(decision.asked)} as a Python number (range(), len(), int(), an index)"
+        return (
+            f"took {environment.spelled(decision.asked)} as a Python number (range(), len(), int(), an index)"
+        )
     other = decision.compared_with(symbol)
     if other is not None:
         return f"compared it with {environment.spelled(other)}"

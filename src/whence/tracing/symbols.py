@@ -13,7 +13,6 @@ from whence.program.sizes import Dimension
 from whence.tracing.asked import Asked
 from whence.tracing.example import Example
 
-
 _SMALLEST = 2
 """A size of 0 or 1 in the example stays: what is recorded of it (broadcasting) holds for no other size."""
 

@@ -90,8 +90,8 @@ def size_unknown(condition: str, names: Sequence[str], where: Place) -> DataDepe
         f"whether {condition} decides what the model does, and is not known in a capture",
         where=where,
         why=f"{', '.join(names)} comes from data: {_GIVEN}",
-        remedy=f"say before that line what always holds, torch._check({condition}); or compute both sides and "
-        "choose with torch.where; or decide outside and pass the decision in",
+        remedy=f"say before that line what always holds, torch._check({condition}); or compute both sides "
+        "and choose with torch.where; or decide outside and pass the decision in",
     )
 
 

@@ -39,7 +39,7 @@ def _flattened(cache: Any) -> tuple[list[tuple[Any, Any]], Any]:
         if names is None:
             raise UsageError(
                 f"a cache with a {type(layer).__name__} cannot be captured",
-                remedy="capture a model whose attention sees everything (no sliding window), or without cache",
+                remedy="capture a model whose attention sees everything, or with use_cache=False",
             )
         held = tuple(name for name in names if getattr(layer, name) is not None)
         rows += [(_path(number, name), getattr(layer, name)) for name in held]
