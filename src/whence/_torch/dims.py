@@ -52,6 +52,11 @@ class Wish:
     value: int | None = None
 
     @property
+    def is_derived(self) -> bool:
+        """Whether the dimension is computed from the size."""
+        return self.scale != 1 or self.offset != 0
+
+    @property
     def bounds(self) -> str:
         """The range as arguments are written: `min=2, max=8`."""
         ends = {"min": self.low or None, "max": self.high}

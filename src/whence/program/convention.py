@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Size, Tensor
 
-from whence._torch.sizes import SYMBOLIC
+from whence._torch.sizes import SYMBOLIC, is_symbolic
 from whence._torch.trees import (
     TreeSpec,
     key_segments,
@@ -94,7 +94,22 @@ class Convention:
         ]
         if problems:
             remedy = "capture again with these inputs"
+            if sizes := self._other_sizes(flat):
+                remedy += f", or with a dynamic_shapes that lets {sizes} vary"
             raise CallError("the arguments do not fit the capture", why="; ".join(problems), remedy=remedy)
+
+    def _other_sizes(self, flat: Sequence[Any]) -> str:
+        """The dimensions that have another size than at capture, in tensors of the same rank."""
+        rows = zip(self.paths, self.leaves, flat, strict=True)
+        tensors = (row for row in rows if isinstance(row[1], Tensor) and isinstance(row[2], Tensor))
+        found = [
+            f"dim {dim} of `{path}`"
+            for path, expected, given in tensors
+            if len(expected.shape) == len(given.shape)
+            for dim, size in enumerate(expected.shape)
+            if not is_symbolic(size) and size != given.shape[dim]
+        ]
+        return " and ".join(found)
 
     def _misfit(self, at: int, given: Any) -> str | None:
         expected = self.leaves[at]

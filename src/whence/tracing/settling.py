@@ -105,13 +105,17 @@ def _equal(
     name = settled.names[at]
     base = next((there for there, reading in own.items() if reading.name == name), None)
     if base is not None:
-        words = f"{wish.text}" if wish.scale != 1 or wish.offset else f"what {base} is"
-        words = words if base == at else f"{words}, where {name} is {base}" if wish.scale != 1 else words
-        by = Asker(asked=wish.text)
-        return SizeRule((at, base), condition, words, by)
+        return SizeRule((at, base), condition, _related(at, wish, name, base), Asker(asked=wish.text))
     symbol = settled.environment.bases.get(name)
     by = Asker(asked=ZERO_ONE) if symbol is None else asker(settled.environment.cause_of(symbol))
     return SizeRule((at,), condition, condition.partition(" == ")[2], by)
+
+
+def _related(at: Dimension, wish: Wish, name: str, base: Dimension) -> str:
+    """How a dimension follows from the size that another one, or itself, is read for."""
+    if at == base:
+        return f"of the form {wish.text}"
+    return f"{wish.text}, where {name} is {base}" if wish.is_derived else f"what {base} is"
 
 
 def _asked_bounds(at: Dimension, wish: Wish, name: str) -> Iterator[SizeRule]:

@@ -77,7 +77,8 @@ def _tied(environment: SizeEnvironment, asked: Asked, names: Mapping[Dimension, 
     if found is None or there is None or asked.wishes[there].freedom is not Freedom.NAMED:
         return Less("tied", allowed, cause, Wish(Freedom.AUTO, "Dim.AUTO"))
     _, scale, offset = found
-    root = asked.wishes[there]
+    narrowed = _narrowed(environment, asked.wishes[there], environment.bases[names[there]])
+    root = asked.wishes[there] if narrowed is None else narrowed.wish
     changed = replace(root, scale=wish.scale * scale, offset=wish.scale * offset + wish.offset, text=allowed)
     words = allowed if (scale, offset) != (1, 0) else f"what {there} is"
     return Less("tied", words, cause, changed)
