@@ -45,7 +45,7 @@ def environment() -> SizeEnvironment:
 def test_pytorch_makes_a_symbol_of_a_size_between_bounds() -> None:
     """`ShapeEnv.create_symbol` takes `DimDynamic.DYNAMIC`, a source and bounds, and admits 0 and 1."""
     assert issubclass(SizeEnvironment, ShapeEnv)
-    assert Source.name
+    assert hasattr(Source, "name")
     limits = StrictMinMaxConstraint(vr=ValueRanges(1, 8), warn_only=False)
     env = environment()
     symbol = env.create_symbol(4, env_source("x"), DimDynamic.DYNAMIC, limits)
@@ -85,7 +85,7 @@ def test_a_decision_is_noted_with_its_place() -> None:
 
 
 def test_bookkeeping_decides_nothing() -> None:
-    """`backed_size_oblivious` keeps fake tensors from asking whether a size is 1; it is one for each thread."""
+    """`backed_size_oblivious` keeps fake tensors from asking whether a size is 1."""
     env = environment()
     mode = dynamic_mode()
     size = env.base("n", 3, 0, None)

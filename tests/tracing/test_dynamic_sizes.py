@@ -76,7 +76,7 @@ def test_the_tree_runs_at_every_size(program: whence.Program) -> None:
     tree = program.unflatten(copy=True)
     for shape in ((3, 5, 8), (1, 1, 8), (7, 2, 8), (64, 3, 8)):
         hidden = torch.randn(shape, requires_grad=program.has_backward)
-        layer = tree.layers[2]
+        layer = tree.get_submodule("layers.2")
         assert layer(hidden).shape == shape
         if program.has_backward:
             layer(hidden).sum().backward()

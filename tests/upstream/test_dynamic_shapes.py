@@ -1,6 +1,7 @@
 """Rows 159 to 168: dynamic shapes, and what is said where they do not hold."""
 
 import re
+import textwrap
 from typing import Any
 
 import expecttest
@@ -32,9 +33,10 @@ class Nested(nn.Module):
 
 
 def said(error: pytest.ExceptionInfo[whence.WhenceError]) -> str:
-    """The message without numbers of lines, and without where there is more."""
+    """The message, in lines of 100, without numbers of lines and without where there is more."""
     lines = re.sub(r"\S*(test_dynamic_shapes.py):\d+", r"\1:N", str(error.value)).splitlines()
-    return "\n".join(line for line in lines if not line.startswith(("  more:", "  recorded until")))
+    kept = [line for line in lines if not line.startswith(("  more:", "  recorded until"))]
+    return "\n".join(textwrap.fill(line, 100, subsequent_indent="      ") for line in kept)
 
 
 def expected(found: str, text: str) -> None:
@@ -55,7 +57,8 @@ def test_row_159_wrong_static_size() -> None:
             """\
 [WH202] the arguments do not fit the capture
   why: args[0] was f32[2, 4] at capture, is f32[6, 4]
-  what to do: capture again with these inputs, or with a dynamic_shapes that lets dim 0 of `args[0]` vary""",
+  what to do: capture again with these inputs, or with a dynamic_shapes that lets dim 0 of `args[0]`
+      vary""",
         )
     (violation,) = program.check(model, (torch.randn(6, 4), torch.randn(3)))
     expected(
@@ -101,9 +104,11 @@ def test_row_160_structures_that_do_not_fit() -> None:
 [WH114] dynamic_shapes['batch'] lacks 'x' and has 'y', which is not there
   what to do: use exactly 'x', with None for what stays as it is
 [WH114] dynamic_shapes['rest'][0] has 2 entries, and args[1][0] has 1 dimensions
-  what to do: give one entry for each dimension, or a dict from dimension to a Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None
+  what to do: give one entry for each dimension, or a dict from dimension to a Dim, Dim.AUTO,
+      Dim.DYNAMIC, Dim.STATIC, a number or None
 [WH114] dynamic_shapes['rest'][1] is 3.5, and args[1][1] is a tensor
-  what to do: give a tuple with one entry for each dimension, or a dict to a Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None""",
+  what to do: give a tuple with one entry for each dimension, or a dict to a Dim, Dim.AUTO,
+      Dim.DYNAMIC, Dim.STATIC, a number or None""",
     )
     with pytest.raises(whence.InvalidShapes) as caught:
         whence.capture(model, args, dynamic_shapes={"x": None})
@@ -144,11 +149,14 @@ def test_row_161_a_size_that_the_code_fixes() -> None:
         said(caught),
         """\
 [WH115] the model does not allow all sizes that dynamic_shapes asks for
-  dim 1 of `args[0]` (Dim.DYNAMIC) was fixed to 16 because test_dynamic_shapes.py:N (the model itself) compared it with 16
-  dim 0 of `args[1]` (Dim('count')) was fixed to 3 because test_dynamic_shapes.py:N (the model itself) took count as a Python number (range(), len(), int(), an index)
+  dim 1 of `args[0]` (Dim.DYNAMIC) was fixed to 16 because test_dynamic_shapes.py:N (the model
+      itself) compared it with 16
+  dim 0 of `args[1]` (Dim('count')) was fixed to 3 because test_dynamic_shapes.py:N (the model
+      itself) took count as a Python number (range(), len(), int(), an index)
   what to do:
     * change the lines named so that they work for every size
-    * ask for what is allowed (error.suggested): dynamic_shapes={'x': {0: Dim('batch'), 1: Dim.STATIC}, 'y': {0: Dim.STATIC}}
+    * ask for what is allowed (error.suggested): dynamic_shapes={'x': {0: Dim('batch'), 1:
+      Dim.STATIC}, 'y': {0: Dim.STATIC}}
     * write Dim.AUTO for these dimensions, which takes what is allowed""",
     )
     rows = caught.value.dimensions
@@ -181,8 +189,10 @@ def test_row_162_derived_dims() -> None:
         said(caught),
         """\
 [WH202] the capture does not hold for these sizes
-  why: dim 0 of `args[1]` is 11, and must be 2*size, where size is dim 0 of `args[0]`: 2*size in dynamic_shapes
-  what to do: pass inputs of an admitted size (print(program.shapes) lists them), or capture again with a dynamic_shapes, or an example, that admits this one""",
+  why: dim 0 of `args[1]` is 11, and must be 2*size, where size is dim 0 of `args[0]`: 2*size in
+      dynamic_shapes
+  what to do: pass inputs of an admitted size (print(program.shapes) lists them), or capture again
+      with a dynamic_shapes, or an example, that admits this one""",
     )
     alone = whence.capture(Pair(), (torch.randn(6, 4), torch.randn(3)), dynamic_shapes=({0: 2 * size}, None))
     assert alone.module()(torch.randn(8, 4), torch.randn(3))[0].shape == (8, 4)
@@ -193,7 +203,8 @@ def test_row_162_derived_dims() -> None:
         """\
 [WH202] the capture does not hold for these sizes
   why: dim 0 of `args[0]` is 7, and must be of the form 2*size: 2*size in dynamic_shapes
-  what to do: pass inputs of an admitted size (print(program.shapes) lists them), or capture again with a dynamic_shapes, or an example, that admits this one""",
+  what to do: pass inputs of an admitted size (print(program.shapes) lists them), or capture again
+      with a dynamic_shapes, or an example, that admits this one""",
     )
 
 
@@ -213,10 +224,12 @@ def test_row_162_divisibility() -> None:
         said(caught),
         """\
 [WH115] the model does not allow all sizes that dynamic_shapes asks for
-  dim 0 of `args[0]` (Dim('size', max=100)) can only be a multiple of 4 because test_dynamic_shapes.py:N (the model itself) asked whether (size % 4) == 0
+  dim 0 of `args[0]` (Dim('size', max=100)) can only be a multiple of 4 because
+      test_dynamic_shapes.py:N (the model itself) asked whether (size % 4) == 0
   what to do:
     * change the lines named so that they work for every size
-    * ask for what is allowed (error.suggested): dynamic_shapes={'x': {0: 4*Dim('size_by_4', max=25)}}
+    * ask for what is allowed (error.suggested): dynamic_shapes={'x': {0: 4*Dim('size_by_4',
+      max=25)}}
     * write Dim.AUTO for these dimensions, which takes what is allowed""",
     )
     program = whence.capture(model, args, dynamic_shapes=caught.value.suggested)
@@ -235,7 +248,8 @@ def test_row_163_ranges() -> None:
             """\
 [WH202] the capture does not hold for these sizes
   why: dim 0 of `args[0]` is 9, and must be at most 8: Dim('rows', min=2, max=8) in dynamic_shapes
-  what to do: pass inputs of an admitted size (print(program.shapes) lists them), or capture again with a dynamic_shapes, or an example, that admits this one""",
+  what to do: pass inputs of an admitted size (print(program.shapes) lists them), or capture again
+      with a dynamic_shapes, or an example, that admits this one""",
         )
     with pytest.raises(whence.InvalidShapes) as conflicting:
         whence.capture(
@@ -265,11 +279,14 @@ def test_row_164_suggestions_work() -> None:
         said(caught),
         """\
 [WH115] the model does not allow all sizes that dynamic_shapes asks for
-  dim 0 of `args[0]` (Dim('a', max=8)) is always what dim 0 of `args[1]` is because test_dynamic_shapes.py:N (the model itself) compared it with b
-  dim 0 of `args[1]` (Dim('b')) can only be between 3 and 8 because test_dynamic_shapes.py:N (the model itself) asked whether a > 2
+  dim 0 of `args[0]` (Dim('a', max=8)) is always what dim 0 of `args[1]` is because
+      test_dynamic_shapes.py:N (the model itself) compared it with b
+  dim 0 of `args[1]` (Dim('b')) can only be between 3 and 8 because test_dynamic_shapes.py:N (the
+      model itself) asked whether a > 2
   what to do:
     * change the lines named so that they work for every size
-    * ask for what is allowed (error.suggested): dynamic_shapes={'x': {0: Dim('b', min=3, max=8)}, 'y': {0: Dim('b', min=3, max=8)}}
+    * ask for what is allowed (error.suggested): dynamic_shapes={'x': {0: Dim('b', min=3, max=8)},
+      'y': {0: Dim('b', min=3, max=8)}}
     * write Dim.AUTO for these dimensions, which takes what is allowed""",
     )
     program = whence.capture(model, args, dynamic_shapes=caught.value.suggested)
@@ -309,8 +326,10 @@ def test_rows_165_and_166_decisions_by_data() -> None:
         """\
 [WH104] whether item > 2 decides what the model does, and is not known in a capture
   where: in module (root), at test_dynamic_shapes.py:N in Branches.forward
-  why: item comes from data: a number read from a tensor, or the size of a result of nonzero, unique or indexing with a mask
-  what to do: say before that line what always holds, torch._check(item > 2); or compute both sides and choose with torch.where; or decide outside and pass the decision in""",
+  why: item comes from data: a number read from a tensor, or the size of a result of nonzero, unique
+      or indexing with a mask
+  what to do: say before that line what always holds, torch._check(item > 2); or compute both sides
+      and choose with torch.where; or decide outside and pass the decision in""",
     )
     assert "eager" not in found and "Dynamo" not in found
     program = whence.capture(Checked(), args, dynamic_shapes={})
@@ -352,7 +371,8 @@ def test_row_168_whole_numbers() -> None:
         """\
 [WH202] the capture does not hold for these sizes
   why: `args[1]` is 10, and must be at most 9: Dim.DYNAMIC(min=1, max=9) in dynamic_shapes
-  what to do: pass inputs of an admitted size (print(program.shapes) lists them), or capture again with a dynamic_shapes, or an example, that admits this one""",
+  what to do: pass inputs of an admitted size (print(program.shapes) lists them), or capture again
+      with a dynamic_shapes, or an example, that admits this one""",
     )
     with pytest.raises(whence.CallError) as caught:
         program.module()(torch.randn(4), 2.0, 5)
