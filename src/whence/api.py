@@ -145,6 +145,12 @@ def capture(
     With `reuse`, a module that must do what an equal one did before is not run: what was recorded then is
     written once more, and `program.replay` says which. It is off until everything that a module can depend on
     without being seen is accounted for; docs/replay.md lists what is not.
+    `dynamic_shapes` says which sizes may vary, in torch.export's words: `Dim` (with bounds, `2 * dim`,
+    `dim + 1`), `Dim.AUTO`, `Dim.DYNAMIC`, `Dim.STATIC`, a number or None, for each dimension of each tensor
+    and for whole numbers, arranged by the names or the positions of the arguments; or a `ShapesCollection` or
+    `AdditionalInputs`. The program then holds for every admitted size, and `program.shapes` lists them. A
+    model that allows less than was asked raises `SpecialisedShapes`; with None all sizes are those of the
+    example.
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
 
     Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
