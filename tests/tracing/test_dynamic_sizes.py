@@ -185,6 +185,34 @@ def test_sizes_that_only_a_run_knows(backward: bool) -> None:
             program.unflatten()(torch.randn(count, 4), chosen)
 
 
+class TwoRoads(nn.Module):
+    """One result has a size that only a run knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(rows[mask]), self.second(rows)
+
+
+def test_a_gradient_that_does_not_arrive() -> None:
+    """A result that nobody differentiates gets zeros of its size in that run."""
+    model, mask = TwoRoads(), torch.tensor([True, False, True])
+    program = whence.capture(
+        model, (torch.randn(3, 4), mask), dynamic_shapes=({0: BATCH}, {0: BATCH}), backward=True
+    )
+    tree = program.unflatten(copy=True)
+    rows = torch.randn(5, 4)
+    for module in (tree, model):
+        module(rows, torch.tensor([True] * 4 + [False]))[1].sum().backward()
+    found, expected = tree.get_submodule("second").get_parameter("weight").grad, model.second.weight.grad
+    assert found is not None
+    assert expected is not None
+    assert torch.equal(found, expected)
+    assert tree.get_submodule("first").get_parameter("weight").grad is None
+
+
 @pytest.fixture
 def cached() -> None:
     """Caches of transformers are containers."""

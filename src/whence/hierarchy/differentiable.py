@@ -25,8 +25,8 @@ class Runner(Protocol):
     def run_backward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
         """The gradients that leave the call."""
 
-    def described(self, name: str, sizes: Mapping[str, int]) -> Described:
-        """The shape, strides and dtype of a value in a call with these sizes."""
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype of a value."""
 
     @property
     def needs(self) -> Needs:
@@ -42,7 +42,6 @@ class Differentiation:
     plan: CallPlan
     gradients: Gradients
     versions: tuple[int, ...]
-    sizes: Mapping[str, int]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -74,9 +73,10 @@ class CapturedFunction(torch.autograd.Function):
         watched = [tensors[position] for position in run.versions]
         ctx.save_for_backward(*leaves, *watched)
         ctx.run = run
+        named = list(zip(run.plan.forward.outputs, results, strict=True))
+        ctx.shapes = {name: result.shape for name, result in named if isinstance(result, Tensor)}
         ctx.set_materialize_grads(False)
         differentiable = {name for name, _ in run.gradients.tangents}
-        named = zip(run.plan.forward.outputs, results, strict=True)
         ctx.mark_non_differentiable(
             *(r for name, r in named if name not in differentiable and isinstance(r, Tensor))
         )
@@ -99,7 +99,7 @@ class CapturedFunction(torch.autograd.Function):
                 why=run.gradients.refusal,
                 remedy="call the whole tree",
             )
-        arrived, missing = _tangents(run, received)
+        arrived, missing = _tangents(run, received, ctx.shapes)
         tangents = [arrived[name] for name in body.inputs]
         produced = run.runner.run_backward(run.module, *_kept(ctx, run), *tangents)
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
@@ -137,7 +137,9 @@ def _final(gradient: Tensor | None) -> Tensor | None:
     return final  # type: ignore[no-any-return]
 
 
-def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], set[str]]:
+def _tangents(
+    run: Differentiation, received: Sequence[Tensor | None], shapes: Mapping[str, torch.Size]
+) -> tuple[dict[str, Tensor], set[str]]:
     """The gradients by the names the backward knows them by; zeros for those that did not arrive.
 
     A value returned twice is one tensor, so its gradients arrive as one sum: the first name takes it.
@@ -148,10 +150,9 @@ def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[
     missing: set[str] = set()
     for output, tangent in run.gradients.tangents:
         gradient = waiting.pop(output, None)
-        expected = run.runner.described(tangent, run.sizes)
         if gradient is None:
             missing.add(tangent)
-            gradient = torch.zeros(expected.shape, dtype=expected.dtype, device=device)
+            gradient = torch.zeros(shapes[output], dtype=run.runner.dtype_of(tangent), device=device)
         arrived[tangent] = gradient
     return arrived, missing
 

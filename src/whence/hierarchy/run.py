@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from whence._torch.sharding import whole
 from whence._torch.tensors import autocast_state, share_memory, without_autocast
 from whence.errors import CallError, Fault
-from whence.hierarchy.described import Described, described
+from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.hooked import has_hooks, run_hooked
@@ -180,9 +180,9 @@ class CallBody:
         function, calls = self.backward_function
         return function(module, calls, *values)  # type: ignore[no-any-return]
 
-    def described(self, name: str, sizes: Mapping[str, int]) -> Described:
-        """The shape, strides and dtype of a value in a call with these sizes."""
-        return described(self.plan.nodes[name].meta["val"], sizes)
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype of a value."""
+        return self.plan.nodes[name].meta["val"].dtype  # type: ignore[no-any-return]
 
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the call was captured with such arguments."""
@@ -214,13 +214,17 @@ class CallBody:
         sizes = interface.convention.bound(flat)
         values |= {name: value_of(text, sizes) for name, text in interface.sizes}
         inputs = [self._laid_out(name, values[name], sizes) for name in self.call_plan.forward.inputs]
-        values |= self._outputs(interface, module, inputs, sizes)
+        values |= self._outputs(interface, module, inputs)
         self._write(interface, module, values, flat)
         return self._result(interface, module, values, flat)
 
     def _laid_out(self, name: str, value: Any, sizes: Mapping[str, int]) -> Any:
         """An input in the memory layout of the capture, which operations such as `view` rely on."""
-        return laid_out(value, self.described(name, sizes)) if isinstance(value, Tensor) else value
+        return (
+            laid_out(value, described(self.plan.nodes[name].meta["val"], sizes))
+            if isinstance(value, Tensor)
+            else value
+        )
 
     def _called(self) -> Interface:
         interface = self.interface
@@ -236,9 +240,7 @@ class CallBody:
             )
         return interface
 
-    def _outputs(
-        self, interface: Interface, module: nn.Module, inputs: Sequence[Any], sizes: Mapping[str, int]
-    ) -> dict[str, Any]:
+    def _outputs(self, interface: Interface, module: nn.Module, inputs: Sequence[Any]) -> dict[str, Any]:
         names = self.call_plan.forward.outputs
         gradients = interface.gradients
         if gradients is None:
@@ -247,7 +249,7 @@ class CallBody:
         self._check_trainable(module, gradients, interface, inputs)
         if not torch.is_grad_enabled() or not any(_requires(value) for value in (*parameters, *inputs)):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
-        run = Differentiation(self, module, self.call_plan, gradients, self._watched, sizes)
+        run = Differentiation(self, module, self.call_plan, gradients, self._watched)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
 
