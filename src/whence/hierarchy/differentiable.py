@@ -74,7 +74,8 @@ class CapturedFunction(torch.autograd.Function):
         ctx.save_for_backward(*leaves, *watched)
         ctx.run = run
         named = list(zip(run.plan.forward.outputs, results, strict=True))
-        ctx.shapes = {name: result.shape for name, result in named if isinstance(result, Tensor)}
+        given = zip(run.inputs, tensors, strict=True)  # which may be results, too
+        ctx.shapes = {name: value.shape for name, value in (*given, *named) if isinstance(value, Tensor)}
         ctx.set_materialize_grads(False)
         differentiable = {name for name, _ in run.gradients.tangents}
         ctx.mark_non_differentiable(
