@@ -16,6 +16,7 @@ from whence.errors import (
     Fault,
     InputMismatch,
     InvalidLoss,
+    InvalidShapes,
     LostState,
     MalformedProgram,
     NestedCapture,
@@ -24,6 +25,7 @@ from whence.errors import (
     NotExportable,
     SelectionError,
     SideEffect,
+    SpecialisedShapes,
     StaleCapture,
     UnmatchedRecomputation,
     UnsupportedGenerator,
@@ -47,6 +49,7 @@ from whence.provenance import CallSite, ModulePath, Origin, Source
 from whence.reports.validity import check, guarded, guards_for
 from whence.reports.verification import Verification, verify
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
+from whence.tracing.caches import register_caches
 from whence.tracing.turns import without_collection
 
 
@@ -133,6 +136,7 @@ def capture(
     kwargs: dict[str, Any] | None = None,
     *,
     backward: bool | Callable[[Any], Tensor] = False,
+    dynamic_shapes: Any = None,
     state: str = "inputs",
     reuse: bool = True,
     strict: bool = False,
@@ -152,6 +156,12 @@ def capture(
     differentiable output; a function of the outputs records the backward of the scalar it returns.
     With `reuse`, a module that must do what an equal one did before is not run: what was recorded then is
     written once more, and `program.replay` says which, and why others had to run. The program is the same.
+    `dynamic_shapes` says which sizes may vary, in torch.export's words: `Dim` (with bounds, `2 * dim`,
+    `dim + 1`), `Dim.AUTO`, `Dim.DYNAMIC`, `Dim.STATIC`, a number or None, for each dimension of each tensor
+    and for whole numbers, arranged by the names or the positions of the arguments; or a `ShapesCollection` or
+    `AdditionalInputs`. The program then holds for every admitted size, and `program.shapes` lists them. A
+    model that allows less than was asked raises `SpecialisedShapes`; with None all sizes are those of the
+    example.
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
     With `strict`, PyTorch's bytecode front end (`torch.export.export(strict=True)`) reads a module's code,
     where tracing runs it. What it assumed of the model it does not say, so such a program has no guards.
@@ -167,7 +177,7 @@ def capture(
         return _full(interop.strict_program(model, args, kwargs, backward)).with_state(state)
 
     def run() -> tuple[_Program, Observed]:
-        return tracing.capture(model, args, kwargs, backward, reuse=reuse)
+        return tracing.capture(model, args, kwargs, backward, reuse=reuse, dynamic_shapes=dynamic_shapes)
 
     def captured() -> Program:
         traced, observed = run()
@@ -239,6 +249,7 @@ __all__ = [
     "InputKind",
     "InputMismatch",
     "InvalidLoss",
+    "InvalidShapes",
     "Layers",
     "LostState",
     "MalformedProgram",
@@ -258,6 +269,7 @@ __all__ = [
     "SideEffect",
     "Signature",
     "Source",
+    "SpecialisedShapes",
     "StaleCapture",
     "Strictness",
     "Tree",
@@ -274,5 +286,6 @@ __all__ = [
     "WhenceError",
     "capture",
     "from_exported_program",
+    "register_caches",
     "unflatten",
 ]

@@ -14,7 +14,9 @@
     │   ├── UnsupportedGenerator    WH110  random numbers from a generator of the model's own
     │   ├── UnmatchedRecomputation  WH111  a checkpoint draws other random numbers the second time
     │   ├── LostState               WH112  the model keeps something that a program would not keep
-    │   └── UnsupportedModule       WH113  a module is sharded, or averages gradients between processes
+    │   ├── UnsupportedModule       WH113  a module is sharded, or averages gradients between processes
+    │   ├── InvalidShapes           WH114  dynamic_shapes does not fit the inputs
+    │   └── SpecialisedShapes       WH115  the model fixes a size that was asked to vary
     ├── (use of a program)            2xx
     │   ├── SelectionError          WH201  a pattern or a name that finds nothing
     │   ├── CallError               WH202  called in another way than it was captured
@@ -236,6 +238,29 @@ class UnsupportedModule(CaptureError):
     """A module is managed by something that one program cannot stand for: sharding, averaging."""
 
     code = "WH113"
+
+
+class InvalidShapes(CaptureError):
+    """`dynamic_shapes` is not arranged as the inputs are, or asks for what the example does not keep."""
+
+    code = "WH114"
+
+
+class SpecialisedShapes(CaptureError):
+    """The model does not allow all sizes that were asked for.
+
+    `dimensions` are those it concerns, each with what was asked, what the model allows, and where it decided
+    so. `suggested` is a `dynamic_shapes` with which the capture works.
+    """
+
+    code = "WH115"
+    dimensions: tuple[Any, ...] = ()
+    suggested: Any = None
+
+    def __str__(self) -> str:
+        rows = [f"  {fault.what}" for fault in self.faults]
+        todo = f"  what to do:{self.remedy}"
+        return "\n".join([f"[{self.code}] {self.what}", *rows, todo, *self._hints()])
 
 
 class SelectionError(WhenceError, LookupError):

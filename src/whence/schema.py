@@ -63,6 +63,7 @@ class GuardKind(StrEnum):
     TRAINING = "training"
     HOOKS = "hooks"
     INPUT = "input"
+    SIZE = "size"
     MODE = "mode"
 
 
@@ -72,6 +73,7 @@ class Strictness(StrEnum):
     `EQUAL` by type and value. `METADATA` a tensor by everything but its numbers. `TYPE` by class alone.
     `IDENTITY` by being the same object; on another instance of the captured model, where nothing can be the
     same object, by class. `SAME` by two names meaning one object, or two. `ABSENT` by not being there.
+    `CONDITION` by what must hold of sizes.
     """
 
     EQUAL = "equal"
@@ -80,6 +82,7 @@ class Strictness(StrEnum):
     IDENTITY = "identity"
     SAME = "same"
     ABSENT = "absent"
+    CONDITION = "condition"
 
 
 class OnViolation(StrEnum):

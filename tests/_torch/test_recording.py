@@ -58,6 +58,15 @@ class Listener:
     def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> Exception:
         return LookupError(operation, arguments, function)
 
+    def size_recorded(self, node: fx.Node) -> None:
+        self.nodes.append(node)
+
+    def user_of_sizes(self) -> object:
+        return None
+
+    def reading(self) -> object:
+        return "here"
+
     def data_replaced(self, tensor: Tensor) -> Exception:
         return TypeError(f"data of {type(tensor).__name__}")
 

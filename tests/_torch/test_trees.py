@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch.utils import _pytree
+from torch.utils._pytree import SUPPORTED_NODES
 
 from whence._torch.trees import (
+    is_container,
     key_segments,
     spelled,
     tree_flatten,
@@ -104,3 +106,10 @@ def test_equal_structures_are_equal() -> None:
 def test_private_names_are_there(name: str) -> None:
     """The names that we import from `torch.utils._pytree` exist."""
     assert hasattr(_pytree, name)
+
+
+def test_the_registry_is_a_dictionary_by_class() -> None:
+    """`SUPPORTED_NODES` holds the classes that are containers."""
+    assert list in SUPPORTED_NODES
+    assert is_container(dict)
+    assert not is_container(int)

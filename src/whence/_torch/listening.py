@@ -12,6 +12,15 @@ class RecordingListener(Protocol):
     def recorded(self, node: fx.Node) -> None:
         """A node was appended to the graph."""
 
+    def size_recorded(self, node: fx.Node) -> None:
+        """A node that holds a size was appended to the graph."""
+
+    def user_of_sizes(self) -> object:
+        """Who is being recorded: what it computes of sizes is its own."""
+
+    def reading(self) -> object:
+        """Where the model is now."""
+
     def met_tensor(self, tensor: Tensor) -> str:
         """A real tensor nobody announced reached an operation; give it a placeholder name."""
 

@@ -13,6 +13,8 @@ import torch
 from torch import overrides
 from torch.utils import _python_dispatch as dispatch
 
+from whence._torch.sizes import bookkeeping_is_undecided, leave_bookkeeping_undecided
+
 
 def modes_restored() -> Callable[[], None]:
     """A way back to the modes that are active on this thread now."""
@@ -63,6 +65,7 @@ _SETTINGS = (
     _Setting(_C._get_torch_function_state, _C._set_torch_function_state),
     _Setting(torch._C._meta_in_tls_dispatch_include, torch._C._set_meta_in_tls_dispatch_include),
     _Setting(torch._C._only_lift_cpu_tensors, torch._C._set_only_lift_cpu_tensors),
+    _Setting(bookkeeping_is_undecided, leave_bookkeeping_undecided),
     _Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     *(
         setting

@@ -12,12 +12,10 @@ import operator
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -42,8 +40,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.autograd import inside_backward
 from whence._torch.graphs import name_plainly
-from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
+from whence._torch.kernels import has_own_fake, run_on_symbols
+from whence._torch.layouts import as_kernel_lays_out
 from whence._torch.listening import RecordingListener
+from whence._torch.plainly import PLAIN_ARGUMENTS, NotPlain, apart, is_plain
+from whence._torch.results import Results
+from whence._torch.size_nodes import SizeNodes, Slots
+from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, sized_like
+from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.tensors import storage_of
 from whence._torch.trees import tree_flatten
 
@@ -80,10 +84,11 @@ def is_wrapper_subclass(tensor: Tensor) -> bool:
     return type(tensor) not in _NO_SUBCLASSES and is_traceable_wrapper_subclass(tensor)
 
 
-def fake_mode_of(tensors: Iterator[Tensor]) -> FakeTensorMode:
-    """The mode that made the first fake tensor among `tensors`, or a new one."""
+def fake_mode_of(tensors: Iterator[Tensor], *, dynamic: bool = False) -> FakeTensorMode:
+    """The mode that made the first fake tensor among `tensors`, or a new one; with sizes that are symbols
+    where it is to be `dynamic`."""
     found = next((tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)), None)
-    return found or FakeTensorMode()
+    return found or (dynamic_mode() if dynamic else FakeTensorMode())
 
 
 def note_function(tracer: Any, node: fx.Node) -> None:
@@ -142,54 +147,6 @@ class _FunctionMode(TorchFunctionMetadataMode):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def _apart(result: Any) -> Any:
-    """Results that are tensors of their own: a fake kernel may give one tensor twice, and gives two when the
-    result comes from the cache of fake results."""
-    if isinstance(result, Tensor) or len({id(part) for part in result}) == len(result):
-        return result
-    seen: set[int] = set()
-    parts = [part if _is_first(part, seen) else snapshot_fake(part) for part in result]
-    return type(result)(parts)
-
-
-def _is_first(part: Any, seen: set[int]) -> bool:
-    known = id(part) in seen
-    seen.add(id(part))
-    return not (known and isinstance(part, Tensor))
-
-
-class _NotPlain(Exception):
-    """An argument needs PyTorch's own recording."""
-
-
-_PLAIN_ARGUMENTS = frozenset(
-    {
-        *(int, float, bool, str, complex, type(None)),
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-    }
-)
-
-
-@cache
-def _is_plain(func: Any) -> bool:
-    """Whether an operator returns tensors, is no composite, and never needs a tensor's value."""
-    if not isinstance(func, OpOverload) or func in _SPECIAL or torch.Tag.data_dependent_output in func.tags:
-        return False
-    if func.namespace != "aten":
-        return False
-    composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-    if composite and not has_layout_rule(func):
-        return False
-    returned = [str(result.type) for result in func._schema.returns]
-    return bool(returned) and (set(returned) == {"Tensor"} or returned == ["List[Tensor]"])
-
-
-_SPECIAL = frozenset({_LIFT_FRESH, torch.ops.aten.is_nonzero.default})
-
-
 def _proxy_of(slot: _ProxyTensor) -> fx.Proxy:
     return slot.proxy
 
@@ -225,6 +182,23 @@ class Recorder(ProxyTorchDispatchMode):
         self._adopted: dict[int, fx.Node] = {}
         self._storages: set[int] = set()
         self._kept: list[Tensor] = []
+        self.environment = environment_of(fake_mode)
+        self.sizes: SizeNodes | None = None
+        self._results = Results()
+        if self.environment is not None:
+            self.environment.where = listener.reading
+            tracer: Any = self.tracer
+            self.sizes = SizeNodes(self.environment, self._append_size, listener.user_of_sizes, tracer)
+            tracer.symnode_tracker = Slots(self.sizes)
+
+    def _append_size(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        node = self.tracer.graph.create_node("call_function", target, args, kwargs)
+        self.listener.size_recorded(node)
+        return node
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What Python computes of sizes is written down where an operation uses it."""
+        return func(*args, **kwargs)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -289,6 +263,11 @@ class Recorder(ProxyTorchDispatchMode):
         leaf = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
         fake = isinstance(leaf, FakeTensor)
         twin: Tensor = leaf if fake else self.fake_mode.from_tensor(leaf, static_shapes=True)
+        return twin, self.placeholder(twin, name)
+
+    def sized_input(self, tensor: Tensor, name: str, sizes: Sequence[Any]) -> tuple[Tensor, fx.Node]:
+        """A fake twin of a user input with these sizes, some of them symbols, and its placeholder."""
+        twin = sized_like(self.fake_mode, tensor, sizes)
         return twin, self.placeholder(twin, name)
 
     def constant_input(self, value: object, name: str) -> fx.Node:
@@ -373,7 +352,8 @@ class Recorder(ProxyTorchDispatchMode):
     @contextmanager
     def active(self) -> Iterator[None]:
         """Record everything that runs on this thread inside the block."""
-        with self.fake_mode, _FunctionMode(self), self:
+        symbols = kernels_for_symbols(self.environment is not None)
+        with symbols, self.fake_mode, _FunctionMode(self), self:
             yield
 
     def recognised(self, value: Any) -> Any:
@@ -408,11 +388,13 @@ class Recorder(ProxyTorchDispatchMode):
             kwargs = {key: self.recognised(value) for key, value in kwargs.items()}
         if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
             raise self.listener.generator_met(func)
+        if self.environment is not None and func._schema.is_mutable:
+            self._results.forget(args)
         try:
-            if _is_plain(func):
+            if is_plain(func):
                 return self._record_untold(func, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
-        except _NotPlain:
+        except NotPlain:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except (
             DataDependentOutputException,
@@ -442,13 +424,13 @@ class Recorder(ProxyTorchDispatchMode):
             self._as_nodes(args),
             {key: self._as_nodes(value) for key, value in kwargs.items()},
         )
-        result = _apart(as_kernel_lays_out(func, args, func(*args, **kwargs)))
+        result, shown = self._result_of(func, args, kwargs)
         tracer = self.tracer
         node = tracer.graph.create_node(
             "call_function", func, node_args, node_kwargs, func.overloadpacket.__name__
         )
         note_function(tracer, node)
-        self._track(result, node)
+        self._track(result, node, shown)
         self.listener.recorded(node)
         if not isinstance(result, Tensor):
             for position, part in enumerate(result):
@@ -463,10 +445,25 @@ class Recorder(ProxyTorchDispatchMode):
         self._track(part, item)
         self.listener.recorded(item)
 
-    def _track(self, result: Any, node: fx.Node) -> None:
+    def _result_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """What an operator gives, and what stands for that in the graph where it is there already."""
+        environment = self.environment
+        if environment is None:
+            return apart(as_kernel_lays_out(func, args, func(*args, **kwargs))), None
+
+        def run() -> Any:
+            own = has_own_fake(func)
+            given = run_on_symbols(func, args, kwargs, environment) if own else func(*args, **kwargs)
+            return apart(as_kernel_lays_out(func, args, given))
+
+        return self._results.of(func, args, kwargs, run)
+
+    def _track(self, result: Any, node: fx.Node, shown: Any = None) -> None:
         if isinstance(result, Tensor):
-            node.meta["val"] = snapshot_fake(result)
+            node.meta["val"] = snapshot_fake(result) if shown is None else shown
             self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
+        elif shown is not None:
+            node.meta["val"] = tuple(shown)
         else:
             node.meta["val"] = tuple(
                 snapshot_fake(part) if isinstance(part, Tensor) else part for part in result
@@ -477,13 +474,15 @@ class Recorder(ProxyTorchDispatchMode):
         if kind is FakeTensor:
             slot = self.tracer.tensor_tracker.get(value)
             if slot is None or slot.constant is not None:
-                raise _NotPlain
+                raise NotPlain
             return slot.proxy.node
-        if kind in _PLAIN_ARGUMENTS:
+        if kind in PLAIN_ARGUMENTS:
             return value
         if kind is list or kind is tuple:
             return kind([self._as_nodes(item) for item in value])
-        raise _NotPlain
+        if kind in SYMBOLIC and self.sizes is not None:
+            return self.sizes.argument(value)
+        raise NotPlain
 
     def _know_literal(self, literal: Tensor) -> None:
         """`torch.tensor([...])` makes a real tensor first: it becomes an input whose value `item()` knows."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 import torch
 from torch import SymInt, Tensor
 from torch.utils._sympy.numbers import int_oo
@@ -58,7 +58,7 @@ def _sizes(value: object) -> list[SymInt]:
 
 
 @dataclass
-class Sizes:
+class OpenSizes:
     """The numbers that one call gives to open sizes."""
 
     limits: Mapping[str, Limits]
@@ -126,19 +126,18 @@ def _range(low: int | None, high: int | None) -> str:
     return f"{low} to {high}"
 
 
-def in_order_of(tensor: Tensor, expected: Tensor) -> Tensor:
-    """A tensor whose dimensions lie in memory in the order of a fake one with open sizes."""
-    wanted, found = _order(expected), _order(tensor)
+def in_order_of(tensor: Tensor, shape: Sequence[Any], strides: Sequence[Any]) -> Tensor:
+    """A tensor whose dimensions lie in memory in the order that open sizes and strides say."""
+    wanted, found = _order(shape, strides), _order(tensor.shape, tensor.stride())
     if wanted == found:
         return tensor
     ordered = tensor.permute(wanted).contiguous()
     return ordered.permute([wanted.index(axis) for axis in range(len(wanted))])
 
 
-def _order(tensor: Tensor) -> list[int]:
-    strides = [_hint(stride) for stride in tensor.stride()]
-    sizes = [_hint(size) for size in tensor.shape]
-    return sorted(range(len(strides)), key=lambda axis: (-strides[axis] if sizes[axis] > 1 else 0, axis))
+def _order(shape: Sequence[Any], strides: Sequence[Any]) -> list[int]:
+    steps, sizes = [_hint(stride) for stride in strides], [_hint(size) for size in shape]
+    return sorted(range(len(steps)), key=lambda axis: (-steps[axis] if sizes[axis] > 1 else 0, axis))
 
 
 def _hint(size: Any) -> int:

@@ -31,6 +31,7 @@ from whence.program.expectations import (
     TensorFacts,
 )
 from whence.program.guard_rows import Guard, Holder
+from whence.program.sizes import Sized
 from whence.schema import GuardKind
 
 _hooks_of = itemgetter(*HOOK_KINDS)
@@ -44,8 +45,8 @@ class Facts(NamedTuple):
     requires_grad: bool
     dtype: torch.dtype
     device: torch.device
-    shape: torch.Size
-    strides: tuple[int, ...] | None
+    shape: tuple[Sized, ...]
+    strides: tuple[Sized, ...] | None
 
 
 class Pattern(NamedTuple):

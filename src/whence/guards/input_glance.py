@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from whence.guards.values import same_constant
 from whence.program import Convention
-from whence.program.expectations import Constant, TensorFacts
+from whence.program.expectations import Constant, TensorFacts, Words
 from whence.program.guard_rows import Guard
+from whence.program.sizes import Sizes, at
 from whence.schema import GuardKind
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -21,7 +22,8 @@ class InputGlance:
 
     positional: int
     keywords: tuple[str, ...]
-    expected: tuple[TensorFacts | Constant, ...]
+    expected: tuple[TensorFacts | Constant | Words, ...]
+    sizes: Sizes | None = None
 
 
 def input_glance_of(guards: Sequence[Guard], convention: Convention) -> InputGlance | None:
@@ -32,9 +34,11 @@ def input_glance_of(guards: Sequence[Guard], convention: Convention) -> InputGla
         return None
     if any(guard.kind is GuardKind.ALIASING for guard in guards):
         return None
-    expected = [guard.expected for guard in guards if guard.positions]
-    found = tuple(row for row in expected if isinstance(row, TensorFacts | Constant))
-    return InputGlance(len(args), tuple(kwargs), found) if len(found) == count else None
+    expected = [guard.expected for guard in guards if guard.positions and guard.kind is GuardKind.INPUT]
+    found = tuple(row for row in expected if isinstance(row, TensorFacts | Constant | Words))
+    if len(found) != count:
+        return None
+    return InputGlance(len(args), tuple(kwargs), found, convention.sizes)
 
 
 def inputs_are_as_they_were(glance: InputGlance, args: object, kwargs: object) -> bool:
@@ -44,10 +48,44 @@ def inputs_are_as_they_were(glance: InputGlance, args: object, kwargs: object) -
         return False
     if len(args) != glance.positional or tuple(given) != glance.keywords:
         return False
-    return all(map(_is, (*args, *given.values()), glance.expected))
+    leaves = (*args, *given.values())
+    if glance.sizes is None:
+        return all(map(_is, leaves, glance.expected))
+    return _fit(glance, glance.sizes, leaves)
 
 
-def _is(value: Any, expected: TensorFacts | Constant) -> bool:
+def _fit(glance: InputGlance, sizes: Sizes, leaves: Sequence[Any]) -> bool:
+    """Whether inputs whose sizes may vary keep all rules."""
+    for position, (value, expected) in enumerate(zip(leaves, glance.expected, strict=True)):
+        if not isinstance(expected, TensorFacts) or not expected.varies:
+            if not _is(value, expected):
+                return False
+        elif not _is_but_size(value, expected) or not sizes.admits(position, value.shape):
+            return False
+    bound = sizes.bound(leaves)
+    if not sizes.all_hold(bound):
+        return False
+    rows = zip(leaves, glance.expected, strict=True)
+    return all(
+        value.stride() == tuple(at(size, bound) for size in expected.strides)
+        for value, expected in rows
+        if isinstance(expected, TensorFacts) and expected.varies and expected.strides is not None
+    )
+
+
+def _is_but_size(value: Any, expected: TensorFacts) -> bool:
+    return (
+        type(value) in _PLAIN
+        and value.requires_grad is expected.requires_grad
+        and value.layout is expected.layout
+        and value.dtype is expected.dtype
+        and value.device == expected.device
+    )
+
+
+def _is(value: Any, expected: TensorFacts | Constant | Words) -> bool:
+    if isinstance(expected, Words):
+        return type(value) is int
     if isinstance(expected, Constant):
         return same_constant(expected.value, value)
     return (

@@ -7,20 +7,23 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.operators import is_elementwise
+from whence._torch.sizes import is_symbolic
 from whence._torch.tensors import share_memory
 from whence.errors import CallError
-from whence.guards.describe import reference, tensor_facts
+from whence.guards.describe import reference, shown, tensor_facts
 from whence.guards.matching import Walk, difference
 from whence.guards.values import is_constant
 from whence.program import Convention, Program
 from whence.program.convention import shown_call
-from whence.program.expectations import Constant, Expectation, Words
+from whence.program.expectations import Constant, Expectation, TensorFacts, Words
 from whence.program.guard_rows import Guard, Violation
+from whence.program.sizes import SizeRule, found_of, shape_of, strides_of
 from whence.schema import GuardKind, InputKind, OutputKind, Strictness
 
 STRUCTURE = "the arguments"
 TIED = "one tensor"
 APART = "tensors of their own"
+SIZE = "size"
 
 _EMBEDDING = torch.ops.aten.embedding.default
 
@@ -39,6 +42,8 @@ def input_guards(program: Program) -> Iterator[Guard]:
     strided = _layout_sensitive(program)
     for position, (path, leaf) in enumerate(zip(convention.paths, convention.leaves, strict=True)):
         yield _leaf_guard(position, path, leaf, with_strides=position in strided)
+    for rule in () if convention.sizes is None else convention.sizes.rules:
+        yield _size_guard(rule)
     for first, second in convention.same:
         what = f"{convention.paths[first]} and {convention.paths[second]}"
         yield Guard(GuardKind.ALIASING, what, Words(TIED), Strictness.SAME, _ONE, positions=(first, second))
@@ -54,15 +59,36 @@ _APART = "a write to one would be a write to another"
 def _leaf_guard(position: int, path: str, leaf: object, *, with_strides: bool) -> Guard:
     expected: Expectation
     if isinstance(leaf, Tensor):
-        expected = replace(tensor_facts(leaf), type=Tensor)
+        facts = tensor_facts(leaf)
+        strides = None if facts.strides is None else strides_of(leaf)
+        expected = replace(facts, type=Tensor, shape=shape_of(leaf), strides=strides)
         reason = "the operations were recorded for a tensor like this"
         if not with_strides:
             expected = expected.with_strides(None)
         return Guard(GuardKind.INPUT, path, expected, Strictness.METADATA, reason, positions=(position,))
     reason = "its value decided what was recorded"
+    if is_symbolic(leaf):
+        whole = Words("a whole number")
+        return Guard(
+            GuardKind.INPUT, path, whole, Strictness.TYPE, "it is computed with", positions=(position,)
+        )
     if is_constant(leaf):
         return Guard(GuardKind.INPUT, path, Constant(leaf), Strictness.EQUAL, reason, positions=(position,))
     return Guard(GuardKind.INPUT, path, reference(leaf), Strictness.IDENTITY, reason, positions=(position,))
+
+
+def _size_guard(rule: SizeRule) -> Guard:
+    return Guard(
+        GuardKind.SIZE,
+        str(rule.dimensions[0]),
+        rule,
+        Strictness.CONDITION,
+        "asked for" if rule.by.asked else "the code decided by it",
+        name=SIZE,
+        module=rule.by.module,
+        source=rule.by.source,
+        positions=tuple(row.position for row in rule.dimensions),
+    )
 
 
 def _writes_inputs(program: Program) -> bool:
@@ -115,13 +141,37 @@ def input_violations(
         yield Violation(structure, shown_call(args, kwargs))
         return
     walk = Walk(same_model=True)
+    sizes = _sizes(convention, leaves)
     for guard in guards:
-        found = _found(guard, leaves, walk)
+        found = _found(guard, leaves, walk, sizes)
         if found is not None:
             yield Violation(guard, found)
 
 
-def _found(guard: Guard, leaves: Sequence[object], walk: Walk) -> str | None:
+def _sizes(convention: Convention, leaves: Sequence[object]) -> dict[str, int] | None:
+    """The sizes of a call; None where the inputs are not such that they could be read."""
+    sizes = convention.sizes
+    if sizes is None:
+        return {}
+    for position, (leaf, expected) in enumerate(zip(leaves, convention.leaves, strict=True)):
+        if is_symbolic(expected) and type(leaf) is not int:
+            return None
+        if isinstance(expected, Tensor) and not (
+            isinstance(leaf, Tensor) and sizes.admits(position, leaf.shape)
+        ):
+            return None
+    return sizes.bound(leaves)
+
+
+def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[str, int] | None) -> str | None:
+    expected = guard.expected
+    if isinstance(expected, SizeRule):
+        return None if sizes is None or expected.holds(sizes) else found_of(expected, leaves)
+    if isinstance(expected, Words) and len(guard.positions) == 1:
+        leaf = leaves[guard.positions[0]]
+        return None if type(leaf) is int else shown(leaf)
+    if isinstance(expected, TensorFacts) and expected.varies:
+        return _found_tensor(expected, leaves[guard.positions[0]], walk, sizes)
     match guard.positions:
         case (position,):
             return difference(guard.expected, leaves[position], walk)
@@ -129,6 +179,19 @@ def _found(guard: Guard, leaves: Sequence[object], walk: Walk) -> str | None:
             return None if leaves[first] is leaves[second] else "two tensors"
         case _:
             return _shared(leaves) if guard.name == APART else None
+
+
+def _found_tensor(
+    expected: TensorFacts, leaf: object, walk: Walk, sizes: Mapping[str, int] | None
+) -> str | None:
+    """A tensor whose sizes may vary against one in a call; its sizes have guards of their own."""
+    if not isinstance(leaf, Tensor) or len(leaf.shape) != len(expected.shape):
+        return shown(leaf)
+    if sizes is not None:
+        return difference(expected.at(leaf.shape, sizes), leaf, walk)
+    shape = zip(expected.shape, leaf.shape, strict=True)
+    kept = torch.Size(given if isinstance(size, str) else size for size, given in shape)
+    return difference(replace(expected, shape=kept, strides=None), leaf, walk)
 
 
 def _shared(leaves: Sequence[object]) -> str | None:

@@ -31,6 +31,7 @@ from whence.program.expectations import (
     TensorFacts,
     Words,
 )
+from whence.program.sizes import SizeRule
 
 
 @dataclass
@@ -71,7 +72,7 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
             return None if _is_function(expected, value, walk) else _shown(value)
         case Reference(target, kind):
             return None if _is_same(target(), kind, value, walk) else _other(kind, value)
-        case Hooks() | Names() | Words() | Missing():
+        case Hooks() | Names() | Words() | Missing() | SizeRule():
             return _shown(value)
 
 
@@ -115,7 +116,7 @@ def _same_strides(expected: TensorFacts, found: TensorFacts) -> bool:
     if expected.shape != found.shape or found.strides is None or expected.strides is None:
         return False
     rows = zip(expected.shape, expected.strides, found.strides, strict=True)
-    return all(size < 2 or left == right for size, left, right in rows)
+    return all(left == right for size, left, right in rows if not isinstance(size, int) or size > 1)
 
 
 def _tie_difference(number: int, value: Tensor, walk: Walk) -> str | None:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from whence._torch.autograd import below_autograd, release_saved
-from whence._torch.symbolic_sizes import in_order_of, is_open
+from whence._torch.symbolic_sizes import in_order_of
 from whence.errors import NotDifferentiable
+from whence.hierarchy.described import Described
 from whence.hierarchy.interface import Gradients
 from whence.hierarchy.plan import CallPlan
 
@@ -25,8 +26,8 @@ class Runner(Protocol):
     def run_backward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
         """The gradients that leave the call."""
 
-    def described(self, name: str) -> Tensor:
-        """A fake tensor with the shape and dtype of a value."""
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype of a value."""
 
     @property
     def needs(self) -> Needs:
@@ -73,9 +74,11 @@ class CapturedFunction(torch.autograd.Function):
         watched = [tensors[position] for position in run.versions]
         ctx.save_for_backward(*leaves, *watched)
         ctx.run = run
+        named = list(zip(run.plan.forward.outputs, results, strict=True))
+        given = zip(run.inputs, tensors, strict=True)  # which may be results, too
+        ctx.shapes = {name: value.shape for name, value in (*given, *named) if isinstance(value, Tensor)}
         ctx.set_materialize_grads(False)
         differentiable = {name for name, _ in run.gradients.tangents}
-        named = zip(run.plan.forward.outputs, results, strict=True)
         ctx.mark_non_differentiable(
             *(r for name, r in named if name not in differentiable and isinstance(r, Tensor))
         )
@@ -98,7 +101,7 @@ class CapturedFunction(torch.autograd.Function):
                 why=run.gradients.refusal,
                 remedy="call the whole tree",
             )
-        arrived, missing = _tangents(run, received)
+        arrived, missing = _tangents(run, received, ctx.shapes)
         tangents = [arrived[name] for name in body.inputs]
         produced = run.runner.run_backward(run.module, *_kept(ctx, run), *tangents)
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
@@ -117,16 +120,15 @@ def _kept(ctx: Any, run: Differentiation) -> list[Any]:
     return kept
 
 
-def laid_out(tensor: Tensor, expected: Tensor) -> Tensor:
+def laid_out(tensor: Tensor, expected: Described) -> Tensor:
     """A tensor in the memory layout that the capture saw."""
-    if is_open(expected):
-        return in_order_of(tensor, expected)
-    overlaps = any(
-        size > 1 and not stride for size, stride in zip(expected.shape, expected.stride(), strict=True)
-    )
-    if tensor.stride() == expected.stride() or overlaps or tensor.layout != torch.strided:
+    if any(type(stride) is not int for stride in expected.strides):
+        return in_order_of(tensor, expected.shape, expected.strides)
+    sizes = zip(*expected.layout, strict=True)
+    overlaps = any(type(stride) is int and not stride and size > 1 for size, stride in sizes)
+    if tensor.stride() == expected.strides or overlaps or tensor.layout != torch.strided:
         return tensor
-    copied = torch.empty_strided(expected.shape, expected.stride(), dtype=tensor.dtype, device=tensor.device)
+    copied = torch.empty_strided(*expected.layout, dtype=tensor.dtype, device=tensor.device)
     return copied.copy_(tensor)
 
 
@@ -139,7 +141,9 @@ def _final(gradient: Tensor | None) -> Tensor | None:
     return final  # type: ignore[no-any-return]
 
 
-def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], set[str]]:
+def _tangents(
+    run: Differentiation, received: Sequence[Tensor | None], shapes: Mapping[str, torch.Size]
+) -> tuple[dict[str, Tensor], set[str]]:
     """The gradients by the names the backward knows them by; zeros for those that did not arrive.
 
     A value returned twice is one tensor, so its gradients arrive as one sum: the first name takes it.
@@ -150,10 +154,9 @@ def _tangents(run: Differentiation, received: Sequence[Tensor | None]) -> tuple[
     missing: set[str] = set()
     for output, tangent in run.gradients.tangents:
         gradient = waiting.pop(output, None)
-        expected = run.runner.described(tangent)
         if gradient is None:
             missing.add(tangent)
-            gradient = torch.zeros(expected.shape, dtype=expected.dtype, device=device)
+            gradient = torch.zeros(shapes[output], dtype=run.runner.dtype_of(tangent), device=device)
         arrived[tangent] = gradient
     return arrived, missing
 

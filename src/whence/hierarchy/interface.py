@@ -9,10 +9,12 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from whence._torch.sizes import is_symbolic, names_in, spelled
 from whence.hierarchy.plan import ROOT_CALL, Plan, first_within, paths_of_state
 from whence.program import Absent, Constant, Convention, Named, Structure
 from whence.program.convention import paths_of, repeated_positions
 from whence.program.program import Adjoint, Program
+from whence.program.sizes import Sizes, sizes_of
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
 
@@ -40,7 +42,8 @@ class Interface:
 
     `leaves` names the value of each flat argument (None for constants). `state` are body inputs that the
     module reads from itself. `writes` pairs new values with the attribute, or the position of the argument,
-    they replace. `hidden` are body inputs that no argument supplies.
+    they replace. `hidden` are body inputs that no argument supplies. `sizes` are body inputs that follow from
+    the sizes of the arguments, each with how.
     """
 
     convention: Convention
@@ -51,6 +54,7 @@ class Interface:
     hidden: tuple[str, ...]
     gradients: Gradients | None
     loss: str | None = None
+    sizes: tuple[tuple[str, str], ...] = ()
 
 
 def interface_of(plan: Plan, number: int) -> Interface | None:
@@ -66,7 +70,8 @@ def interface_of(plan: Plan, number: int) -> Interface | None:
         convention, result = _convention(plan, call.inputs, call.parameters), call.outputs
         leaves = tuple(leaf.name if isinstance(leaf, Named) else None for leaf in call.inputs.leaves)
     state = tuple(_own_state(plan, number, leaves))
-    known = {*leaves, *(name for name, _ in state)}
+    sizes = () if number == ROOT_CALL else tuple(_sizes(plan, number, convention.sizes))
+    known = {*leaves, *(name for name, _ in (*state, *sizes))}
     loss = next((row.node for row in program.signature.outputs_of(OutputKind.LOSS)), None)
     return Interface(
         convention=convention,
@@ -77,6 +82,7 @@ def interface_of(plan: Plan, number: int) -> Interface | None:
         hidden=tuple(name for name in plan.calls[number].forward.inputs if name not in known),
         gradients=_gradients(plan, number, leaves, result) if program.has_backward else None,
         loss=loss if number == ROOT_CALL else None,
+        sizes=sizes,
     )
 
 
@@ -99,7 +105,18 @@ def _convention(plan: Plan, inputs: Structure, parameters: inspect.Signature | N
                 leaves.append(leaf)
     args, kwargs = Structure(inputs.spec, tuple(map(Constant, leaves))).filled({})
     same = repeated_positions([leaf.name if isinstance(leaf, Named) else None for leaf in inputs.leaves])
-    return Convention(inputs.spec, tuple(leaves), paths_of(args, kwargs), parameters, same)
+    paths = paths_of(args, kwargs)
+    sizes = None if plan.program.convention.sizes is None else sizes_of(leaves, paths)
+    return Convention(inputs.spec, tuple(leaves), paths, parameters, same, sizes=sizes)
+
+
+def _sizes(plan: Plan, number: int, known: Sizes | None) -> Iterator[tuple[str, str]]:
+    """Body inputs that are sizes, and how they follow from those of the arguments."""
+    names = {reading.name for reading in known.readings} if known is not None else set()
+    for name in plan.calls[number].forward.inputs:
+        value = plan.nodes[name].meta.get("val")
+        if is_symbolic(value) and names_in(value) <= names:
+            yield name, spelled(value)
 
 
 def readable(plan: Plan, name: str, number: int) -> ModulePath | None:

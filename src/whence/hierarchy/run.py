@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from whence._torch.sharding import whole
 from whence._torch.tensors import autocast_state, share_memory, without_autocast
 from whence.errors import CallError, Fault
+from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.hooked import has_hooks, run_hooked
@@ -21,6 +22,7 @@ from whence.hierarchy.interface import Gradients, Interface, interface_of
 from whence.hierarchy.plan import CallPlan, Plan, Region
 from whence.hierarchy.source import write
 from whence.hierarchy.tree import FlatCall, Tree
+from whence.program.sizes import value_of
 from whence.provenance import ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 from whence.schema import Phase
@@ -178,9 +180,9 @@ class CallBody:
         function, calls = self.backward_function
         return function(module, calls, *values)  # type: ignore[no-any-return]
 
-    def described(self, name: str) -> Tensor:
-        """A fake tensor with the shape and dtype of a value."""
-        return self.plan.nodes[name].meta["val"]  # type: ignore[no-any-return]
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype of a value."""
+        return self.plan.nodes[name].meta["val"].dtype  # type: ignore[no-any-return]
 
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the call was captured with such arguments."""
@@ -209,14 +211,20 @@ class CallBody:
             for _, at in interface.writes
             if isinstance(at, int) and (name := interface.leaves[at]) is not None
         }
-        inputs = [self._laid_out(name, values[name]) for name in self.call_plan.forward.inputs]
+        sizes = interface.convention.bound(flat)
+        values |= {name: value_of(text, sizes) for name, text in interface.sizes}
+        inputs = [self._laid_out(name, values[name], sizes) for name in self.call_plan.forward.inputs]
         values |= self._outputs(interface, module, inputs)
         self._write(interface, module, values, flat)
         return self._result(interface, module, values, flat)
 
-    def _laid_out(self, name: str, value: Any) -> Any:
+    def _laid_out(self, name: str, value: Any, sizes: Mapping[str, int]) -> Any:
         """An input in the memory layout of the capture, which operations such as `view` rely on."""
-        return laid_out(value, self.described(name)) if isinstance(value, Tensor) else value
+        return (
+            laid_out(value, described(self.plan.nodes[name].meta["val"], sizes))
+            if isinstance(value, Tensor)
+            else value
+        )
 
     def _called(self) -> Interface:
         interface = self.interface

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Size, Tensor
 
-from whence._torch.symbolic_sizes import Limits, Sizes, is_open
+from whence._torch.sizes import SYMBOLIC, is_symbolic
+from whence._torch.symbolic_sizes import Limits, OpenSizes, is_open
 from whence._torch.trees import (
     TreeSpec,
     key_segments,
@@ -26,6 +27,7 @@ from whence.errors import CallError
 from whence.program.binding import binding_faults
 from whence.program.calls import Absent
 from whence.program.signature import describe
+from whence.program.sizes import Sizes, told
 
 Adapter = Callable[[TreeSpec, TreeSpec, list[Any]], Sequence[Any]]
 """Takes the captured structure, the given one and the given leaves; returns leaves for the captured one."""
@@ -37,9 +39,10 @@ class Convention:
 
     `parameters` is the Python signature of the callable where it has one. `leaves` are fake tensors or
     constants, in flat order; `paths` their spelled accesses. `same` pairs leaves that were one tensor.
-    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`). `limits` are
-    the smallest and largest value of every size that the capture left open, by its symbol. `adapter` makes
-    the leaves of another structure fit.
+    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`). `sizes` says
+    which sizes may vary, and how far; None where all are those of the capture. Of an exported program
+    `limits` are the smallest and largest value of every size that it left open, by its symbol, and `adapter`
+    makes the leaves of another structure fit.
     """
 
     spec: TreeSpec
@@ -48,6 +51,7 @@ class Convention:
     parameters: inspect.Signature | None = None
     same: tuple[tuple[int, int], ...] = ()
     reads_memory: bool = False
+    sizes: Sizes | None = None
     limits: Mapping[str, Limits] = field(default_factory=dict)
     adapter: Adapter | None = None
 
@@ -94,14 +98,16 @@ class Convention:
         return list(adapted)
 
     def _check(self, flat: Sequence[Any]) -> None:
-        rows = zip(self.paths, self.leaves, flat, strict=True)
-        problems = [problem for path, expected, given in rows if (problem := misfit(path, expected, given))]
+        problems = [problem for at, given in enumerate(flat) if (problem := self._misfit(at, given))]
+        if self.sizes is not None and not problems:
+            self._check_sizes(self.sizes, flat)
         if self.reads_memory and not problems:
             rows = zip(self.paths, self.leaves, flat, strict=True)
             problems += [
                 problem for path, expected, given in rows if (problem := misplaced(path, expected, given))
             ]
-        problems += Sizes(self.limits).faults(self._open(flat))
+        if self.sizes is None:
+            problems += OpenSizes(self.limits).faults(self._open(flat))
         problems += [
             f"{self.paths[first]} and {self.paths[second]} were one tensor at capture, and are two now"
             for first, second in self.same
@@ -109,12 +115,59 @@ class Convention:
         ]
         if problems:
             remedy = "capture again with these inputs"
+            if sizes := self._other_sizes(flat):
+                remedy += f", or with a dynamic_shapes that lets {sizes} vary"
             raise CallError("the arguments do not fit the capture", why="; ".join(problems), remedy=remedy)
 
     def _open(self, flat: Sequence[Any]) -> list[tuple[str, Any, Any]]:
         """The leaves whose sizes the capture left open."""
         rows = zip(self.paths, self.leaves, flat, strict=True)
         return [row for row in rows if is_open(row[1])]
+
+    def _other_sizes(self, flat: Sequence[Any]) -> str:
+        """The dimensions that have another size than at capture, in tensors of the same rank."""
+        rows = zip(self.paths, self.leaves, flat, strict=True)
+        tensors = (row for row in rows if isinstance(row[1], Tensor) and isinstance(row[2], Tensor))
+        found = [
+            f"dim {dim} of `{path}`"
+            for path, expected, given in tensors
+            if len(expected.shape) == len(given.shape)
+            for dim, size in enumerate(expected.shape)
+            if not is_symbolic(size) and size != given.shape[dim]
+        ]
+        return " and ".join(found)
+
+    def _misfit(self, at: int, given: Any) -> str | None:
+        expected = self.leaves[at]
+        if self.sizes is None or not isinstance(expected, (Tensor, *SYMBOLIC)):
+            return misfit(self.paths[at], expected, given)
+        return self._misfit_of_size(self.sizes, at, given)
+
+    def _misfit_of_size(self, sizes: Sizes, at: int, given: Any) -> str | None:
+        """How a value that may have other sizes differs in anything else."""
+        path, expected = self.paths[at], self.leaves[at]
+        if not isinstance(expected, Tensor):
+            is_number = type(given) is int
+            return None if is_number else f"{path} was a whole number at capture, is {describe(given)}"
+        if not isinstance(given, Tensor):
+            return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
+        if expected.dtype != given.dtype or not sizes.admits(at, given.shape):
+            return f"{path} was {describe(expected)} at capture, is {describe(given)}"
+        return None
+
+    def _check_sizes(self, sizes: Sizes, flat: Sequence[Any]) -> None:
+        broken = [told(rule, flat) for rule in sizes.broken(flat)]
+        if broken:
+            raise CallError(
+                "the capture does not hold for these sizes",
+                why="; ".join(broken),
+                remedy="pass inputs of an admitted size (print(program.shapes) lists them), or capture again "
+                "with a dynamic_shapes, or an example, that admits this one",
+            )
+
+    def bound(self, flat: Sequence[Any]) -> dict[str, int]:
+        """The sizes of a call that has been checked, by name."""
+        return {} if self.sizes is None else self.sizes.bound(flat)
 
     def _respelled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
         """Spell a call as the capture spelled its own."""

@@ -5,12 +5,14 @@ Each kind of description is a row; `guards/describe.py` writes them and `guards/
 
 import enum
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional
+
+from whence.program.sizes import Sized, SizeRule, at
 
 _SHOWN_ITEMS = 6
 _WIDTH = 80
@@ -110,16 +112,26 @@ class TensorFacts:
     """
 
     type: type
-    shape: torch.Size
+    shape: tuple[Sized, ...]
     dtype: torch.dtype
     device: torch.device
-    strides: tuple[int, ...] | None
+    strides: tuple[Sized, ...] | None
     requires_grad: bool
     number: int = -1
     layout: torch.layout = torch.strided
     target: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 
-    def with_strides(self, strides: tuple[int, ...] | None) -> "TensorFacts":
+    @property
+    def varies(self) -> bool:
+        """Whether some of its sizes may vary."""
+        return any(isinstance(size, str) for size in self.shape)
+
+    def at(self, shape: torch.Size, sizes: Mapping[str, int]) -> "TensorFacts":
+        """The same facts for a tensor of that shape, in a call with these sizes."""
+        strides = None if self.strides is None else tuple(at(size, sizes) for size in self.strides)
+        return replace(self, shape=shape, strides=strides)
+
+    def with_strides(self, strides: tuple[Sized, ...] | None) -> "TensorFacts":
         """The same facts in another layout, or (None) in any."""
         return replace(self, strides=strides)
 
@@ -129,10 +141,11 @@ class TensorFacts:
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        words = [f"{self.type.__name__} {dtype}{list(self.shape)}"]
+        words = [f"{self.type.__name__} {dtype}[{', '.join(map(str, self.shape))}]"]
         words += [str(self.layout).removeprefix("torch.")] if self.layout is not torch.strided else []
         words += [f"on {self.device}"] if self.device.type != "cpu" else []
-        words += [] if self.strides in (None, _plain_strides(self.shape)) else [f"strides {self.strides}"]
+        plain = self.varies or self.strides in (None, _plain_strides(self.shape))
+        words += [] if plain else [f"strides {self.strides}"]
         words += ["requires grad"] if self.requires_grad else []
         return ", ".join(words)
 
@@ -200,6 +213,7 @@ Expectation = (
     | Names
     | Words
     | Missing
+    | SizeRule
 )
 
 
@@ -240,8 +254,8 @@ def _listed(kind: type, shown: list[str]) -> str:
     return f"{opening}{text}{closing}"
 
 
-def _plain_strides(shape: torch.Size) -> tuple[int, ...]:
+def _plain_strides(shape: tuple[Sized, ...]) -> tuple[int, ...]:
     steps = [1]
     for size in reversed(shape[1:]):
-        steps.append(steps[-1] * max(size, 1))
+        steps.append(steps[-1] * max(int(size), 1))
     return tuple(reversed(steps)) if shape else ()

@@ -10,7 +10,7 @@ from whence.schema import GuardKind
 _COMMON = (GuardKind.CLASS, GuardKind.SUBMODULE, GuardKind.CODE, GuardKind.TRAINING)
 _SECTIONS = {
     "called": (GuardKind.CALLABLE,),
-    "inputs": (GuardKind.INPUT, GuardKind.ALIASING),
+    "inputs": (GuardKind.INPUT, GuardKind.SIZE, GuardKind.ALIASING),
     "process": (GuardKind.MODE, GuardKind.HOOKS),
 }
 _WIDTH = 72

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whence.program.expectations import Expectation
+from whence.program.sizes import SizeRule
 from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind, Strictness
 
@@ -54,11 +55,14 @@ class Violation:
     found: str
 
     def __str__(self) -> str:
-        return f"{self.change}: capture again"
+        again = "capture again with an example or dynamic_shapes that admits it"
+        return f"{self.change}: {again if isinstance(self.guard.expected, SizeRule) else 'capture again'}"
 
     @property
     def change(self) -> str:
         """What was expected, where it was read, and what was found, in words."""
+        if isinstance(self.guard.expected, SizeRule):
+            return f"{self.found}, and must be {self.guard.expected}"
         line = _short(self.guard.source)
         read = f" ({line})" if line else ""
         before = f"`{self.guard.what}` was {self.guard.expected} at capture{read}"

@@ -20,6 +20,7 @@ from whence.program.origins import origin_of
 from whence.program.printing import page
 from whence.program.replay import Replays
 from whence.program.selecting import select
+from whence.program.shapes import Shapes, shapes_of
 from whence.program.signature import Input, Output, Signature
 from whence.provenance import ModulePath, Origin, Source
 
@@ -170,6 +171,11 @@ class Program:
         out: one attention in each of 32 equal layers.
         """
         return layers_of(self)
+
+    @property
+    def shapes(self) -> Shapes:
+        """The shape of every input and output, with the names of sizes that vary and who constrained them."""
+        return shapes_of(self)
 
     def with_changes(self, **changes: Any) -> Self:
         """A program that differs in these fields."""

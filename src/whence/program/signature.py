@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from whence._torch.sizes import SYMBOLIC, spelled
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
 
@@ -89,7 +90,9 @@ SHORT_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16
 
 def describe(value: Any) -> str:
     """`f32[2, 8, 64]` for a tensor, the literal for anything else."""
+    if isinstance(value, SYMBOLIC):
+        return spelled(value)
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
         return repr(value)
     dtype = str(value.dtype).removeprefix("torch.")
-    return f"{SHORT_DTYPES.get(dtype, dtype)}[{', '.join(map(str, value.shape))}]"
+    return f"{SHORT_DTYPES.get(dtype, dtype)}[{', '.join(map(spelled, value.shape))}]"

@@ -9,12 +9,14 @@ from torch import Tensor
 from whence._torch.modes import modes_restored
 from whence._torch.patching import patches_undone
 from whence._torch.sharding import sharding_put_aside
+from whence._torch.sizes import undecided_bookkeeping
 from whence.program import Program
 from whence.program.observed import Observed
+from whence.program.replay import SIZES_VARY, Replays
 from whence.program.wellformed import check
 from whence.tracing.assemble import assemble
 from whence.tracing.attribution import attribute
-from whence.tracing.example import example_of
+from whence.tracing.example import Given, example_of
 from whence.tracing.functional import functionalize
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.materialising import materialised
@@ -24,6 +26,7 @@ from whence.tracing.replay.expand import expand
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.replay.template import Doubt
 from whence.tracing.session import Session
+from whence.tracing.settling import with_sizes
 from whence.tracing.sharding import refuse_sharding, with_shards
 from whence.tracing.sideeffects import warn_about_kept
 from whence.tracing.subject import state_tensors, subject_of
@@ -38,23 +41,27 @@ def capture(
     backward: bool | Callable[[Any], Tensor],
     *,
     reuse: bool = True,
+    dynamic_shapes: Any = None,
 ) -> tuple[Program, Observed]:
     """The program of `model` on these example inputs, with its state as inputs, and what the model read.
 
-    With `reuse`, a call that is like one that was recorded is not run again.
+    With `reuse`, a call that is like one that was recorded is not run again; where sizes may vary, all run.
     """
-    wanted = Reuse(reuse, joint=bool(backward))
+    wanted = Reuse(reuse and dynamic_shapes is None, joint=bool(backward))
+    given = Given(args, kwargs, dynamic_shapes)
     while True:
         try:
-            return _attempted(model, args, kwargs, backward, wanted)
+            program, observed = _attempted(model, given, backward, wanted)
+            if reuse and dynamic_shapes is not None:
+                program = program.with_changes(replay=Replays(reason=SIZES_VARY))
+            return program, observed
         except Doubt as doubt:
             wanted = replace(wanted, without={**wanted.without, doubt.kind: doubt.why})
 
 
 def _attempted(
     model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None,
+    given: Given,
     backward: bool | Callable[[Any], Tensor],
     reuse: Reuse,
 ) -> tuple[Program, Observed]:
@@ -64,7 +71,8 @@ def _attempted(
         take_turn(undoing)
         interrupts.hold(undoing)
         undoing.later(patches_undone(), modes_restored())
-        return _captured(model, args, kwargs, backward, interrupts, reuse)
+        with undecided_bookkeeping(given.dynamic_shapes is not None):
+            return _captured(model, given, backward, interrupts, reuse)
 
     program, observed, session = undoing.around(run)
     warn_about_kept(session)
@@ -73,15 +81,14 @@ def _attempted(
 
 def _captured(
     model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None,
+    given: Given,
     backward: bool | Callable[[Any], Tensor],
     interrupts: Interrupts,
     reuse: Reuse,
 ) -> tuple[Program, Observed, Session]:
     subject = subject_of(model)
     refuse_sharding(subject, differentiates=bool(backward))
-    example = example_of(subject, args, kwargs)
+    example = example_of(subject, given)
     state = state_tensors(subject)
     if backward:
         refuse_hooks(state)
@@ -91,9 +98,11 @@ def _captured(
         recorded = record(subject, example, backward, interrupts, reuse)
         with keeping_what_was_recorded(recorded.session):
             gradients = attribute(recorded)
-            functional = functionalize(recorded.session.recorder.graph)
+            functional = functionalize(recorded.session.recorder.graph, recorded.session.recorder.sizes)
             exchanged = expand(recorded.session.replayer, recorded.session.notes, functional, gradients)
-            program = assemble(subject, example, recorded, functional, exchanged)
+            program = with_sizes(
+                assemble(subject, example, recorded, functional, exchanged), example, recorded
+            )
         check(program)
         observed = recorded.session.reads.observed()
     return with_shards(program, subject, sharded), observed, recorded.session

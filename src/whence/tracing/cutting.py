@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.operators import traits
+from whence._torch.sizes import SYMBOLIC
 from whence.program.origins import origin_of, set_origin
 from whence.tracing.notes import Mark
 
@@ -50,7 +51,8 @@ def cut_gradients(
             carries = held in carrying
             straight += [node.name] if carries else []
         else:
-            carries = any(source in carrying for source in node.all_input_nodes)
+            holds_size = isinstance(node.meta.get("val"), SYMBOLIC)
+            carries = not holds_size and any(source in carrying for source in node.all_input_nodes)
         if carries:
             carrying.add(node)
     return frozenset(straight)

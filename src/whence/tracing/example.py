@@ -14,6 +14,7 @@ from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten
 from whence.errors import Fault, InputMismatch, UnsupportedInput
 from whence.program.binding import binding_faults
 from whence.program.convention import names_of, paths_of
+from whence.tracing.asked import Asked, asked_sizes
 from whence.tracing.subject import Subject
 
 _CONSTANTS = (
@@ -23,13 +24,26 @@ _CONSTANTS = (
 
 
 @dataclass(frozen=True)
+class Given:
+    """What a capture is given beside the model: example inputs, and which of their sizes may vary."""
+
+    args: Any
+    kwargs: Any = None
+    dynamic_shapes: Any = None
+
+
+@dataclass(frozen=True)
 class Example:
-    """The inputs a capture runs on: their structure, and for every leaf its value, path and name."""
+    """The inputs a capture runs on: their structure, and for every leaf its value, path and name.
+
+    `asked` says which sizes may vary; None where nobody asked, and all are numbers.
+    """
 
     spec: TreeSpec
     leaves: tuple[Any, ...]
     paths: tuple[str, ...]
     names: tuple[str, ...]
+    asked: Asked | None = None
 
     def with_leaves(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` of the same structure over other leaves."""
@@ -37,16 +51,17 @@ class Example:
         return args, kwargs
 
 
-def example_of(subject: Subject, args: object, kwargs: object) -> Example:
+def example_of(subject: Subject, given: Given) -> Example:
     """Check and flatten example inputs; raises `InputMismatch` or `UnsupportedInput`, naming all."""
-    args, kwargs = _checked(args, kwargs)
+    args, kwargs = _checked(given.args, given.kwargs)
     _bind(subject, args, kwargs)
     leaves, spec = tree_flatten((args, kwargs))
     paths = paths_of(args, kwargs)
     faults = [fault for pair in zip(paths, leaves, strict=True) for fault in _faults(*pair)]
     if faults:
         raise UnsupportedInput.of(faults)
-    return Example(spec, tuple(leaves), paths, names_of(args, kwargs, subject.parameters))
+    asked = asked_sizes(subject, paths, args, kwargs, given.dynamic_shapes)
+    return Example(spec, tuple(leaves), paths, names_of(args, kwargs, subject.parameters), asked)
 
 
 def _checked(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -22,6 +22,9 @@ from whence._torch.operators import (
     without_outputs,
     written_arguments,
 )
+from whence._torch.size_nodes import SizeNodes
+from whence._torch.sizes import SYMBOLIC
+from whence._torch.trees import tree_map_only
 from whence.errors import Fault, Place, UnsupportedMutation
 from whence.program.origins import origin_of, set_origin
 from whence.schema import Phase
@@ -50,6 +53,7 @@ class Functional:
     """
 
     graph: fx.Graph
+    sizes: SizeNodes | None = None
     views: dict[fx.Node, View] = field(default_factory=dict)
     same: dict[fx.Node, fx.Node] = field(default_factory=dict)
     latest: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -104,6 +108,18 @@ class _Writer:
     after: bool = False
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        if self.state.sizes is not None:
+            args, kwargs = self._sized(args), self._sized(kwargs)
+        made = self._made(target, args, kwargs)
+        made.meta["val"] = fake_result(target, args, kwargs)
+        return made
+
+    def _sized(self, arguments: Any) -> Any:
+        """Arguments with nodes in the place of sizes that vary."""
+        sizes: Any = self.state.sizes
+        return tree_map_only(SYMBOLIC, lambda size: sizes.spelled_by(self._made, size), arguments)
+
+    def _made(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         graph = self.state.graph
         with graph.inserting_after(self.node) if self.after else graph.inserting_before(self.node):
             made = graph.create_node("call_function", target, args, kwargs, short_name(target))
@@ -111,7 +127,6 @@ class _Writer:
         if "torch_fn" in self.node.meta:
             made.meta["torch_fn"] = self.node.meta["torch_fn"]
         set_origin(made, origin_of(self.node))
-        made.meta["val"] = fake_result(target, args, kwargs)
         return made
 
 
@@ -122,9 +137,12 @@ def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
         return target(*fake_args, **fake_kwargs)
 
 
-def functionalize(graph: fx.Graph) -> Functional:
-    """Rewrite `graph` in place; what is returned finds values by the nodes that were recorded."""
-    state = Functional(graph)
+def functionalize(graph: fx.Graph, sizes: SizeNodes | None = None) -> Functional:
+    """Rewrite `graph` in place; what is returned finds values by the nodes that were recorded.
+
+    `sizes` knows the nodes of sizes that vary.
+    """
+    state = Functional(graph, sizes)
     if not any(_writes(node) for node in graph.nodes):
         return state
     _refuse([fault for node in list(graph.nodes) if (fault := _rewritten(state, node)) is not None])

@@ -18,6 +18,7 @@ from whence._torch.module_writes import observed_writes
 from whence._torch.patching import patches_undone
 from whence._torch.recording import FakeTensorMode, fake_mode_of
 from whence._torch.saving import observed_packing
+from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
 from whence._torch.trees import TreeSpec, tree_flatten
 from whence.errors import InvalidLoss, Place, UnsupportedHook, UnsupportedInput
@@ -34,6 +35,7 @@ from whence.tracing.replay.reuse import Reuse
 from whence.tracing.session import Session
 from whence.tracing.sideeffects import SideEffects
 from whence.tracing.subject import StateTensor, Subject, attribute_names, state_tensors
+from whence.tracing.symbols import Symbols, symbols_for
 from whence.tracing.undoing import Undoing
 from whence.tracing.valuereads import INPUT
 
@@ -227,7 +229,7 @@ def _surroundings_kept(
 def mode_of(example: Example, state: Sequence[StateTensor]) -> FakeTensorMode:
     """The fake mode of a run: that of inputs or state which are fake already, else a new one."""
     leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
-    return fake_mode_of(iter([*leaves, *(row.tensor for row in state)]))
+    return fake_mode_of(iter([*leaves, *(row.tensor for row in state)]), dynamic=example.asked is not None)
 
 
 def _name_of(row: StateTensor) -> str:
@@ -243,19 +245,32 @@ def _user_placeholders(session: Session, example: Example) -> tuple[list[Any], l
     leaves: list[Any] = []
     nodes: list[fx.Node] = []
     twins: dict[int, Tensor] = {}
+    symbols = symbols_for(session.recorder, example)
     for leaf, name in zip(example.leaves, example.names, strict=True):
         if not isinstance(leaf, Tensor):
-            leaves.append(leaf)
-            nodes.append(session.recorder.constant_input(leaf, name))
+            number = leaf if symbols is None else symbols.number(len(leaves), leaf)
+            leaves.append(number)
+            nodes.append(session.recorder.constant_input(number, name))
         elif id(leaf) in twins:
             leaves.append(twins[id(leaf)])
             nodes.append(session.recorder.constant_input(twins[id(leaf)], name))
         else:
-            twin, node = session.recorder.fake_input(leaf, name)
+            twin, node = _twin(session, symbols, len(leaves), leaf, name)
             twins[id(leaf)] = twin
             leaves.append(twin)
             nodes.append(node)
+    if symbols is not None:
+        symbols.read_from(leaves, nodes)
     return leaves, nodes
+
+
+def _twin(
+    session: Session, symbols: Symbols | None, position: int, leaf: Tensor, name: str
+) -> tuple[Tensor, fx.Node]:
+    sizes = None if symbols is None else symbols.shape(position, leaf)
+    if sizes is None:
+        return session.recorder.fake_input(leaf, name)
+    return session.recorder.sized_input(leaf, name, sizes)
 
 
 def _run(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
@@ -295,7 +310,8 @@ def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
 def _forward_half(session: Session, subject: Subject, prepared: Prepared, result: Any) -> Recorded:
     leaves, spec = tree_flatten(result)
     _refuse_results(subject, leaves)
-    nodes = tuple(session.known(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves)
+    leaves = [number_of(leaf) if _is_number(leaf) else leaf for leaf in leaves]
+    nodes = tuple(session.held(leaf) for leaf in leaves)
     placeholders = {id(row.tensor): node for row, node in prepared.state}
     return Recorded(
         session=session,
@@ -311,8 +327,14 @@ def _forward_half(session: Session, subject: Subject, prepared: Prepared, result
     )
 
 
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, SYMBOLIC) and not is_symbolic(leaf)
+
+
 def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
-    lost = [leaf for leaf in leaves if not isinstance(leaf, Tensor) and not is_plain_constant(leaf)]
+    lost = [
+        leaf for leaf in leaves if not isinstance(leaf, (Tensor, *SYMBOLIC)) and not is_plain_constant(leaf)
+    ]
     if not lost:
         return
     kinds = " and a ".join(dict.fromkeys(type(leaf).__name__ for leaf in lost))

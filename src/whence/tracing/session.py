@@ -25,6 +25,7 @@ from whence._torch.hooks import described
 from whence._torch.module_calls import ObservedCall
 from whence._torch.operators import draws, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
+from whence._torch.sizes import SYMBOLIC, UnknownSize, is_symbolic, number_of, unknown_condition
 from whence._torch.trees import tree_flatten
 from whence.errors import (
     DataDependent,
@@ -49,7 +50,7 @@ from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.replay.template import Doubt
 from whence.tracing.subject import Subject, module_signature
-from whence.tracing.valuereads import data_dependent, tensors_read, value_of
+from whence.tracing.valuereads import data_dependent, size_unknown, tensors_read, value_of
 from whence.tracing.watching import Watch
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
@@ -227,6 +228,10 @@ class Session:
         if isinstance(leaf, Tensor):
             node = self.note_key(leaf)
             return Absent("a tensor the capture does not know") if node is None else Named(node.name)
+        if is_symbolic(leaf) and self.recorder.sizes is not None:
+            return Named(self.recorder.sizes.argument(leaf).name)
+        if isinstance(leaf, SYMBOLIC):
+            return Constant(number_of(leaf))
         if isinstance(leaf, _PLAIN):
             return Constant(leaf)
         return Absent(f"an object of type {type(leaf).__name__}")
@@ -252,6 +257,16 @@ class Session:
             return node
         self.recorder.recognised(tensor)
         return self.met(tensor)
+
+    def held(self, leaf: Any) -> fx.Node | None:
+        """The node that holds a result; None for a constant."""
+        if isinstance(leaf, Tensor):
+            return self.known(leaf)
+        sizes = self.recorder.sizes
+        if sizes is None or not is_symbolic(leaf):
+            return None
+        outermost = (1, None) if len(self.notes.scopes) > 1 else None
+        return sizes.argument(leaf, outermost)  # type: ignore[no-any-return]
 
     def differentiable_literals(self) -> list[tuple[Tensor, fx.Node]]:
         """Tensors from outside the model that require a gradient, such as those a function closes over."""
@@ -286,6 +301,16 @@ class Session:
             hook=self.watch.hook(possible=self.phase is Phase.BACKWARD and source is not None),
             packs=self.watch.packs is not None,
         )
+
+    def size_recorded(self, node: fx.Node) -> None:
+        """Mark a node that holds a size: it differentiates nothing, and no autograd node was made for it."""
+        self.recorded(node)
+        self.notes.marks[node] = replace(self.notes.marks[node], moment=-1, cut=())
+
+    def user_of_sizes(self) -> object:
+        """The module call in the forward, the autograd node in the backward."""
+        running = id(self._started[-1][0]) if self._started else len(self.notes.order)
+        return self._stack[-1], running if self.phase is Phase.BACKWARD else None
 
     def _note_draw(self, node: fx.Node) -> None:
         """A random operation; in a recomputation, the draw it repeats."""
@@ -387,7 +412,10 @@ class Session:
     def blaming(self, name: str) -> Iterator[None]:
         """An error of the model stays the model's own; a note says that a capture was running, and where."""
         with Noting(name, self.here_failed, self.notes.asked):
-            yield
+            try:
+                yield
+            except UnknownSize as error:
+                raise size_unknown(*unknown_condition(error), self.here_failed(error)) from error
 
     def here(self) -> Place:
         """The module that is running and the user's line."""

@@ -84,6 +84,20 @@ def data_dependent(
     )
 
 
+def size_unknown(condition: str, names: Sequence[str], where: Place) -> DataDependent:
+    """The error for a decision by a size, or a number, that only a run gives."""
+    return DataDependent(
+        f"whether {condition} decides what the model does, and is not known in a capture",
+        where=where,
+        why=f"{', '.join(names)} comes from data: {_GIVEN}",
+        remedy=f"say before that line what always holds, torch._check({condition}); or compute both sides "
+        "and choose with torch.where; or decide outside and pass the decision in",
+    )
+
+
+_GIVEN = "a number read from a tensor, or the size of a result of nonzero, unique or indexing with a mask"
+
+
 def _read(operation: object, function: object) -> tuple[str, Need]:
     name = getattr(function, "__name__", short_name(operation))
     if has_size_of_data(operation):

@@ -1,0 +1,119 @@
+"""Kernels in Python for operators whose C++ kernel takes numbers only.
+
+PyTorch has such kernels for its python dispatcher, and a capture with symbols needs it. Those of resampling
+and of LSTMs compute otherwise than eager does, in other steps and so with other last bits. Here are kernels
+that call what eager calls; PyTorch's own come back when the capture is over. They are put in place for the
+process, and only threads that trace look at them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._decomp.decompositions import lstm_impl, upsample_compute_output_size
+from torch._dispatch.python import enable_python_dispatcher
+
+aten = torch.ops.aten
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+_LSTM = 2
+"""How oneDNN numbers the kinds of recurrent networks."""
+
+
+def _resampled(operator: Any) -> Callable[..., Tensor]:
+    """`operator` with its output size computed from scale factors, as the C++ kernel does it."""
+
+    def kernel(tensor: Tensor, output_size: Any, *options: Any) -> Tensor:
+        *flags, factors = options
+        size = upsample_compute_output_size(tensor.size(), output_size, factors)
+        scales = factors or [None] * len(size)
+        return operator(tensor, size, *flags, *scales)  # type: ignore[no-any-return]
+
+    return kernel
+
+
+def _lstm(tensor: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], *options: Any) -> Any:
+    """An LSTM in eager's steps: one oneDNN layer for each layer and direction."""
+    has_biases, layers, dropout, train, bidirectional, batch_first = options
+    if not _runs_in_onednn(tensor, hidden, params, has_biases):
+        return lstm_impl(tensor, hidden, params, *options)
+    value = (tensor.transpose(0, 1) if batch_first else tensor).contiguous()
+    directions = 2 if bidirectional else 1
+    last: list[Any] = []
+    for layer in range(layers):
+        rows = range(layer * directions, (layer + 1) * directions)
+        results = [_layer(value, hidden, params, row, directions, options) for row in rows]
+        last += results
+        value = torch.cat([result[0] for result in results], -1) if bidirectional else results[0][0]
+        if dropout and train and layer < layers - 1:
+            value = torch.dropout(value, dropout, train=True)
+    value = value.transpose(0, 1) if batch_first else value
+    return value, torch.stack([row[1] for row in last]), torch.stack([row[2] for row in last])
+
+
+def _layer(
+    value: Tensor,
+    hidden: Sequence[Tensor],
+    params: Sequence[Tensor],
+    row: int,
+    directions: int,
+    options: Sequence[Any],
+) -> Any:
+    has_biases, layers, _, train, bidirectional, batch_first = options
+    count = 4
+    weights = params[row * count : (row + 1) * count]
+    kind = (_LSTM, hidden[0].shape[2], layers, has_biases, bidirectional, batch_first, train)
+    return aten.mkldnn_rnn_layer.default(
+        value, *weights, hidden[0][row], hidden[1][row], row % directions == 1, [], *kind
+    )
+
+
+def _runs_in_onednn(
+    tensor: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool
+) -> bool:
+    """Whether eager takes oneDNN's layers: biases, numbers of 32 bits on the CPU, no projection."""
+    tensors = (tensor, *hidden, *params)
+    same_width = hidden[0].shape[2] == hidden[1].shape[2]
+    plain = all(row.device.type == "cpu" and row.dtype == torch.float for row in tensors)
+    return bool(has_biases and same_width and plain and torch._C._get_mkldnn_enabled())
+
+
+_RESAMPLED = [
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+]
+_KERNELS: dict[Any, Callable[..., Any] | None] = {
+    **{getattr(aten, name).vec: _resampled(getattr(aten, name).default) for name in _RESAMPLED},
+    **{getattr(aten, name).default: None for name in _RESAMPLED},
+    aten.lstm.input: _lstm,
+}
+"""What runs instead of PyTorch's kernel in Python; None for the C++ kernel, which takes symbols."""
+
+
+@contextmanager
+def kernels_for_symbols(wanted: bool) -> Iterator[None]:
+    """Inside the block operators that take numbers only run as kernels in Python that take symbols."""
+    if not wanted:
+        yield
+        return
+    before = {operator: dict(operator.py_kernels) for operator in _KERNELS}
+    try:
+        for operator, kernel in _KERNELS.items():
+            _replace(operator, dict.fromkeys(_KEYS, kernel) if kernel is not None else {})
+        with enable_python_dispatcher():
+            yield
+    finally:
+        for operator, kernels in before.items():
+            operator.py_kernels.update(kernels)
+            operator._dispatch_cache.clear()
+
+
+def _replace(operator: Any, kernels: dict[Any, Any]) -> None:
+    for key in _KEYS:
+        operator.py_kernels.pop(key, None)
+    operator.py_kernels.update(kernels)
+    operator._dispatch_cache.clear()

@@ -1,0 +1,110 @@
+"""The shape of every input and output as a table, with who constrained it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from whence._torch.sizes import is_symbolic
+from whence.program.signature import SHORT_DTYPES, Input, Output
+from whence.program.sizes import Sized, SizeRule, sized
+from whence.schema import InputKind, OutputKind
+
+if TYPE_CHECKING:
+    from whence.program.program import Program
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One input or output: what it is, its dtype and its shape, and what its sizes must keep.
+
+    A whole number has the shape of a scalar; its `value` is how it is spelled. `rules` are those that speak
+    of it, each with who asked.
+    """
+
+    kind: str
+    path: str
+    dtype: str
+    shape: tuple[Sized, ...]
+    value: Sized | None = None
+    rules: tuple[SizeRule, ...] = ()
+
+    def __str__(self) -> str:
+        sizes = self.value if self.value is not None else f"[{', '.join(map(str, self.shape))}]"
+        return f"{self.dtype} = {sizes}" if self.value is not None else f"{self.dtype}{sizes}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "kind": self.kind,
+            "path": self.path,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "value": self.value,
+            "rules": [rule.to_dict() for rule in self.rules],
+        }
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """One row for every input that the user passes and every value that comes back.
+
+    Sizes are numbers, or names and what is computed from them.
+    """
+
+    rows: tuple[Shape, ...]
+    names: tuple[tuple[str, str], ...] = ()
+
+    def __iter__(self) -> Iterator[Shape]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, path: str) -> Shape:
+        """The row of a path, `args[0]` or `output`; raises `KeyError` for others."""
+        return {row.path: row for row in self.rows}[path]
+
+    def __str__(self) -> str:
+        width = max((len(row.path) for row in self.rows), default=0)
+        lines = [f"{name} is {where}" for name, where in self.names] or ["all sizes are fixed"]
+        for row in self.rows:
+            lines.append(f"{row.kind:<6}  {row.path:<{width}}  {row}")
+            lines += [f"{'':<6}  {'':<{width}}    {rule.dimensions[0]} must be {rule}" for rule in row.rules]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"sizes": dict(self.names), "rows": [row.to_dict() for row in self.rows]}
+
+
+def shapes_of(program: "Program") -> Shapes:
+    """The shapes of a program."""
+    sizes = program.convention.sizes
+    rules = () if sizes is None else sizes.rules
+    readings = () if sizes is None else sizes.readings
+    names = tuple((row.name, row.in_words) for row in readings if not row.name.startswith("_"))
+    users = enumerate(row for row in program.signature.inputs if row.kind is InputKind.USER)
+    inputs = [_input(row, tuple(r for r in rules if r.dimensions[0].position == at)) for at, row in users]
+    kinds = (OutputKind.LOSS, OutputKind.USER, OutputKind.GRADIENT)
+    outputs = [_output(program, row) for row in program.signature.outputs_of(*kinds)]
+    return Shapes((*inputs, *outputs), names)
+
+
+def _input(row: Input, rules: tuple[SizeRule, ...]) -> Shape:
+    return _described("input", row.path, row.value, rules)
+
+
+def _output(program: "Program", row: Output) -> Shape:
+    value = row.value if row.node is None else program.node(row.node).meta["val"]
+    return _described("output" if row.kind is OutputKind.USER else row.kind.value, row.path, value, ())
+
+
+def _described(kind: str, path: str, value: Any, rules: tuple[SizeRule, ...]) -> Shape:
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return Shape(kind, path, SHORT_DTYPES.get(dtype, dtype), tuple(map(sized, value.shape)), rules=rules)
+    spelled = sized(value) if is_symbolic(value) else repr(value)
+    name = type(value).__name__.removeprefix("Sym").lower() if is_symbolic(value) else type(value).__name__
+    return Shape(kind, path, name, (), spelled, rules)

@@ -1,0 +1,133 @@
+"""What whence relies on in PyTorch's symbols for sizes."""
+
+import pytest
+import torch
+from torch import fx
+from torch._guards import Source
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental import _config
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StrictMinMaxConstraint,
+    free_symbols,
+    free_unbacked_symbols,
+)
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from whence._torch.sizes import (
+    SizeEnvironment,
+    dynamic_mode,
+    expression,
+    is_symbolic,
+    linear,
+    names_in,
+    number_of,
+    sized_like,
+    spelled,
+    undecided_bookkeeping,
+    unknown_condition,
+)
+
+
+def environment() -> SizeEnvironment:
+    """A new environment."""
+    found = dynamic_mode().shape_env
+    assert isinstance(found, SizeEnvironment)
+    return found
+
+
+def test_pytorch_makes_a_symbol_of_a_size_between_bounds() -> None:
+    """`ShapeEnv.create_symbol` takes `DimDynamic.DYNAMIC`, a source and bounds, and admits 0 and 1."""
+    assert issubclass(SizeEnvironment, ShapeEnv)
+    assert hasattr(Source, "name")
+    limits = StrictMinMaxConstraint(vr=ValueRanges(1, 8), warn_only=False)
+    env = environment()
+    symbol = env.create_symbol(4, env_source("x"), DimDynamic.DYNAMIC, limits)
+    assert (env.var_to_range[symbol].lower, env.var_to_range[symbol].upper) == (1, 8)
+    assert ValueRanges(0, int_oo).upper == int_oo
+
+
+def env_source(name: str) -> Source:
+    """A source as whence makes it."""
+    module = __import__("whence._torch.sizes", fromlist=["_Named"])
+    source: Source = module._Named(name)
+    return source
+
+
+def test_a_base_is_one_symbol_for_each_name() -> None:
+    """The same name is the same size, and is spelled by its name."""
+    env = environment()
+    batch = env.base("batch", 4, 0, None)
+    assert expression(batch) == expression(env.base("batch", 4, 0, None))
+    assert spelled(2 * batch + 1) == "1 + 2*batch"
+    assert spelled(batch // 2) == "batch // 2"
+    assert names_in(batch * 3) == {"batch"}
+    assert linear(expression(3 * batch - 1))[1:] == (3, -1)  # type: ignore[index]
+    assert linear(expression(batch // 2)) is None
+
+
+def test_a_decision_is_noted_with_its_place() -> None:
+    """Python's questions about sizes become decisions; what they fix is a number afterwards."""
+    env = environment()
+    env.where = lambda: "here"
+    size = env.base("seq", 6, 0, None)
+    assert size > 4
+    assert bool(size == 6)
+    assert [decision.place for decision in env.decisions] == ["here", "here"]
+    assert not is_symbolic(size)
+    assert number_of(size) == 6
+
+
+def test_bookkeeping_decides_nothing() -> None:
+    """`backed_size_oblivious` keeps fake tensors from asking whether a size is 1."""
+    env = environment()
+    mode = dynamic_mode()
+    size = env.base("n", 3, 0, None)
+    with undecided_bookkeeping(wanted=True):
+        assert _config.backed_size_oblivious
+        sized_like(mode, torch.zeros(3, 4), [size, 4]).is_contiguous()
+    assert not _config.backed_size_oblivious
+    assert not env.decisions
+
+
+def test_a_fake_tensor_is_laid_out_as_the_example() -> None:
+    """Strides follow from sizes in the order of the example's."""
+    mode = dynamic_mode()
+    assert isinstance(mode.shape_env, SizeEnvironment)
+    size = mode.shape_env.base("n", 3, 0, None)
+    fake = sized_like(mode, torch.zeros(4, 3).t(), [size, 4])
+    assert isinstance(fake, FakeTensor)
+    assert [spelled(stride) for stride in fake.stride()] == ["1", "n"]
+
+
+def test_sizes_are_computed_on_proxies() -> None:
+    """`sympy_interp` with `PythonReferenceAnalysis` turns an expression into operations."""
+    env = environment()
+    size = env.base("n", 6, 0, None)
+    tracer = fx.Tracer()
+    tracer.root, tracer.graph = torch.nn.Module(), fx.Graph()
+    proxy = fx.Proxy(tracer.graph.placeholder("n"), tracer)
+    sympy_interp(PythonReferenceAnalysis, {expression(size): proxy}, expression(size * 2))
+    assert [node.op for node in tracer.graph.nodes] == ["placeholder", "call_function"]
+    assert free_symbols(size) == {expression(size)}
+
+
+def test_a_size_that_only_a_run_knows_cannot_decide() -> None:
+    """PyTorch raises `GuardOnDataDependentSymNode`, which says what could not be decided."""
+    env = environment()
+    size = env.create_unbacked_symint()
+    assert len(free_unbacked_symbols(size)) == 1
+    with pytest.raises(GuardOnDataDependentSymNode) as caught:
+        bool(size > 2)
+    assert unknown_condition(caught.value)[0].endswith("> 2")
+
+
+def test_the_printer_is_pythons() -> None:
+    """`PythonPrinter` prints what Python evaluates."""
+    assert PythonPrinter().doprint(expression(7)) == "7"

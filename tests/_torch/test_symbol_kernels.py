@@ -1,0 +1,42 @@
+"""Kernels for symbols: PyTorch's come back, and ours compute in eager's steps."""
+
+import torch
+from torch._C import DispatchKey
+from torch._decomp.decompositions import lstm_impl, upsample_compute_output_size
+from torch._dispatch.python import enable_python_dispatcher
+
+from whence._torch.symbol_kernels import kernels_for_symbols
+
+aten = torch.ops.aten
+
+
+def test_pytorch_has_kernels_in_python() -> None:
+    """The python dispatcher runs what operators keep in `py_kernels`, and remembers that in a cache."""
+    assert aten.lstm.input.py_kernels[DispatchKey.CompositeImplicitAutograd] is lstm_impl
+    assert upsample_compute_output_size(torch.Size((1, 1, 4, 4)), None, [2.0, 2.0]) == [8, 8]
+    with enable_python_dispatcher():
+        assert isinstance(aten.lstm.input._dispatch_cache, dict)
+
+
+def test_kernels_come_back() -> None:
+    """Inside the block other kernels are there, afterwards those of before."""
+    before = dict(aten.upsample_bilinear2d.vec.py_kernels)
+    with kernels_for_symbols(wanted=True):
+        assert dict(aten.upsample_bilinear2d.vec.py_kernels) != before
+        assert DispatchKey.Autograd not in aten.upsample_bilinear2d.default.py_kernels
+    assert dict(aten.upsample_bilinear2d.vec.py_kernels) == before
+    assert DispatchKey.Autograd in aten.upsample_bilinear2d.default.py_kernels
+
+
+def test_kernels_compute_what_eager_computes() -> None:
+    """An LSTM and a resampling give eager's bits."""
+    lstm = torch.nn.LSTM(4, 6, num_layers=2, bidirectional=True, batch_first=True)
+    x, image = torch.randn(3, 5, 4), torch.randn(2, 3, 5, 5)
+    expected, (hidden, _) = lstm(x)
+    resized = torch.nn.functional.interpolate(image, scale_factor=1.7, mode="bilinear")
+    with kernels_for_symbols(wanted=True):
+        found, (last, _) = lstm(x)
+        again = torch.nn.functional.interpolate(image, scale_factor=1.7, mode="bilinear")
+    assert torch.equal(found, expected)
+    assert torch.equal(last, hidden)
+    assert torch.equal(again, resized)

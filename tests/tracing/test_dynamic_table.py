@@ -1,0 +1,69 @@
+"""Models of the table, captured once: at every admitted size the program is eager, bit for bit."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from tests.checks import backward_of, same_bits
+from tests.models import MODEL_CASES, ModelCase
+from tests.tracing.dynamic import dynamic_case
+
+QUICK = frozenset(
+    {
+        *(
+            "llama",
+            "gpt2_dropout",
+            "bert",
+            "t5",
+            "vit",
+            "resnet",
+            "transformer",
+            "shared_layer",
+            "checkpoint",
+        ),
+        *("inplace_activations", "cached_attention", "dict_to_dataclass", "aliased_outputs", "weight_norm"),
+    }
+)
+"""Those that run by default; the others are in the conformance run."""
+MODES = ("forward", "tangents", "loss")
+
+
+def _rows() -> list[object]:
+    return [
+        pytest.param(
+            row, mode, id=f"{row.name}-{mode}", marks=() if _is_quick(row, mode) else pytest.mark.slow
+        )
+        for row in MODEL_CASES
+        for mode in MODES
+    ]
+
+
+def _is_quick(row: ModelCase, mode: str) -> bool:
+    return row.name in QUICK and (mode == "loss" or row.name in ("llama", "shared_layer"))
+
+
+@pytest.mark.parametrize(("row", "mode"), _rows())
+def test_program_is_eager_at_four_sizes(row: ModelCase, mode: str) -> None:
+    """One capture verifies at four sizes, flat and as a tree."""
+    case = dynamic_case(row)
+    program = case.capture(backward_of(row, mode))
+    model, *_ = case.call
+    for args, kwargs in case.resized():
+        result = program.verify(model, args, kwargs)
+        assert result.ok or result.explained, str(result)
+        flat, tree = (
+            _outputs(program.module(copy=True), args, kwargs),
+            _outputs(program.unflatten(copy=True), args, kwargs),
+        )
+        assert len(flat) == len(tree)
+        assert all(map(same_bits, flat, tree))
+
+
+def _outputs(module: nn.Module, args: Any, kwargs: Any) -> list[Any]:
+    args, kwargs = copy.deepcopy((args, kwargs))
+    torch.manual_seed(3)
+    return tree_leaves(module(*args, **kwargs))
