@@ -174,7 +174,7 @@ def capture(
         raise UsageError.of(faults)
 
     if strict:
-        return _full(interop.strict_program(model, args, kwargs, backward)).with_state(state)
+        return _full(interop.strict_program(model, args, kwargs, backward, dynamic_shapes)).with_state(state)
 
     def run() -> tuple[_Program, Observed]:
         return tracing.capture(model, args, kwargs, backward, reuse=reuse, dynamic_shapes=dynamic_shapes)

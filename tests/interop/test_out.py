@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind
 
 import whence
@@ -185,3 +187,28 @@ def test_gradients_that_an_exported_program_cannot_say_are_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(out.module()(X), Clamps()(X))
+
+
+class Halves(nn.Module):
+    """Takes a size apart."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Two groups of rows."""
+        if x.shape[0] % 2:
+            return x
+        return x.reshape(2, -1, x.shape[1]).sum(0)
+
+
+def test_sizes_that_vary_go_out_with_their_bounds() -> None:
+    """And come back; other rules cannot be said, and are warned of."""
+    model, x = nn.Linear(8, 4), torch.randn(4, 8)
+    program = whence.capture(model, (x,), dynamic_shapes=({0: Dim("rows", max=64)},))
+    exported = program.to_exported_program()
+    assert torch.equal(exported.module()(torch.ones(9, 8)), model(torch.ones(9, 8)))
+    again = whence.from_exported_program(exported).module()
+    assert torch.equal(again(torch.ones(64, 8)), model(torch.ones(64, 8)))
+    with pytest.raises(whence.CallError, match="allows 0 to 64"):
+        again(torch.ones(65, 8))
+    halves = whence.capture(Halves(), (x,), dynamic_shapes=({0: Dim.AUTO},))
+    with pytest.warns(UserWarning, match="keeps the bounds of sizes"):
+        halves.to_exported_program()

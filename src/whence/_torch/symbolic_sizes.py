@@ -43,11 +43,13 @@ def is_number(value: object) -> bool:
 
 
 def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, ValueRanges[Any]]:
-    """The limits of the symbols in these values, as torch.export keeps them."""
-    symbols = {symbol for value in values for size in _sizes(value) for symbol in size.node.expr.free_symbols}
+    """The limits of the symbols in these values, as torch.export keeps them: those given, else their own."""
+    sizes = [size for value in values for size in _sizes(value)]
+    own = {symbol: size.node.shape_env for size in sizes for symbol in size.node.expr.free_symbols}
     found = {}
-    for symbol in sorted(symbols, key=str):
-        low, high = limits.get(str(symbol), (0, None))
+    for symbol in sorted(own, key=str):
+        known = own[symbol].var_to_range.get(symbol, ValueRanges(0, int_oo))
+        low, high = limits.get(str(symbol), (_number(known.lower), _number(known.upper)))
         found[symbol] = ValueRanges(low or 0, int_oo if high is None else high)
     return found
 

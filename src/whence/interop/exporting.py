@@ -53,6 +53,12 @@ def to_exported_program(program: Program) -> ExportedProgram:
             "are right, and its gradients there are not",
             stacklevel=3,
         )
+    if rules := list(_lost_rules(program)):
+        warnings.warn(
+            f"an exported program keeps the bounds of sizes, and not that {'; '.join(rules)}: it does not refuse "
+            "other sizes, for which the model would do something else",
+            stacklevel=3,
+        )
     program = with_state(program, "inputs")
     graph = _graph(program)
     return ExportedProgram(
@@ -97,6 +103,14 @@ def _faults(program: Program) -> Iterator[Fault]:
             why="an exported program takes two, and would not notice when they are",
             remedy="capture with two tensors, or pass the tensor once",
         )
+
+
+def _lost_rules(program: Program) -> Iterator[str]:
+    """What sizes must keep besides bounds, in words."""
+    sizes = program.convention.sizes
+    for rule in () if sizes is None else sizes.rules:
+        if not rule.words.startswith(("at least ", "at most ")):
+            yield f"{rule.dimensions[0]} must be {rule}"
 
 
 def _ordered(program: Program) -> list[Output]:

@@ -20,6 +20,7 @@ def strict_program(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
     backward: bool | Callable[[Any], Tensor],
+    dynamic_shapes: Any = None,
 ) -> Program:
     """The program of what `torch.export.export(strict=True)` reads; it shares the model's tensors.
 
@@ -33,16 +34,19 @@ def strict_program(
             why="it goes through torch.export.export(strict=True), which exports modules",
             remedy="wrap it in a module whose forward calls it, or capture it with strict=False",
         )
-    forward = _forward(model, args, kwargs)
+    forward = _forward(model, args, kwargs, dynamic_shapes)
     if not backward:
         return forward
-    joint, _ = tracing.capture(hierarchy.unflatten(forward), args, kwargs, backward)
+    tree = hierarchy.unflatten(forward)
+    joint, _ = tracing.capture(tree, args, kwargs, backward, dynamic_shapes=dynamic_shapes)
     return joint
 
 
-def _forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Program:
+def _forward(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, dynamic_shapes: Any
+) -> Program:
     with _Noted(type(model).__name__):
-        exported = torch.export.export(model, args, kwargs, strict=True)
+        exported = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
     program = from_exported_program(exported, dict(model.named_buffers(remove_duplicate=False)))
     return program.with_changes(modules=tuple(_as_in_model(model, program)))
 
