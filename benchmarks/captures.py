@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch.export import Dim
 
 import whence
 from benchmarks.models import batch, labelled, llama, loss
@@ -19,7 +20,16 @@ def forward(layers: int, repeats: Repeats) -> Figures:
     """Forward capture against `torch.export.export(strict=False)`."""
     _warm()
     model = llama(layers)
-    return compared(partial(whence.capture, model, (), batch(), reuse=True), partial(_export, model), repeats)
+    return compared(partial(whence.capture, model, (), batch()), partial(_export, model), repeats)
+
+
+def dynamic(layers: int, repeats: Repeats) -> Figures:
+    """Forward capture with a sequence length that may vary, against PyTorch's with the same."""
+    _warm()
+    model = llama(layers)
+    shapes = {"input_ids": {1: Dim("length", min=2, max=1024)}, "use_cache": None}
+    export = partial(torch.export.export, model, (), batch(), dynamic_shapes=shapes, strict=False)
+    return compared(partial(whence.capture, model, (), batch(), dynamic_shapes=shapes), export, repeats)
 
 
 def joint(layers: int, repeats: Repeats) -> Figures:
@@ -33,13 +43,13 @@ def unflatten(layers: int, repeats: Repeats) -> Figures:
     """Unflatten of a forward program against PyTorch's; neither compiles anything before it runs."""
     _warm()
     model = llama(layers)
-    exported, program = _export(model), whence.capture(model, (), batch(), reuse=True)
+    exported, program = _export(model), whence.capture(model, (), batch())
     return compared(program.unflatten, partial(torch.export.unflatten, exported), repeats)
 
 
 def joint_program(model: nn.Module, inputs: dict[str, Any]) -> whence.Program:
     """Forward and backward of the loss."""
-    return whence.capture(model, (), inputs, backward=loss, reuse=True)
+    return whence.capture(model, (), inputs, backward=loss)
 
 
 def _export(model: nn.Module) -> torch.export.ExportedProgram:

@@ -40,7 +40,7 @@ def _measured(size: str) -> _Measured:
     joint_program(llama(2), labelled(batch()))  # what is loaded once is not added by a model
     model, inputs = large_llama(size), labelled(meta_batch(1, LENGTH))
     before = _held()
-    forward, joint = whence.capture(model, (), inputs, reuse=True), joint_program(model, inputs)
+    forward, joint = whence.capture(model, (), inputs), joint_program(model, inputs)
     added = (_peak() - before) / KIB_PER_GIB
     nodes = len(joint.graph.nodes)
     del forward, joint

@@ -45,7 +45,7 @@ def full() -> list[Row]:
     return [
         *_captures(Depth(32, five, forward=8, joint=10, unflatten=8)),
         *_captures(Depth(126, Repeats(5, 2), forward=20, joint=20, unflatten=12)),
-        _dynamic(),
+        _dynamic(32, five),
         *_running(repeats=200),
         *_guards(),
         *_meta(),
@@ -84,10 +84,10 @@ def _captures(depth: Depth) -> Iterator[Row]:
     yield Row(unflatten, faster(depth.unflatten), measure, unflatten.name)
 
 
-def _dynamic() -> Row:
-    """A line without figures, so that nobody takes the others for it."""
-    subject = Subject("Capture and unflatten", "dynamic", "dynamic sequence length")
-    return Row(subject, None, lambda: Figures(None, None, "s", "not supported yet"), "dynamic")
+def _dynamic(layers: int, repeats: Repeats) -> Row:
+    """A sequence length that may vary."""
+    subject = Subject("Capture and unflatten", "dynamic", "forward, dynamic length", EXPORT, layers)
+    return Row(subject, faster(8), partial(captures.dynamic, layers, repeats), "dynamic")
 
 
 def _running(repeats: int) -> Iterator[Row]:

@@ -55,8 +55,8 @@ def to_exported_program(program: Program) -> ExportedProgram:
         )
     if rules := list(_lost_rules(program)):
         warnings.warn(
-            f"an exported program keeps the bounds of sizes, and not that {'; '.join(rules)}: it does not refuse "
-            "other sizes, for which the model would do something else",
+            f"an exported program keeps the bounds of sizes, and not that {'; '.join(rules)}: it does not "
+            "refuse other sizes, for which the model would do something else",
             stacklevel=3,
         )
     program = with_state(program, "inputs")

@@ -32,7 +32,7 @@ def captured(name: str, mode: str, *, reuse: bool) -> whence.Program:
 
 
 @pytest.mark.parametrize("name", outside.CASES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["forward", "loss"])
 def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> None:
     """Whatever a layer looks at."""
     assert differences(captured(name, mode, reuse=False), captured(name, mode, reuse=True)) == {}
