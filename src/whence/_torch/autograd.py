@@ -103,6 +103,12 @@ def nodes_below(roots: Sequence[Node], since: int = 0) -> list[Node]:
     return list(seen.values())
 
 
+def made_since(moment: int, results: Sequence[Tensor]) -> list[Node]:
+    """The nodes that lead to `results` and were made since that moment."""
+    roots = [node for node in _histories(results) if node._sequence_nr() >= moment]
+    return nodes_below(roots, moment)
+
+
 def is_leaf_node(node: Node) -> bool:
     """Whether `node` collects the gradient of a leaf tensor."""
     return hasattr(node, "variable")

@@ -70,7 +70,7 @@ _LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.contigu
 _TENSOR: Any = Tensor
 _HISTORY_READERS = (
     *(_TENSOR.grad_fn.__get__, _TENSOR._base.__get__, _TENSOR.output_nr.__get__),
-    Tensor._is_view,
+    *(_TENSOR._version.__get__, _TENSOR.data_ptr, Tensor._is_view),
 )
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 STAND_IN = "whence_stand_in"

@@ -31,6 +31,8 @@ _KEPT = (type(None), bool, int, float, str, bytes, FunctionType, MethodType, Bui
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str, FunctionType, nn.Parameter})
+
 Reader = tuple[ModulePath | None, Source | None]
 """Who reads: the module that runs, and the user's line."""
 
@@ -88,6 +90,8 @@ class Reads:
         for read in reads:
             if self._note(read):
                 self._repeats.add(id(read))
+                if type(read.value) not in _PLAIN and id(read.value) not in self._known:
+                    self._follow(read.value, (read.module or ModulePath()).child(read.name))
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -51,7 +51,7 @@ REASONS = {
     "ByGlobals": "may call globals()",
     "ById": "may call id()",
     "ByKey": "can be recognised",
-    "ByFrame": "looks or acts outside the model",
+    "ByFrame": "may look at f_back",
     "ByCopy": "copy.copy, which looks or acts outside the model",
     "ByVars": "may call vars()",
     "PastClass": "past their class",

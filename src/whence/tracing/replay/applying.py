@@ -45,6 +45,7 @@ def applied(
     application = Application(
         template=template,
         node=node,
+        given=nodes,
         scopes=range(scope, scope + len(template.scopes)),
         starts=starts,
         called=called,

@@ -1,5 +1,6 @@
 """What the code of a function tells before it runs: whose it is, which names it uses, what it asks."""
 
+import builtins
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,8 @@ import torch
 from whence._torch.files import is_standard_library
 
 _NETWORKS = f"{Path(torch.nn.__file__).parent}{os.sep}"
-_IMPORT = opmap["IMPORT_NAME"]
+_IMPORT, _LOAD_GLOBAL, _EXTENDED = opmap["IMPORT_NAME"], opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
+_BY_NAME = frozenset({opmap["LOAD_NAME"], opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
 _BY_TEXT = frozenset(
     {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller", "import_module"}
 )
@@ -38,6 +40,12 @@ _ASKING = frozenset(
     }
 )
 """Builtin functions that look past attributes, or whose effects are outside the model."""
+_OF_FRAMES = frozenset(
+    {"__traceback__", "tb_frame", "f_back", "f_locals", "f_globals", "gi_frame", "__globals__"}
+)
+"""Attributes that lead to what callers hold."""
+FORBIDDEN = frozenset(id(getattr(builtins, name)) for name in _ASKING - {"print", "compile"})
+"""The same functions, under any other name."""
 _STEADY = frozenset(
     {
         *("functools", "contextlib", "collections", "typing", "abc", "enum", "inspect", "re", "operator"),
@@ -45,8 +53,6 @@ _STEADY = frozenset(
         *("cmath", "itertools", "heapq", "bisect", "fractions", "decimal", "statistics", "textwrap", "copy"),
         *("reprlib", "keyword", "ast", "_collections_abc", "_weakrefset", "_py_abc", "contextvars"),
         *(
-            "traceback",
-            "linecache",
             "__future__",
             "typing_extensions",
             "graphlib",
@@ -133,13 +139,28 @@ def names_in(code: CodeType) -> frozenset[str]:
     return names | {text for text in code.co_consts if isinstance(text, str)}
 
 
+def globals_in(code: CodeType) -> frozenset[str]:
+    """The names that the code looks up among globals and builtins; attributes are not among them."""
+    found, extended = set[str](), 0
+    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument = low | extended << 8
+        extended = argument if operation == _EXTENDED else 0
+        if operation == _LOAD_GLOBAL:
+            found.add(code.co_names[argument >> 1])  # the lowest bit says something else
+        elif operation in _BY_NAME:
+            found.add(code.co_names[argument])
+    return frozenset(found)
+
+
 def asked_of_builtins(
     code: CodeType, variables: Mapping[str, Any], builtins: Mapping[str, Any]
 ) -> Iterator[str]:
     """What the code asks that nobody sees."""
-    for name in _ASKING.intersection(code.co_names):
+    for name in _ASKING.intersection(globals_in(code)):
         if variables.get(name, builtins.get(name)) is builtins.get(name):
             yield f"{code.co_qualname} may call {name}()"
+    if frames := _OF_FRAMES.intersection(code.co_names):
+        yield f"{code.co_qualname} may look at {min(frames)}"
     if "__getattribute__" in code.co_names and code.co_name != "__getattribute__":
         yield f"{code.co_qualname} looks up attributes past their class"
 

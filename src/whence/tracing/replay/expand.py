@@ -175,6 +175,8 @@ class _Expansion:
     def _fill_scopes(self, application: Application, written: Written) -> None:
         template, scopes = application.template, self._notes.scopes
         names = self._names_in(template, written)
+        pairs = zip(template.inside.inputs, application.given, strict=True)
+        names |= {node.name: Named(given.name) for (node, _), given in pairs}
         for like, number in zip(template.scopes[1:], application.scopes[1:], strict=True):
             inputs, outputs = scopes[like].inputs, scopes[like].outputs
             scopes[number].inputs = None if inputs is None else inputs.renamed(names)

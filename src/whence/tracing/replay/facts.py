@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence._torch.tensors import attributes_set_on
@@ -24,6 +25,8 @@ def facts_of(tensor: Tensor) -> Facts:
         tensor.is_conj(),
         tensor.is_neg(),
         tensor.is_inference(),
+        tensor.storage_offset() if tensor.layout is torch.strided else 0,
+        tensor.is_leaf and tensor.grad is not None,
         tuple(map(_attribute, attributes_set_on(tensor).items())) if tensor.__dict__ else (),
     )
 
@@ -36,7 +39,8 @@ def _attribute(item: tuple[str, Any]) -> tuple[str, type, Any]:
 
 NAMES = (
     *("class", "shape", "dtype", "device", "layout", "strides", "requires_grad"),
-    *("place in the autograd graph", "conjugate bit", "negative bit", "inference mode", "set of attributes"),
+    *("place in the autograd graph", "conjugate bit", "negative bit", "inference mode", "storage offset"),
+    *("gradient that it holds", "set of attributes"),
 )
 
 

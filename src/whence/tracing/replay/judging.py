@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from whence._torch.attribute_reads import NOTHING
+from whence._torch.autograd import is_custom_function, made_since
 from whence._torch.hooks import has_hooks
 from whence._torch.modes import modes_now
 from whence._torch.operators import written_arguments
@@ -20,6 +21,7 @@ from whence.schema import Phase
 from whence.tracing.example import is_plain_constant
 from whence.tracing.modules import CONTAINERS, Content, Kept, same_items
 from whence.tracing.notes import Notes
+from whence.tracing.replay.differentiating import is_stand_in
 from whence.tracing.replay.facts import difference, facts_of
 from whence.tracing.replay.host import Host
 from whence.tracing.replay.likeness import COMPUTED, Conditions, Look, held, place_of
@@ -48,6 +50,7 @@ def attempted(
     nodes, called = notes.order[trial.start.position :], _called(trial, notes)
     for objection in chain(
         _about_what_ran(trial, nodes, called, notes, differentiates=differentiates),
+        _about_functions(trial, outcome, differentiates=differentiates),
         _about_arguments(trial, outcome),
         _about_changes(trial, host.reads.kept),
         _about_variables(trial),
@@ -91,6 +94,14 @@ def _about_what_ran(
         yield "it leaves a mode switched"
     if not differentiates and any(mark.cut for mark in marks):
         yield "a part of it runs without gradients"
+
+
+def _about_functions(trial: Trial, outcome: Outcome, *, differentiates: bool) -> Iterator[str]:
+    """The backward of a custom function is Python code that nobody watches."""
+    tensors = [leaf for leaf in outcome.leaves if isinstance(leaf, Tensor)] if differentiates else []
+    made = made_since(trial.start.moment, tensors)
+    if any(is_custom_function(node) and not is_stand_in(node) for node in made):
+        yield "a custom autograd function runs inside it"
 
 
 def _about_arguments(trial: Trial, outcome: Outcome) -> Iterator[str]:

@@ -30,7 +30,7 @@ SLOT = "."
 """The place of an attribute that its holder keeps outside its dictionary."""
 _PLAIN = frozenset(
     {
-        *(type(None), bool, int, str, bytes, slice, range, type(...), torch.Size),
+        *(type(None), bool, int, str, bytes, type(...), torch.Size),
         *(torch.dtype, torch.device, torch.layout, torch.memory_format),
     }
 )
@@ -222,6 +222,9 @@ class _Comparison:
                 raise Different(f"{what()} is {now!r}, not {before!r}")
         elif not depth:
             raise Different(f"{what()} is nested too deeply")
+        elif kind in (slice, range):
+            ends = (before.start, before.stop, before.step), (now.start, now.stop, now.step)
+            self._same_items(*ends, what, depth)
         elif kind in (list, tuple, set, frozenset):
             self._same_items(list(before), list(now), what, depth)
         elif kind is dict:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
+from functools import _lru_cache_wrapper, partial
 from itertools import chain
 from operator import attrgetter, eq, is_
 from types import (
@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from whence._torch.attribute_reads import is_observable
+from whence.tracing.replay.code import FORBIDDEN
 
 GONE: Any = object()
 """What a variable holds that is not bound."""
@@ -64,6 +65,7 @@ _STEADY_PACKAGES = frozenset(
     }
 )
 """Packages whose objects do not change what a model computes; a caching function answers as it did."""
+_CHANGING = "torch.distributions"
 _OURS = frozenset({"__getattribute__", "__getattr__"})
 """What a capture itself puts on classes while it watches them."""
 
@@ -100,6 +102,9 @@ class Reached:
             thing = waiting.pop()
             if type(thing) in _ATOMS or id(thing) in self.held or id(thing) in self.others:
                 continue
+            if id(thing) in FORBIDDEN:
+                self.doubt = f"{name} may be {thing.__name__}()"
+                return
             if isinstance(thing, Tensor) or self.is_watched(thing) or is_steady(thing):
                 self.others[id(thing)] = thing
                 continue
@@ -195,9 +200,10 @@ def is_steady(thing: Any) -> bool:
         return _package_of(thing) in _STEADY_PACKAGES
     if isinstance(thing, BuiltinFunctionType):
         return isinstance(thing.__self__, ModuleType | type | None)
-    if isinstance(thing, (*_COMPARED, SimpleNamespace)):
+    if isinstance(thing, (*_COMPARED, SimpleNamespace, Enum)):
         return False
-    return isinstance(thing, Enum) or _package_of(type(thing)) in _STEADY_PACKAGES - {"builtins"}
+    kind = type(thing)
+    return _package_of(kind) in _STEADY_PACKAGES - {"builtins"} and not kind.__module__.startswith(_CHANGING)
 
 
 def _package_of(thing: Any) -> str:
@@ -206,7 +212,15 @@ def _package_of(thing: Any) -> str:
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, MappingProxyType)
 _WRAPPERS = (MethodType, partial, classmethod, staticmethod, property, CellType)
-_COMPARED = (*_CONTAINERS, *_WRAPPERS, FunctionType, BuiltinFunctionType, ContextVar, nn.Module)
+_COMPARED = (
+    *_CONTAINERS,
+    *_WRAPPERS,
+    FunctionType,
+    BuiltinFunctionType,
+    ContextVar,
+    nn.Module,
+    _lru_cache_wrapper,
+)
 
 
 def can_be_compared(thing: Any) -> bool:
@@ -215,7 +229,12 @@ def can_be_compared(thing: Any) -> bool:
 
 
 def _has_attributes(thing: Any) -> bool:
-    return isinstance(thing, nn.Module | SimpleNamespace) or is_observable(type(thing))
+    kind = type(thing)
+    return (
+        isinstance(thing, nn.Module | SimpleNamespace)
+        or is_observable(kind)
+        or kind.__module__.startswith(_CHANGING)
+    )
 
 
 def parts_of(thing: Any) -> tuple[Any, ...]:
@@ -255,6 +274,9 @@ def _parts_of_kind(thing: Any) -> tuple[Any, ...]:
             return (content_of_cell(thing),)
         case ContextVar():
             return (thing.get(GONE),)
+        case _lru_cache_wrapper():
+            known = thing.cache_info()
+            return (thing.__wrapped__, known.misses, known.currsize)
     return ()
 
 
@@ -282,8 +304,8 @@ def content_of_slot(slot: Any, thing: Any) -> Any:
 def _followed(thing: Any, parts: tuple[Any, ...]) -> Iterator[Any]:
     """What of a thing's parts to look at, too. What a function closes over is looked at where it runs."""
     if isinstance(thing, type):
-        yield from (base for base in thing.__mro__[1:] if is_observable(base))
-        yield from (part for part in map(_behind, parts) if not isinstance(part, type | property))
+        yield from (kind for kind in (type(thing), *thing.__mro__[1:]) if is_observable(kind))
+        yield from (part for part in map(_behind, parts) if not isinstance(part, property))
     elif isinstance(thing, FunctionType):
         yield from (part for part in parts if not isinstance(part, FunctionType | CodeType))
     else:

@@ -135,16 +135,17 @@ class Arriving:
 class Application:
     """A call that a template stands for. `scopes` are the numbers of its calls.
 
-    `node` stands for it in the graph. `slots` says for each gradient that autograd asks it for which input it
-    is for and the how manieth, `keys` where it goes, `output_keys` where those of its results are collected.
-    `starts` and `called` are the counts of names and of calls of torch functions when it began, and
-    `left_out` bare names that were left to it. `watched` are the tensors it took and gave, with the number
-    of times each had been written. `backwards` are its backward in the capture, and in
-    rehearsals of what is around it.
+    `node` stands for it in the graph, and reads what the nodes `given` hold there. `slots` says for each
+    gradient that autograd asks it for which input it is for and the how manieth, `keys` where it goes,
+    `output_keys` where those of its results are collected. `starts` and `called` are the counts of names and
+    of calls of torch functions when it began, and `left_out` bare names that were left to it. `watched` are
+    the tensors it took and gave, with the number of times each had been written. `backwards` are its
+    backward in the capture, and in rehearsals of what is around it.
     """
 
     template: Template
     node: fx.Node
+    given: tuple[fx.Node, ...]
     scopes: range
     starts: NameCounts
     called: Counts

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import _lru_cache_wrapper, partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from whence._torch.attribute_reads import is_observable
+from whence._torch.attribute_reads import is_observable, own_attributes
 from whence._torch.autograd import next_sequence_number
 from whence._torch.graphs import NameCounts
 from whence._torch.tensors import without_functions
@@ -25,6 +27,9 @@ SMALL = "it is small"
 
 Counts = Mapping[Any, int]
 """How often each torch function was called."""
+
+
+_CODE = (type, FunctionType, BuiltinFunctionType, partial, _lru_cache_wrapper)
 
 
 class Unfit(Exception):
@@ -50,8 +55,23 @@ class Seen:
             self.reads[key] = (read, held)
             if isinstance(read.value, Tensor):
                 self.meet_tensor(read.value)
+            elif isinstance(read.value, (*_CODE, *CONTAINERS, tuple)):
+                self._meet_code(read)
             elif is_observable(type(read.value)) and not isinstance(read.value, nn.Module):
                 self._meet(read.value)
+
+    def _meet_code(self, read: Read) -> None:
+        """Functions and classes that a holder keeps itself, also in containers: they hold things, too."""
+        held = own_attributes(read.holder).get(read.name)
+        waiting: list[Any] = [held] if held is read.value else []
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, _CODE):
+                self.variables.reached.add(value, read.name)
+            elif type(value) is dict:
+                waiting += value.values()
+            elif type(value) in (list, tuple):
+                waiting += value
 
     def meet_tensor(self, tensor: Tensor) -> None:
         """A tensor was given or read: a call may change how it is."""

@@ -22,6 +22,7 @@ from whence.tracing.replay.code import (
     Code,
     asked_of_builtins,
     asks_environment_alone,
+    globals_in,
     imported,
     is_forbidden,
     is_importing,
@@ -96,7 +97,7 @@ class Variables:
 
     def _read_by(self, frame: FrameType, code: CodeType, kind: Code) -> None:
         names = names_in(code)
-        self._note(frame.f_globals, names, code.co_name, _DEPTH)
+        self._note(frame.f_globals, globals_in(code), code.co_name, _DEPTH, names)
         for module in imported(code, frame.f_globals):
             self._look_into(module, names, code.co_name, _DEPTH)
         if kind is Code.USER:
@@ -108,7 +109,10 @@ class Variables:
         for name, value in self._entered[id(code)].items():
             self._look_into(value, names, f"{code.co_name}.{name}", _DEPTH)
 
-    def _note(self, held: Mapping[str, Any], names: frozenset[str], path: str, depth: int) -> None:
+    def _note(
+        self, held: Mapping[str, Any], names: frozenset[str], path: str, depth: int, inside: frozenset[str]
+    ) -> None:
+        """Note what a mapping holds under `names`, and what Python modules among that hold under `inside`."""
         space = self._spaces.setdefault(id(held), Namespace(held))
         for name in names:
             if name not in held or name.startswith("__") or name in space.names:
@@ -116,7 +120,7 @@ class Variables:
             value = held[name]
             space.names[name] = f"{path}.{name}"
             space.values.append(value)
-            self._look_into(value, names, f"{path}.{name}", depth)
+            self._look_into(value, inside, f"{path}.{name}", depth)
 
     def _look_into(self, value: Any, names: frozenset[str], path: str, depth: int) -> None:
         self._met.append(value)
@@ -127,7 +131,7 @@ class Variables:
         elif why := is_forbidden(None, value.__name__):
             self._doubts.append(f"it may use {why}")
         elif depth and value.__name__.partition(".")[0] not in sys.stdlib_module_names:
-            self._note(vars(value), names, path, depth - 1)
+            self._note(vars(value), names, path, depth - 1, names)
 
     def ran(self, source: Source) -> bool:
         """Whether the function that a line is in has run."""
