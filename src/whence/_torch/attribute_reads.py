@@ -178,6 +178,15 @@ class ReadObserver:
             self._seen.discard((id(holder), name))
 
 
+def has_attributes(thing: object) -> bool:
+    """Whether a thing holds attributes in a dictionary, looked at without asking it."""
+    try:
+        object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return False
+    return True
+
+
 def own_attributes(thing: object) -> dict[str, Any]:
     """The attributes that a thing holds itself, looked at without asking it; some things have none."""
     try:

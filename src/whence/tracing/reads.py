@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import TABLES, ReadObserver, own_attributes
+from whence._torch.attribute_reads import TABLES, ReadObserver, has_attributes, own_attributes
 from whence._torch.hooks import HOOK_KINDS
 from whence.program.observed import Change, Observed, Read
 from whence.provenance import ModulePath, Source
@@ -167,5 +167,5 @@ class Reads:
             elif isinstance(found, nn.Module) or self.observer.observe_class_of(found):
                 self._known.add(id(found))
                 self._objects.append(found)
-                if hasattr(found, "__dict__"):
+                if has_attributes(found):
                     self.kept.append(object_kept(path, found))
