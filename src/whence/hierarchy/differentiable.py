@@ -122,7 +122,7 @@ def _kept(ctx: Any, run: Differentiation) -> list[Any]:
 
 def laid_out(tensor: Tensor, expected: Described) -> Tensor:
     """A tensor in the memory layout that the capture saw."""
-    if any(type(stride) is not int for stride in expected.strides):
+    if any(type(size) is not int for size in (*expected.shape, *expected.strides)):
         return in_order_of(tensor, expected.shape, expected.strides)
     sizes = zip(*expected.layout, strict=True)
     overlaps = any(type(stride) is int and not stride and size > 1 for size, stride in sizes)

@@ -13,6 +13,7 @@ import types
 import warnings
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -61,6 +62,7 @@ class Local(threading.local):
 
 
 NUMBER = 1
+COUNTED = [0]
 SHARED, LISTED, LOCAL, SLOTTED = Shared(), [Shared()], Local(), Slotted()
 BY_IDENTITY: dict[Any, float] = {}
 THIS: Any = None
@@ -72,6 +74,8 @@ sys.modules[ADDED.__name__] = ADDED
 def reset() -> None:
     """Everything as it was when this file was read."""
     set_all(1)
+    COUNTED[0] = 0
+    HoldsNested.Config.scale = 1.0
     CountsOnType.count = CountsOnClass.count = CountsByMethod.count = CountsOnItself.count = 0
     counted.calls = 0  # type: ignore[attr-defined]
     defaults: Any = CountsInDefault.forward.__defaults__
@@ -375,6 +379,95 @@ class Resembles(Block):
         return super().forward(x) + functional.cosine_similarity(x, x.flip(-1), dim=-1).unsqueeze(-1)
 
 
+class HoldsNested(Block):
+    class Config:
+        scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.Config.scale
+
+
+class ScalesNested(nn.Module):
+    """A class inside the class of the layers is changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(HoldsNested() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            HoldsNested.Config.scale = 1.0 + number
+            x = layer(x)
+        return x
+
+
+def scaled(state: list[int], x: Tensor) -> Tensor:
+    """Counts in a list that it is given."""
+    state[0] += 1
+    return x * state[0]
+
+
+class CallsPartial(Block):
+    scaling: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaling(super().forward(x))
+
+
+class _ScaledBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, layer: Any, x: Tensor) -> Any:
+        ctx.layer = layer
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, gradients[0] * ctx.layer.scale
+
+
+class ReadsInBackward(Block):
+    scale: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _ScaledBackward.apply(self, super().forward(x))
+
+
+class LooksAtMemory(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.as_strided(x, (WIDTH,), (1,), x.storage_offset())
+
+
+class Chunks(nn.Module):
+    """Layers look at parts of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(LooksAtMemory() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (x * 2).unbind(0)
+        return torch.stack([layer(part) for layer, part in zip(self.layers, parts, strict=True)])
+
+
+class ReadsConfig(Block):
+    config: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.config.count
+
+
+class WritesFirst(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        x.add_(1)
+        x[:, 0].mul_(2)
+        return self.inner(x)
+
+
 class Loop(nn.Module):
     """Layers in a row; everything outside is given another number before each."""
 
@@ -669,6 +762,13 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         kind.__name__: (lambda kind=kind: kind(Block))  # type: ignore[misc]
         for kind in (Patched, LooksAtHistory, WritesData, Substitutes, Recomputes)
     },
+    "a class inside a class": ScalesNested,
+    "a partial function": partial(numbered, CallsPartial, "scaling", lambda _: partial(scaled, COUNTED)),
+    "an attribute read in the backward": partial(numbered, ReadsInBackward, "scale", float),
+    "memory": Chunks,
+    "a configuration for each": partial(numbered, ReadsConfig, "config", lambda _: Shared()),
+    "a range for each": lambda: numbered(MultipliesBySet, "factors", lambda n: range(1, 3 + n % 2, 2)),
+    "written before an inner call": lambda: Row(WritesFirst),
     "HoldsThis": one_known,
     "GivenThis": lambda: KnownInput(GivenThis),
     "HoldsSlots": lambda: numbered(HoldsSlots, "config", Slotted),
