@@ -185,6 +185,8 @@ class SizeEnvironment(ShapeEnv):
             turned = condition if condition.lhs.is_Symbol else condition.reversed
             if turned.lhs.is_Symbol and turned.rhs.is_Integer:
                 return _RELATIONS[type(turned)](int(turned.rhs))
+            if isinstance(condition, sympy.Eq | sympy.Ne) and (solved := _solved(condition)) is not None:
+                return _RELATIONS[type(condition)](solved)
             if _divisor(condition) is not None:
                 return f"a multiple of {_divisor(condition)}"
         return f"such that {spell(condition, self.names)}"
@@ -198,6 +200,14 @@ _RELATIONS: dict[Any, Callable[[int], str]] = {
     sympy.Le: lambda value: f"at most {value}",
     sympy.Lt: lambda value: f"at most {value - 1}",
 }
+
+
+def _solved(condition: Any) -> int | None:
+    """The one number of which an equation of one size speaks: 1 for `64*s != 64`."""
+    found = linear(condition.lhs - condition.rhs)
+    if found is None or found[1] == 0 or found[2] % found[1]:
+        return None
+    return -found[2] // found[1]
 
 
 def _divisor(condition: Any) -> int | None:
