@@ -166,9 +166,8 @@ def capture(
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
     With `strict`, PyTorch's bytecode front end (`torch.export.export(strict=True)`) reads a module's code,
     where tracing runs it. What it assumed of the model it does not say, so such a program has no guards.
-    `preserve_calls` are patterns of module paths (`"blocks.*.mlp"`): in the tree of the program these modules
-    are called with the arguments of the originals, also those that nothing reads, and another module may take
-    the place of each (`tree.set_submodule`). A pattern that fits no called module raises `SelectionError`.
+    `preserve_calls` are patterns of module paths (`"blocks.*.mlp"`): in the program's tree these modules take
+    the originals' arguments, also those that nothing reads, and another may replace each (`set_submodule`).
 
     Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
     been recorded until then in `partial`. An error raised by the model itself stays its own, with a note that

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 import transformers
 from torch import Tensor, nn
 
@@ -103,7 +104,7 @@ def trained(model: nn.Module, x: Tensor) -> list[Tensor | None]:
     return [loss.detach(), given.grad, *(held.grad for held in model.parameters())]
 
 
-def same(one: list[Tensor | None], other: list[Tensor | None]) -> bool:
+def same(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
     """Whether all are the same bits."""
     return len(one) == len(other) and all(
         a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(one, other, strict=True)
@@ -415,3 +416,85 @@ def test_transformers(make: Callable[[], nn.Module], pattern: str, path: str, ba
         pairs = zip(tree.named_parameters(), eager.named_parameters(), strict=True)
         differing = [name for (name, one), (_, two) in pairs if not same([one.grad], [two.grad])]
         assert differing == []
+
+
+def test_exported_program() -> None:
+    """Row 169: what torch.export preserved can be replaced in our tree of the exported program, too."""
+    model = Around()
+    exported = torch.export.export(model, (X,), preserve_module_call_signature=("inner", "head"))
+    tree = whence.unflatten(exported)
+    for path in ("inner", "head"):
+        new = newcomer(model, path)
+        model.set_submodule(path, deepcopy(new))
+        tree.set_submodule(path, new)
+    assert same(trained(tree, X), trained(model, X))
+
+
+def test_trainable_newcomer_in_a_frozen_model() -> None:
+    """Where a gradient can flow to the input, a trainable module in a frozen model trains, retained, too."""
+    model = Around().requires_grad_(False)
+    example = X.clone().requires_grad_()
+    tree = whence.capture(model, (example,), backward=True, preserve_calls=["inner"]).unflatten(copy=True)
+    new = newcomer(model, "inner").requires_grad_()
+    eager = deepcopy(model)
+    eager.set_submodule("inner", deepcopy(new))
+    tree.set_submodule("inner", new)
+    found = []
+    for one in (tree, eager):
+        loss = one(X.clone().requires_grad_()).sum()
+        parameters = [held for held in one.parameters() if held.requires_grad]
+        found.append([*torch.autograd.grad(loss, parameters, retain_graph=True)])
+        found.append([*torch.autograd.grad(loss, parameters)])
+    assert same(found[0], found[2])
+    assert same(found[1], found[3])
+
+
+def test_copied_after_the_swap() -> None:
+    """A tree with a newcomer is copied with it."""
+    model = Around()
+    tree = whence.capture(model, (X,), preserve_calls=["inner"]).unflatten()
+    tree.set_submodule("inner", newcomer(model, "inner"))
+    assert torch.equal(deepcopy(tree)(X), tree(X))
+
+
+class Tied(nn.Module):
+    """Two modules with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())
+
+
+@pytest.mark.parametrize("path", ["first", "second"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_tied_weight(path: str, backward: bool) -> None:
+    """A module with a tied weight is replaced; the other keeps the weight, and its gradient."""
+    check_swap(Tied, path, backward)
+
+
+class Checkpointed(nn.Module):
+    """Runs a module under a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_checkpoint() -> None:
+    """A checkpointed module is replaced; training one in a joint tree that is run again inside is refused."""
+    check_swap(Checkpointed, "inner", False)
+    check_swap(Checkpointed, "inner.0", False)
+    check_swap(Checkpointed, "inner", True)
+    model = Checkpointed()
+    example = X.clone().requires_grad_()
+    tree = whence.capture(model, (example,), backward=True, preserve_calls="inner.0").unflatten(copy=True)
+    tree.set_submodule("inner.0", newcomer(model, "inner.0"))
+    with pytest.raises(whence.CallError, match="checkpoint computes the original again"):
+        tree(example)

@@ -19,12 +19,12 @@ from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, 
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.hooked import has_hooks, run_hooked
 from whence.hierarchy.interface import Gradients, Interface, interface_of
-from whence.hierarchy.plan import CallPlan, Plan, Region
+from whence.hierarchy.plan import CallPlan, Plan, Region, paths_of_state
 from whence.hierarchy.source import write
 from whence.hierarchy.swapping import Place, newcomers
 from whence.hierarchy.tree import FlatCall, Tree
 from whence.program.sizes import value_of
-from whence.provenance import ModulePath
+from whence.provenance import ROOT, ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 from whence.schema import Phase
 
@@ -254,7 +254,7 @@ class CallBody:
         if gradients is None:
             return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
         replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
-        parameters = [_parameter(module, path, replaced) for _, path in gradients.parameters]
+        parameters = [self._parameter(module, *held, replaced) for held in gradients.parameters]
         self._check_trainable(module, gradients, interface, inputs)
         new = _trainable(replaced)
         if not torch.is_grad_enabled() or not any(map(_requires, (*parameters, *inputs, *new))):
@@ -262,6 +262,18 @@ class CallBody:
         run = Differentiation(self, module, self.call_plan, gradients, self._watched, new)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
+
+    def _parameter(
+        self, module: nn.Module, name: str, path: ModulePath, replaced: Mapping[ModulePath, nn.Module]
+    ) -> Any:
+        """The parameter at an attribute path, or under another of its names; None where others took all."""
+        if not replaced:
+            return attribute_of(module, path)
+        around = self.plan.site(self.number).path if self.number else ROOT
+        names = paths_of_state(self.plan.program.input(name))
+        paths = (other.relative_to(around) for other in names if other.is_within(around))
+        left = (other for other in paths if not any(other.is_within(gone) for gone in replaced))
+        return next((attribute_of(module, other) for other in left), None)
 
     def _unreached_refused(
         self, interface: Interface, gradients: Gradients, outputs: dict[str, Any]
@@ -286,7 +298,7 @@ class CallBody:
         if not torch.is_grad_enabled():
             return
         replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
-        frozen = [(name, _parameter(module, path, replaced)) for name, path in gradients.frozen]
+        frozen = [(held[0], self._parameter(module, *held, replaced)) for held in gradients.frozen]
         thawed = [name for name, parameter in frozen if _requires(parameter)]
         names = self.call_plan.forward.inputs
         same = {interface.leaves[second] for _, second in interface.convention.same}
@@ -395,11 +407,6 @@ def _refuse_overlap(interface: Interface, flat: Sequence[Any]) -> None:
     ]
     if faults:
         raise CallError.of(faults)
-
-
-def _parameter(module: nn.Module, path: ModulePath, replaced: Mapping[ModulePath, nn.Module]) -> Any:
-    """The parameter at an attribute path; None where another module has taken its module's place."""
-    return None if any(path.is_within(gone) for gone in replaced) else attribute_of(module, path)
 
 
 def _trainable(replaced: Mapping[ModulePath, nn.Module]) -> tuple[Tensor, ...]:

@@ -24,8 +24,7 @@ from whence.hierarchy.tree import Tree
 from whence.hierarchy.trials import Trial, trial_of
 from whence.program import Absent, Constant, Named
 from whence.program.signature import describe
-from whence.provenance import ModulePath
-from whence.provenance.path import ROOT
+from whence.provenance import ROOT, ModulePath
 from whence.schema import Phase
 
 Values = dict[str, Any]
@@ -95,6 +94,8 @@ class Place:
             row.value.requires_grad and first_within(paths_of_state(row), path) is not None
             for row in program.signature.state
         )
+        if not known:
+            return True  # nothing carried any, or nobody noted it, as in an exported program
         return bool(known & {*self.interface.result.names}) or not (trained or known & taken)
 
     @cached_property

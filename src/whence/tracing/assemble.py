@@ -55,8 +55,7 @@ def assemble(
     preserve: Sequence[str],
 ) -> Program:
     """The program of one finished run."""
-    session = recorded.session
-    graph = session.recorder.graph
+    session, graph = recorded.session, recorded.session.recorder.graph
     layouts_read = _layouts_read(session.notes, functional)
     values = _final_values(recorded, functional)
     custom = {} if recorded.roots else custom_functions(_histories(recorded.results))
@@ -68,7 +67,7 @@ def assemble(
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
     repeated = reuse_random_draws(functional, session.notes.redraws)
-    preserved = preserved_calls(Calls(tuple(_plain_calls(recorded))), preserve, int(subject.is_module))
+    preserved = preserved_calls(_plain_calls(recorded), preserve, int(subject.is_module))
     keep = {row.name for row in signature.inputs if row.name not in session.notes.literals}
     _drop_unused(graph, repeated, keep | _arguments(recorded, functional, preserved))
     present = _placeholders(graph)
@@ -248,10 +247,9 @@ def _arguments(recorded: Recorded, functional: Functional, preserved: Iterable[i
     }
 
 
-def _plain_calls(recorded: Recorded) -> Iterable[Call]:
-    return (
-        Call(number, scope.site, scope.parent) for number, scope in enumerate(recorded.session.notes.scopes)
-    )
+def _plain_calls(recorded: Recorded) -> Calls:
+    scopes = enumerate(recorded.session.notes.scopes)
+    return Calls(tuple(Call(number, scope.site, scope.parent) for number, scope in scopes))
 
 
 def _calls(recorded: Recorded, names: "_Names") -> Calls:
