@@ -498,3 +498,64 @@ def test_checkpoint() -> None:
     tree.set_submodule("inner.0", newcomer(model, "inner.0"))
     with pytest.raises(whence.CallError, match="checkpoint computes the original again"):
         tree(example)
+
+
+class ThroughAView(nn.Module):
+    """Writes a tensor through a view, and hands it to a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x * 1.5
+        hidden[:, 1:].mul_(0.5)
+        return self.inner(hidden) * hidden
+
+
+def test_argument_written_through_a_view() -> None:
+    """The newcomer gets the tensor as it was written; in a joint tree that is refused by name."""
+    check_swap(ThroughAView, "inner", False)
+    model, example = ThroughAView(), X.clone().requires_grad_()
+    tree = whence.capture(model, (example,), backward=True, preserve_calls="inner").unflatten(copy=True)
+    tree.set_submodule("inner", newcomer(model, "inner"))
+    with pytest.raises(whence.CallError, match="written through a view"):
+        tree(example)
+
+
+class Normed(nn.Module):
+    """Normalises over the batch in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_batch_norm(backward: bool) -> None:
+    """The newcomer changes its own statistics, and the captured graph does not."""
+    check_swap(Normed, "norm", backward)
+
+
+def test_inside_autocast() -> None:
+    """The newcomer runs under the autocast of the capture."""
+    model = Normed().eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        tree = whence.capture(model, (X,), preserve_calls=["head"]).unflatten(copy=True)
+        new = newcomer(model, "head")
+        tree.set_submodule("head", new)
+        model.set_submodule("head", new)
+        assert torch.equal(tree(X), model(X))
+
+
+def test_captured_again_after_the_swap() -> None:
+    """A tree with a newcomer is a model: it is captured again."""
+    model = Around()
+    tree = whence.capture(model, (X,), preserve_calls=["inner"]).unflatten(copy=True)
+    new = newcomer(model, "inner")
+    tree.set_submodule("inner", new)
+    model.set_submodule("inner", new)
+    assert torch.equal(whence.capture(tree, (X,)).module()(X), model(X))

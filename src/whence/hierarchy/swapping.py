@@ -114,10 +114,30 @@ class Place:
                 written[name] = last
         return written
 
+    @cached_property
+    def _current(self) -> dict[str, str]:
+        """The value that each argument had when the call was made.
+
+        Where a tensor was written through a view of it, the capture notes it under an earlier value.
+        """
+        program = self.plan.program
+        place = {name: position for position, name in enumerate(self.plan.nodes)}
+        inside = range(self.number, program.calls.ends[self.number])
+        own = [place[name] for name, (_, call) in self.plan.regions.items() if call in inside]
+        current = {name: name for name in self.interface.leaves if name}
+        for base, later in {**program.histories, **program.written}.items():
+            before = [name for name in (base, *later) if not own or place.get(name, 0) < min(own)]
+            current |= {name: before[-1] for name in current if name in before}
+        unknown = sorted(name for name, now in current.items() if now not in self.forward.inputs)
+        stale = sorted(name for name, now in current.items() if now != name)
+        if unknown or (stale and program.has_backward):
+            raise self._refusal(f"its argument {(unknown or stale)[0]} was written through a view before")
+        return current
+
     def _arguments(self, named: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
         convention = self.interface.convention
         leaves = [
-            leaf if name is None else named[name]
+            leaf if name is None else named[self._current[name]]
             for name, leaf in zip(self.interface.leaves, convention.leaves, strict=True)
         ]
         gone = [path for path, leaf in zip(convention.paths, leaves, strict=True) if isinstance(leaf, Absent)]
