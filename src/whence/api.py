@@ -1,6 +1,6 @@
 """What `import whence` gives: a facade without logic. Each call leads to the room that does the work."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Self
@@ -140,6 +140,7 @@ def capture(
     state: str = "inputs",
     reuse: bool = True,
     strict: bool = False,
+    preserve_calls: str | Sequence[str] = (),
 ) -> Program:
     """Record what `model` computes on these example inputs, as one functional graph.
 
@@ -165,19 +166,23 @@ def capture(
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
     With `strict`, PyTorch's bytecode front end (`torch.export.export(strict=True)`) reads a module's code,
     where tracing runs it. What it assumed of the model it does not say, so such a program has no guards.
+    `preserve_calls` are patterns of module paths (`"blocks.*.mlp"`): in the program's tree these modules take
+    the originals' arguments, also those that nothing reads, and another may replace each (`set_submodule`).
 
     Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
     been recorded until then in `partial`. An error raised by the model itself stays its own, with a note that
     a capture was running.
     """
-    if faults := [*_backward_faults(backward), *view_faults(state)]:
+    patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
+    if faults := [*_backward_faults(backward), *view_faults(state), *_preserve_faults(strict, patterns)]:
         raise UsageError.of(faults)
 
     if strict:
         return _full(interop.strict_program(model, args, kwargs, backward, dynamic_shapes)).with_state(state)
 
     def run() -> tuple[_Program, Observed]:
-        return tracing.capture(model, args, kwargs, backward, reuse=reuse, dynamic_shapes=dynamic_shapes)
+        given = tracing.Given(args, kwargs, dynamic_shapes, patterns)
+        return tracing.capture(model, given, backward, reuse=reuse)
 
     def captured() -> Program:
         traced, observed = run()
@@ -192,6 +197,13 @@ def _backward_faults(backward: object) -> list[Fault]:
         return []
     remedy = "use False, True or a function of the outputs"
     return [Fault(f"backward cannot be {backward!r}", remedy=remedy)]
+
+
+def _preserve_faults(strict: bool, patterns: tuple[str, ...]) -> list[Fault]:
+    if not strict or not patterns:
+        return []
+    remedy = "capture with strict=False, or export with preserve_module_call_signature"
+    return [Fault("preserve_calls does not work with strict=True", remedy=remedy)]
 
 
 def from_exported_program(exported: ExportedProgram) -> Program:

@@ -210,3 +210,25 @@ def release_saved(context: Any) -> None:
     without it everything saved lives until the whole backward of the function is over.
     """
     context.maybe_clear_saved_tensors()
+
+
+@contextmanager
+def above_autograd() -> Iterator[None]:
+    """Record operations again, inside `below_autograd`."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for key in _AUTOGRAD_KEYS:
+        exclude = exclude.remove(key)
+    with torch._C._ForceDispatchKeyGuard(include, exclude):
+        yield
+
+
+_AUTOGRAD_KEYS = tuple(
+    key
+    for name, key in torch._C.DispatchKey.__members__.items()
+    if name == "ADInplaceOrView" or (name.startswith("Autograd") and name != "AutogradFunctionality")
+)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that is running was asked to keep its graph."""
+    return inside_backward() and torch._C._autograd._get_current_graph_task_keep_graph()

@@ -31,7 +31,11 @@ def trace_borders(layout: Layout, parts: Parts) -> Borders:
             if part.region[0] is phase:
                 for value in part.needs:
                     router.use(value, part)
+    for number in layout.kept_calls:
+        router.preserve(number)
     _trace_results(layout, borders, router)
+    for number in layout.kept_calls if layout.program.has_backward else ():
+        router.keep_something(number)
     for call in reversed(layout.program.calls.rows[1:]):
         if borders.kept.get(call.number) or call.number in parts.keeping:
             router.pack(call.number)
@@ -99,6 +103,27 @@ class _Router:
         if phase is Phase.FORWARD and self._encloses(call, maker):
             self._export(value, phase, maker, call)
             self._leaves(value, (phase, call))
+
+    def preserve(self, call: int) -> None:
+        """A call takes all its arguments, whether or not anything inside reads them."""
+        inputs, around = self.layout.program.calls.rows[call].inputs, self.layout.parents[Phase.FORWARD][call]
+        taker = Part(call, (Phase.FORWARD, around))
+        self.borders.waits.setdefault((Phase.FORWARD, call), {})
+        self.place(taker)
+        for value in inputs.names if inputs is not None else ():
+            maker = self.makers.get(value)
+            if maker is None or (
+                maker.region[0] is Phase.FORWARD and not self._encloses(call, maker.region[1])
+            ):
+                self._enters(value, (Phase.FORWARD, call))
+                self.use(value, taker)
+
+    def keep_something(self, call: int) -> None:
+        """A call that another module may run keeps a value for its backward, so that the module can, too."""
+        region = (Phase.FORWARD, call)
+        values = [*self.borders.outputs.get(region, {}), *self.borders.inputs.get(region, {})]
+        if (Phase.BACKWARD, call) in self.borders.waits and not self.borders.kept.get(call):
+            self.borders.kept.setdefault(call, {}).update(dict.fromkeys(values[:1]))
 
     def pack(self, call: int) -> None:
         """What a call keeps travels from its forward's caller to its backward's caller as one value."""

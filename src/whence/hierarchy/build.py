@@ -1,10 +1,14 @@
 """A program becomes modules: plan, check, emit."""
 
+import warnings
+
 from whence.hierarchy.check import check
 from whence.hierarchy.emit import emit
+from whence.hierarchy.plan import Plan
 from whence.hierarchy.planning import plan
 from whence.hierarchy.tree import Tree
 from whence.program import Program
+from whence.schema import Phase
 
 
 def unflatten(program: Program, *, copy: bool = False) -> Tree:
@@ -23,4 +27,20 @@ def flat_module(program: Program, *, copy: bool = False) -> Tree:
 def _emitted(program: Program, *, flat: bool, copy: bool) -> Tree:
     planned = plan(program, flat=flat)
     check(planned)
+    if not flat:
+        _warn_about_dissolved(planned)
     return emit(planned, copy=copy)
+
+
+def _warn_about_dissolved(plan: Plan) -> None:
+    """Say which preserved modules are part of their caller's graph: others in their place would not run."""
+    sites = [
+        f"{plan.site(flat.number)} ({flat.reason})"
+        for flat in plan.flattened
+        if flat.phase is Phase.FORWARD and flat.number in plan.program.preserved
+    ]
+    if sites:
+        warnings.warn(
+            f"their callers' graphs hold these modules, and replacing them does nothing: {', '.join(sites)}",
+            stacklevel=4,
+        )

@@ -13,6 +13,7 @@ from whence.errors import NotDifferentiable
 from whence.hierarchy.described import Described
 from whence.hierarchy.interface import Gradients
 from whence.hierarchy.plan import CallPlan
+from whence.hierarchy.trials import Trial
 
 Needs = Mapping[str, frozenset[str]]
 
@@ -36,13 +37,17 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Differentiation:
-    """One differentiable run: which halves to run, on which module, and how gradients are wired."""
+    """One differentiable run: which halves to run, on which module, and how gradients are wired.
+
+    `new` are the parameters of modules that took the place of captured ones.
+    """
 
     runner: Runner
     module: nn.Module
     plan: CallPlan
     gradients: Gradients
     versions: tuple[int, ...]
+    new: tuple[Tensor, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -54,7 +59,7 @@ def run_differentiably(
     run: Differentiation, parameters: Sequence[Tensor], values: Sequence[Any]
 ) -> tuple[Any, ...]:
     """The outputs of the body, connected to `parameters` and `values` through the captured backward."""
-    return CapturedFunction.apply(run, *parameters, *values)  # type: ignore[no-any-return]
+    return CapturedFunction.apply(run, *parameters, *values, *run.new)  # type: ignore[no-any-return]
 
 
 class CapturedFunction(torch.autograd.Function):
@@ -65,7 +70,7 @@ class CapturedFunction(torch.autograd.Function):
         """Run the forward and keep what the backward needs."""
         count = len(run.gradients.parameters)
         with below_autograd():
-            results = run.runner.run_forward(run.module, *tensors[count:])
+            results = run.runner.run_forward(run.module, *tensors[count : len(run.inputs)])
         kept = ()
         if run.plan.forward.kept:
             *outputs, kept = results
@@ -75,7 +80,7 @@ class CapturedFunction(torch.autograd.Function):
         ctx.save_for_backward(*leaves, *watched)
         ctx.run = run
         named = list(zip(run.plan.forward.outputs, results, strict=True))
-        given = zip(run.inputs, tensors, strict=True)  # which may be results, too
+        given = zip(run.inputs, tensors, strict=False)  # which may be results, too
         ctx.shapes = {name: value.shape for name, value in (*given, *named) if isinstance(value, Tensor)}
         ctx.set_materialize_grads(False)
         differentiable = {name for name, _ in run.gradients.tangents}
@@ -106,7 +111,9 @@ class CapturedFunction(torch.autograd.Function):
         produced = run.runner.run_backward(run.module, *_kept(ctx, run), *tangents)
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
         needs = run.runner.needs if missing else {}
-        return [_gradient(run, name, values, (missing, needs)) for name in run.inputs]
+        given = zip(run.inputs, ctx.needs_input_grad[1:], strict=False)  # no parameter, where a module went
+        found = [_gradient(run, name, values, (missing, needs)) if has else None for name, has in given]
+        return [*found, *_gradients_of_new(run.new, ctx.layout)]
 
 
 def _kept(ctx: Any, run: Differentiation) -> list[Any]:
@@ -170,8 +177,28 @@ def _gradient(
         return None
     total: Tensor | None = None
     for term in terms:
-        total = values[term] if total is None else total + values[term]
+        value = values[term]  # None for a parameter whose module was replaced
+        total = value if total is None else total if value is None else total + value
     return total
+
+
+def _gradients_of_new(new: Sequence[Tensor], layout: Any) -> list[Tensor | None]:
+    """The gradients that the parameters of other people's modules got, in the order they arrived."""
+    if not new:
+        return []
+    found: dict[int, Tensor] = {}
+    for trial in sorted(_trials(layout), key=lambda trial: trial.moment):
+        for parameter, gradient in trial.take():
+            known = found.get(id(parameter))
+            found[id(parameter)] = gradient if known is None else known + gradient
+    return [found.get(id(parameter)) for parameter in new]
+
+
+def _trials(layout: Any) -> Iterator[Trial]:
+    if isinstance(layout, Trial):
+        yield layout
+    for part in layout if isinstance(layout, tuple) else ():
+        yield from _trials(part)
 
 
 def _flattened(pack: Any) -> tuple[list[Tensor], Any]:

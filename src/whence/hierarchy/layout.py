@@ -22,7 +22,8 @@ class Layout:
     """Where each node lives, and where the state is held.
 
     `first` gives for each call the first that equals it. `copies` gives the outermost call around it, or
-    itself, that equals an earlier one; None for a call that is planned.
+    itself, that equals an earlier one; None for a call that is planned. `dissolved` are the calls whose
+    operations are part of their caller's graph.
     """
 
     program: Program
@@ -36,6 +37,12 @@ class Layout:
     users: frozenset[str]
     first: tuple[int, ...]
     copies: tuple[int | None, ...]
+    dissolved: frozenset[int]
+
+    @cached_property
+    def kept_calls(self) -> list[int]:
+        """The calls that are preserved and have a graph of their own."""
+        return sorted(call for call in self.program.preserved if call not in self.dissolved)
 
     @cached_property
     def inside(self) -> tuple[tuple[int, ...], ...]:
@@ -103,6 +110,7 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
         users=frozenset(row.name for row in program.signature.inputs_of(InputKind.USER)),
         first=first,
         copies=_copies(callers, first),
+        dissolved=frozenset(range(numbering.count) if flat else (call for _, call in flattened)),
     )
 
 

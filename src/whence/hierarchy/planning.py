@@ -16,9 +16,10 @@ def plan(program: Program, *, flat: bool = False) -> Plan:
     """The plan of a tree; with `flat`, of a single graph. Calls that cannot be cut out are flattened.
 
     Then none is shared: what is flattened depends on the calls around, and not on what a call computes.
+    The same holds where calls are preserved: what they take is more than what they compute with.
     """
     flattened: dict[Region, str] = {}
-    shares = not flat
+    shares = not flat and not program.preserved
     while True:
         layout = layout_of(program, flattened, flat=flat, shares=shares)
         parts = parts_of(layout)
@@ -55,6 +56,12 @@ def ranks(layout: Layout, parts: Parts, phase: Phase) -> Mapping[str | int, int]
         while home is phase and call != ROOT_CALL and call not in found:
             found[call] = position
             call = layout.parents[phase][call]
+    if phase is Phase.FORWARD:
+        for kept in layout.kept_calls:  # those that compute nothing run as soon as they can
+            call = kept
+            while call != ROOT_CALL and call not in found:
+                found[call] = -1
+                call = layout.parents[phase][call]
     return found
 
 

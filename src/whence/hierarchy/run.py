@@ -19,11 +19,12 @@ from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, 
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.hooked import has_hooks, run_hooked
 from whence.hierarchy.interface import Gradients, Interface, interface_of
-from whence.hierarchy.plan import CallPlan, Plan, Region
+from whence.hierarchy.plan import CallPlan, Plan, Region, paths_of_state
 from whence.hierarchy.source import write
+from whence.hierarchy.swapping import Place, newcomers
 from whence.hierarchy.tree import FlatCall, Tree
 from whence.program.sizes import value_of
-from whence.provenance import ModulePath
+from whence.provenance import ROOT, ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 from whence.schema import Phase
 
@@ -73,18 +74,22 @@ class Compiler:
     def _child(self, phase: Phase, caller: int, called: int) -> ChildCall:
         path, around = self.plan.site(called).path, self.plan.site(caller).path
         inside = path.is_within(around)
-        return child_call(path.relative_to(around) if inside else path, inside, called, phase)
+        place = Place(self.plan, called)
+        return child_call(path.relative_to(around) if inside else path, inside, place, phase)
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
 
 
-def child_call(path: ModulePath, from_caller: bool, number: int, phase: Phase) -> ChildCall:
+def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) -> ChildCall:
     """Finds the module of a call, from the caller or from the root, each time, and runs the call in a phase.
 
-    This runs between any two modules, so it is one function that does everything itself.
+    A module that took the place of a preserved one is called as the original was. This runs between any two
+    modules, so it is one function that does everything itself.
     """
     is_forward = phase is Phase.FORWARD
+    plan, number = place.plan, place.number
+    preserved = number in plan.program.preserved
 
     def run(caller: Tree, *values: Any) -> tuple[Any, ...]:
         module: Any = caller if from_caller else caller.__dict__["root"]
@@ -93,8 +98,10 @@ def child_call(path: ModulePath, from_caller: bool, number: int, phase: Phase) -
             if module is None:
                 raise _replaced(path, held)
         call = module.bodies.get(number) if isinstance(module, Tree) else None
-        if call is None:
-            raise _replaced(path, module)
+        if call is None or call.plan is not plan:
+            if not preserved:
+                raise _replaced(path, module)
+            return place.run(module, phase, values)
         if not is_forward:
             function, calls = call.backward_function
             return function(module, calls, *values)  # type: ignore[no-any-return]
@@ -112,7 +119,8 @@ def _replaced(path: ModulePath, module: Any) -> CallError:
     return CallError(
         f"{path} was replaced by a {type(module).__name__}, which has no captured graph",
         why="the graph around it calls the captured module by its flat values",
-        remedy="replace the module in the original model and capture again",
+        remedy=f"capture with preserve_calls=[{str(path)!r}], and replace it then; or replace the module in "
+        "the original model and capture again",
     )
 
 
@@ -245,13 +253,27 @@ class CallBody:
         gradients = interface.gradients
         if gradients is None:
             return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
-        parameters = [attribute_of(module, path) for _, path in gradients.parameters]
+        replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
+        parameters = [self._parameter(module, *held, replaced) for held in gradients.parameters]
         self._check_trainable(module, gradients, interface, inputs)
-        if not torch.is_grad_enabled() or not any(_requires(value) for value in (*parameters, *inputs)):
+        new = _trainable(replaced)
+        if not torch.is_grad_enabled() or not any(map(_requires, (*parameters, *inputs, *new))):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
-        run = Differentiation(self, module, self.call_plan, gradients, self._watched)
+        run = Differentiation(self, module, self.call_plan, gradients, self._watched, new)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
+
+    def _parameter(
+        self, module: nn.Module, name: str, path: ModulePath, replaced: Mapping[ModulePath, nn.Module]
+    ) -> Any:
+        """The parameter at an attribute path, or under another of its names; None where others took all."""
+        if not replaced:
+            return attribute_of(module, path)
+        around = self.plan.site(self.number).path if self.number else ROOT
+        names = paths_of_state(self.plan.program.input(name))
+        paths = (other.relative_to(around) for other in names if other.is_within(around))
+        left = (other for other in paths if not any(other.is_within(gone) for gone in replaced))
+        return next((attribute_of(module, other) for other in left), None)
 
     def _unreached_refused(
         self, interface: Interface, gradients: Gradients, outputs: dict[str, Any]
@@ -275,7 +297,9 @@ class CallBody:
     ) -> None:
         if not torch.is_grad_enabled():
             return
-        thawed = [name for name, path in gradients.frozen if attribute_of(module, path).requires_grad]
+        replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
+        frozen = [(held[0], self._parameter(module, *held, replaced)) for held in gradients.frozen]
+        thawed = [name for name, parameter in frozen if _requires(parameter)]
         names = self.call_plan.forward.inputs
         same = {interface.leaves[second] for _, second in interface.convention.same}
         known = {*gradients.terms, *same}
@@ -301,12 +325,15 @@ class CallBody:
     def _write(
         self, interface: Interface, module: nn.Module, values: Mapping[str, Any], flat: Sequence[Any]
     ) -> None:
+        replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
         with torch.no_grad():
             for name, target in interface.writes:
+                if values[name] is None:
+                    continue  # state of a module that was replaced
                 new = values[name].detach()
                 if isinstance(target, int):
                     flat[target].copy_(new)
-                else:
+                elif not any(target.is_within(path) for path in replaced):
                     _assign(module, target, new)
 
     def _result(
@@ -380,6 +407,12 @@ def _refuse_overlap(interface: Interface, flat: Sequence[Any]) -> None:
     ]
     if faults:
         raise CallError.of(faults)
+
+
+def _trainable(replaced: Mapping[ModulePath, nn.Module]) -> tuple[Tensor, ...]:
+    """The parameters of the modules that took another's place, once each."""
+    found = {id(held): held for module in replaced.values() for held in module.parameters()}
+    return tuple(held for held in found.values() if held.requires_grad)
 
 
 def _requires(value: Any) -> bool:

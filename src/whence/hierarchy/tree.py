@@ -28,6 +28,10 @@ class CapturedCall(Protocol):
         """Which call of the program it is."""
 
     @property
+    def plan(self) -> object:
+        """The plan that it is a part of."""
+
+    @property
     def name(self) -> str:
         """The last segment of its call site, with `@1`, `@2` for later calls."""
 

@@ -265,7 +265,12 @@ def _program(parts: _Parts, straight: frozenset[str]) -> Program:
         histories=histories,
         straight_through=straight | {node.name for node in parts.functional.straight},
     )
-    return program.with_changes(calls=_called(parts, program))
+    calls = _called(parts, program)
+    kept = {site: entry.inputs for site, entry in _kept(parts)}
+    preserved = frozenset(
+        row.number for row in calls if kept.get((row.site.path, row.site.index)) == row.inputs is not None
+    )
+    return program.with_changes(calls=calls, preserved=preserved)
 
 
 def _histories(parts: _Parts) -> dict[str, tuple[str, ...]]:

@@ -38,7 +38,7 @@ def strict_program(
     if not backward:
         return forward
     tree = hierarchy.unflatten(forward)
-    joint, _ = tracing.capture(tree, args, kwargs, backward, dynamic_shapes=dynamic_shapes)
+    joint, _ = tracing.capture(tree, tracing.Given(args, kwargs, dynamic_shapes), backward)
     return joint
 
 

@@ -84,7 +84,8 @@ class Program:
     in eager mode. `layouts_read` names the inputs whose strides the model looked at. `guards` is what the
     capture assumed. `replay` says which calls were not run, because they had to do what an equal one did.
     `alike` are groups of calls, by number, that were recorded as one and are equal by
-    construction: node for node, apart from what was dropped since.
+    construction: node for node, apart from what was dropped since. `preserved` are the calls, by number, that
+    keep the original's calling convention: another module may take their place in the tree.
     """
 
     graph_module: fx.GraphModule
@@ -111,6 +112,7 @@ class Program:
     loss_function: Callable[[Any], Tensor] | None = None
     replay: Replays = field(default_factory=Replays)
     alike: tuple[tuple[int, ...], ...] = ()
+    preserved: frozenset[int] = frozenset()
 
     @property
     def graph(self) -> fx.Graph:

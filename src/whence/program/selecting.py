@@ -49,7 +49,7 @@ def select(nodes: Sequence[fx.Node], calls: Calls, pattern: str) -> list[fx.Node
     fits_path = _path_test(wanted.path, calls)
     by_path = [node for node in operations if fits_path(node)]
     if not by_path:
-        raise SelectionError(f"no module fits {pattern!r}", remedy=_near_paths(pattern, calls))
+        raise SelectionError(f"no module fits {pattern!r}", remedy=near_paths(pattern, calls))
     by_operation = [
         node for node in by_path if wanted.operation is None or _is_operation(node, wanted.operation)
     ]
@@ -85,7 +85,8 @@ def _paths_above(number: int, calls: Calls) -> Iterable[ModulePath]:
         yield from caller.site.path.prefixes()
 
 
-def _near_paths(pattern: str, calls: Calls) -> str:
+def near_paths(pattern: str, calls: Calls) -> str:
+    """Paths that somebody may have meant by a pattern that fits none."""
     wanted = pattern.split(SEPARATOR)[0].strip()
     paths = dict.fromkeys(str(path) for call in calls for path in call.site.path.prefixes())
     ending = [path for path in paths if PathPattern.parse(f"**.{wanted}").matches(ModulePath.parse(path))]

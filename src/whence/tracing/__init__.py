@@ -1,5 +1,6 @@
 """A model and example inputs become a program; `capture.py` is the table of contents."""
 
 from whence.tracing.capture import capture
+from whence.tracing.example import Given
 
-__all__ = ["capture"]
+__all__ = ["Given", "capture"]

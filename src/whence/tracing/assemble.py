@@ -27,6 +27,7 @@ from whence.program import (
 from whence.program.calls import Leaf
 from whence.program.convention import repeated_positions
 from whence.program.origins import origin_of, set_origin
+from whence.program.preserving import preserved_calls
 from whence.schema import Phase
 from whence.tracing.attribution import custom_functions, without_operators
 from whence.tracing.cutting import cut_gradients
@@ -51,10 +52,10 @@ def assemble(
     recorded: Recorded,
     functional: Functional,
     exchanged: Exchanged,
+    preserve: Sequence[str],
 ) -> Program:
     """The program of one finished run."""
-    session = recorded.session
-    graph = session.recorder.graph
+    session, graph = recorded.session, recorded.session.recorder.graph
     layouts_read = _layouts_read(session.notes, functional)
     values = _final_values(recorded, functional)
     custom = {} if recorded.roots else custom_functions(_histories(recorded.results))
@@ -66,9 +67,9 @@ def assemble(
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
     repeated = reuse_random_draws(functional, session.notes.redraws)
-    _drop_unused(
-        graph, repeated, keep={row.name for row in signature.inputs if row.name not in session.notes.literals}
-    )
+    preserved = preserved_calls(_plain_calls(recorded), preserve, int(subject.is_module))
+    keep = {row.name for row in signature.inputs if row.name not in session.notes.literals}
+    _drop_unused(graph, repeated, keep | _arguments(recorded, functional, preserved))
     present = _placeholders(graph)
     signature = replace(signature, inputs=tuple(row for row in signature.inputs if row.name in present))
     _order_placeholders(graph, [row.name for row in signature.inputs])
@@ -103,6 +104,7 @@ def assemble(
         autocast=autocast_state(),
         histories=_histories_of_inputs(values, functional),
         replay=session.replayer.report(),
+        preserved=preserved,
     )
 
 
@@ -172,7 +174,7 @@ def _drop_unused(graph: fx.Graph, repeated: Set[fx.Node], keep: set[str]) -> Non
     for node in reversed(list(graph.nodes)):
         if node.op == "output" or node.users:
             continue
-        if node.op == "placeholder" and node.name in keep:
+        if node.name in keep:
             continue
         if node not in repeated and draws(node.target, node.args, node.kwargs):
             continue
@@ -195,11 +197,15 @@ def _order_placeholders(graph: fx.Graph, names: Sequence[str]) -> None:
 def _present_names(graph: fx.Graph, functional: Functional) -> "_Names":
     """Where a name that was recorded is found now, for names that moved or went."""
     present = {node.name for node in graph.nodes}
-    moved = {old.name: functional.value_of(old).name for old in functional.replaced}
+    moved = _moved(functional)
     names: dict[str, Leaf] = {
         old: Named(new) for old, new in moved.items() if new in present and old not in present
     }
     return _Names(names, present)
+
+
+def _moved(functional: Functional) -> dict[str, str]:
+    return {old.name: functional.value_of(old).name for old in functional.replaced}
 
 
 class _Names(dict[str, Leaf]):
@@ -226,6 +232,24 @@ def _rename_forwards(graph: fx.Graph, names: "_Names") -> None:
         origin = origin_of(node)
         if origin.forward is not None and (now := names.name(origin.forward)) != origin.forward:
             set_origin(node, replace(origin, forward=now))
+
+
+def _arguments(recorded: Recorded, functional: Functional, preserved: Iterable[int]) -> set[str]:
+    """The values that preserved calls take, whether or not anything reads them."""
+    moved, scopes = _moved(functional), recorded.session.notes.scopes
+    taken = (scopes[number].inputs for number in preserved)
+    return {
+        found
+        for inputs in taken
+        if inputs
+        for name in inputs.names
+        for found in (name, moved.get(name, name))
+    }
+
+
+def _plain_calls(recorded: Recorded) -> Calls:
+    scopes = enumerate(recorded.session.notes.scopes)
+    return Calls(tuple(Call(number, scope.site, scope.parent) for number, scope in scopes))
 
 
 def _calls(recorded: Recorded, names: "_Names") -> Calls:

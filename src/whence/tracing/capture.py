@@ -36,23 +36,21 @@ from whence.tracing.undoing import Undoing
 
 def capture(
     model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None,
+    given: Given,
     backward: bool | Callable[[Any], Tensor],
     *,
     reuse: bool = True,
-    dynamic_shapes: Any = None,
 ) -> tuple[Program, Observed]:
     """The program of `model` on these example inputs, with its state as inputs, and what the model read.
 
     With `reuse`, a call that is like one that was recorded is not run again; where sizes may vary, all run.
     """
-    wanted = Reuse(reuse and dynamic_shapes is None, joint=bool(backward))
-    given = Given(args, kwargs, dynamic_shapes)
+    varies = given.dynamic_shapes is not None
+    wanted = Reuse(reuse and not varies, joint=bool(backward))
     while True:
         try:
             program, observed = _attempted(model, given, backward, wanted)
-            if reuse and dynamic_shapes is not None:
+            if reuse and varies:
                 program = program.with_changes(replay=Replays(reason=SIZES_VARY))
             return program, observed
         except Doubt as doubt:
@@ -101,7 +99,9 @@ def _captured(
             functional = functionalize(recorded.session.recorder.graph, recorded.session.recorder.sizes)
             exchanged = expand(recorded.session.replayer, recorded.session.notes, functional, gradients)
             program = with_sizes(
-                assemble(subject, example, recorded, functional, exchanged), example, recorded
+                assemble(subject, example, recorded, functional, exchanged, given.preserve),
+                example,
+                recorded,
             )
         check(program)
         observed = recorded.session.reads.observed()

@@ -2,7 +2,7 @@
 
 import enum
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,15 @@ _CONSTANTS = (
 
 @dataclass(frozen=True)
 class Given:
-    """What a capture is given beside the model: example inputs, and which of their sizes may vary."""
+    """What a capture is given beside the model: example inputs, and which of their sizes may vary.
+
+    `preserve` are patterns of the modules whose calling convention the program keeps.
+    """
 
     args: Any
     kwargs: Any = None
     dynamic_shapes: Any = None
+    preserve: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,285 @@
+"""Another module in the place of a preserved one: what the captured graph around it does then.
+
+The graph hands a module flat values and takes flat values back. A preserved call is also handed the arguments
+that nothing in it reads, so any module with the original's calling convention can be called in its place.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.sizes import is_symbolic
+from whence._torch.trees import tree_flatten
+from whence.errors import CallError, Fault
+from whence.hierarchy.described import described
+from whence.hierarchy.differentiable import laid_out
+from whence.hierarchy.interface import Interface, interface_of
+from whence.hierarchy.plan import ROOT_CALL, Body, Plan, first_within, paths_of_state
+from whence.hierarchy.tree import Tree
+from whence.hierarchy.trials import Trial, trial_of
+from whence.program import Absent, Constant, Named
+from whence.program.signature import describe
+from whence.provenance import ROOT, ModulePath
+from whence.schema import Phase
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of one preserved call, which another module may take."""
+
+    plan: Plan
+    number: int
+
+    @cached_property
+    def interface(self) -> Interface:
+        """The calling convention; raises `CallError` where the capture could not describe it."""
+        found = interface_of(self.plan, self.number)
+        if found is None:
+            raise self._refusal("its arguments or its result are not tensors and constants alone")
+        return found
+
+    @property
+    def site(self) -> str:
+        """The call in words."""
+        return str(self.plan.site(self.number))
+
+    @property
+    def forward(self) -> Body:
+        """What crosses its border in the forward."""
+        return self.plan.body(Phase.FORWARD, self.number)
+
+    def run(self, module: nn.Module, phase: Phase, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Make the call on another module, with flat values as the captured one takes and gives them."""
+        if phase is Phase.BACKWARD:
+            trial: Trial = values[0]
+            return trial.backward(self.plan.body(phase, self.number), values[1:])
+        return self._forward(module, dict(zip(self.forward.inputs, values, strict=True)))
+
+    def _forward(self, module: nn.Module, named: Values) -> tuple[Any, ...]:
+        differentiates = (
+            self.plan.program.has_backward and torch.is_grad_enabled() and self._carries_gradients
+        )
+        trial = trial_of(self.plan, self.number, self.interface) if differentiates else None
+        with ExitStack() as active:
+            if trial is not None:
+                named = active.enter_context(trial.recording(named))
+            elif not self._carries_gradients:
+                active.enter_context(torch.no_grad())
+            own = named | {name: named[name].clone() for name in self._written if name in named}
+            args, kwargs = self._arguments(own)
+            versions = {name: value._version for name, value in named.items() if isinstance(value, Tensor)}
+            active.enter_context(_autocast(self.plan.program.autocast))
+            result = module(*args, **kwargs)
+            self._refuse_writes(module, named, versions)
+            results = self._results(module, result, own)
+        given = self._given(module, results, own)
+        if trial is not None:
+            given = trial.ended(module, given)
+        kept = (trial,) if self.forward.kept else ()
+        return (*(given[name] for name in self.forward.outputs), *kept)
+
+    @cached_property
+    def _carries_gradients(self) -> bool:
+        """Whether the original's call recorded gradients: one inside `no_grad` did not."""
+        program, path = self.plan.program, self.plan.site(self.number).path
+        known, taken = program.differentiable, {name for name in self.interface.leaves if name}
+        trained = any(
+            row.value.requires_grad and first_within(paths_of_state(row), path) is not None
+            for row in program.signature.state
+        )
+        if not known:
+            return True  # nothing carried any, or nobody noted it, as in an exported program
+        return bool(known & {*self.interface.result.names}) or not (trained or known & taken)
+
+    @cached_property
+    def _written(self) -> dict[str, str]:
+        """The arguments that the call writes, with the value that each holds afterwards."""
+        program, given = self.plan.program, set(self.forward.outputs)
+        histories = {**program.histories, **program.written}
+        names = {name for name in self.interface.leaves if name}
+        versions = {value: name for name, values in histories.items() for value in (name, *values)}
+        written = {}
+        for name in names:
+            later = histories.get(versions.get(name, name), ())
+            later = later[later.index(name) + 1 :] if name in later else later
+            last = next((value for value in reversed(later) if value in given), None)
+            if last is not None:
+                written[name] = last
+        return written
+
+    @cached_property
+    def _current(self) -> dict[str, str]:
+        """The value that each argument had when the call was made.
+
+        Where a tensor was written through a view of it, the capture notes it under an earlier value.
+        """
+        program = self.plan.program
+        place = {name: position for position, name in enumerate(self.plan.nodes)}
+        inside = range(self.number, program.calls.ends[self.number])
+        own = [place[name] for name, (_, call) in self.plan.regions.items() if call in inside]
+        current = {name: name for name in self.interface.leaves if name}
+        for base, later in {**program.histories, **program.written}.items():
+            before = [name for name in (base, *later) if not own or place.get(name, 0) < min(own)]
+            current |= {name: before[-1] for name in current if name in before}
+        unknown = sorted(name for name, now in current.items() if now not in self.forward.inputs)
+        stale = sorted(name for name, now in current.items() if now != name)
+        if unknown or (stale and program.has_backward):
+            raise self._refusal(f"its argument {(unknown or stale)[0]} was written through a view before")
+        return current
+
+    def _arguments(self, named: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        convention = self.interface.convention
+        leaves = [
+            leaf if name is None else named[self._current[name]]
+            for name, leaf in zip(self.interface.leaves, convention.leaves, strict=True)
+        ]
+        gone = [path for path, leaf in zip(convention.paths, leaves, strict=True) if isinstance(leaf, Absent)]
+        if gone:
+            raise self._refusal(f"the program does not compute {', '.join(gone)}, which nothing in it reads")
+        return convention.unflatten(leaves)
+
+    def _refuse_writes(self, module: nn.Module, named: Values, versions: dict[str, int]) -> None:
+        changed = [name for name, version in versions.items() if named[name]._version != version]
+        if changed:
+            paths = dict(zip(self.interface.leaves, self.interface.convention.paths, strict=True))
+            raise self._misfit(
+                module, [f"it writes {paths.get(n) or n}, and the original did not" for n in changed]
+            )
+
+    def _results(self, module: nn.Module, result: Any, named: Values) -> Values:
+        """The result by the names of its values, compared with what the original returned."""
+        expected = self.interface.result
+        leaves, spec = tree_flatten(result)
+        if spec != expected.spec:
+            raise self._misfit(module, [f"it returned {spec}, and the original {expected.spec}"])
+        found: Values = {}
+        faults = []
+        for position, (leaf, value) in enumerate(zip(expected.leaves, leaves, strict=True)):
+            where = "its result" if len(leaves) == 1 else f"value {position} of its result"
+            if fault := self._fault(leaf, value, named):
+                faults.append(f"{where} {fault}")
+            elif isinstance(leaf, Named):
+                found[leaf.name] = value
+        if faults:
+            raise self._misfit(module, faults)
+        return found
+
+    def _fault(self, leaf: Any, value: Any, named: Values) -> str | None:
+        match leaf:
+            case Constant(known) if type(known) is not type(value) or known != value:
+                return f"is {_told(value)}, and was {known!r} in every run"
+            case Named(name) if name in named and name not in self._written:
+                same = value is named[name] or (isinstance(value, Tensor) and torch.equal(value, named[name]))
+                return (
+                    None if same else "is new, and was an argument at capture, which the graph around reads"
+                )
+            case Named(name):
+                return _difference(self.plan.nodes[name].meta["val"], value)
+        return None
+
+    def _given(self, module: nn.Module, results: Values, named: Values) -> Values:
+        """A value for everything that the captured call hands out."""
+        given = {after: named[before] for before, after in self._written.items()}
+        path = self.plan.site(self.number).path
+        for name in self.forward.outputs:
+            if name in results:
+                given[name] = self._laid_out(name, results[name])
+            elif name not in given:
+                holder = self._holder(name, path)
+                if holder is None:
+                    what = (
+                        f"{name}, computed inside the original, is read outside it and is not in its result"
+                    )
+                    raise self._refusal(what)
+                given[name] = _copy_of_attribute(module, holder)
+        return given
+
+    def _laid_out(self, name: str, value: Any) -> Any:
+        fake = self.plan.nodes[name].meta["val"]
+        if not isinstance(value, Tensor) or any(map(is_symbolic, (*fake.shape, *fake.stride()))):
+            return value
+        return laid_out(value, described(fake, {}))
+
+    def _holder(self, name: str, path: ModulePath) -> ModulePath | None:
+        """Where the original held the state that a value is."""
+        for held, values in self.plan.program.histories.items():
+            if name in values:
+                row = self.plan.program.input(held)
+                paths = map(ModulePath.parse, (row.path, *row.aliases))
+                return next((found.relative_to(path) for found in paths if found.is_within(path)), None)
+        return None
+
+    def _misfit(self, module: nn.Module, faults: Sequence[str]) -> CallError:
+        return CallError.of(
+            Fault(
+                f"the {type(module).__name__} in the place of {self.site} does not fit: {fault}",
+                why="the captured graph around it goes on with what the original returned",
+                remedy="give it the original's interface, or capture the model with it",
+            )
+            for fault in faults
+        )
+
+    def _refusal(self, why: str) -> CallError:
+        return CallError(
+            f"{self.site} cannot be replaced",
+            why=why,
+            remedy="replace the module in the original model and capture again",
+        )
+
+
+def newcomers(plan: Plan, number: int, module: nn.Module) -> dict[ModulePath, nn.Module]:
+    """The modules that took the places of preserved ones, by their paths from the module of a call."""
+    around = ROOT if number == ROOT_CALL else plan.site(number).path
+    found: dict[ModulePath, nn.Module] = {}
+    for call in sorted(plan.program.preserved):
+        path = plan.site(call).path
+        held: Any = module
+        for segment in path.relative_to(around) if path.is_within(around) else ():
+            held = None if held is None else held._modules.get(segment)
+        if held is not None and path.is_within(around) and path != around and not holds(held, plan, call):
+            found[path.relative_to(around)] = held
+    return found
+
+
+def holds(module: nn.Module, plan: Plan, number: int) -> bool:
+    """Whether a module is the captured one, with the call of this plan."""
+    call = module.bodies.get(number) if isinstance(module, Tree) else None
+    return call is not None and call.plan is plan
+
+
+@contextmanager
+def _autocast(state: tuple[tuple[str, str], ...]) -> Iterator[None]:
+    """Autocast as at capture: in the graph the casts are operations, and another module needs it on."""
+    with ExitStack() as active:
+        for kind, dtype in state:
+            active.enter_context(torch.autocast(kind, getattr(torch, dtype.removeprefix("torch."))))
+        yield
+
+
+def _copy_of_attribute(module: nn.Module, path: ModulePath) -> Tensor | None:
+    held: Any = module
+    for segment in path:
+        held = getattr(held, segment, None)
+    return held.detach().clone() if isinstance(held, Tensor) else None
+
+
+def _difference(expected: Any, value: Any) -> str | None:
+    if not isinstance(expected, Tensor):
+        return None if not isinstance(value, Tensor) else f"is {_told(value)}, and was a number"
+    if not isinstance(value, Tensor):
+        return f"is {_told(value)}, and was {describe(expected)}"
+    sizes = zip(expected.shape, value.shape, strict=False)
+    fits = len(expected.shape) == len(value.shape) and all(is_symbolic(e) or e == v for e, v in sizes)
+    same = fits and (expected.dtype, expected.device) == (value.dtype, value.device)
+    return None if same else f"is {describe(value)}, and was {describe(expected)}"
+
+
+def _told(value: Any) -> str:
+    return describe(value) if isinstance(value, Tensor) else repr(value)

@@ -1,0 +1,133 @@
+"""Another module under autograd inside a captured backward: its recorded forward, and its own backward."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.autograd import above_autograd, keeps_graph
+from whence.errors import CallError, NotDifferentiable
+from whence.hierarchy.interface import Gradients, Interface
+from whence.hierarchy.plan import Body, Plan
+
+_MOMENTS = count()
+_REMEDY = "capture the model with the new module in it"
+
+
+@dataclass
+class Trial:
+    """One run of a module that took the place of a captured call, and its backward.
+
+    `leaves` are the arguments as autograd sees them, `results` what it differentiates, and `found` the
+    gradients of the module's own parameters once its backward has run, at `moment`.
+    """
+
+    plan: Plan
+    number: int
+    gradients: Gradients
+    carrying: frozenset[str]
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+    results: dict[str, Tensor] = field(default_factory=dict)
+    parameters: tuple[Tensor, ...] = ()
+    found: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    moment: int = 0
+
+    @contextmanager
+    def recording(self, named: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Record what runs inside; gives the values with those that carry a gradient as leaves."""
+        with above_autograd(), torch.enable_grad():
+            carrying = [name for name in named if name in self.carrying and _is_float(named[name])]
+            self.leaves = {name: named[name].detach().requires_grad_() for name in carrying}
+            yield {name: self.leaves.get(name, value) for name, value in named.items()}
+
+    def ended(self, module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+        """Keep what the backward starts from; gives the values without their history."""
+        self.results = {name: v for name, v in given.items() if isinstance(v, Tensor) and v.requires_grad}
+        self.parameters = tuple(held for held in module.parameters() if held.requires_grad)
+        if self.results and (why := self._obstacle()):
+            raise CallError(
+                f"the {type(module).__name__} in the place of {self.site} cannot be trained here",
+                why=why,
+                remedy=f"{_REMEDY}, or run it under torch.no_grad()",
+            )
+        return {n: v.detach() if isinstance(v, Tensor) else v for n, v in given.items()}
+
+    @property
+    def site(self) -> str:
+        """The call in words."""
+        return str(self.plan.site(self.number))
+
+    def _obstacle(self) -> str:
+        backward = self.plan.calls[self.number].backward
+        if self.number in self.plan.numbering.repeat_of:
+            return "a checkpoint computes the original again in the backward"
+        if backward is None or not (backward.inputs and self.plan.calls[self.number].forward.kept):
+            return "the captured backward does not call the original, which had no gradient to compute"
+        return self.gradients.refusal
+
+    def backward(self, body: Body, received: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The gradients that leave the call, as the captured backward gives them."""
+        arrived, self.moment = dict(zip(body.inputs, received, strict=True)), next(_MOMENTS)
+        pairs = [(self.results[n], arrived[t]) for n, t in self.gradients.tangents if n in self.results]
+        sources = [*self.leaves.values(), *self.parameters]
+        gradients: Sequence[Tensor | None] = [None] * len(sources)
+        if pairs and sources:
+            results, tangents = zip(*pairs, strict=True)
+            gradients = torch.autograd.grad(
+                results, sources, tangents, allow_unused=True, retain_graph=keeps_graph()
+            )
+        count = len(self.leaves)
+        own = zip(self.parameters, gradients[count:], strict=True)
+        self.found = [(parameter, gradient) for parameter, gradient in own if gradient is not None]
+        return self._produced(body, dict(zip(self.leaves, gradients[:count], strict=True)))
+
+    def take(self) -> list[tuple[Tensor, Tensor]]:
+        """The gradients of the parameters, once for each backward."""
+        found, self.found = self.found, []
+        return found
+
+    def _produced(self, body: Body, gradients: Mapping[str, Tensor | None]) -> tuple[Any, ...]:
+        terms = self.gradients.terms
+        lost = [name for name, found in gradients.items() if found is not None and not terms.get(name)]
+        owners = {term: (name, not at) for name, found in terms.items() for at, term in enumerate(found)}
+        strange = [name for name in body.outputs if name not in owners]
+        if lost or strange:
+            why = [f"the original gave {name} no gradient, and the new module does" for name in lost]
+            why += [
+                f"{name} leaves the original's backward, and is no gradient of an argument"
+                for name in strange
+            ]
+            raise NotDifferentiable(
+                f"the backward of {self.site} has no place here", why="; ".join(why), remedy=_REMEDY
+            )
+        return tuple(self._term(name, *owners[name], gradients) for name in body.outputs)
+
+    def _term(self, term: str, name: str, is_first: bool, gradients: Mapping[str, Tensor | None]) -> Any:
+        """The first term of an argument is its whole gradient; that of a parameter that went is none."""
+        found = gradients.get(name)
+        if is_first and found is not None:
+            return found
+        node = self.plan.nodes[term]
+        if name not in self.leaves and all(user.op == "output" for user in node.users):
+            return None
+        like = self.leaves.get(name)
+        if like is not None:
+            return torch.zeros_like(like)
+        fake = node.meta["val"]
+        return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
+
+
+def trial_of(plan: Plan, number: int, interface: Interface) -> Trial | None:
+    """A run under autograd; None for a call whose interface says nothing of gradients."""
+    if interface.gradients is None:
+        return None
+    known = plan.program.differentiable | {*interface.gradients.terms}
+    return Trial(plan, number, interface.gradients, frozenset(known))
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
