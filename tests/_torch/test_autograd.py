@@ -264,3 +264,24 @@ def test_a_custom_function_is_known_by_its_frame() -> None:
         seen.append(autograd.inside_custom_function())
     assert seen == [True, False]
     assert isinstance(Doubles.apply(weight()).grad_fn, autograd.node_class_of(Doubles))  # `_backward_cls`
+
+
+def test_operations_below_autograd_can_be_recorded_again() -> None:
+    """`torch._C._ForceDispatchKeyGuard` gives autograd's dispatch keys back."""
+    leaf = weight()
+    with autograd.below_autograd():
+        assert (leaf * 2).grad_fn is None
+        with autograd.above_autograd():
+            assert (leaf * 2).grad_fn is not None
+
+
+def test_a_backward_knows_whether_its_graph_is_kept() -> None:
+    """`_get_current_graph_task_keep_graph` says what `retain_graph` was."""
+    seen: list[bool] = []
+    leaf = weight()
+    result = (leaf * 2).sum()
+    history(result).register_prehook(lambda _: seen.append(autograd.keeps_graph()))
+    result.backward(retain_graph=True)
+    result.backward()
+    assert seen == [True, False]
+    assert not autograd.keeps_graph()

@@ -46,7 +46,8 @@ def test_limits_go_there_and_back() -> None:
     symbol = values[0].shape[0].node.expr
     assert limits[str(symbol)][1] == 9
     assert ranges_of(values, limits)[symbol].upper == 9
-    assert ranges_of(values, {}) == {symbol: ValueRanges(0, int_oo)}
+    assert ranges_of(values, {})[symbol] == ranges[symbol]
+    assert ranges_of(values, {str(symbol): (0, None)}) == {symbol: ValueRanges(0, int_oo)}
 
 
 @pytest.mark.parametrize(

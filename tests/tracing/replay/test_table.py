@@ -32,7 +32,7 @@ REPLAYED = {
     "gemma2": "Gemma2MLP",
     "opt": "OPTDecoderLayer",
     "gpt_neox": "GPTNeoXLayer",
-    "mixtral": "MixtralExperts",
+    "qwen2_moe": "Qwen2MoeMLP",
     "bert": "BertLayer",
     "distilbert": "TransformerBlock",
     "electra": "ElectraLayer",

@@ -66,7 +66,12 @@ class Seen:
         waiting: list[Any] = [held] if held is read.value else []
         while waiting:
             value = waiting.pop()
-            if isinstance(value, _CODE):
+            if type(value) is partial:  # compared by what it is made of
+                made_of = (value.func, *value.args, *value.keywords.values())
+                waiting += made_of
+                for held in (part for part in made_of if isinstance(part, CONTAINERS)):
+                    self.variables.reached.add(held, read.name)
+            elif isinstance(value, _CODE):
                 self.variables.reached.add(value, read.name)
             elif type(value) is dict:
                 waiting += value.values()
