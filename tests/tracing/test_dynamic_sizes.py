@@ -101,15 +101,6 @@ def test_a_capture_with_symbols_leaves_no_trace() -> None:
     assert not torch.fx.experimental._config.backed_size_oblivious
 
 
-def test_replay_is_off_with_a_reason() -> None:
-    """Where sizes may vary every layer runs, and the program says why."""
-    shapes = ({0: BATCH, 1: LENGTH},)
-    program = whence.capture(Stack(), (torch.randn(3, 5, 8),), dynamic_shapes=shapes, reuse=True)
-    assert "sizes vary" in program.replay.reason
-    assert program.replay.replayed == 0
-    assert program.replay.reason in str(program.replay)
-
-
 @pytest.mark.parametrize("size", [0, 1])
 def test_zero_and_one_are_kept(size: int) -> None:
     """An example of 0 or 1 is fixed: an error where it was asked to vary, a rule where it need not."""

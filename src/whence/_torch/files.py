@@ -2,6 +2,8 @@
 
 import os
 import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
 
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _INSTALLED = tuple(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("purelib", "platlib"))
@@ -10,3 +12,13 @@ _INSTALLED = tuple(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("purelib",
 def is_standard_library(file: str) -> bool:
     """Whether a file is Python's own; what is installed beside it is not."""
     return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
+
+
+def folder_of(package: str) -> str | None:
+    """Where a package is installed, found without importing it; None if it is not."""
+    found = find_spec(package)
+    return None if found is None or found.origin is None else f"{Path(found.origin).parent}{os.sep}"
+
+
+ALGEBRA = tuple(folder for name in ("sympy", "mpmath") if (folder := folder_of(name)))
+"""Where the packages are by which torch computes with sizes."""

@@ -46,7 +46,7 @@ from whence._torch.listening import RecordingListener
 from whence._torch.plainly import PLAIN_ARGUMENTS, NotPlain, apart, is_plain
 from whence._torch.results import Results
 from whence._torch.size_nodes import SizeNodes, Slots
-from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, sized_like
+from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, has_open_sizes, sized_like
 from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.tensors import storage_of
 from whence._torch.trees import tree_flatten
@@ -308,6 +308,8 @@ class Recorder(ProxyTorchDispatchMode):
         return self.placeholder(fresh, STAND_IN), fresh
 
     def _fresh(self, like: Tensor) -> Tensor:
+        if has_open_sizes(like):
+            return snapshot_fake(like)  # type: ignore[return-value]
         shape, strides = like.shape, like.stride()
         empty = torch.empty_strided(shape, strides, dtype=like.dtype, device="meta")
         return FakeTensor(self.fake_mode, empty, like.device)

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import snapshot_fake
 
 from whence._torch.sizes import SYMBOLIC, expression
+from whence._torch.tensors import LAYOUT
 
 _PLAIN = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout})
 
@@ -48,19 +49,19 @@ class Results:
             for one, kept in zip(_all(given), _all(template), strict=True):
                 if isinstance(kept, Tensor):
                     number = self._layout(kept)
-                    one._whence_layout = number
+                    setattr(one, LAYOUT, number)
         return given, template
 
     def forget(self, args: tuple[Any, ...]) -> None:
         """An operator writes to its arguments, and may change what they are like."""
         for value in args:
             if type(value) is FakeTensor:
-                value.__dict__.pop("_whence_layout", None)
+                value.__dict__.pop(LAYOUT, None)
 
     def _fresh(self, template: Any) -> Any:
         def made(kept: Any) -> Any:
             fresh: Any = snapshot_fake(kept)
-            fresh._whence_layout = self._layout(kept)
+            setattr(fresh, LAYOUT, self._layout(kept))
             return fresh
 
         return _each(template, made)
@@ -86,12 +87,12 @@ class Results:
 
     def _layout(self, tensor: Any) -> int:
         """A number for everything about a tensor that an operator's result follows from."""
-        known = getattr(tensor, "_whence_layout", None)
+        known = getattr(tensor, LAYOUT, None)
         if known is not None:
             return known  # type: ignore[no-any-return]
         found = _layout_of(tensor)
         number = self._layouts.setdefault(found, len(self._layouts))
-        tensor._whence_layout = number
+        setattr(tensor, LAYOUT, number)
         return number
 
 

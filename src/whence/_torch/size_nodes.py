@@ -43,6 +43,11 @@ class SizeNodes:
         self._bases: dict[Any, fx.Node] = {}
         self._spelled: dict[tuple[object, Any], Any] = {}
 
+    @property
+    def bases(self) -> frozenset[fx.Node]:
+        """The nodes that hold the sizes of inputs, for everybody."""
+        return frozenset(self._bases.values())
+
     def read(self, tensor: fx.Node, dim: int, size: Any, scale: int, offset: int) -> None:
         """Let the base of a size, which is `scale` times it plus `offset`, be read from a tensor."""
         symbol = next(iter(free_symbols(size)))
@@ -142,6 +147,11 @@ class _OnNodes(PythonReferenceAnalysis):
 
 def _called(function: Any, proxy: Any) -> Any:
     return proxy.tracer.create_proxy("call_function", function, (proxy,), {})
+
+
+def bases_of(sizes: SizeNodes | None) -> frozenset[fx.Node]:
+    """The nodes that hold the sizes of inputs; none where all sizes are numbers."""
+    return frozenset() if sizes is None else sizes.bases
 
 
 class Slots:

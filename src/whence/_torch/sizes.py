@@ -33,13 +33,17 @@ __all__ = [
     "Decision",
     "Found",
     "SizeEnvironment",
+    "SizesKnown",
     "UnknownSize",
     "bookkeeping_is_undecided",
+    "comparable",
     "divisor_of",
     "dynamic_mode",
     "environment_of",
     "expression",
+    "has_open_sizes",
     "is_symbolic",
+    "known_about",
     "leave_bookkeeping_undecided",
     "linear",
     "names_in",
@@ -77,6 +81,10 @@ class Decision:
         if not isinstance(self.asked, sympy.Eq | sympy.Ne) or symbol not in self.asked.args:
             return None
         return next(side for side in self.asked.args if side != symbol)
+
+
+SizesKnown = tuple[int, ...]
+"""How many symbols there are, and how much is known of them."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +287,9 @@ def unknown_condition(error: UnknownSize) -> tuple[str, list[str]]:
 
 def dynamic_mode() -> FakeTensorMode:
     """A mode for fake tensors whose sizes may be symbols."""
-    return FakeTensorMode(shape_env=SizeEnvironment())
+    mode = FakeTensorMode(shape_env=SizeEnvironment())
+    mode.cache_enabled = False  # with symbols, an entry costs as much as the kernel; `Results` remembers more
+    return mode
 
 
 def environment_of(mode: FakeTensorMode) -> SizeEnvironment | None:
@@ -348,6 +358,24 @@ def is_symbolic(value: object) -> bool:
 def expression(value: Any) -> Any:
     """What a number is, as sympy knows it, with everything that was found out since."""
     return value.node.expr if isinstance(value, SYMBOLIC) else sympy.sympify(value)
+
+
+def known_about(environment: SizeEnvironment | None) -> SizesKnown:
+    """How much has been found out about sizes so far: equal at two times where nothing was between them."""
+    if environment is None:
+        return ()
+    kept = (environment.var_to_range, environment.guards, environment.decisions, environment.replacements)
+    return (*map(len, kept), environment.num_deferred_runtime_asserts)
+
+
+def has_open_sizes(tensor: Tensor) -> bool:
+    """Whether a size, a stride or the offset of a tensor is a symbol."""
+    return isinstance(tensor, FakeTensor) and bool(tensor._has_symbolic_sizes_strides)
+
+
+def comparable(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    """Sizes of which some are symbols, to be compared and looked up without deciding anything by them."""
+    return tuple([expression(size) if isinstance(size, SYMBOLIC) else size for size in sizes])
 
 
 def number_of(value: Any) -> Any:

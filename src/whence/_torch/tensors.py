@@ -9,7 +9,11 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-_OF_FAKE = frozenset({"_fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor"})
+LAYOUT = "_whence_layout"
+"""Where a fake tensor keeps what `Results` knows of it."""
+_OF_FAKE = frozenset(
+    {"_fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor", LAYOUT}
+)
 _REMEMBERED = ("_memo", "_memo_vc", "_memo_epoch")
 """Attributes of a fake tensor, and how those end in which it remembers results."""
 

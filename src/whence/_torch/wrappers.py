@@ -19,8 +19,9 @@ def inner_module(module: nn.Module) -> nn.Module | None:
     if _is_compiled(module):
         found: nn.Module = vars(module)["_modules"]["_orig_mod"]
         return found
-    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        wrapped: nn.Module = module.module
+    if issubclass(type(module), nn.parallel.DistributedDataParallel | nn.DataParallel):
+        parallel: Any = module
+        wrapped: nn.Module = parallel.module
         return wrapped
     return None
 

@@ -37,11 +37,10 @@ class ClassReplay:
 class Replays:
     """One row for each class of modules that were called, in the order of their first calls.
 
-    Empty where nothing was to be replayed (`reuse=False`), or nothing can be, for a `reason`.
+    Empty where nothing was to be replayed (`reuse=False`).
     """
 
     rows: tuple[ClassReplay, ...] = ()
-    reason: str = ""
 
     def __iter__(self) -> Iterator[ClassReplay]:
         return iter(self.rows)
@@ -62,11 +61,8 @@ class Replays:
         return sum(row.replayed for row in self.rows)
 
     def __str__(self) -> str:
-        return "\n".join([*filter(None, [self.reason]), *map(str, self.rows)])
+        return "\n".join(map(str, self.rows))
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Plain data."""
         return [row.to_dict() for row in self.rows]
-
-
-SIZES_VARY = "nothing is replayed where sizes vary: each call decides by sizes of its own"

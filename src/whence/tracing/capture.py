@@ -12,7 +12,6 @@ from whence._torch.sharding import sharding_put_aside
 from whence._torch.sizes import undecided_bookkeeping
 from whence.program import Program
 from whence.program.observed import Observed
-from whence.program.replay import SIZES_VARY, Replays
 from whence.program.wellformed import check
 from whence.tracing.assemble import assemble
 from whence.tracing.attribution import attribute
@@ -43,16 +42,12 @@ def capture(
 ) -> tuple[Program, Observed]:
     """The program of `model` on these example inputs, with its state as inputs, and what the model read.
 
-    With `reuse`, a call that is like one that was recorded is not run again; where sizes may vary, all run.
+    With `reuse`, a call that is like one that was recorded is not run again.
     """
-    varies = given.dynamic_shapes is not None
-    wanted = Reuse(reuse and not varies, joint=bool(backward))
+    wanted = Reuse(reuse, joint=bool(backward))
     while True:
         try:
-            program, observed = _attempted(model, given, backward, wanted)
-            if reuse and varies:
-                program = program.with_changes(replay=Replays(reason=SIZES_VARY))
-            return program, observed
+            return _attempted(model, given, backward, wanted)
         except Doubt as doubt:
             wanted = replace(wanted, without={**wanted.without, doubt.kind: doubt.why})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from whence._torch.attribute_reads import class_attribute
+from whence._torch.attribute_reads import class_attribute, own_attributes
 from whence._torch.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence.program.observed import Change, Read
 from whence.tracing.modules import CONTAINERS, held_in_capture, same_items
@@ -26,9 +26,9 @@ class Before:
 
     def keep(self, holder: object, name: str, value: object) -> None:
         """Remember whether the holder itself has the attribute, and what a container holds now."""
-        if name in getattr(holder, "__dict__", {}) and not _is_cached(holder, name):
+        if name in own_attributes(holder) and not _is_cached(holder, name):
             self._own.add((id(holder), name))
-        if isinstance(value, CONTAINERS):
+        if issubclass(type(value), CONTAINERS):
             self._copies[id(value)] = copy(value)
 
     def changes(self, reads: Sequence[Read]) -> tuple[Change, ...]:
@@ -39,7 +39,7 @@ class Before:
 
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
         for read in reads:
-            held = getattr(read.holder, "__dict__", {})
+            held = own_attributes(read.holder)
             was_held = (id(read.holder), read.name) in self._own
             if read.name not in held:
                 if was_held:
@@ -68,7 +68,7 @@ def copy_of(value: object) -> object:
 
 
 def _hook_counts(module: nn.Module) -> list[int]:
-    held = vars(module)
+    held = own_attributes(module)
     return [len(held.get(name, ())) for name in _TABLES]
 
 

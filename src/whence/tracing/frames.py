@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from whence._torch.files import is_standard_library
+from whence._torch.files import ALGEBRA, is_standard_library
 from whence._torch.hooks import calls_a_hook
 from whence.provenance import Source
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
@@ -121,7 +121,9 @@ def _classify(code: CodeType) -> Kind:
         return "engine" if file.endswith("module.py") else "module"
     if file == GENERATED_FILE:
         return "generated"
-    if file.startswith(_TORCH) or _is_ours(file) or is_standard_library(file):  # contexts, partials, threads
+    if file.startswith((_TORCH, *ALGEBRA)) or _is_ours(file):
+        return "engine"
+    if is_standard_library(file):  # contexts, partials, threads
         return "engine"
     return "user"
 

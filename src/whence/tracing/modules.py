@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from whence._torch.attribute_reads import TABLES
+from whence._torch.attribute_reads import TABLES, own_attributes
 from whence._torch.recording import FakeTensor
 from whence._torch.trees import tree_flatten
 from whence.errors import LostState, Place
@@ -305,7 +305,7 @@ def reassigned_buffers(
     now = {
         path.child(name): held
         for path, module in subject.named_modules()
-        for name, held in module._buffers.items()
+        for name, held in own_attributes(module)["_buffers"].items()
     }
     pairs = [(row.tensor, now.get(row.paths[0])) for row, _ in state if not row.is_parameter]
     return [(before, after) for before, after in pairs if after is not None and after is not before]

@@ -147,24 +147,25 @@ class Reads:
     def _follow_hooks(self) -> None:
         for path, module in self._modules:
             for table in HOOK_KINDS:
-                for hook in list(vars(module).get(table, {}).values()):
+                for hook in list(own_attributes(module).get(table, {}).values()):
                     self._follow(hook, path)
 
     def _follow(self, value: Any, path: ModulePath) -> None:
         waiting, inside = [value], set[int]()
         while waiting:
             found = waiting.pop()
-            if isinstance(found, _ATOMS) or id(found) in inside or id(found) in self._known:
+            kind = type(found)  # `isinstance` would ask the thing itself for its class
+            if id(found) in self._known or id(found) in inside or issubclass(kind, _ATOMS):
                 continue
-            if isinstance(found, dict | SimpleNamespace):
+            if issubclass(kind, dict | SimpleNamespace):
                 inside.add(id(found))
-                waiting += (found if isinstance(found, dict) else vars(found)).values()
-            elif isinstance(found, _CONTAINERS):
+                waiting += (found if issubclass(kind, dict) else vars(found)).values()
+            elif issubclass(kind, _CONTAINERS):
                 inside.add(id(found))
                 waiting += found
-            elif isinstance(found, MethodType):
+            elif kind is MethodType:
                 waiting.append(found.__self__)
-            elif isinstance(found, nn.Module) or self.observer.observe_class_of(found):
+            elif issubclass(kind, nn.Module) or self.observer.observe_class_of(found):
                 self._known.add(id(found))
                 self._objects.append(found)
                 if has_attributes(found):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import Node
 
+from whence._torch.attribute_reads import own_attributes
 from whence._torch.autograd import (
     GradientKey,
     gradient_key,
@@ -168,7 +169,8 @@ class Session:
 
     def _parameters(self, module: nn.Module) -> inspect.Signature | None:
         """The Python signature of a module's forward, read once for each class."""
-        if "forward" in vars(module) or "__signature__" in vars(module):
+        held = own_attributes(module)
+        if "forward" in held or "__signature__" in held:
             return module_signature(module)
         kind = type(module)
         if kind not in self._signatures:
@@ -308,9 +310,11 @@ class Session:
         self.notes.marks[node] = replace(self.notes.marks[node], moment=-1, cut=())
 
     def user_of_sizes(self) -> object:
-        """The module call in the forward, the autograd node in the backward."""
+        """The module call in the forward; in the backward, or one that is rehearsed, the autograd node."""
+        if self.phase is Phase.FORWARD:
+            return self._stack[-1], None
         running = id(self._started[-1][0]) if self._started else len(self.notes.order)
-        return self._stack[-1], running if self.phase is Phase.BACKWARD else None
+        return self._stack[-1], (id(self.notes), running)
 
     def _note_draw(self, node: fx.Node) -> None:
         """A random operation; in a recomputation, the draw it repeats."""

@@ -9,6 +9,7 @@ from torch import fx
 
 from whence._torch.autograd import gradient_key
 from whence._torch.graphs import Inserter, NameCounts
+from whence._torch.size_nodes import bases_of
 from whence.program import Adjoint
 from whence.program.calls import Leaf, Named
 from whence.program.origins import has_origin
@@ -61,6 +62,7 @@ class _Expansion:
         self._gradients, self._links = gradients, links
         left_out = {name for application in replayer.applications for name in application.left_out}
         self._inserter = Inserter(functional.graph, left_out)
+        self._sizes = bases_of(functional.sizes)
         self._markers = frozenset(replayer.markers.nodes)
         self._rehearsals = list(replayer.rehearsals())
         self._skipped = {rehearsal.begin: rehearsal.border for rehearsal in self._rehearsals}
@@ -138,7 +140,7 @@ class _Expansion:
         template, stand_in = application.template, application.node
         crossing, given = _read_by(template.border), _read_by(stand_in)
         inputs, outputs = crossing[: len(given)], crossing[len(given) :]
-        written = dict(zip(inputs, given, strict=True))
+        written = {size: size for size in self._sizes} | dict(zip(inputs, given, strict=True))
         for (node, _), value in zip(template.inside.inputs, given, strict=True):
             written.setdefault(node, value)
         start = template.start

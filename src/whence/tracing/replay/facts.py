@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence._torch.sizes import comparable, has_open_sizes
 from whence._torch.tensors import attributes_set_on
 
 Facts = tuple[Any, ...]
@@ -13,22 +14,34 @@ _PLAIN = (type(None), bool, int, float, complex, str)
 
 def facts_of(tensor: Tensor) -> Facts:
     """Everything about a tensor that a model can look at without its numbers; torch functions must be off."""
+    sizes = _sizes if has_open_sizes(tensor) else _plain_sizes
+    shape, strides, offset = sizes(tensor)
     return (
         type(tensor),
-        tensor.shape,
+        shape,
         tensor.dtype,
         tensor.device,
         tensor.layout,
-        tensor.stride(),
+        strides,
         tensor.requires_grad,
         tensor.is_leaf,
         tensor.is_conj(),
         tensor.is_neg(),
         tensor.is_inference(),
-        tensor.storage_offset() if tensor.layout is torch.strided else 0,
+        offset,
         tensor.is_leaf and tensor.grad is not None,
         tuple(map(_attribute, attributes_set_on(tensor).items())) if tensor.__dict__ else (),
     )
+
+
+def _plain_sizes(tensor: Tensor) -> tuple[Any, Any, Any]:
+    offset = tensor.storage_offset() if tensor.layout is torch.strided else 0
+    return tensor.shape, tensor.stride(), offset
+
+
+def _sizes(tensor: Tensor) -> tuple[Any, Any, Any]:
+    shape, strides, offset = _plain_sizes(tensor)
+    return comparable(shape), comparable(strides), comparable((offset,))
 
 
 def _attribute(item: tuple[str, Any]) -> tuple[str, type, Any]:

@@ -1,9 +1,9 @@
 """May what a watched call recorded stand for other calls?"""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import is_
+from operator import getitem, is_
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType
 from typing import Any
 
@@ -13,7 +13,9 @@ from whence._torch.attribute_reads import NOTHING
 from whence._torch.autograd import is_custom_function, made_since
 from whence._torch.hooks import has_hooks
 from whence._torch.modes import modes_now
-from whence._torch.operators import written_arguments
+from whence._torch.operators import traits, written_arguments
+from whence._torch.size_nodes import bases_of
+from whence._torch.sizes import SYMBOLIC, known_about
 from whence._torch.tensors import attributes_set_on, storage_of
 from whence._torch.trees import tree_flatten
 from whence.program.observed import Read
@@ -56,8 +58,8 @@ def attempted(
         _about_variables(trial),
     ):
         raise Unfit(objection)
-    border = _border(nodes, outcome, _tensors_behind(trial, host), notes)
-    for objection in _about_memory(nodes, border):
+    border = _border(nodes, outcome, _tensors_behind(trial, host), host)
+    for objection in chain(_about_memory(nodes, border, host), _about_sizes(trial, outcome, host)):
         raise Unfit(objection)
     return _conditions(trial, called), border
 
@@ -114,7 +116,7 @@ def _about_arguments(trial: Trial, outcome: Outcome) -> Iterator[str]:
         if isinstance(leaf, Tensor):
             if attributes_set_on(leaf) and id(leaf) not in trial.seen.tensors:
                 yield "it sets attributes on a tensor"
-        elif not is_plain_constant(leaf):
+        elif not is_plain_constant(leaf) and not isinstance(leaf, SYMBOLIC):
             yield f"it is given or returns a {type(leaf).__name__}"
     known = {id(container) for container in containers_in((given.args, given.kwargs, _values(trial.seen)))}
     if any(id(container) in known or container in trial.variables.reached for container in returned):
@@ -153,14 +155,14 @@ def _values(seen: Seen) -> list[Any]:
 
 
 def _border(
-    nodes: Sequence[fx.Node], outcome: Outcome, tensors: Mapping[fx.Node, Tensor], notes: Notes
+    nodes: Sequence[fx.Node], outcome: Outcome, tensors: Mapping[fx.Node, Tensor], host: Host
 ) -> Border:
-    inside = set(nodes)
+    inside, sizes = set(nodes), bases_of(host.recorder.sizes)
     inputs: dict[fx.Node, Tensor] = {}
     for node in nodes:
         for source in node.all_input_nodes:
-            if source not in inside and source not in inputs:
-                inputs[source] = _tensor_behind(source, tensors, notes)
+            if source not in inside and source not in inputs and source not in sizes:
+                inputs[source] = _tensor_behind(source, tensors, host.notes)
     known, outputs = {id(tensor) for tensor in tensors.values()}, dict[fx.Node, Tensor]()
     for leaf, made in zip(outcome.leaves, outcome.nodes, strict=True):
         if made is not None and made in inside:
@@ -181,15 +183,46 @@ def _tensor_behind(source: fx.Node, tensors: Mapping[fx.Node, Tensor], notes: No
     return literal
 
 
-def _about_memory(nodes: Sequence[fx.Node], border: Border) -> Iterator[str]:
-    given = {storage_of(node.meta["val"]) for node, _ in border.inputs}
+def _about_memory(nodes: Sequence[fx.Node], border: Border, host: Host) -> Iterator[str]:
+    memory = _memory if host.recorder.environment is None else _memory_by_schema(nodes)
+    given = {memory(node) for node, _ in border.inputs}
     for node in nodes:
         written = written_arguments(node.target, node.args, node.kwargs) if node.op == "call_function" else []
-        if any(storage_of(source.meta["val"]) in given for source in _nodes_in(written)):
+        if any(memory(source) in given for source in _nodes_in(written)):
             yield "it writes to an argument or to state"
-    returned = [storage_of(node.meta["val"]) for node, _ in border.outputs]
+    returned = [memory(node) for node, _ in border.outputs]
     if len(set(returned)) < len(returned) or not given.isdisjoint(returned):
         yield "it returns views of its arguments, or of one another"
+
+
+def _memory(node: fx.Node) -> object:
+    """What tensors share that look into one memory."""
+    return storage_of(node.meta["val"])
+
+
+def _memory_by_schema(nodes: Sequence[fx.Node]) -> Callable[[fx.Node], object]:
+    """The same where sizes are symbols: there, fake tensors of one layout share what stands for memory."""
+    bases: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        source = _looked_into(node)
+        if source is not None and (node.target is not getitem or source in bases):
+            bases[node] = bases.get(source, source)
+    return lambda node: bases.get(node, node)
+
+
+def _looked_into(node: fx.Node) -> fx.Node | None:
+    """The argument into whose memory the result of a node looks, or may look."""
+    written = _nodes_in(written_arguments(node.target, node.args, node.kwargs))
+    viewed = 0 if node.target is getitem else traits(node.target).viewed
+    seen = () if viewed is None else node.args[viewed : viewed + 1]
+    return next((source for source in chain(written, seen) if isinstance(source, fx.Node)), None)
+
+
+def _about_sizes(trial: Trial, outcome: Outcome, host: Host) -> Iterator[str]:
+    if any(isinstance(leaf, SYMBOLIC) for leaf in outcome.leaves):
+        yield "it returns a size"
+    if known_about(host.recorder.environment) != trial.start.sizes_known:
+        yield "it finds out something about a size, or makes one"
 
 
 def _nodes_in(written: Sequence[Any]) -> Iterator[fx.Node]:

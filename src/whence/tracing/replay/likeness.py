@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from whence._torch.attribute_reads import NOTHING, TABLES, class_attribute, is_observable, own_attributes
 from whence._torch.hooks import has_own_hooks
+from whence._torch.sizes import SYMBOLIC, spelled
 from whence._torch.trees import TreeSpec
 from whence.tracing.modules import Content
 from whence.tracing.replay.facts import Facts, difference, facts_of
@@ -34,6 +35,7 @@ _PLAIN = frozenset(
         *(torch.dtype, torch.device, torch.layout, torch.memory_format),
     }
 )
+_NUMBERS = frozenset({float, complex, *SYMBOLIC})
 _EMPTY: dict[str, Any] = {}
 _SEEN = (
     *(dict, list, tuple, set, frozenset, deque, type),
@@ -210,16 +212,16 @@ class _Comparison:
     def same(self, before: Any, now: Any, what: Callable[[], str], depth: int = _DEPTH) -> None:
         """Raise `Different` where two values are not alike."""
         kind = type(before)
-        if isinstance(before, Tensor):
+        if issubclass(kind, Tensor):
             self._same_tensor(before, now, what)
         elif kind is not type(now):
             raise Different(f"{what()} is a {type(now).__name__}, not a {kind.__name__}")
         elif kind in _PLAIN:
             if before != now:
                 raise Different(f"{what()} is {now!r}, not {before!r}")
-        elif kind in (float, complex):
-            if repr(before) != repr(now):
-                raise Different(f"{what()} is {now!r}, not {before!r}")
+        elif kind in _NUMBERS:
+            if _text(before) != _text(now):
+                raise Different(f"{what()} is {_text(now)}, not {_text(before)}")
         elif not depth:
             raise Different(f"{what()} is nested too deeply")
         elif kind in (slice, range):
@@ -294,6 +296,11 @@ class _Comparison:
             raise Different(f"{what()} is a {type(now).__name__} that cannot be compared")
         for first, second in pairs:
             self.same(first, second, what, depth - 1)
+
+
+def _text(number: Any) -> str:
+    """A number, to be compared: as what it is computed from, if it is not known yet, and with its sign."""
+    return spelled(number) if isinstance(number, SYMBOLIC) else repr(number)
 
 
 def _closure(function: FunctionType) -> list[Any]:

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import is_observable
+from whence._torch.attribute_reads import has_attributes, is_observable
 from whence.tracing.replay.code import FORBIDDEN
 
 GONE: Any = object()
@@ -282,7 +282,7 @@ def _parts_of_kind(thing: Any) -> tuple[Any, ...]:
 
 def _attributes(thing: Any) -> tuple[Any, ...]:
     slots = slots_of(thing)
-    if not hasattr(thing, "__dict__"):
+    if not has_attributes(thing):
         return slots
     return (*vars(thing), *vars(thing).values(), *slots)
 

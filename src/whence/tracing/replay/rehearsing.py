@@ -6,6 +6,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd import gradient_key, run_part_of_backward
 from whence._torch.graphs import NameCounts, named_apart
+from whence._torch.sizes import without_decisions
 from whence.tracing.following import Arrival, Gradients, follow
 from whence.tracing.replay.facts import facts_of
 from whence.tracing.replay.host import Host
@@ -32,7 +33,8 @@ def rehearsed(host: Host, markers: Markers, template: Template, likes: Sequence[
     inputs = [template.inside.inputs[i][1] for i in template.differentiable_inputs]
     outputs = [template.inside.outputs[i][1] for i in template.differentiable_outputs]
     begin = markers.put()
-    with named_apart(host.recorder.graph), host.apart() as notes:
+    undecided = without_decisions(host.recorder.environment)
+    with undecided, named_apart(host.recorder.graph), host.apart() as notes:
         twins = [None if like is None else host.recorder.stand_in_placeholder(like) for like in likes]
         pairs = [(output, *twin) for output, twin in zip(outputs, twins, strict=True) if twin is not None]
         roots = [(gradient_key(output), node) for output, node, _ in pairs]

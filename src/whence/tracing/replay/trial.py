@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from whence._torch.attribute_reads import is_observable, own_attributes
 from whence._torch.autograd import next_sequence_number
 from whence._torch.graphs import NameCounts
+from whence._torch.sizes import SizesKnown, known_about
 from whence._torch.tensors import without_functions
 from whence._torch.trees import TreeSpec
 from whence.program.observed import Read
@@ -103,7 +104,8 @@ class Given:
 
 @dataclass(frozen=True)
 class Start:
-    """How far a capture had come: in its notes, in autograd, and in counting names and torch functions.
+    """How far a capture had come: in its notes, in autograd, in counting names and torch functions, and in
+    what is known about sizes.
 
     `begin` marks the place in the graph.
     """
@@ -114,6 +116,7 @@ class Start:
     moment: int
     names: NameCounts
     called: Counts
+    sizes_known: SizesKnown
 
     @classmethod
     def now(cls, host: Host, begin: fx.Node) -> "Start":
@@ -125,6 +128,7 @@ class Start:
             moment=next_sequence_number(),
             names=NameCounts.now(host.recorder.graph),
             called=dict(host.recorder.calls_of_functions()),
+            sizes_known=known_about(host.recorder.environment),
         )
 
     def names_since(self, graph: fx.Graph) -> NameCounts:
