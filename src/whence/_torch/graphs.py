@@ -69,7 +69,8 @@ class NameCounts:
 
     def start(self, base: str) -> int:
         """The number before the first one that is given from now on; a builtin's name begins at 1."""
-        return self.counts.get(base, 0 if hasattr(builtins, base) else -1)
+        found = self.counts.get(base)
+        return found if found is not None else 0 if hasattr(builtins, base) else -1
 
 
 def skip_names(graph: fx.Graph, used: NameCounts) -> set[str]:

@@ -204,7 +204,7 @@ class _Builder:
     def _members(self, row: Located, read: Read, table: Mapping[str, Any]) -> Iterator[Guard]:
         """Tensors that were gone through; modules have guards of their own."""
         for name, value in table.items() if read.name != "_modules" else ():
-            yield self._found(_TABLES[read.name], row, replace(read, name=name), value)
+            yield self._found(_TABLES[read.name], row, read._replace(name=name), value)
 
     def _of_class(self, row: Located, read: Read, name: str, base: type | None = None) -> Iterator[Guard]:
         """An attribute that the class (or a base of it) has, guarded once for all instances."""

@@ -77,9 +77,13 @@ def _wanted_paths(observed: Observed) -> set[ModulePath]:
     met = {id(read.holder) for read in observed.reads}
     met |= {id(child) for read in observed.reads for child in _children(read)}
     wanted: set[ModulePath] = {path for path, _ in observed.roots}
-    for path, module in observed.modules:
-        if id(module) in met and path not in wanted:
+    above: ModulePath | None = None
+    for path, module in reversed(observed.modules):  # children come after their parents
+        if id(module) in met and path.parent != above:
             wanted.update(path.prefixes())
+            above = path.parent
+        elif id(module) in met:
+            wanted.add(path)
     return wanted
 
 

@@ -85,7 +85,7 @@ def assemble(
             paths=example.paths,
             parameters=subject.parameters,
             same=repeated_positions([id(x) if isinstance(x, Tensor) else None for x in example.leaves]),
-            reads_memory=any(reads_memory(node.target) for node in graph.nodes),
+            reads_memory=any(map(reads_memory, _targets(graph))),
         ),
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded)),
@@ -179,6 +179,11 @@ def _drop_unused(graph: fx.Graph, repeated: Set[fx.Node], keep: set[str]) -> Non
         if node not in repeated and draws(node.target, node.args, node.kwargs):
             continue
         graph.erase_node(node)
+
+
+def _targets(graph: fx.Graph) -> list[Any]:
+    """What the nodes of a graph call, each once; an operator's own hash is a call of Python code."""
+    return list({id(node.target): node.target for node in graph.nodes}.values())
 
 
 def _placeholders(graph: fx.Graph) -> dict[str, fx.Node]:

@@ -36,16 +36,23 @@ def cut_gradients(
     `sources` leads from a node of the functional form to the recorded one. Returns the names of the nodes
     that pass the gradient of their first argument straight through.
     """
+
+    def is_cut(node: fx.Node) -> bool:
+        mark = marks.get(sources.get(node, node))
+        return mark is not None and bool(mark.cut) and mark.moment not in custom
+
+    nodes = list(graph.nodes)
+    while nodes and not is_cut(nodes[-1]):
+        nodes.pop()
     carrying: set[fx.Node | None] = set()
     detached: dict[fx.Node, fx.Node] = {}
     straight: list[str] = []
-    for node in list(graph.nodes):
-        mark = marks.get(sources.get(node, node))
+    for node in nodes:
         if node.op == "placeholder":
             carries = isinstance(value := node.meta.get("val"), Tensor) and (
                 value.requires_grad or (any_input and value.is_floating_point())
             )
-        elif mark is not None and mark.cut and mark.moment not in custom:
+        elif is_cut(node):
             held = _written_argument(node, sources)
             _detach_inputs(graph, node, carrying - {held}, detached)
             carries = held in carrying

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -41,7 +40,7 @@ def _settled(read: Read) -> Read:
     """A read without what the run made: what the holder holds, and what its class answers, stays."""
     if not read.is_there or isinstance(read.value, _KEPT) or _is_held(read):
         return read
-    return replace(read, value=None, is_held=False)
+    return read._replace(value=None, is_held=False)
 
 
 def _is_held(read: Read) -> bool:

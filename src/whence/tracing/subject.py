@@ -190,7 +190,7 @@ def _record(
     def held(tensor: Tensor | None) -> str | None:
         return None if tensor is None else names[id(tensor)]
 
-    container = next((kind.__name__ for kind in _KEPT_CONTAINERS if isinstance(module, kind)), None)
+    container = next((kind.__name__ for kind in _KEPT_CONTAINERS if kind in type(module).__mro__), None)
     loose = module._non_persistent_buffers_set
     return ModuleRecord(
         path=path,

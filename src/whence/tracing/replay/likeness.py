@@ -183,9 +183,13 @@ class _Comparison:
         """Raise `Different` where a thing does not hold what the recorded one held."""
         holder = self.found.things.get(id(own.holder), own.holder)
         attributes = own_attributes(holder)
-        tables = {"": attributes, **{table: attributes[table] for table in TABLES if attributes.get(table)}}
-        if not all(map(own.free.isdisjoint, tables.values())):
-            raise Different(f"a {type(holder).__name__} has attributes that the recorded one did not have")
+        tables = {table: filled for table in TABLES if (filled := attributes.get(table))}
+        tables[""] = attributes
+        for table in tables.values() if own.free else ():
+            if not own.free.isdisjoint(table):
+                raise Different(
+                    f"a {type(holder).__name__} has attributes that the recorded one did not have"
+                )
         for name in own.absent:
             if class_attribute(type(holder), name) is not NOTHING:
                 raise Different(f"`{name}` was absent")

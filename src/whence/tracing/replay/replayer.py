@@ -248,7 +248,7 @@ class Replayer:
         for doubt in self._doubts:
             raise doubt
         for application in self.applications:
-            if any(writes_to(tensor) != version for tensor, version in application.watched):
+            if [None for tensor, version in application.watched if writes_to(tensor) != version]:
                 raise Doubt(
                     application.template.kind, "what it takes or gives is written in place afterwards"
                 )
