@@ -1,6 +1,7 @@
 """What `import whence` gives: a facade without logic. Each call leads to the room that does the work."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Self
@@ -8,7 +9,7 @@ from typing import Any, Self
 from torch import Tensor
 from torch.export import ExportedProgram, FlatArgsAdapter
 
-from whence import hierarchy, interop, tracing
+from whence import hierarchy, interop, passes, tracing
 from whence.errors import (
     CallError,
     CaptureError,
@@ -17,6 +18,7 @@ from whence.errors import (
     InputMismatch,
     InvalidLoss,
     InvalidShapes,
+    LostProvenance,
     LostState,
     MalformedProgram,
     NestedCapture,
@@ -39,6 +41,7 @@ from whence.errors import (
 )
 from whence.guards import Guarded, Plan, plan_of
 from whence.hierarchy import Tree
+from whence.passes import Edit
 from whence.program import Call, Calls, Convention, Input, Layers, Output, Signature
 from whence.program import Program as _Program
 from whence.program.guard_rows import Guard, Violation
@@ -111,6 +114,22 @@ class Program(_Program):
         Raises `NotExportable` for a joint program, a written constant and inputs that are one tensor.
         """
         return interop.to_exported_program(self)
+
+    def track(self, name: str) -> AbstractContextManager[Edit]:
+        """Edit the graph in a `with` block, and carry along where its operations come from.
+
+        Inside the block `program.graph` is a working copy, for the pass `name` to edit; a pass that returns
+        another graph module gives it back as `edit.graph_module`. At the end of the block the program is the
+        edited one. Operations that are still there keep their origins. New ones take theirs from copied
+        metadata, from the operations they replace (n to 1: all calls are named), or from those who read them
+        (1 to n); or from what `edit.replaced(new, *olds)` and `edit.split(old, *news)` say. Their quality is
+        `inferred`, and `Origin.passes` names the pass.
+
+        Raises `LostProvenance` naming every node of which it is not known what it was made from, and
+        everything in which the graph does not fit the signature any more. The program is as before then.
+        Modules that were made of the program before stay as they are.
+        """
+        return passes.track(self, name)
 
     @cached_property
     def _plan(self) -> Plan:
@@ -253,6 +272,7 @@ __all__ = [
     "CaptureError",
     "Convention",
     "DataDependent",
+    "Edit",
     "Guard",
     "GuardKind",
     "Guarded",
@@ -263,6 +283,7 @@ __all__ = [
     "InvalidLoss",
     "InvalidShapes",
     "Layers",
+    "LostProvenance",
     "LostState",
     "MalformedProgram",
     "ModulePath",

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from whence._torch.exported import fakes_like
-from whence._torch.graphs import graph_module, name_plainly, nested_graph
+from whence._torch.graphs import graph_module, name_plainly, nested_graph, own_copy
 from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
 from whence.interop.apart import with_casts, without_hidden_writes
 from whence.interop.crossing import Held, Kept, leaf_of, leaves_of, with_structures
@@ -19,7 +19,6 @@ from whence.interop.inlining import Flat, flattened
 from whence.interop.instances import Chain
 from whence.interop.lines import source_of
 from whence.interop.modules import module_paths, records_of, training_flags
-from whence.interop.nested import own_copy
 from whence.interop.refusals import refuse_unsupported
 from whence.interop.sharing import read_through_one
 from whence.interop.signature import (
