@@ -2,8 +2,11 @@
 
 import warnings
 
+from torch import nn
+
 from whence.hierarchy.check import check
 from whence.hierarchy.emit import emit
+from whence.hierarchy.onto import emit_onto
 from whence.hierarchy.plan import Plan
 from whence.hierarchy.planning import plan
 from whence.hierarchy.tree import Tree
@@ -14,6 +17,14 @@ from whence.schema import Phase
 def unflatten(program: Program, *, copy: bool = False) -> Tree:
     """The module tree of a program, runnable and trainable."""
     return _emitted(program, flat=False, copy=copy)
+
+
+def unflatten_onto(program: Program, model: object, *, copy: bool = False) -> nn.Module:
+    """The module tree of a program as instances of the classes of `model`."""
+    planned = plan(program)
+    check(planned)
+    _warn_about_dissolved(planned)
+    return emit_onto(planned, model, copy=copy)
 
 
 def flat_module(program: Program, *, copy: bool = False) -> Tree:

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from whence._torch.sharding import whole
 from whence._torch.tensors import autocast_state, share_memory, without_autocast
 from whence.errors import CallError, Fault
+from whence.hierarchy.captured import KEY, captured_of
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
@@ -92,12 +93,13 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) 
     preserved = number in plan.program.preserved
 
     def run(caller: Tree, *values: Any) -> tuple[Any, ...]:
-        module: Any = caller if from_caller else caller.__dict__["root"]
+        module: Any = caller if from_caller else captured_of(caller).root
         for segment in path:
             held, module = module, module._modules.get(segment)
             if module is None:
                 raise _replaced(path, held)
-        call = module.bodies.get(number) if isinstance(module, Tree) else None
+        holder = module if isinstance(module, Tree) else module.__dict__.get(KEY)
+        call = None if holder is None else holder.bodies.get(number)
         if call is None or call.plan is not plan:
             if not preserved:
                 raise _replaced(path, module)

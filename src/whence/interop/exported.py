@@ -61,7 +61,7 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     sites, chains = _sites(exported, flat, rows)
     _set_origins(sites)
     _set_nested_origins(flat, sites)
-    functional = _functional(flat)
+    functional = functional_form(flat)
     returned = _returned(exported, flat, functional)
     written = _written(exported, flat, functional, rows)
     flat.graph.output((*returned, *written.values()))
@@ -203,7 +203,7 @@ def _written(
     return {name: value for name, value in written.items() if value.name != name}
 
 
-def _functional(flat: Flat) -> Functional:
+def functional_form(flat: Flat) -> Functional:
     """The graph with its writes as values; what has no such form, PyTorch's own decomposition may know."""
     try:
         return functionalize(flat.graph)

@@ -1,7 +1,7 @@
 """Origins across a pass: what is still there keeps its own, new nodes get one by a rule, or are named.
 
-The rules, in order: what was said (`edit.replaced`, `edit.split`); copied metadata; a new node that is read in
-the place of nodes that are gone comes from those, and from what only they had use for (n to 1); a new node
+The rules, in order: what was said (`edit.replaced`, `edit.split`); copied metadata; a new node that is read
+in the place of nodes that are gone comes from those, and from what only they had use for (n to 1); a new node
 that only such nodes read comes from what they come from (1 to n).
 """
 

@@ -8,7 +8,7 @@ from torch import fx
 from whence._torch.graphs import nested_graph
 from whence._torch.operators import op_name, traits, written_arguments
 from whence.errors import MalformedProgram
-from whence.program.origins import origin_of
+from whence.program.origins import has_origin, origin_of
 from whence.program.printing import marked
 from whence.program.program import Program
 from whence.schema import Phase, Quality
@@ -95,7 +95,8 @@ def _returned(graph: fx.Graph) -> tuple[object, ...]:
 def origins_present(program: Program) -> Iterator[Broken]:
     """Every operation says where it came from."""
     for node in program.graph.nodes:
-        if node.op == "call_function" and origin_of(node).quality is Quality.NONE:
+        known = program.is_foreign and has_origin(node)
+        if node.op == "call_function" and origin_of(node).quality is Quality.NONE and not known:
             yield Broken(f"{node.name} has no origin", node.name)
 
 
