@@ -342,6 +342,18 @@ class TestBadInput:
         """As many arguments as the graph takes."""
         self.refused("args and kwargs hold 2 tensors", args=(self.x, self.x))
 
+    def test_contradictory_scopes(self) -> None:
+        """A module that the model does not have, or of another class, is named at its nodes."""
+        graph = self.graph()
+        addmm, norm, *_ = (
+            node for node in graph.graph.nodes if node.op == "call_function" and node.name != "t"
+        )
+        addmm.meta["nn_module_stack"] = {"0": ("0", nn.Conv2d)}
+        norm.meta["nn_module_stack"] = {"1": ("nowhere.9", nn.BatchNorm1d)}
+        error = self.refused("0 is a Conv2d to addmm, and a Linear in the model", graph, state_first=True)
+        assert f"{norm.name} comes from nowhere" in str(error)
+        assert f"\n      ^ {norm.name} comes from nowhere.9" in str(error)
+
     def test_no_graph(self) -> None:
         """Something else is refused by its type."""
         self.refused("expected a torch.fx.GraphModule or a JointWithDescriptors, got int", graph=3)

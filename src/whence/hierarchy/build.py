@@ -10,7 +10,7 @@ from whence.hierarchy.onto import emit_onto
 from whence.hierarchy.plan import Plan
 from whence.hierarchy.planning import plan
 from whence.hierarchy.tree import Tree
-from whence.program import Program
+from whence.program import Program, wellformed
 from whence.schema import Phase
 
 
@@ -21,6 +21,7 @@ def unflatten(program: Program, *, copy: bool = False) -> Tree:
 
 def unflatten_onto(program: Program, model: object, *, copy: bool = False) -> nn.Module:
     """The module tree of a program as instances of the classes of `model`."""
+    wellformed.check(program)
     planned = plan(program)
     check(planned)
     _warn_about_dissolved(planned)
@@ -36,6 +37,7 @@ def flat_module(program: Program, *, copy: bool = False) -> Tree:
 
 
 def _emitted(program: Program, *, flat: bool, copy: bool) -> Tree:
+    wellformed.check(program)
     planned = plan(program, flat=flat)
     check(planned)
     if not flat:

@@ -20,6 +20,7 @@ from whence.interop.arguments import Arguments, arguments_of
 from whence.interop.attributing import Modules, Phases, calls_of, phases_of, write_origins
 from whence.interop.crossing import Held, Kept, with_structures
 from whence.interop.exported import functional_form
+from whence.interop.faults import refusal
 from whence.interop.frames import spelling_of
 from whence.interop.inlining import Flat, flattened
 from whence.interop.readying import ATTRIBUTE, readied
@@ -29,7 +30,6 @@ from whence.interop.telling import Result, Slot, Told, Words, told
 from whence.program import Calls, Constant, Input, Named, Output, Program, Signature, Structure
 from whence.program.naming import state_name
 from whence.program.origins import origin_of, set_origin
-from whence.program.printing import marked
 from whence.program.signature import describe
 from whence.program.wellformed import check
 from whence.provenance import ROOT, ModulePath, Origin
@@ -104,17 +104,8 @@ def _told(
 
 
 def _refuse(ready: fx.GraphModule, faults: Sequence[Fault]) -> None:
-    if not faults:
-        return
-    error = UnsupportedGraph.of(faults)
-    names = {node.name for node in ready.graph.nodes}
-    notes: dict[str, list[str]] = {}
-    for fault in faults:
-        words = fault.what.replace(",", " ").split()
-        for name in dict.fromkeys(word for word in words if word in names):
-            notes.setdefault(name, []).append(fault.what)
-    error.shown = marked(ready.graph, notes, around=0)
-    raise error
+    if faults:
+        raise refusal(ready.graph, faults)
 
 
 def _size_faults(module: fx.GraphModule) -> Iterator[Fault]:

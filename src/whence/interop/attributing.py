@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from whence.interop.faults import refusal, scope_faults
 from whence.interop.frames import STACK, Frame, Spelling, frames_in, frames_of
 from whence.interop.lines import source_of
 from whence.interop.sites import ROOT_MODULE, Sites, sites_of
@@ -71,6 +72,8 @@ def calls_of(nodes: Sequence[fx.Node], phases: Phases, modules: Modules, kind: s
             copied = node.meta.get(_OF_FORWARD)
             known = frames_in(copied, modules.spelling) if copied else None
             frames[node] = known or (None if maker is None else frames[maker])
+    if faults := list(scope_faults(frames, modules.types)):
+        raise refusal(nodes[0].graph, faults)
     sites = sites_of(nodes, frames, kind)
     homes = dict(sites.homes)
     for node in nodes:

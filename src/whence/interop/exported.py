@@ -14,6 +14,7 @@ from whence._torch.graphs import graph_module, name_plainly, nested_graph, own_c
 from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
 from whence.interop.apart import with_casts, without_hidden_writes
 from whence.interop.crossing import Held, Kept, leaf_of, leaves_of, with_structures
+from whence.interop.faults import refusal, scope_faults
 from whence.interop.frames import frames_of, root_type, spelling_of
 from whence.interop.inlining import Flat, flattened
 from whence.interop.instances import Chain
@@ -145,6 +146,8 @@ def _sites(exported: ExportedProgram, flat: Flat, rows: Sequence[State]) -> tupl
     }
     spelling = spelling_of([entry.fqn.partition("@")[0] for entry in exported.module_call_graph], nodes, read)
     frames = {node: frames_of(node, spelling) for node in nodes}
+    if faults := list(scope_faults(frames)):
+        raise refusal(flat.graph, faults)
     empty = [_site_of(entry.fqn) for entry in exported.module_call_graph if entry.signature and entry.fqn]
     sites = sites_of(nodes, frames, root_type(nodes) or "Module", empty)
     return sites, [found or () for found in frames.values()]

@@ -17,7 +17,7 @@ from whence.program.origins import ORIGIN, set_origin
 from whence.provenance import CallSite, Origin
 from whence.provenance.merging import merged
 from whence.provenance.places import common_ancestor
-from whence.schema import Quality
+from whence.schema import Phase, Quality
 
 NOT_MADE = frozenset({"placeholder", "output", "get_attr"})
 Said = Mapping[fx.Node, tuple[str, ...]]
@@ -122,11 +122,15 @@ def _merged_away(old: Before, now: After) -> Iterator[tuple[fx.Node, list[str]]]
 
 
 def _with_calls_of(old: Before, name: str, others: Sequence[str]) -> Origin:
-    """The origin of a node; other calls that it now computes for, too, are named behind its own."""
-    origin = old.origin(name)
-    found = [origin, *(old.origin(other) for other in others)]
-    calls = tuple(dict.fromkeys(call for each in found for call in each.calls))
-    if calls == origin.calls:
+    """The origin of a node; other calls that it now computes for, too, are named behind its own.
+
+    What was computed in the forward and again in the backward, by a checkpoint or by itself, is computed in
+    the forward now, whichever of the two is left.
+    """
+    found = [old.origin(each) for each in (name, *others)]
+    origin = min(found, key=lambda each: (each.phase is not Phase.FORWARD, each.recomputed))
+    calls = tuple(dict.fromkeys(call for each in (origin, *found) for call in each.calls))
+    if calls == origin.calls and origin is found[0]:
         return origin
     unknown = any(each.quality is Quality.NONE for each in found)
     return replace(origin, calls=calls, quality=Quality.NONE if unknown else Quality.INFERRED)

@@ -11,11 +11,13 @@ from whence.errors import MalformedProgram
 from whence.program.origins import has_origin, origin_of
 from whence.program.printing import marked
 from whence.program.program import Program
+from whence.program.signature import describe
 from whence.schema import Phase, Quality
 
 _REMEDY = (
     "mend the graph where it was changed; if nobody changed it, this is a mistake of ours: please report it"
 )
+_STATE = "give the program the tensors of its model: program.with_changes(state=...) by the names of inputs"
 _MANY = 20
 
 
@@ -36,7 +38,8 @@ def check(program: Program) -> None:
     broken = faults(program)
     if broken:
         why = "; ".join(fault.what for fault in broken[:_MANY])
-        error = MalformedProgram(f"the program {program.name} is malformed", why=why, remedy=_REMEDY)
+        remedy = "; ".join(dict.fromkeys(fault.remedy or _REMEDY for fault in broken))
+        error = MalformedProgram(f"the program {program.name} is malformed", why=why, remedy=remedy)
         error.shown = shown(program.graph, broken)
         raise error
 
@@ -72,6 +75,18 @@ def attributes_match(program: Program) -> Iterator[Broken]:
     rows = {row.name for row in program.signature.attributes}
     if read - rows:
         yield Broken(f"get_attr nodes without a row: {', '.join(sorted(read - rows))}", min(read - rows))
+
+
+def state_present(program: Program) -> Iterator[Broken]:
+    """One tensor for each piece of state, of the shape and dtype that the graph was made for."""
+    for row in program.signature.state:
+        held = program.state.get(row.name)
+        if held is None:
+            what = f"{row.path} is in the signature and not in the state"
+            yield Broken(what, row.name, _STATE)
+        elif (held.shape, held.dtype) != (row.value.shape, row.value.dtype):
+            was, now = describe(row.value), describe(held)
+            yield Broken(f"{row.path} was {was} at capture, and is {now} in the state", row.name, _STATE)
 
 
 def outputs_match(program: Program) -> Iterator[Broken]:
@@ -142,6 +157,7 @@ def phases_in_order(program: Program) -> Iterator[Broken]:
 RULES: tuple[Rule, ...] = (
     inputs_match,
     attributes_match,
+    state_present,
     outputs_match,
     origins_present,
     origins_known,
