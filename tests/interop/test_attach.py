@@ -159,8 +159,20 @@ def test_joint_of_aot(name: str, by_dynamo: bool) -> None:
     trains_as_eager(program, made)
 
 
-@EVERY_MODEL
-@pytest.mark.parametrize("front", ["export", "capture", "compile"])
+def slow_unless(usual: bool) -> list[pytest.MarkDecorator]:
+    return [] if usual else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    ("name", "front"),
+    [
+        pytest.param(
+            name, front, marks=slow_unless(front == "capture" or MODELS[name] in (convolutions, transformer))
+        )
+        for name in MODELS
+        for front in ("export", "capture", "compile")
+    ],
+)
 def test_dynamo(name: str, front: str) -> None:
     """A graph of torch functions becomes one of operators, in the user's modules."""
     model, args, kwargs = made = MODELS[name]()
