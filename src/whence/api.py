@@ -1,14 +1,15 @@
 """What `import whence` gives: a facade without logic. Each call leads to the room that does the work."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeVar, overload
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram, FlatArgsAdapter
 
-from whence import hierarchy, interop, tracing
+from whence import hierarchy, interop, passes, tracing
 from whence.errors import (
     CallError,
     CaptureError,
@@ -17,6 +18,7 @@ from whence.errors import (
     InputMismatch,
     InvalidLoss,
     InvalidShapes,
+    LostProvenance,
     LostState,
     MalformedProgram,
     NestedCapture,
@@ -39,6 +41,7 @@ from whence.errors import (
 )
 from whence.guards import Guarded, Plan, plan_of
 from whence.hierarchy import Tree
+from whence.passes import Edit
 from whence.program import Call, Calls, Convention, Input, Layers, Output, Signature
 from whence.program import Program as _Program
 from whence.program.guard_rows import Guard, Violation
@@ -51,6 +54,8 @@ from whence.reports.verification import Verification, verify
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
 from whence.tracing.caches import register_caches
 from whence.tracing.turns import without_collection
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,12 +74,24 @@ class Program(_Program):
         """
         return hierarchy.flat_module(self, copy=copy)
 
-    def unflatten(self, *, copy: bool = False) -> Tree:
+    @overload
+    def unflatten(self, *, copy: bool = False) -> Tree: ...
+
+    @overload
+    def unflatten(self, *, onto: M, copy: bool = False) -> M: ...
+
+    def unflatten(self, *, onto: nn.Module | None = None, copy: bool = False) -> nn.Module:
         """The tree of modules: the original's hierarchy, names and state, each module with its own graphs.
 
         It shares the captured model's tensors unless `copy`, so training the tree trains the model.
+        With `onto`, the captured model or another instance of its class, every module is an instance of the
+        user's own class, with its methods and the attributes of that instance (shared, but for modules among
+        them), made without `__init__`; only `forward` is the captured one. `onto` is left as it is. Raises
+        `UsageError` naming every module that does not fit, or cannot be made.
         """
-        return hierarchy.unflatten(self, copy=copy)
+        if onto is None:
+            return hierarchy.unflatten(self, copy=copy)
+        return hierarchy.unflatten_onto(self, onto, copy=copy)
 
     def check(
         self,
@@ -111,6 +128,22 @@ class Program(_Program):
         Raises `NotExportable` for a joint program, a written constant and inputs that are one tensor.
         """
         return interop.to_exported_program(self)
+
+    def track(self, name: str) -> AbstractContextManager[Edit]:
+        """Edit the graph in a `with` block, and carry along where its operations come from.
+
+        Inside the block `program.graph` is a working copy, for the pass `name` to edit; a pass that returns
+        another graph module gives it back as `edit.graph_module`. At the end of the block the program is the
+        edited one. Operations that are still there keep their origins. New ones take theirs from copied
+        metadata, from the operations they replace (n to 1: all calls are named), or from those who read them
+        (1 to n); or from what `edit.replaced(new, *olds)` and `edit.split(old, *news)` say. Their quality is
+        `inferred`, and `Origin.passes` names the pass.
+
+        Raises `LostProvenance` naming every node of which it is not known what it was made from, and
+        everything in which the graph does not fit the signature any more. The program is as before then.
+        Modules that were made of the program before stay as they are.
+        """
+        return passes.track(self, name)
 
     @cached_property
     def _plan(self) -> Plan:
@@ -222,6 +255,39 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     return _full(interop.from_exported_program(exported))
 
 
+def attach(
+    graph: object,
+    *,
+    model: Callable[..., Any],
+    args: tuple[Any, ...] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    state_first: bool = False,
+    loss: Callable[[Any], Tensor] | None = None,
+) -> Program:
+    """The program of a graph that others made.
+
+    That is a `torch.fx.GraphModule` of `make_fx`, of Dynamo or of a traced training step, or what AOT
+    autograd gives, a `JointWithDescriptors`. The program shares the tensors of `model`; the graph is copied,
+    and torch functions in it become operators.
+
+    What each input is follows from `inputs`, one word each (a qualified name for state, any other name for an
+    argument); or else from descriptors and Dynamo's names in the graph; from `args` and `kwargs`, with which
+    the graph was traced, and in which the model's own tensors are state; or with `state_first` from the
+    order: parameters, then buffers, then arguments. `outputs` says what is returned, one word each: `"loss"`,
+    `"gradient of NAME"`, `"new NAME"`, any other word for a result; `"gradients"`, `"new parameters"` and
+    `"new buffers"` stand for one each, in the model's order. The program is called with what is not state.
+    `loss` is the function behind a loss, for `verify`.
+
+    Origins follow from the graph's metadata: modules that were noted while it was traced are `exact`, those
+    of a backward and of annotations `inferred`; where it says nothing, `none`, at the root.
+    Raises `UnsupportedGraph` naming every input and output that is not known or does not fit the model.
+    """
+    words = interop.Words(args, kwargs, inputs, outputs, state_first)
+    return _full(interop.attach(graph, model, words)).with_changes(loss_function=loss)
+
+
 def _full(program: _Program) -> Program:
     return Program(**{field.name: getattr(program, field.name) for field in fields(program)})
 
@@ -253,6 +319,7 @@ __all__ = [
     "CaptureError",
     "Convention",
     "DataDependent",
+    "Edit",
     "Guard",
     "GuardKind",
     "Guarded",
@@ -263,6 +330,7 @@ __all__ = [
     "InvalidLoss",
     "InvalidShapes",
     "Layers",
+    "LostProvenance",
     "LostState",
     "MalformedProgram",
     "ModulePath",
@@ -296,6 +364,7 @@ __all__ = [
     "Verification",
     "Violation",
     "WhenceError",
+    "attach",
     "capture",
     "from_exported_program",
     "register_caches",

@@ -23,7 +23,8 @@
     │   └── NotDifferentiable       WH203  a backward pass that would give a wrong gradient
     ├── (validity)                    3xx
     │   ├── StaleCapture            WH301  something that the capture relied on has changed
-    │   └── MalformedProgram        WH302  a program breaks one of its own rules
+    │   ├── MalformedProgram        WH302  a program breaks one of its own rules
+    │   └── LostProvenance          WH303  a pass lost where operations come from, or changed the signature
     ├── (usage)                       4xx
     │   └── UsageError              WH401  an option, or the command line, that whence cannot use
     └── (other people's graphs)       5xx
@@ -80,10 +81,12 @@ class WhenceError(Exception):
     """Base of all errors raised by whence.
 
     `faults` are the single things that are wrong, where several were found; the other fields name them all.
+    `shown` is the program around what is wrong, with the message at each node, for errors about a graph.
     """
 
     code: ClassVar[str]
     faults: tuple[Fault, ...] = ()
+    shown: str = ""
 
     def __init__(self, what: str, *, where: Place | None = None, why: str = "", remedy: str = "") -> None:
         super().__init__(what)
@@ -109,7 +112,8 @@ class WhenceError(Exception):
     def __str__(self) -> str:
         rows = self.faults or (Fault(self.what, self.where, self.why, self.remedy),)
         blocks = [line for alike in _alike(rows) for line in _block(self.code, alike)]
-        return "\n".join([*blocks, *self._hints()])
+        shown = [self.shown] if self.shown else []
+        return "\n".join([*blocks, *self._hints(), *shown])
 
     def _hints(self) -> list[str]:
         """Where there is more to see."""
@@ -273,9 +277,11 @@ class CallError(WhenceError, TypeError, ValueError, RuntimeError):
     """A program, flat module or tree was called in another way than it was captured.
 
     It is of all three kinds because PyTorch raises one or the other, and code that catches them stays right.
+    `misfits` pairs the positions of arguments, flat, with what is wrong with each.
     """
 
     code = "WH202"
+    misfits: tuple[tuple[int, str], ...] = ()
 
 
 class NotDifferentiable(WhenceError, RuntimeError):
@@ -309,6 +315,12 @@ class MalformedProgram(WhenceError):
     """A program breaks one of its own rules."""
 
     code = "WH302"
+
+
+class LostProvenance(WhenceError):
+    """After a pass it is not known where operations come from, or the graph does not fit the signature."""
+
+    code = "WH303"
 
 
 class UsageError(WhenceError):

@@ -4,7 +4,15 @@ import torch
 from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from whence._torch.graphs import graph_module, name_plainly, nested_graph, value_inputs
+from whence._torch.graphs import (
+    fake_result,
+    graph_module,
+    name_plainly,
+    nested_graph,
+    own_copy,
+    replacements_told,
+    value_inputs,
+)
 
 
 def doubling() -> fx.Graph:
@@ -81,3 +89,37 @@ def test_nested_graphs_are_told_from_values() -> None:
     module = graph_module({"branch": inner}, graph, "Model")
     assert nested_graph(branch) is module.branch
     assert value_inputs(used) == [value]
+
+
+def test_replacements_are_heard() -> None:
+    """`_register_replace_node_hook` tells of uses that go over, until `_unregister_replace_node_hook`."""
+    module = graph_module({}, doubling(), "Doubling")
+    x, double, _ = module.graph.nodes
+    heard: list[tuple[str, str]] = []
+    with replacements_told(module, lambda old, new: heard.append((old.name, new))):
+        with module.graph.inserting_after(double):
+            negative = module.graph.call_function(torch.ops.aten.neg.default, (x,))
+        double.replace_all_uses_with(negative)
+        double.name = "twice"
+    negative.replace_all_uses_with(x)
+    assert heard == [("mul_tensor", "neg_default")]
+
+
+def test_copy_has_nodes_of_its_own() -> None:
+    """Names, operations and metadata agree, and nodes are others; a placeholder keeps a builtin's name."""
+    graph = fx.Graph()
+    name_plainly(graph.placeholder("input"), "input")
+    graph.output(graph.call_function(torch.ops.aten.mul.Tensor, (next(iter(graph.nodes)), 2)))
+    module = graph_module({}, graph, "Doubling")
+    copied = own_copy(module)
+    assert str(copied.graph) == str(module.graph)
+    assert next(iter(copied.graph.nodes)).name == "input"
+    assert not {*copied.graph.nodes} & {*module.graph.nodes}
+
+
+def test_result_on_fakes() -> None:
+    """An operation is evaluated on the values that its arguments are noted with."""
+    x, double, _ = (graph := doubling()).nodes
+    x.meta["val"] = torch.empty(3, device="meta")
+    assert fake_result(double.target, double.args, double.kwargs).shape == (3,)
+    assert graph is x.graph

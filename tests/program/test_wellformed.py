@@ -49,6 +49,16 @@ def attribute_row_missing() -> whence.Program:
     return with_signature(program, attributes=program.signature.attributes[1:])
 
 
+def state_missing() -> whence.Program:
+    program = joint()
+    return program.with_changes(state={n: t for n, t in program.state.items() if n != "p_first_weight"})
+
+
+def state_of_another_shape() -> whence.Program:
+    program = joint()
+    return program.with_changes(state={**program.state, "p_first_weight": torch.zeros(2, 4)})
+
+
 def output_row_missing() -> whence.Program:
     return with_signature(program := joint(), outputs=program.signature.outputs[1:])
 
@@ -132,6 +142,10 @@ BROKEN: dict[str, list[tuple[Breaking, str]]] = {
         (input_rows_swapped, "placeholders and inputs differ: their order"),
     ],
     "attributes_match": [(attribute_row_missing, "get_attr nodes without a row: p_first_weight")],
+    "state_present": [
+        (state_missing, "first.weight is in the signature and not in the state"),
+        (state_of_another_shape, r"first.weight was f32\[4, 4\] at capture, and is f32\[2, 4\] in the state"),
+    ],
     "outputs_match": [
         (output_row_missing, "4 values are returned, 3 are described"),
         (output_row_of_another_node, "output loss is sum_1, not relu"),
@@ -195,3 +209,16 @@ def test_getitem_is_no_fault() -> None:
     for node in (split, piece):
         set_origin(node, origin_of(node_of(program, aten.mm.default)))
     wellformed.check(program)
+
+
+def test_program_is_shown_with_the_message_at_the_node() -> None:
+    """The graph around each fault, the fault below its node; whoever makes modules of it is told the same."""
+    program = state_missing()
+    node_of(program, aten.relu.default).meta.pop("whence_origin")
+    for make in (program.module, program.unflatten, lambda: wellformed.check(program)):
+        with pytest.raises(whence.MalformedProgram) as caught:
+            make()
+        text = str(caught.value)
+        assert "p_first_weight: f32[4, 4] = placeholder\n      ^ first.weight is in the signature" in text
+        assert "relu: f32[3, 4] = aten.relu.default(mm)\n      ^ relu has no origin" in text
+        assert "give the program the tensors of its model" in text

@@ -6,11 +6,12 @@ which costs as much as a tenth of a capture.
 
 import builtins
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import Node
@@ -25,10 +26,60 @@ def nested_graph(node: fx.Node) -> fx.GraphModule | None:
     """The graph that a node reads from its own graph's module, for a branch or a loop to run; else None."""
     if node.op != "get_attr" or node.graph.owning_module is None:
         return None
-    held: Any = node.graph.owning_module
-    for segment in str(node.target).split("."):
-        held = getattr(held, segment, None)
+    held = _attribute(node.graph.owning_module, str(node.target))
     return held if isinstance(held, fx.GraphModule) else None
+
+
+def own_copy(module: fx.GraphModule, name: str | None = None) -> fx.GraphModule:
+    """A graph with nodes of its own, under the same names; graphs in it are copied, tensors shared."""
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        made[node] = graph.node_copy(node, lambda source: made[source])
+    for node, copied in made.items():
+        name_plainly(copied, node.name)
+    targets = {str(node.target): node for node in module.graph.nodes if node.op == "get_attr"}
+    nested = {name: nested_graph(node) for name, node in targets.items()}
+    held = {
+        name: _attribute(module, name) if inner is None else own_copy(inner) for name, inner in nested.items()
+    }
+    return graph_module(held, graph, name or type(module).__name__)
+
+
+def _attribute(module: nn.Module, path: str) -> Any:
+    held: Any = module
+    for segment in path.split("."):
+        held = getattr(held, segment, None)
+    return held
+
+
+def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation returns, on the fake values of its arguments."""
+    fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
+    with torch.no_grad():
+        return target(*fake_args, **fake_kwargs)
+
+
+Replacement = Callable[[fx.Node, str], None]
+"""Takes a node and the name of the one that is now read in its place."""
+
+
+@contextmanager
+def replacements_told(module: fx.GraphModule, tell: Replacement) -> Iterator[None]:
+    """Inside the block, `tell` hears of every use of a node of the graph that goes over to another.
+
+    PyTorch has hooks for this on graph modules (it records provenance with them); they are private.
+    """
+
+    def hear(old: fx.Node, new: str, user: fx.Node) -> None:  # noqa: ARG001
+        if old.name != new:
+            tell(old, new)
+
+    module._register_replace_node_hook(hear)
+    try:
+        yield
+    finally:
+        module._unregister_replace_node_hook(hear)
 
 
 def value_inputs(node: fx.Node) -> list[fx.Node]:

@@ -2,18 +2,30 @@
 
 import warnings
 
+from torch import nn
+
 from whence.hierarchy.check import check
 from whence.hierarchy.emit import emit
+from whence.hierarchy.onto import emit_onto
 from whence.hierarchy.plan import Plan
 from whence.hierarchy.planning import plan
 from whence.hierarchy.tree import Tree
-from whence.program import Program
+from whence.program import Program, wellformed
 from whence.schema import Phase
 
 
 def unflatten(program: Program, *, copy: bool = False) -> Tree:
     """The module tree of a program, runnable and trainable."""
     return _emitted(program, flat=False, copy=copy)
+
+
+def unflatten_onto(program: Program, model: object, *, copy: bool = False) -> nn.Module:
+    """The module tree of a program as instances of the classes of `model`."""
+    wellformed.check(program)
+    planned = plan(program)
+    check(planned)
+    _warn_about_dissolved(planned)
+    return emit_onto(planned, model, copy=copy)
 
 
 def flat_module(program: Program, *, copy: bool = False) -> Tree:
@@ -25,6 +37,7 @@ def flat_module(program: Program, *, copy: bool = False) -> Tree:
 
 
 def _emitted(program: Program, *, flat: bool, copy: bool) -> Tree:
+    wellformed.check(program)
     planned = plan(program, flat=flat)
     check(planned)
     if not flat:

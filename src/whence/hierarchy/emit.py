@@ -23,7 +23,7 @@ _CONTAINERS: dict[str, type[nn.Module]] = {
 def emit(plan: Plan, *, copy: bool = False) -> Tree:
     """The tree of a plan. It shares the captured model's tensors unless `copy` is asked for."""
     program = plan.program
-    called = _calls_by_path(plan)
+    called = calls_by_path(plan)
     state = dict(program.state)
     root = _root(program)
     made: dict[ModulePath, nn.Module] = {ROOT: root}
@@ -56,7 +56,8 @@ def _root(program: Program) -> Tree:
     return TreeList(program.name) if listed else Tree(program.name)
 
 
-def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
+def calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
+    """The captured calls of each module."""
     compiler = Compiler(plan)
     found: dict[ModulePath, list[CallBody]] = {}
     for number in plan.calls:

@@ -204,6 +204,7 @@ def _inner_gradients(plan: Plan, number: int, leaves: tuple[str | None, ...], re
     reasons = {
         "gradients of several results arrive as one value": shared or unclear,
         "its backward needs values computed outside it": missing,
+        "a pass merged the gradients of": _merged(plan, candidates, inside),
         "its backward is part of its caller's": []
         if backward and (backward.steps or not terms)
         else _flat(plan, number),
@@ -212,6 +213,10 @@ def _inner_gradients(plan: Plan, number: int, leaves: tuple[str | None, ...], re
     return Gradients(
         tuple(tangents), terms, _held(plan, number, list(terms)), _held(plan, number, _frozen(plan)), refusal
     )
+
+
+def _merged(plan: Plan, names: list[str], inside: frozenset[int]) -> list[str]:
+    return sorted({name for name, scope in plan.program.unclear if name in names and scope in inside})
 
 
 def _flat(plan: Plan, number: int) -> list[str]:

@@ -91,7 +91,8 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
 
     def home(node: fx.Node) -> Region:
         origin, number = origin_of(node), held.homes[node]
-        phase = Phase.BACKWARD if origin.phase is Phase.BACKWARD else Phase.FORWARD
+        is_backward = origin.phase is Phase.BACKWARD and program.has_backward
+        phase = Phase.BACKWARD if is_backward else Phase.FORWARD
         if flat or number == ROOT_CALL:
             return phase, ROOT_CALL
         number = numbering.repeat_of[number] if origin.recomputed else number

@@ -18,6 +18,7 @@ def plan(program: Program, *, flat: bool = False) -> Plan:
     Then none is shared: what is flattened depends on the calls around, and not on what a call computes.
     The same holds where calls are preserved: what they take is more than what they compute with.
     """
+    program = program.with_changes()  # which a tracked pass may change after the tree is made
     flattened: dict[Region, str] = {}
     shares = not flat and not program.preserved
     while True:

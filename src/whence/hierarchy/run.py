@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from whence._torch.sharding import whole
 from whence._torch.tensors import autocast_state, share_memory, without_autocast
 from whence.errors import CallError, Fault
+from whence.hierarchy.captured import KEY, captured_of
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
@@ -23,6 +24,7 @@ from whence.hierarchy.plan import CallPlan, Plan, Region, paths_of_state
 from whence.hierarchy.source import write
 from whence.hierarchy.swapping import Place, newcomers
 from whence.hierarchy.tree import FlatCall, Tree
+from whence.program.printing import marked
 from whence.program.sizes import value_of
 from whence.provenance import ROOT, ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
@@ -92,12 +94,13 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) 
     preserved = number in plan.program.preserved
 
     def run(caller: Tree, *values: Any) -> tuple[Any, ...]:
-        module: Any = caller if from_caller else caller.__dict__["root"]
+        module: Any = caller if from_caller else captured_of(caller).root
         for segment in path:
             held, module = module, module._modules.get(segment)
             if module is None:
                 raise _replaced(path, held)
-        call = module.bodies.get(number) if isinstance(module, Tree) else None
+        holder = module if isinstance(module, Tree) else module.__dict__.get(KEY)
+        call = None if holder is None else holder.bodies.get(number)
         if call is None or call.plan is not plan:
             if not preserved:
                 raise _replaced(path, module)
@@ -203,13 +206,23 @@ class CallBody:
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call as a person makes it; state that it changes is changed in place."""
         interface = self._called()
-        flat = interface.convention.flatten(args, kwargs)
+        flat = self._flattened(interface, args, kwargs)
         _refuse_overlap(interface, flat)
         state = autocast_state()
         if state != self.plan.program.autocast:
             raise _other_autocast(state, self.plan.program.autocast)
         with without_autocast(state) if state else nullcontext():
             return self._run_on(interface, module, flat)
+
+    def _flattened(self, interface: Interface, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a call; an error about some of them shows them in the program."""
+        try:
+            return interface.convention.flatten(args, kwargs)
+        except CallError as error:
+            named = [(interface.leaves[at], what) for at, what in error.misfits]
+            notes = {name: [what] for name, what in named if name is not None}
+            error.shown = marked(self.plan.program.graph, notes, around=0)
+            raise
 
     def _run_on(self, interface: Interface, module: nn.Module, flat: list[Any]) -> Any:
         values = {name: leaf for name, leaf in zip(interface.leaves, flat, strict=True) if name is not None}

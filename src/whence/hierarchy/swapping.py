@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from whence._torch.sizes import is_symbolic
 from whence._torch.trees import tree_flatten
 from whence.errors import CallError, Fault
+from whence.hierarchy.captured import captured_of
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import laid_out
 from whence.hierarchy.interface import Interface, interface_of
 from whence.hierarchy.plan import ROOT_CALL, Body, Plan, first_within, paths_of_state
-from whence.hierarchy.tree import Tree
 from whence.hierarchy.trials import Trial, trial_of
 from whence.program import Absent, Constant, Named
 from whence.program.signature import describe
@@ -250,7 +250,8 @@ def newcomers(plan: Plan, number: int, module: nn.Module) -> dict[ModulePath, nn
 
 def holds(module: nn.Module, plan: Plan, number: int) -> bool:
     """Whether a module is the captured one, with the call of this plan."""
-    call = module.bodies.get(number) if isinstance(module, Tree) else None
+    holder = captured_of(module)
+    call = None if holder is None else holder.bodies.get(number)
     return call is not None and call.plan is plan
 
 

@@ -6,7 +6,7 @@ site is written into the caller's code, and nothing is chosen by counting calls.
 
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol, Self
@@ -71,6 +71,21 @@ class CapturedCall(Protocol):
         """What it computes in a phase."""
 
 
+def fitting(
+    calls: Sequence[CapturedCall], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> CapturedCall:
+    """The call of a module that was captured with such arguments, or else the first."""
+    if not calls:
+        raise CallError(
+            f"{name} has no graph of its own, so there is nothing to run",
+            why="it was never called in the capture, or its operations are part of its caller's graph",
+            remedy="call the module around it, or capture a program that calls this one",
+        )
+    if len(calls) == 1:
+        return calls[0]
+    return next((call for call in calls if call.fits(args, kwargs)), calls[0])
+
+
 TAKEN_NAMES = frozenset(
     {"type_name", "calls", "bodies", "watched", "forward_graph", "backward_graph", "root", "training"}
 )
@@ -111,20 +126,9 @@ class Tree(nn.Module):
         """
         if len(args) == 1 and isinstance(args[0], FlatCall):
             return args[0].call.run_forward(self, *args[0].values)
-        if not self.calls:
-            raise CallError(
-                f"{self.type_name} has no graph of its own, so there is nothing to run",
-                why="it was never called in the capture, or its operations are part of its caller's graph",
-                remedy="call the module around it, or capture a program that calls this one",
-            )
         if self.watched is not None and torch.compiler.is_compiling():
             return self.watched.run(self, args, kwargs)
-        return self._fitting(args, kwargs).run(self, args, kwargs)
-
-    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CapturedCall:
-        if len(self.calls) == 1:
-            return self.calls[0]
-        return next((call for call in self.calls if call.fits(args, kwargs)), self.calls[0])
+        return fitting(self.calls, self.type_name, args, kwargs).run(self, args, kwargs)
 
     @property
     def forward_graph(self) -> fx.Graph | None:

@@ -14,13 +14,13 @@ import torch
 from torch import SymInt, Tensor, fx
 
 from whence._torch.exported import Operation, is_composite, looks_into, taken_apart
+from whence._torch.graphs import fake_result
 from whence._torch.operators import OpOverload, op_name, short_name
 from whence.errors import Fault
 from whence.interop.aliases import aliases_in, writes_silently
 from whence.interop.faults import place_of
 from whence.interop.frames import STACK
 from whence.interop.inlining import Flat, Region
-from whence.tracing.functional import fake_result
 
 aten = torch.ops.aten
 _KEPT = ("stack_trace", "torch_fn", STACK)

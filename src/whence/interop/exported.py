@@ -10,16 +10,16 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from whence._torch.exported import fakes_like
-from whence._torch.graphs import graph_module, name_plainly, nested_graph
+from whence._torch.graphs import graph_module, name_plainly, nested_graph, own_copy
 from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
 from whence.interop.apart import with_casts, without_hidden_writes
 from whence.interop.crossing import Held, Kept, leaf_of, leaves_of, with_structures
+from whence.interop.faults import refusal, scope_faults
 from whence.interop.frames import frames_of, root_type, spelling_of
 from whence.interop.inlining import Flat, flattened
 from whence.interop.instances import Chain
 from whence.interop.lines import source_of
 from whence.interop.modules import module_paths, records_of, training_flags
-from whence.interop.nested import own_copy
 from whence.interop.refusals import refuse_unsupported
 from whence.interop.sharing import read_through_one
 from whence.interop.signature import (
@@ -62,7 +62,7 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     sites, chains = _sites(exported, flat, rows)
     _set_origins(sites)
     _set_nested_origins(flat, sites)
-    functional = _functional(flat)
+    functional = functional_form(flat)
     returned = _returned(exported, flat, functional)
     written = _written(exported, flat, functional, rows)
     flat.graph.output((*returned, *written.values()))
@@ -146,6 +146,8 @@ def _sites(exported: ExportedProgram, flat: Flat, rows: Sequence[State]) -> tupl
     }
     spelling = spelling_of([entry.fqn.partition("@")[0] for entry in exported.module_call_graph], nodes, read)
     frames = {node: frames_of(node, spelling) for node in nodes}
+    if faults := list(scope_faults(frames)):
+        raise refusal(flat.graph, faults)
     empty = [_site_of(entry.fqn) for entry in exported.module_call_graph if entry.signature and entry.fqn]
     sites = sites_of(nodes, frames, root_type(nodes) or "Module", empty)
     return sites, [found or () for found in frames.values()]
@@ -204,7 +206,7 @@ def _written(
     return {name: value for name, value in written.items() if value.name != name}
 
 
-def _functional(flat: Flat) -> Functional:
+def functional_form(flat: Flat) -> Functional:
     """The graph with its writes as values; what has no such form, PyTorch's own decomposition may know."""
     try:
         return functionalize(flat.graph)

@@ -49,7 +49,12 @@ class Slice:
 def frames_of(node: fx.Node, spelling: "Spelling") -> tuple[Frame, ...] | None:
     """The calls around a node, outermost first, without the root; None where nobody said."""
     stack = node.meta.get(STACK)
-    return tuple(_frames(stack, spelling)) if isinstance(stack, Mapping) and stack else None
+    return frames_in(stack, spelling) if isinstance(stack, Mapping) and stack else None
+
+
+def frames_in(stack: Mapping[str, Any], spelling: "Spelling") -> tuple[Frame, ...]:
+    """The calls of a stack, outermost first, without the root."""
+    return tuple(_frames(stack, spelling))
 
 
 def _frames(stack: Mapping[str, Any], spelling: "Spelling") -> Iterator[Frame]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from whence._torch.graphs import graph_module, nested_graph
+from whence._torch.graphs import nested_graph
 from whence._torch.operators import op_name
 from whence.errors import Fault
 from whence.interop.aliases import looked_into, written_by
@@ -36,17 +36,3 @@ def _writes_outside(module: fx.GraphModule) -> Iterator[Fault]:
             )
         if not outside.isdisjoint(looked_into(node)):
             outside.add(node)
-
-
-def own_copy(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph of a branch or loop with nodes of its own, on which origins can be written."""
-    graph = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        made[node] = graph.node_copy(node, lambda source: made[source])
-    targets = {str(node.target): node for node in module.graph.nodes if node.op == "get_attr"}
-    nested = {name: nested_graph(node) for name, node in targets.items()}
-    held = {
-        name: getattr(module, name) if inner is None else own_copy(inner) for name, inner in nested.items()
-    }
-    return graph_module(held, graph, type(module).__name__)

@@ -7,6 +7,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from whence.errors import Fault, UnsupportedGraph
+from whence.interop.faults import refusal
 from whence.interop.nested import nested_writes
 
 _TRAINING = (OutputKind.LOSS_OUTPUT, OutputKind.GRADIENT_TO_PARAMETER, OutputKind.GRADIENT_TO_USER_INPUT)
@@ -22,7 +23,10 @@ def refuse_unsupported(exported: object) -> ExportedProgram:
     faults = [*_joint(exported), *_inputs(exported), *_placeholders(exported), *_missing_state(exported)]
     faults += nested_writes(exported.graph_module)
     if faults:
-        raise UnsupportedGraph.of(faults)
+        specs = exported.graph_signature.input_specs
+        raise refusal(
+            exported.graph, faults, {str(spec.target): spec.arg.name for spec in specs if spec.target}
+        )
     return exported
 
 

@@ -98,7 +98,8 @@ class Convention:
         return list(adapted)
 
     def _check(self, flat: Sequence[Any]) -> None:
-        problems = [problem for at, given in enumerate(flat) if (problem := self._misfit(at, given))]
+        misfits = [(at, problem) for at, given in enumerate(flat) if (problem := self._misfit(at, given))]
+        problems = [problem for _, problem in misfits]
         if self.sizes is not None and not problems:
             self._check_sizes(self.sizes, flat)
         if self.reads_memory and not problems:
@@ -117,7 +118,9 @@ class Convention:
             remedy = "capture again with these inputs"
             if sizes := self._other_sizes(flat):
                 remedy += f", or with a dynamic_shapes that lets {sizes} vary"
-            raise CallError("the arguments do not fit the capture", why="; ".join(problems), remedy=remedy)
+            error = CallError("the arguments do not fit the capture", why="; ".join(problems), remedy=remedy)
+            error.misfits = tuple(misfits)
+            raise error
 
     def _open(self, flat: Sequence[Any]) -> list[tuple[str, Any, Any]]:
         """The leaves whose sizes the capture left open."""

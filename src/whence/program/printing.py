@@ -1,6 +1,6 @@
 """A program as a readable page: its signature, then its nodes under the modules that made them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import fx
@@ -26,6 +26,30 @@ def partial_page(name: str, graph: fx.Graph, stopped: str) -> str:
     inputs = [f"  in   {node.name}: {_described(node.meta.get('val'))}" for node in used]
     head = f"program {name}, as far as it was recorded"
     return "\n".join([head, *inputs, *_body(graph), f"\n<- stopped here: {stopped}"])
+
+
+def marked(graph: fx.Graph, notes: Mapping[str, Sequence[str]], around: int = 1) -> str:
+    """The graph where something is wrong: the nodes that `notes` name, with the notes below each, and
+    `around` nodes before and after."""
+    nodes = list(graph.nodes)
+    wrong = [position for position, node in enumerate(nodes) if node.name in notes]
+    near = sorted({at for w in wrong for at in range(max(0, w - around), min(len(nodes), w + around + 1))})
+    lines: list[str] = []
+    for before, at in zip([-1, *near], near, strict=False):
+        lines += ["    …"] if at > before + 1 else []
+        lines.append(f"    {_any_line(nodes[at])}")
+        lines += [f"      ^ {note}" for note in notes.get(nodes[at].name, ())]
+    lines += ["    …"] if near and near[-1] + 1 < len(nodes) else []
+    return "\n".join(["  in the graph:", *lines]) if near else ""
+
+
+def _any_line(node: fx.Node) -> str:
+    match node.op:
+        case "placeholder":
+            return f"{node.name}: {_described(node.meta.get('val'))} = placeholder"
+        case "output":
+            return f"return {_spelled(node.args[0])}" if node.args else "return"
+    return line(node)
 
 
 def _body(graph: fx.Graph) -> Iterator[str]:

@@ -86,6 +86,8 @@ class Program:
     `alike` are groups of calls, by number, that were recorded as one and are equal by
     construction: node for node, apart from what was dropped since. `preserved` are the calls, by number, that
     keep the original's calling convention: another module may take their place in the tree.
+    `unclear` pairs values with calls that contributed to their gradients, where a pass merged contributions.
+    `is_foreign` marks a graph that others made (`attach`): of its operations the origin may not be known.
     """
 
     graph_module: fx.GraphModule
@@ -113,6 +115,8 @@ class Program:
     replay: Replays = field(default_factory=Replays)
     alike: tuple[tuple[int, ...], ...] = ()
     preserved: frozenset[int] = frozenset()
+    unclear: frozenset[tuple[str, int]] = frozenset()
+    is_foreign: bool = False
 
     @property
     def graph(self) -> fx.Graph:

@@ -1,60 +1,105 @@
 """The rules every program keeps, checked."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from torch import fx
 
 from whence._torch.graphs import nested_graph
 from whence._torch.operators import op_name, traits, written_arguments
 from whence.errors import MalformedProgram
-from whence.program.origins import origin_of
+from whence.program.origins import has_origin, origin_of
+from whence.program.printing import marked
 from whence.program.program import Program
+from whence.program.signature import describe
 from whence.schema import Phase, Quality
 
 _REMEDY = (
     "mend the graph where it was changed; if nobody changed it, this is a mistake of ours: please report it"
 )
-Rule = Callable[[Program], Iterator[str]]
+_STATE = "give the program the tensors of its model: program.with_changes(state=...) by the names of inputs"
+_MANY = 20
+
+
+@dataclass(frozen=True)
+class Broken:
+    """One thing that is wrong with a graph, at a node if there is one, and what to do."""
+
+    what: str
+    node: str | None = None
+    remedy: str = ""
+
+
+Rule = Callable[[Program], Iterator[Broken]]
 
 
 def check(program: Program) -> None:
-    """Raise `MalformedProgram` naming every broken rule."""
-    faults = [fault for rule in RULES for fault in rule(program)]
-    if faults:
-        raise MalformedProgram(
-            f"the program {program.name} is malformed", why="; ".join(faults[:20]), remedy=_REMEDY
-        )
+    """Raise `MalformedProgram` naming every broken rule, with the message at each node."""
+    broken = faults(program)
+    if broken:
+        why = "; ".join(fault.what for fault in broken[:_MANY])
+        remedy = "; ".join(dict.fromkeys(fault.remedy or _REMEDY for fault in broken))
+        error = MalformedProgram(f"the program {program.name} is malformed", why=why, remedy=remedy)
+        error.shown = shown(program.graph, broken)
+        raise error
 
 
-def inputs_match(program: Program) -> Iterator[str]:
+def faults(program: Program) -> list[Broken]:
+    """Every broken rule."""
+    return [fault for rule in RULES for fault in rule(program)]
+
+
+def shown(graph: fx.Graph, broken: Iterable[Broken]) -> str:
+    """The graph around what is wrong, with the message at each node."""
+    notes: dict[str, list[str]] = {}
+    for fault in list(broken)[:_MANY]:
+        if fault.node is not None:
+            notes.setdefault(fault.node, []).append(fault.what)
+    return marked(graph, notes)
+
+
+def inputs_match(program: Program) -> Iterator[Broken]:
     """One input per placeholder, in order."""
     placeholders = [node.name for node in program.graph.nodes if node.op == "placeholder"]
     rows = [row.name for row in program.signature.inputs]
     if placeholders != rows:
         differing = list({*placeholders} ^ {*rows}) or ["their order"]
-        yield f"placeholders and inputs differ: {', '.join(sorted(differing))}"
+        here = next((name for name in placeholders if name in differing), None)
+        yield Broken(f"placeholders and inputs differ: {', '.join(sorted(differing))}", here)
 
 
-def attributes_match(program: Program) -> Iterator[str]:
+def attributes_match(program: Program) -> Iterator[Broken]:
     """One attribute row per `get_attr` node that reads no nested graph."""
     attributes = (node for node in program.graph.nodes if node.op == "get_attr")
     read = {node.name for node in attributes if nested_graph(node) is None}
     rows = {row.name for row in program.signature.attributes}
     if read - rows:
-        yield f"get_attr nodes without a row: {', '.join(sorted(read - rows))}"
+        yield Broken(f"get_attr nodes without a row: {', '.join(sorted(read - rows))}", min(read - rows))
 
 
-def outputs_match(program: Program) -> Iterator[str]:
+def state_present(program: Program) -> Iterator[Broken]:
+    """One tensor for each piece of state, of the shape and dtype that the graph was made for."""
+    for row in program.signature.state:
+        held = program.state.get(row.name)
+        if held is None:
+            what = f"{row.path} is in the signature and not in the state"
+            yield Broken(what, row.name, _STATE)
+        elif (held.shape, held.dtype) != (row.value.shape, row.value.dtype):
+            was, now = describe(row.value), describe(held)
+            yield Broken(f"{row.path} was {was} at capture, and is {now} in the state", row.name, _STATE)
+
+
+def outputs_match(program: Program) -> Iterator[Broken]:
     """One output row per returned value, in order."""
     returned = _returned(program.graph)
     rows = program.signature.outputs
     if len(returned) != len(rows):
-        yield f"{len(returned)} values are returned, {len(rows)} are described"
+        yield Broken(f"{len(returned)} values are returned, {len(rows)} are described", "output")
         return
     for value, row in zip(returned, rows, strict=True):
         held = value.name if isinstance(value, fx.Node) else None
         if held != row.node:
-            yield f"output {row.name} is {held}, not {row.node}"
+            yield Broken(f"output {row.name} is {held}, not {row.node}", held or "output")
 
 
 def _returned(graph: fx.Graph) -> tuple[object, ...]:
@@ -62,14 +107,15 @@ def _returned(graph: fx.Graph) -> tuple[object, ...]:
     return tuple(last.args[0]) if last is not None and last.op == "output" else ()
 
 
-def origins_present(program: Program) -> Iterator[str]:
+def origins_present(program: Program) -> Iterator[Broken]:
     """Every operation says where it came from."""
     for node in program.graph.nodes:
-        if node.op == "call_function" and origin_of(node).quality is Quality.NONE:
-            yield f"{node.name} has no origin"
+        known = program.is_foreign and has_origin(node)
+        if node.op == "call_function" and origin_of(node).quality is Quality.NONE and not known:
+            yield Broken(f"{node.name} has no origin", node.name)
 
 
-def origins_known(program: Program) -> Iterator[str]:
+def origins_known(program: Program) -> Iterator[Broken]:
     """The calls and forward nodes that origins name exist."""
     names = {node.name for node in program.graph.nodes}
     made = {id(call.site) for call in program.calls}
@@ -77,24 +123,24 @@ def origins_known(program: Program) -> Iterator[str]:
     for node in program.graph.nodes:
         origin = origin_of(node)
         if origin.forward is not None and origin.forward not in names:
-            yield f"{node.name} differentiates {origin.forward}, which does not exist"
+            yield Broken(f"{node.name} differentiates {origin.forward}, which does not exist", node.name)
         for site in (*origin.calls, origin.place):
             if site is None or id(site) in made:
                 continue
             if (site.path, site.index) not in sites:
-                yield f"{node.name} comes from a call that was not made"
+                yield Broken(f"{node.name} comes from a call that was not made", node.name)
 
 
-def is_functional(program: Program) -> Iterator[str]:
+def is_functional(program: Program) -> Iterator[Broken]:
     """No node changes an input."""
     for node in program.graph.nodes:
         if node.op != "call_function" or not traits(node.target).mutates:
             continue
         if written_arguments(node.target, node.args, node.kwargs):
-            yield f"{node.name} ({op_name(node.target)}) changes an input"
+            yield Broken(f"{node.name} ({op_name(node.target)}) changes an input", node.name)
 
 
-def phases_in_order(program: Program) -> Iterator[str]:
+def phases_in_order(program: Program) -> Iterator[Broken]:
     """No forward operation reads a backward one."""
     later = {
         node
@@ -104,12 +150,14 @@ def phases_in_order(program: Program) -> Iterator[str]:
     for node in later:
         for user in node.users:
             if user.op == "call_function" and user not in later:
-                yield f"{user.name} runs in the forward and reads {node.name} of the backward"
+                what = f"{user.name} runs in the forward and reads {node.name} of the backward"
+                yield Broken(what, user.name)
 
 
 RULES: tuple[Rule, ...] = (
     inputs_match,
     attributes_match,
+    state_present,
     outputs_match,
     origins_present,
     origins_known,

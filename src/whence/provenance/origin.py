@@ -50,7 +50,8 @@ class Origin:
     `place` is the call whose graph holds the node: the common ancestor of several contributors, and None
     where that is the program itself. `forward` names the forward node that a backward node differentiates.
     `recomputed` marks operations that a checkpoint runs a second time during the backward pass. `hook` is the
-    qualified name of the hook, on a module or a tensor, that ran the operation.
+    qualified name of the hook, on a module or a tensor, that ran the operation. `passes` are the passes
+    (`program.track`) that made the operation from others, the latest last.
     """
 
     phase: Phase
@@ -61,12 +62,14 @@ class Origin:
     place: CallSite | None = None
     recomputed: bool = False
     hook: str | None = None
+    passes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         module = " + ".join(str(call) or "(root)" for call in self.calls) or "outside any module"
         parts = [self.phase.value, module, self.quality.value]
         parts += ["recomputed"] if self.recomputed else []
         parts += [f"hook {self.hook}"] if self.hook else []
+        parts += [f"by {', '.join(self.passes)}"] if self.passes else []
         parts += [f"of {self.forward}"] if self.forward else []
         parts += [str(self.source)] if self.source else []
         return " · ".join(parts)

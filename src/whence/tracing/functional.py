@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from whence._torch.graphs import fake_result
 from whence._torch.operators import (
     functional_twin,
     missing_defaults,
@@ -128,13 +129,6 @@ class _Writer:
             made.meta["torch_fn"] = self.node.meta["torch_fn"]
         set_origin(made, origin_of(self.node))
         return made
-
-
-def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation returns, on the fake values of its arguments."""
-    fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
-    with torch.no_grad():
-        return target(*fake_args, **fake_kwargs)
 
 
 def functionalize(graph: fx.Graph, sizes: SizeNodes | None = None) -> Functional:

@@ -1,0 +1,35 @@
+"""What a module of a tree runs: captured calls, held by a `Tree` or by an instance of the user's class."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from whence.hierarchy.tree import CapturedCall, FlatCall, Tree, fitting
+
+KEY = "_whence_captured"
+"""The attribute under which an instance of the user's class holds its captured calls."""
+
+
+@dataclass(eq=False)
+class Captured:
+    """The captured calls of one module: those a person makes, and all by number; `root` is the whole tree."""
+
+    calls: tuple[CapturedCall, ...] = ()
+    bodies: dict[int, CapturedCall] = field(default_factory=dict)
+    root: nn.Module | None = None
+
+
+def captured_of(module: nn.Module) -> Any:
+    """What holds the `calls`, `bodies` and `root` of a module; None for a module that was not captured."""
+    return module if isinstance(module, Tree) else module.__dict__.get(KEY)
+
+
+def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The `forward` of an instance of the user's class: run what was captured, called as the original is.
+
+    Raises `CallError` when the arguments are not those of a captured call.
+    """
+    if len(args) == 1 and isinstance(args[0], FlatCall):
+        return args[0].call.run_forward(module, *args[0].values)
+    return fitting(module.__dict__[KEY].calls, type(module).__name__, args, kwargs).run(module, args, kwargs)

@@ -1,0 +1,165 @@
+"""What a pass did: which nodes are still there, which stand for others, and which are new.
+
+A node is still there when it is the same object, or in a new graph the copy of its name and operation. A node
+stands for one that is gone where it is read instead of it: told by `replace_all_uses_with`, or seen at the
+same argument of a node that is still there. A node that is gone and computed what another still computes is
+that one.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from whence._torch.operators import draws
+from whence.passes.before import MARK, Before
+
+Told = list[tuple[fx.Node, str]]
+"""Nodes whose uses went over to others, in order, with the names of those."""
+
+
+@dataclass
+class After:
+    """The graph after a pass.
+
+    `kept` gives for names of before the nodes that are still there. `stands` gives for names of nodes that
+    are gone the nodes that are read in their place. `copied` gives for other nodes the name of the one whose
+    metadata they carry. `changed` are nodes that were given another operation.
+    """
+
+    graph: fx.Graph
+    kept: dict[str, fx.Node] = field(default_factory=dict)
+    stands: dict[str, dict[fx.Node, None]] = field(default_factory=dict)
+    copied: dict[fx.Node, str] = field(default_factory=dict)
+    changed: dict[fx.Node, str] = field(default_factory=dict)
+
+    def image(self, name: str) -> fx.Node | None:
+        """The node that holds the value now; None where there is none, or where it is not clear which."""
+        if name in self.kept:
+            return self.kept[name]
+        found = list(self.stands.get(name, ()))
+        return found[0] if len(found) == 1 else None
+
+
+def after(old: Before, graph: fx.Graph, told: Told) -> After:
+    """Compare."""
+    found = After(graph)
+    _recognise(found, old, graph is old.working.graph)
+    _hear(found, old, told)
+    _look(found, old)
+    _value_numbers(found, old)
+    _believe_copies(found, old)
+    return found
+
+
+def _recognise(found: After, old: Before, is_working_copy: bool) -> None:
+    marked: dict[str, list[fx.Node]] = {}
+    for node in found.graph.nodes:
+        name = old.names.get(node) if is_working_copy else None
+        if name is not None:
+            found.kept[name] = node
+            if _changed(old.nodes[name], node):
+                found.changed[node] = name
+        elif (mark := node.meta.get(MARK)) in old.nodes:
+            marked.setdefault(mark, []).append(node)
+    for mark, nodes in marked.items():
+        same = [node for node in nodes if not _changed(old.nodes[mark], node)]
+        if mark not in found.kept and same and not is_working_copy:
+            found.kept[mark] = next((node for node in same if node.name == mark), same[0])
+        found.copied |= {node: mark for node in nodes if node is not found.kept.get(mark)}
+
+
+def _changed(before: fx.Node, now: fx.Node) -> bool:
+    if before.op in ("placeholder", "output"):
+        return before.op != now.op
+    return (before.op, before.target) != (now.op, now.target)
+
+
+def _hear(found: After, old: Before, told: Told) -> None:
+    """Replacements that were told; nodes that came and went in between are followed to one that is there."""
+    names = {node.name: node for node in found.graph.nodes}
+    later: dict[str, list[str]] = {}
+    for node, name in told:
+        later.setdefault(old.names.get(node, node.name), []).append(name)
+    for name in old.nodes:
+        if name in found.kept or name not in later:
+            continue
+        for end in dict.fromkeys(_ends(name, later, names)):
+            found.stands.setdefault(name, {})[names[end]] = None
+
+
+def _ends(name: str, later: Mapping[str, list[str]], present: Mapping[str, fx.Node]) -> Iterator[str]:
+    waiting, seen = list(later.get(name, ())), {name}
+    while waiting:
+        current = waiting.pop(0)
+        if current in present:
+            yield current
+        elif current not in seen:
+            seen.add(current)
+            waiting += later.get(current, ())
+
+
+def _look(found: After, old: Before) -> None:
+    """Replacements that are seen: another node at the same argument of a node that is still there."""
+    for name, node in found.kept.items():
+        earlier, now = (list(_leaves((each.args, each.kwargs))) for each in (old.nodes[name], node))
+        if len(earlier) != len(now):
+            continue
+        for source, reads in zip(earlier, now, strict=True):
+            if isinstance(source, fx.Node) and isinstance(reads, fx.Node) and source.name not in found.kept:
+                found.stands.setdefault(source.name, {})[reads] = None
+
+
+def _leaves(argument: Any) -> Iterator[Any]:
+    if isinstance(argument, (list, tuple)):
+        for item in argument:
+            yield from _leaves(item)
+    elif isinstance(argument, Mapping):
+        for item in argument.values():
+            yield from _leaves(item)
+    elif isinstance(argument, slice):
+        yield from _leaves((argument.start, argument.stop, argument.step))
+    else:
+        yield argument
+
+
+def _value_numbers(found: After, old: Before) -> None:
+    """What is gone, stands for nothing that was seen, and computed what a node that is there computes."""
+    known: dict[Hashable, fx.Node] = {}
+    for name, node in old.nodes.items():
+        if node.op != "call_function" or draws(node.target, node.args, node.kwargs):
+            continue
+        key = (node.target, _key(found, node.args), _key(found, node.kwargs))
+        image = found.image(name)
+        if image is None and key in known:
+            found.stands[name] = {known[key]: None}
+        elif image is not None:
+            known.setdefault(key, image)
+
+
+def _key(found: After, argument: Any) -> Hashable:
+    if isinstance(argument, fx.Node):
+        return found.image(argument.name) or argument
+    if isinstance(argument, (list, tuple)):
+        return (type(argument).__name__, *(_key(found, item) for item in argument))
+    if isinstance(argument, Mapping):
+        return tuple((name, _key(found, item)) for name, item in argument.items())
+    return type(argument), repr(argument)
+
+
+def _believe_copies(found: After, old: Before) -> None:
+    """A node that is gone is the last of those that carry its metadata, if shape and dtype agree."""
+    carrying: dict[str, list[fx.Node]] = {}
+    for node, name in found.copied.items():
+        if name not in found.kept and name not in found.stands:
+            carrying.setdefault(name, []).append(node)
+    for name, nodes in carrying.items():
+        last = [node for node in nodes if not any(user in nodes for user in node.users)]
+        if len(last) == 1 and _layout(last[0]) == _layout(old.nodes[name]):
+            found.stands[name] = {last[0]: None}
+
+
+def _layout(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    return (getattr(value, "shape", None), getattr(value, "dtype", None))

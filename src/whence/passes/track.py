@@ -1,0 +1,179 @@
+"""Edit the graph of a program, and carry along where its operations come from."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from torch import fx
+
+from whence._torch.graphs import fake_result, own_copy, replacements_told
+from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageError
+from whence.passes.after import After, Told, after
+from whence.passes.before import MARK, Before, before, clean
+from whence.passes.carry import carried, carried_faults
+from whence.passes.faults import faults_of
+from whence.passes.origins import sources_of, write_origins
+from whence.program import Program
+from whence.program.wellformed import Broken, shown
+from whence.program.wellformed import faults as rules_broken
+
+P = TypeVar("P", bound=Program)
+_STALE = "take nodes inside the block, from edit.graph or edit.node(name)"
+
+
+class Edit:
+    """A block of edits of one program: the graph to edit, and what is said about new nodes.
+
+    Inside the block `graph_module` and `graph` are a working copy, and so are those of the program. A pass
+    that returns another graph module gives it back by assignment. `program` is the edited program, after the
+    block.
+    """
+
+    def __init__(self, program: Program, name: str, old: Before) -> None:
+        self.name = name
+        self.program = program
+        self._old = old
+        self._said: dict[fx.Node, tuple[str, ...]] = {}
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The graph module to edit; assign what a pass returns."""
+        return self.program.graph_module
+
+    @graph_module.setter
+    def graph_module(self, module: fx.GraphModule) -> None:
+        if not isinstance(module, fx.GraphModule):
+            raise UsageError(f"expected a torch.fx.GraphModule, got {type(module).__name__}")
+        vars(self.program)["graph_module"] = module
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph to edit."""
+        return self.graph_module.graph
+
+    def node(self, name: str) -> fx.Node:
+        """The node of that name in the graph to edit; raises `SelectionError`."""
+        found: fx.Node | None = next((node for node in self.graph.nodes if node.name == name), None)
+        if found is None:
+            raise SelectionError(f"no node is called {name!r}")
+        return found
+
+    def replaced(self, new: fx.Node, *olds: fx.Node | str) -> None:
+        """Say that `new` stands in the place of `olds`, which may be gone: it comes from where they came.
+
+        Its origin names all their calls, lies in the innermost call around them, and is `inferred`.
+        """
+        if not olds:
+            raise UsageError("edit.replaced(new, *olds) was given no old nodes")
+        names = [name for old in olds for name in self._name(old)]
+        self._said[new] = (*self._said.get(new, ()), *names)
+
+    def split(self, old: fx.Node | str, *news: fx.Node) -> None:
+        """Say that `news` together stand in the place of `old`: each comes from where it came from."""
+        for new in news:
+            self.replaced(new, old)
+
+    def _name(self, node: fx.Node | str) -> tuple[str, ...]:
+        """The nodes of before that a node is or was made from."""
+        if isinstance(node, fx.Node) and node in self._said:
+            return self._said[node]
+        name = (
+            node if isinstance(node, str) else self._old.names.get(node) or node.meta.get(MARK) or node.name
+        )
+        if name not in self._old.nodes:
+            raise SelectionError(
+                f"{name!r} was not in the graph before the block", remedy="name nodes that the block replaces"
+            )
+        return (name,)
+
+
+@contextmanager
+def track(program: P, name: str) -> Iterator[Edit]:
+    """Edits of the program's graph inside the block; at its end the program is the edited one.
+
+    Raises `LostProvenance`, naming every node, where it is not known what a new node was made from, or the
+    graph does not fit the signature any more. After an error the program is as it was before.
+    """
+    told: Told = []
+    old = before(program)
+    edit = Edit(program, name, old)
+    vars(program)["graph_module"] = old.working
+    edited = None
+    try:
+        with replacements_told(old.working, lambda node, new: told.append((node, new))):
+            yield edit
+        edited = _finished(edit, old, told)
+    finally:
+        _become(program, edited or old.unchanged)
+
+
+def _become(program: Program, other: Program) -> None:
+    """Let a program be another one; what was worked out about it is forgotten.
+
+    A program is a value for everybody else: plans, modules and guards that were made of it hold a copy.
+    """
+    vars(program).clear()
+    vars(program).update(vars(other.with_changes()))
+
+
+def _finished(edit: Edit, old: Before, told: Told) -> Program:
+    _refuse_stale_nodes(old)
+    module = edit.graph_module
+    if module is not old.working:
+        module = own_copy(module, old.program.name)
+    graph = module.graph
+    said = _said(edit, graph)
+    now = after(old, graph, told)
+    sources = sources_of(old, now, said)
+    broken = faults_of(old, now, sources)
+    if not broken:
+        _name_inputs(now)
+        _evaluate(graph)
+        broken = faults_of(old, now, sources)
+    if not broken:
+        write_origins(old, now, sources, edit.name)
+        broken = list(carried_faults(old, now))
+    if not broken:
+        edited = carried(old, now, module)
+        broken = rules_broken(edited)
+    if broken:
+        raise _error(edit.name, graph, broken)
+    clean(graph)
+    return edited
+
+
+def _said(edit: Edit, graph: fx.Graph) -> dict[fx.Node, tuple[str, ...]]:
+    """What was said, about nodes of the final graph, which may be copies."""
+    names = {node.name: node for node in graph.nodes}
+    return {
+        (node if node.graph is graph else names[node.name]): olds
+        for node, olds in edit._said.items()
+        if node.graph is graph or node.name in names
+    }
+
+
+def _name_inputs(now: After) -> None:
+    """Inputs keep their names, also in a graph that a pass wrote anew."""
+    for name, node in now.kept.items():
+        if node.op == "placeholder" and node.name != name:
+            node.name = node.target = name
+
+
+def _evaluate(graph: fx.Graph) -> None:
+    """New nodes say what they compute."""
+    for node in graph.nodes:
+        if node.op == "call_function" and "val" not in node.meta:
+            node.meta["val"] = fake_result(node.target, node.args, node.kwargs)
+
+
+def _refuse_stale_nodes(old: Before) -> None:
+    """The program's own graph must be as it was: nodes taken before the block are not for editing."""
+    if not old.is_untouched:
+        raise LostProvenance("nodes that were taken before the block were edited in it", remedy=_STALE)
+
+
+def _error(name: str, graph: fx.Graph, broken: list[Broken]) -> LostProvenance:
+    place = Place(line=f"the pass {name!r}")
+    error = LostProvenance.of(Fault(each.what, place, remedy=each.remedy) for each in broken)
+    error.shown = shown(graph, broken)
+    return error
