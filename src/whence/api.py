@@ -39,7 +39,7 @@ from whence.errors import (
 )
 from whence.guards import Guarded, Plan, plan_of
 from whence.hierarchy import Tree
-from whence.program import Call, Calls, Convention, Input, Layers, Output, Signature
+from whence.program import Call, Calls, Convention, Input, Layers, Output, Part, Signature
 from whence.program import Program as _Program
 from whence.program.guard_rows import Guard, Violation
 from whence.program.guards import Guards
@@ -274,6 +274,7 @@ __all__ = [
     "Origin",
     "Output",
     "OutputKind",
+    "Part",
     "Phase",
     "Program",
     "Quality",

@@ -48,5 +48,5 @@ class RecordingListener(Protocol):
     def generator_met(self, operation: object) -> Exception:
         """An operation draws from a generator of its own; make the error to raise."""
 
-    def subclass_met(self, tensor: Tensor) -> Exception:
-        """A tensor subclass that cannot be recorded reached an operation; make the error to raise."""
+    def composed_met(self, tensor: Tensor) -> None:
+        """A tensor that is made of others reached an operation; raises where its gradient would be lost."""

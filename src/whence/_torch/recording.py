@@ -36,9 +36,9 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.autograd import inside_backward
+from whence._torch.composed import is_composed
 from whence._torch.graphs import name_plainly
 from whence._torch.kernels import has_own_fake, run_on_symbols
 from whence._torch.layouts import as_kernel_lays_out
@@ -57,7 +57,6 @@ __all__ = [
     "Recorder",
     "RecordingListener",
     "fake_mode_of",
-    "is_wrapper_subclass",
 ]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
@@ -76,12 +75,6 @@ _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
-_NO_SUBCLASSES = frozenset({*_PLAIN_TENSORS, FakeTensor})
-
-
-def is_wrapper_subclass(tensor: Tensor) -> bool:
-    """Whether a tensor is made of other tensors (DTensor, quantised weights, nested tensors)."""
-    return type(tensor) not in _NO_SUBCLASSES and is_traceable_wrapper_subclass(tensor)
 
 
 def fake_mode_of(tensors: Iterator[Tensor], *, dynamic: bool = False) -> FakeTensorMode:
@@ -104,6 +97,10 @@ def note_function(tracer: Any, node: fx.Node) -> None:
         f"{name}_{tracer.torch_fn_counts[function]}",
         f"{type(function).__name__}.{name}",
     )
+
+
+class ComposedMet(Exception):
+    """An operation got a tensor that is made of others: its class says what happens to those."""
 
 
 class _Tracer(PythonKeyTracer):
@@ -370,8 +367,8 @@ class Recorder(ProxyTorchDispatchMode):
             return known
         if has_proxy_slot(tensor, self.tracer):
             return tensor
-        if is_wrapper_subclass(tensor):
-            raise self.listener.subclass_met(tensor)
+        if is_composed(tensor):
+            raise ComposedMet(tensor)
         if not isinstance(tensor, (FakeTensor, *_PLAIN_TENSORS)):
             return tensor
         self.adopt(tensor, self.listener.met_tensor(tensor))
@@ -384,8 +381,12 @@ class Recorder(ProxyTorchDispatchMode):
         if func is _LIFT_FRESH:
             self._know_literal(args[0])
         else:
-            args = self.recognised(args)
-            kwargs = {key: self.recognised(value) for key, value in kwargs.items()}
+            try:
+                args = self.recognised(args)
+                kwargs = {key: self.recognised(value) for key, value in kwargs.items()}
+            except ComposedMet as met:
+                self.listener.composed_met(*met.args)
+                return NotImplemented
         if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
             raise self.listener.generator_met(func)
         if self.environment is not None and func._schema.is_mutable:

@@ -32,7 +32,6 @@ from whence.errors import (
     Place,
     UnsupportedGenerator,
     UnsupportedHook,
-    UnsupportedInput,
     UnsupportedMutation,
 )
 from whence.program import Absent, Constant, Named, Structure
@@ -40,6 +39,7 @@ from whence.provenance import CallSite, ModulePath, Source
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.callnames import CallNames
+from whence.tracing.composed import COMPOSED, gradient_lost, in_parts, keys_of_parts
 from whence.tracing.frames import SourceFinder
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.modules import Lines
@@ -84,6 +84,7 @@ class Session:
         self._alive: list[object] = []
         self._started: list[tuple[Node, int, tuple[fx.Node | None, ...]]] = []
         self._known_tensors: dict[int, str] = {}
+        self._wholes: set[int] = set()
         self._repeats: list[Repeat] = []
         self._signatures: dict[type, inspect.Signature | None] = {}
         self._failed: int | None = None
@@ -221,6 +222,7 @@ class Session:
     # --- values --------------------------------------------------------------------------------------
 
     def _structure(self, value: Any) -> Structure:
+        self.note_wholes(value)
         leaves, spec = tree_flatten(value)
         return Structure(spec, tuple(self._leaf(leaf) for leaf in leaves))
 
@@ -243,6 +245,19 @@ class Session:
             self._alive += (tensor, history_of(tensor))
             self.notes.keys[node] = key
         return node
+
+    def note_wholes(self, value: Any) -> None:
+        """As `note_key`, for each tensor in a value that is made of others: its gradient arrives in parts."""
+        for whole, tensor, key in keys_of_parts(value):
+            node = self.recorder.node_of(tensor)
+            if node is not None and node not in self.notes.keys:
+                self._alive += (whole, history_of(whole))
+                self.notes.keys[node] = key
+
+    def announce(self, wholes: Sequence[Tensor]) -> None:
+        """Tensors that are made of others, whose gradients are outputs of the program."""
+        self._wholes.update(map(id, wholes))
+        self.note_wholes(list(wholes))
 
     def known(self, tensor: Tensor) -> fx.Node:
         """As `met`, noting where its gradient will be collected."""
@@ -371,12 +386,13 @@ class Session:
 
     def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
         """An autograd node begins: what is recorded until it ends is its backward."""
-        self._started.append((node, len(self.notes.order), self._nodes(received)))
+        self._started.append((node, len(self.notes.order), self._nodes(in_parts((), received)[1])))
 
     def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> None:
         """An autograd node has ended: note what it hands on, edge by edge."""
         _, start, received = self._started.pop()
-        keys, handed = tuple(keys_out(node)), self._nodes(produced)
+        keys, plain = in_parts(keys_out(node), produced)
+        handed = self._nodes(plain)
         scopes, self.replayer.handed_on = self.replayer.handed_on, None
         self.notes.steps.append(Step(node, start, len(self.notes.order), received, handed, keys, scopes))
         self.arrived.update(key for key, value in zip(keys, handed, strict=False) if key and value)
@@ -470,14 +486,12 @@ class Session:
             remedy="draw from the default generator, or pass the drawn tensor in as an input",
         )
 
-    def subclass_met(self, tensor: Tensor) -> UnsupportedInput:
-        """The error for a tensor that is made of other tensors."""
-        return UnsupportedInput(
-            f"{type(tensor).__name__} tensors cannot be captured yet",
-            where=self.here(),
-            why="a tensor subclass made of other tensors has a layout that the signature does not describe",
-            remedy="capture the model with plain tensors",
-        )
+    def composed_met(self, tensor: Tensor) -> None:
+        """One from outside that requires a gradient would get none: raises `UnsupportedInput`."""
+        self.notes.composed = True
+        self.replayer.distrust(COMPOSED)
+        if tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._wholes:
+            raise gradient_lost(tensor, self.here())
 
 
 def _ignore(_result: Any) -> None:
