@@ -131,3 +131,8 @@ def test_a_size_that_only_a_run_knows_cannot_decide() -> None:
 def test_the_printer_is_pythons() -> None:
     """`PythonPrinter` prints what Python evaluates."""
     assert PythonPrinter().doprint(expression(7)) == "7"
+
+
+def test_a_statement_goes_through_check_with() -> None:
+    """`torch._check` requires things by `torch._check_with`, whose frame tells it from other needs."""
+    assert "_check_with" in torch._check.__code__.co_names

@@ -18,6 +18,9 @@ class RecordingListener(Protocol):
     def user_of_sizes(self) -> object:
         """Who is being recorded: what it computes of sizes is its own."""
 
+    def required(self, condition: str) -> str:
+        """The model states a condition for every run; what one says where it does not hold."""
+
     def reading(self) -> object:
         """Where the model is now."""
 

@@ -6,6 +6,7 @@ such as whether a tensor is contiguous, does not decide on sizes (`backed_size_o
 decisions of the code that runs, and each is noted with the line that took it.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -94,7 +95,8 @@ class SizeEnvironment(ShapeEnv):
     """The symbols of one capture, their names, and what was decided by them.
 
     `bases` are the symbols of inputs by name, `names` says how every symbol is spelled. `where` is asked
-    for the place of a decision.
+    for the place of a decision, and `required` is told what code states of numbers that only a run knows.
+    Inside `kernels` statements are PyTorch's own, which it makes again in every run.
     """
 
     def __init__(self) -> None:
@@ -103,6 +105,8 @@ class SizeEnvironment(ShapeEnv):
         self.names: dict[Any, str] = {}
         self.decisions: list[Decision] = []
         self.where: Callable[[], Any] = lambda: None
+        self.required: Callable[[SymBool], None] = lambda _: None
+        self._in_kernel = False
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, and note what that decided."""
@@ -120,9 +124,26 @@ class SizeEnvironment(ShapeEnv):
     ) -> Any:
         """Require, as `torch._check` does, and note it."""
         known = len(self.guards)
+        if self._is_for_a_run(orig_expr):
+            self.required(self.create_symboolnode(orig_expr))
         result = super().guard_or_defer_runtime_assert(orig_expr, *args, **kwargs)
         self._note(known, orig_expr)
         return result
+
+    def _is_for_a_run(self, found: Any) -> bool:
+        """Whether code states by `torch._check` what nothing known before the run decides."""
+        if self._in_kernel or not free_unbacked_symbols(found) or not _is_statement():
+            return False
+        return self._maybe_evaluate_static(found) is None
+
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Inside the block kernels run on symbols."""
+        before, self._in_kernel = self._in_kernel, True
+        try:
+            yield
+        finally:
+            self._in_kernel = before
 
     def _note(self, known: int, asked: Any) -> None:
         for guard in self.guards[known:]:
@@ -190,6 +211,22 @@ class SizeEnvironment(ShapeEnv):
             if _divisor(condition) is not None:
                 return f"a multiple of {_divisor(condition)}"
         return f"such that {spell(condition, self.names)}"
+
+
+_FRAMES = 12
+_STATES = torch._check_with.__code__
+
+
+def _is_statement() -> bool:
+    """Whether it is `torch._check` that requires something now."""
+    frame: Any = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame is None or frame.f_code is _STATES:
+            break
+        frame = frame.f_back
+    else:
+        return False
+    return frame is not None
 
 
 _RELATIONS: dict[Any, Callable[[int], str]] = {

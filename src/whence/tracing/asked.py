@@ -221,7 +221,9 @@ def _of_leaf(leaf: Leaf, spec: Any, at: str) -> Found:
             yield leaf.dimension(None), wish
     else:
         what = f"{at} is {_written(spec)}, and {leaf.path} is a {type(leaf.value).__name__}"
-        yield Fault(what, remedy="only tensors and whole numbers can vary: write None there")
+        as_tensor = f"; pass torch.tensor({leaf.value!r}) for one that varies"
+        more = as_tensor if isinstance(leaf.value, bool | float | complex) else ""
+        yield Fault(what, remedy=f"only tensors and whole numbers can vary: write None there{more}")
 
 
 def _of_tensor(leaf: Leaf, spec: Any, at: str) -> Found:

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd import history_of
 from whence._torch.graphs import graph_module
-from whence._torch.operators import draws, reads_memory
+from whence._torch.operators import ASSERT, draws, reads_memory
 from whence._torch.tensors import autocast_state
 from whence.program import (
     Absent,
@@ -181,13 +181,13 @@ def _histories(results: Iterable[Any]) -> list[Any]:
 
 
 def _drop_unused(graph: fx.Graph, repeated: Set[fx.Node], keep: set[str]) -> None:
-    """Remove operations whose results nothing reads; those that draw random numbers stay, unless repeated."""
+    """Remove operations whose results nothing reads; those that draw or assert stay, unless repeated."""
     for node in reversed(list(graph.nodes)):
         if node.op == "output" or node.users:
             continue
         if node.name in keep:
             continue
-        if node not in repeated and draws(node.target, node.args, node.kwargs):
+        if node.target is ASSERT or (node not in repeated and draws(node.target, node.args, node.kwargs)):
             continue
         graph.erase_node(node)
 

@@ -254,10 +254,10 @@ class Session:
                 self._alive += (whole, history_of(whole))
                 self.notes.keys[node] = key
 
-    def announce(self, wholes: Sequence[Tensor]) -> None:
+    def announce(self, wholes: list[Tensor]) -> None:
         """Tensors that are made of others, whose gradients are outputs of the program."""
         self._wholes.update(map(id, wholes))
-        self.note_wholes(list(wholes))
+        self.note_wholes(wholes)
 
     def known(self, tensor: Tensor) -> fx.Node:
         """As `met`, noting where its gradient will be collected."""
@@ -322,6 +322,10 @@ class Session:
         self.recorded(node)
         self.notes.marks[node] = replace(self.notes.marks[node], moment=-1, cut=())
 
+    def required(self, condition: str) -> str:
+        """What a run says where a condition that the model states does not hold."""
+        return f"{condition} does not hold, and torch._check requires it ({self.here()})"
+
     def user_of_sizes(self) -> object:
         """The module call in the forward, the autograd node in the backward."""
         running = id(self._started[-1][0]) if self._started else len(self.notes.order)
@@ -357,12 +361,9 @@ class Session:
         """A gradient hook on an activation is part of the backward; one on a parameter would stay there."""
         name = described(hook)
         if isinstance(tensor, nn.Parameter):
-            raise UnsupportedHook(
-                f"the gradient hook {name} is put on a parameter while the model runs",
-                where=self.here(),
-                why="it would stay on the parameter, once for every run",
-                remedy="register it once, outside forward",
-            )
+            what = f"the gradient hook {name} is put on a parameter while the model runs"
+            why, remedy = "it would stay there, once for every run", "register it once, outside forward"
+            raise UnsupportedHook(what, where=self.here(), why=why, remedy=remedy)
         self.notes.hooks[f"the gradient hook {name}"] = None
 
     def layout_read(self, tensor: Tensor) -> None:
