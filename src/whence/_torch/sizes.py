@@ -208,6 +208,8 @@ class SizeEnvironment(ShapeEnv):
                 return _RELATIONS[type(turned)](int(turned.rhs))
             if isinstance(condition, sympy.Eq | sympy.Ne) and (solved := _solved(condition)) is not None:
                 return _RELATIONS[type(condition)](solved)
+            if (bound := _bound(condition)) is not None:
+                return _RELATIONS[bound[0]](bound[1])
             if _divisor(condition) is not None:
                 return f"a multiple of {_divisor(condition)}"
         return f"such that {spell(condition, self.names)}"
@@ -245,6 +247,15 @@ def _solved(condition: Any) -> int | None:
     if found is None or found[1] == 0 or found[2] % found[1]:
         return None
     return -found[2] // found[1]
+
+
+def _bound(condition: Any) -> tuple[Any, int] | None:
+    """The bound that an inequality of one size comes to: at most 6 for `s - 7 < 0`."""
+    found = None if isinstance(condition, sympy.Eq | sympy.Ne) else linear(condition.lhs - condition.rhs)
+    if found is None or abs(found[1]) != 1:
+        return None
+    turned = condition if found[1] > 0 else condition.reversed
+    return type(turned), -found[2] * found[1]
 
 
 def _divisor(condition: Any) -> int | None:

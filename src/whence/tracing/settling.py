@@ -108,7 +108,13 @@ def _equal(
         return SizeRule((at, base), condition, _related(at, wish, name, base), Asker(asked=wish.text))
     symbol = settled.environment.bases.get(name)
     by = Asker(asked=ZERO_ONE) if symbol is None else asker(settled.environment.cause_of(symbol))
-    return SizeRule((at,), condition, condition.partition(" == ")[2], by)
+    size = condition.partition(" == ")[2]
+    base = next(
+        (there for there, reading in own.items() if reading.name == size and reading.scale == 1), None
+    )
+    if base is not None and not settled.asked.wishes[base].is_derived:
+        return SizeRule((at, base), condition, f"what {base} is", by)
+    return SizeRule((at,), condition, size, by)
 
 
 def _related(at: Dimension, wish: Wish, name: str, base: Dimension) -> str:
