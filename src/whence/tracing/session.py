@@ -25,7 +25,7 @@ from whence._torch.hooks import described
 from whence._torch.module_calls import ObservedCall
 from whence._torch.operators import draws, op_name
 from whence._torch.recording import FakeTensorMode, Recorder
-from whence._torch.sizes import SYMBOLIC, UnknownSize, is_symbolic, number_of, unknown_condition
+from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of, unknown_size
 from whence._torch.trees import tree_flatten
 from whence.errors import (
     DataDependent,
@@ -232,10 +232,8 @@ class Session:
             return Absent("a tensor the capture does not know") if node is None else Named(node.name)
         if is_symbolic(leaf) and self.recorder.sizes is not None:
             return Named(self.recorder.sizes.argument(leaf).name)
-        if isinstance(leaf, SYMBOLIC):
-            return Constant(number_of(leaf))
-        if isinstance(leaf, _PLAIN):
-            return Constant(leaf)
+        if isinstance(leaf, (*SYMBOLIC, *_PLAIN)):
+            return Constant(number_of(leaf) if isinstance(leaf, SYMBOLIC) else leaf)
         return Absent(f"an object of type {type(leaf).__name__}")
 
     def note_key(self, tensor: Tensor) -> fx.Node | None:
@@ -431,8 +429,10 @@ class Session:
         with Noting(name, self.here_failed, self.notes.asked):
             try:
                 yield
-            except UnknownSize as error:
-                raise size_unknown(*unknown_condition(error), self.here_failed(error)) from error
+            except RuntimeError as error:
+                if (unknown := unknown_size(error)) is None:
+                    raise
+                raise size_unknown(*unknown, self.here_failed(error)) from error
 
     def here(self) -> Place:
         """The module that is running and the user's line."""
