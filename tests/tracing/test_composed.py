@@ -1,6 +1,7 @@
 """Tensors that are made of other tensors: parameters, buffers, attributes, arguments and results."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -128,6 +129,34 @@ def test_gradients_of_composed_parameters(make: str) -> None:
     captured(X).backward(tangent)
     torch.optim.SGD(captured.parameters(), lr=0.1).step()
     assert program.verify(model, (X,)).ok
+
+
+class Attends(nn.Module):
+    """What attention does with its weights, in a layer that keeps its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.query, self.out = (
+            doubled(layer) for layer in (nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4))
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.query(self.norm(x))
+        return x + self.out(torch.softmax(hidden @ hidden.transpose(-1, -2), -1) @ hidden)
+
+
+def test_layers_of_a_tree_that_was_copied() -> None:
+    """Sums of gradients, saved views and residuals: all of the tree, and a layer of it alone."""
+    model, x, tangent = nn.Sequential(Attends(), Attends()), two(2, 3, 4).requires_grad_(), two(2, 3, 4)
+    program = whence.capture(model, (x,), backward=True)
+    assert program.verify(model, (x,)).ok
+    tree: Any = program.unflatten(copy=True)
+    for own, other in ((model, tree), (model[1], tree.get_submodule("1"))):
+        eager = gradients(own, partial(own, x), tangent)
+        found = gradients(other, partial(other, x), tangent)
+        assert eager and all(same(found[name], eager[name]) for name in eager)
+    tree.load_state_dict(model.state_dict())
+    assert same(tree(x).detach(), model(x).detach())
 
 
 def test_a_module_inside_alone() -> None:

@@ -491,7 +491,8 @@ class Session:
         """One from outside that requires a gradient would get none: raises `UnsupportedInput`."""
         self.notes.composed = True
         self.replayer.distrust(COMPOSED)
-        if tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._wholes:
+        differentiated = torch.is_grad_enabled() and self.phase is Phase.FORWARD
+        if differentiated and tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._wholes:
             raise gradient_lost(tensor, self.here())
 
 
