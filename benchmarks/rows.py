@@ -46,6 +46,7 @@ def full() -> list[Row]:
         *_captures(Depth(32, five, forward=8, joint=10, unflatten=8)),
         *_captures(Depth(126, Repeats(5, 2), forward=20, joint=20, unflatten=12)),
         _dynamic(32, five),
+        *_varying(32, five),
         *_running(repeats=200),
         *_guards(),
         *_meta(),
@@ -88,6 +89,17 @@ def _dynamic(layers: int, repeats: Repeats) -> Row:
     """A sequence length that may vary."""
     subject = Subject("Capture and unflatten", "dynamic", "forward, dynamic length", EXPORT, layers)
     return Row(subject, faster(8), partial(captures.dynamic, layers, repeats), "dynamic")
+
+
+def _varying(layers: int, repeats: Repeats) -> Iterator[Row]:
+    """What sizes that may vary cost."""
+    subject = partial(Subject, "Sizes that may vary", against="fixed sizes, no replay", layers=layers)
+    forward, joint = subject("varying-forward", "forward capture"), subject("varying-joint", "joint capture")
+    measure = partial(captures.varying, layers, repeats)
+    yield Row(forward, longer(1.5), partial(measure, differentiated=False), "varying")
+    yield Row(joint, longer(1.5), partial(measure, differentiated=True), "varying")
+    check = Subject("Sizes that may vary", "varying-check", "check of an input")
+    yield Row(check, amount(30), partial(running.check_of_sizes, 32), "varying")
 
 
 def _running(repeats: int) -> Iterator[Row]:

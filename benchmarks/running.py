@@ -4,11 +4,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.export import Dim
 
 import whence
 from benchmarks.models import batch, labelled, llama, loss
-from benchmarks.results import Figures
+from benchmarks.results import Figures, Sample
 from benchmarks.timing import compared_short, in_a_row
 
 
@@ -54,6 +55,22 @@ def guard_check_between(layers: int) -> Figures:
     program, model, inputs = _guarded(layers)
     with torch.no_grad():
         return compared_short(partial(program.check, model, (), inputs), partial(model, **inputs), 51)
+
+
+class _Sum(nn.Module):
+    def forward(self, *tensors: Tensor) -> Any:
+        return sum(tensor.sum() for tensor in tensors)
+
+
+def check_of_sizes(count: int) -> Figures:
+    """A check of so many inputs with two sizes each that may vary: microseconds for one of them."""
+    model, inputs = _Sum(), tuple(torch.zeros(4, 8) for _ in range(count))
+    batches, length = Dim("batch"), Dim("length", max=512)
+    shapes = (tuple({0: batches, 1: length} for _ in inputs),)
+    program = whence.capture(model, inputs, dynamic_shapes=shapes)
+    times = in_a_row(partial(program.check, model, inputs), 201)
+    each = Sample(times.median * 1000 / count, times.repeats)
+    return Figures(each, None, "µs", f"{count} inputs, two sizes each")
 
 
 def _guarded(layers: int) -> tuple[whence.Program, nn.Module, dict[str, Any]]:

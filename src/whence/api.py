@@ -42,7 +42,7 @@ from whence.errors import (
 from whence.guards import Guarded, Plan, plan_of
 from whence.hierarchy import Tree
 from whence.passes import Edit
-from whence.program import Call, Calls, Convention, Input, Layers, Output, Signature
+from whence.program import Call, Calls, Convention, Input, Layers, Output, Part, Signature
 from whence.program import Program as _Program
 from whence.program.guard_rows import Guard, Violation
 from whence.program.guards import Guards
@@ -342,6 +342,7 @@ __all__ = [
     "Origin",
     "Output",
     "OutputKind",
+    "Part",
     "Phase",
     "Program",
     "Quality",

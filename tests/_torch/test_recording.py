@@ -28,7 +28,8 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 import whence
-from whence._torch.recording import Recorder, fake_mode_of, is_wrapper_subclass
+from whence._torch.composed import is_composed
+from whence._torch.recording import Recorder, fake_mode_of
 from whence._torch.trees import tree_flatten
 
 aten = torch.ops.aten
@@ -42,6 +43,7 @@ class Listener:
         self.met: list[Tensor] = []
         self.hooks: list[object] = []
         self.layouts: list[Tensor] = []
+        self.composed: list[Tensor] = []
         self.made: list[str] = []
         self.histories = 0
 
@@ -61,6 +63,9 @@ class Listener:
     def size_recorded(self, node: fx.Node) -> None:
         self.nodes.append(node)
 
+    def required(self, condition: str) -> str:
+        return condition
+
     def user_of_sizes(self) -> object:
         return None
 
@@ -70,8 +75,8 @@ class Listener:
     def data_replaced(self, tensor: Tensor) -> Exception:
         return TypeError(f"data of {type(tensor).__name__}")
 
-    def subclass_met(self, tensor: Tensor) -> Exception:
-        return TypeError(type(tensor).__name__)
+    def composed_met(self, tensor: Tensor) -> None:
+        self.composed.append(tensor)
 
     def layout_read(self, tensor: Tensor) -> None:
         self.layouts.append(tensor)
@@ -304,9 +309,9 @@ def test_wrapper_subclasses_are_told_apart() -> None:
     """A nested tensor is made of other tensors; a parameter and a fake tensor are not."""
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     assert is_traceable_wrapper_subclass(nested)
-    assert is_wrapper_subclass(nested)
-    assert not is_wrapper_subclass(nn.Parameter(torch.ones(2)))
-    assert not is_wrapper_subclass(FakeTensorMode().from_tensor(torch.ones(2)))
+    assert is_composed(nested)
+    assert not is_composed(nn.Parameter(torch.ones(2)))
+    assert not is_composed(FakeTensorMode().from_tensor(torch.ones(2)))
 
 
 def test_composites_are_known() -> None:

@@ -1,5 +1,8 @@
 """What whence relies on in PyTorch's symbols for sizes."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import fx
@@ -20,18 +23,17 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from whence._torch import size_environment
+from whence._torch.size_environment import SizeEnvironment, linear, unknown_condition
 from whence._torch.sizes import (
-    SizeEnvironment,
     dynamic_mode,
     expression,
     is_symbolic,
-    linear,
     names_in,
     number_of,
     sized_like,
     spelled,
     undecided_bookkeeping,
-    unknown_condition,
 )
 
 
@@ -55,8 +57,7 @@ def test_pytorch_makes_a_symbol_of_a_size_between_bounds() -> None:
 
 def env_source(name: str) -> Source:
     """A source as whence makes it."""
-    module = __import__("whence._torch.sizes", fromlist=["_Named"])
-    source: Source = module._Named(name)
+    source: Source = size_environment._Named(name)
     return source
 
 
@@ -131,3 +132,14 @@ def test_a_size_that_only_a_run_knows_cannot_decide() -> None:
 def test_the_printer_is_pythons() -> None:
     """`PythonPrinter` prints what Python evaluates."""
     assert PythonPrinter().doprint(expression(7)) == "7"
+
+
+def test_a_statement_goes_through_check_with() -> None:
+    """`torch._check` requires things by `torch._check_with`, whose frame tells it from other needs."""
+    assert "_check_with" in torch._check.__code__.co_names
+
+
+def test_importing_whence_leaves_sympy_out() -> None:
+    """Sizes that vary bring sympy, which takes long to import; nothing else does."""
+    code = "import sys, whence; sys.exit('sympy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -179,7 +179,7 @@ def test_wrapper_subclass_beside_an_unregistered_input() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
     error = refusal(nn.Bilinear(4, 4, 4), (nested, Box(X)))
     assert "args[0] is a NestedTensor; args[1] is a Box" in error.what
-    assert "plain tensors" in error.remedy and "register" in error.remedy
+    assert "padded" in error.remedy and "register" in error.remedy
 
 
 def test_every_unknown_option_is_named() -> None:

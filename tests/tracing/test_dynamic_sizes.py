@@ -252,8 +252,68 @@ def test_a_static_cache_is_written_in_place(cached: None) -> None:
             token = expected[:, -1:].argmax(-1)
 
 
+def sliding(kind: str, window: int) -> Any:
+    """A decoder of two layers with attention in a window, in both or in the first."""
+    transformers: Any = pytest.importorskip("transformers")
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "vocab_size": 50}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": window}
+    family = "Gemma3Text" if kind == "Gemma3" else kind
+    config = getattr(transformers, f"{family}Config")(**sizes, **heads)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "Gemma3"])
+def test_decode_with_a_sliding_window(kind: str, cached: None) -> None:
+    """Twenty tokens, through the window and past it: a program says when another capture is needed."""
+    model, prompt = sliding(kind, window=5), torch.randint(3, 50, (2, 3))
+    with torch.no_grad():
+        assert whence.capture(model, (prompt,), {"use_cache": True}).verify(
+            model, (prompt,), {"use_cache": True}
+        )
+        eager, cache = (model(prompt, use_cache=True).past_key_values for _ in range(2))
+        token, steps = prompt[:, -1:], list[Any]()
+        for _ in range(20):
+            inputs = {"input_ids": token, "past_key_values": cache, "use_cache": True}
+            if not steps or steps[-1].check(model, (), inputs):
+                layers = [[{2: Dim.AUTO}] * 2 + [Dim.AUTO] * layer.is_sliding for layer in cache.layers]
+                shapes = {
+                    "input_ids": None,
+                    "past_key_values": [row for layer in layers for row in layer],
+                    "use_cache": None,
+                }
+                steps.append(whence.capture(model, (), inputs, dynamic_shapes=shapes))
+                run = steps[-1].module()
+            expected = model(token, past_key_values=eager, use_cache=True).logits
+            given = run(**inputs)
+            cache = given.past_key_values
+            assert torch.equal(given.logits, expected)
+            token = expected[:, -1:].argmax(-1)
+    assert len(steps) == 3  # while the window fills, when it is full, and past that
+    assert [layer.get_seq_length() for layer in cache.layers] == [23, 23]
+    assert "cumulative_length` must be at least" in str(steps[2].shapes) or "cumulative" in str(
+        steps[2].shapes
+    )
+
+
+def test_a_static_cache_with_a_window(cached: None) -> None:
+    """Its layers are written in place; the count of tokens is a number that the program gives back."""
+    cache_type = pytest.importorskip("transformers").StaticCache
+    model, prompt = sliding("Gemma2", window=6), torch.randint(3, 50, (2, 3))
+    with torch.no_grad():
+        eager, cache = (cache_type(config=model.config, max_cache_len=16) for _ in range(2))
+        for each in (eager, cache):
+            model(prompt, past_key_values=each)
+        for _ in range(8):
+            inputs = {"input_ids": prompt[:, :1], "past_key_values": cache, "use_cache": True}
+            given = whence.capture(model, (), inputs).module()(**inputs)
+            assert torch.equal(given.logits, model(prompt[:, :1], past_key_values=eager).logits)
+            cache = given.past_key_values
+
+
 def test_a_cache_of_another_kind_is_refused(cached: None) -> None:
-    """A cache with a sliding window keeps more than tensors."""
-    model, *_ = case("mistral").make()
+    """A cache that keeps more than the window, to go back, is not the one that was captured."""
+    model = sliding("Mistral", window=5)
+    cache = model(torch.randint(3, 50, (2, 3)), use_cache=True).past_key_values
+    cache.layers[0].activate_past_recording()
     with pytest.raises(whence.UsageError, match="SlidingWindow"):
-        whence.capture(model, (torch.randint(3, 100, (2, 5)),), {"use_cache": True})
+        whence.capture(model, (torch.randint(3, 50, (2, 1)),), {"past_key_values": cache})

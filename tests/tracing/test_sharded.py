@@ -598,7 +598,7 @@ def test_shards_that_somebody_kept_are_refused(group: None) -> None:
     def outside(x: Tensor) -> Any:
         return model(x) * shard.sum()
 
-    with pytest.raises(whence.UnsupportedInput, match="DTensor tensors"):
+    with pytest.raises(whence.UnsupportedInput, match="a DTensor that requires a gradient"):
         whence.capture(outside, (X,))
 
 

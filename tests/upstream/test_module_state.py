@@ -201,8 +201,8 @@ def test_row_53_python_state_is_baked_in_and_restored() -> None:
     assert program.verify(model, (X,)).ok
 
 
-def test_row_54_tensor_subclasses_are_refused_by_name() -> None:
-    """Parameters, buffers and attributes made of other tensors are refused: all, by name and class."""
+def test_row_54_tensor_subclasses() -> None:
+    """Parameters, buffers and attributes made of other tensors are known by their parts, nested ones too."""
 
     class Doubled(nn.Module):
         def __init__(self) -> None:
@@ -213,14 +213,16 @@ def test_row_54_tensor_subclasses_are_refused_by_name() -> None:
             self.plain = nn.Linear(4, 4)
 
         def forward(self, x: Tensor) -> Any:
-            return self.plain(x)
+            table: Any = self.table
+            return self.plain(x), x * self.weight + table, x * self.loose
 
-    with pytest.raises(whence.UnsupportedInput) as caught:
-        whence.capture(nn.Sequential(Doubled()), (X,))
-    for path in ("0.weight", "0.table", "0.loose"):
-        assert f"{path} is a TwoTensor" in caught.value.what
-    assert "plain" not in caught.value.what
-    assert "plain tensors" in caught.value.remedy
+    model = nn.Sequential(Doubled())
+    program = faithful(model, X)
+    for path in ("0.weight.a", "0.weight.b", "0.table.a", "0.loose.a", "0.loose.b.a", "0.loose.b.b"):
+        part = program.input(path).part
+        assert part is not None and part.type == "TwoTensor"
+        assert path == f"{part.whole}.{part.access}"
+    assert program.input("0.plain.weight").part is None
 
 
 def test_row_55_mode_of_a_captured_module() -> None:

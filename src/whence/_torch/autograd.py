@@ -16,8 +16,10 @@ from torch.autograd.graph import Node
 LEAF_SEQUENCE_NUMBER = 2**64 - 1
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
-GradientKey = tuple[int, int]
+GradientKey = tuple[int, ...]
 """Where the gradient of a tensor is collected: a node and an input of it, or a leaf tensor and -1.
+
+For a tensor that is made of others, the number of its part follows.
 
 Made of identities, so it holds only while the node or tensor is kept alive.
 """

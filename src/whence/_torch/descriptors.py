@@ -1,24 +1,20 @@
-"""What AOT autograd writes on the inputs and outputs of a joint graph, in words of our own."""
+"""What AOT autograd writes on the inputs and outputs of a joint graph, in words of our own.
 
+What reads it is in `aot_descriptors`, which is imported when the first is met: AOT autograd brings sympy, which takes
+as long to import as everything else here.
+"""
+
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import (
-    BufferAOTInput,
-    GradAOTOutput,
-    InputMutationAOTOutput,
-    ParamAOTInput,
-    PlainAOTInput,
-    PlainAOTOutput,
-    TangentAOTInput,
-)
-from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 
 from whence._torch.trees import TreeSpec
 
 NAMES_OF_STATE = "dynamo_flat_name_to_original_fqn"
+_AOT = "torch._functorch._aot_autograd."
 
 
 @dataclass(frozen=True)
@@ -35,36 +31,18 @@ class Described:
     other: str = ""
 
 
+def _aot() -> Any:
+    return importlib.import_module("whence._torch.aot_descriptors")
+
+
 def described(descriptor: Any) -> Described | None:
     """The description on an input or an output; None where there is none."""
-    match descriptor:
-        case None:
-            return None
-        case ParamAOTInput() | BufferAOTInput():
-            return Described(state=descriptor.target)
-        case PlainAOTInput():
-            return Described(argument=descriptor.idx)
-        case PlainAOTOutput():
-            return Described(result=descriptor.idx)
-        case TangentAOTInput():
-            return _of("tangent", descriptor.output)
-        case GradAOTOutput():
-            return _of("gradient", descriptor.grad_of)
-        case InputMutationAOTOutput():
-            return _of("mutation", descriptor.mutated_input)
-    return Described(other=type(descriptor).__name__)
-
-
-def _of(role: str, descriptor: Any) -> Described:
-    inner = described(descriptor) or Described()
-    return Described(role, inner.state, inner.argument, inner.result, inner.other)
+    return None if descriptor is None else _aot().described(descriptor)
 
 
 def joint_parts(graph: object) -> tuple[fx.GraphModule, TreeSpec | None] | None:
     """The graph of a `JointWithDescriptors`, and the structure of what its forward returns."""
-    if not isinstance(graph, JointWithDescriptors):
-        return None
-    return graph.graph_module, graph.out_spec
+    return _aot().joint_parts(graph) if type(graph).__module__.startswith(_AOT) else None
 
 
 def returned_structure(module: fx.GraphModule) -> TreeSpec | None:

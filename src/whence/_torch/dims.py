@@ -10,7 +10,6 @@ from typing import Any
 
 from torch.export import AdditionalInputs, Dim, ShapesCollection
 from torch.export.dynamic_shapes import _DerivedDim, _DimHint, _DimHintType, _StaticDim
-from torch.utils._sympy.numbers import int_oo
 
 
 class Freedom(StrEnum):
@@ -82,7 +81,7 @@ def wish_of(dim: Any) -> Wish | None:
 
 def _named(dim: Any) -> Wish:
     name = str(dim.__name__)
-    high = None if dim.max is int_oo else int(dim.max)
+    high = int(dim.max) if isinstance(dim.max, int) else None
     wish = Wish(Freedom.NAMED, "", name, int(dim.min), high)
     text = f"Dim({', '.join([repr(name), *filter(None, [wish.bounds])])})"
     return Wish(Freedom.NAMED, text, name, wish.low, high)

@@ -5,12 +5,15 @@ below 16, for example. Which kernel runs is chosen anew in every run, by the pro
 question is not to limit sizes. What the operator really requires of sizes is required here.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._prims_common import suggest_memory_format
 
-from whence._torch.sizes import SizeEnvironment, without_decisions
+from whence._torch.sizes import without_decisions
+
+if TYPE_CHECKING:
+    from whence._torch.size_environment import SizeEnvironment
 
 aten = torch.ops.aten
 
@@ -40,7 +43,7 @@ def has_own_fake(func: Any) -> bool:
 
 
 def run_on_symbols(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], environment: SizeEnvironment | None
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], environment: "SizeEnvironment | None"
 ) -> Any:
     """What an operator gives; the choice of a real kernel decides nothing."""
     if func in _RESAMPLING:

@@ -18,6 +18,9 @@ class RecordingListener(Protocol):
     def user_of_sizes(self) -> object:
         """Who is being recorded: what it computes of sizes is its own."""
 
+    def required(self, condition: str) -> str:
+        """The model states a condition for every run; what one says where it does not hold."""
+
     def reading(self) -> object:
         """Where the model is now."""
 
@@ -48,5 +51,5 @@ class RecordingListener(Protocol):
     def generator_met(self, operation: object) -> Exception:
         """An operation draws from a generator of its own; make the error to raise."""
 
-    def subclass_met(self, tensor: Tensor) -> Exception:
-        """A tensor subclass that cannot be recorded reached an operation; make the error to raise."""
+    def composed_met(self, tensor: Tensor) -> None:
+        """A tensor that is made of others reached an operation; raises where its gradient would be lost."""

@@ -38,6 +38,10 @@ class Traits:
     random: bool = False
 
 
+ASSERT = torch.ops.aten._assert_scalar.default
+"""Raises in a run where a condition does not hold; gives nothing."""
+
+
 def op_name(target: Any) -> str:
     """`aten.mm.default` for an operator, the plain name for any other callable."""
     if isinstance(target, OpOverload):

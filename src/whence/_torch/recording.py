@@ -36,19 +36,20 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from whence._torch.autograd import inside_backward
+from whence._torch.composed import is_composed
 from whence._torch.graphs import name_plainly
 from whence._torch.kernels import has_own_fake, run_on_symbols
 from whence._torch.layouts import as_kernel_lays_out
 from whence._torch.listening import RecordingListener
+from whence._torch.operators import ASSERT
 from whence._torch.plainly import PLAIN_ARGUMENTS, NotPlain, apart, is_plain
 from whence._torch.results import Results
 from whence._torch.size_nodes import SizeNodes, Slots
-from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, has_open_sizes, sized_like
+from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, has_open_sizes, sized_like, spelled
 from whence._torch.symbol_kernels import kernels_for_symbols
-from whence._torch.tensors import storage_of
+from whence._torch.tensors import PLAIN_TENSORS, is_simple, storage_of
 from whence._torch.trees import tree_flatten
 
 __all__ = [
@@ -57,7 +58,6 @@ __all__ = [
     "Recorder",
     "RecordingListener",
     "fake_mode_of",
-    "is_wrapper_subclass",
 ]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
@@ -75,13 +75,6 @@ _HISTORY_READERS = (
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
-_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
-_NO_SUBCLASSES = frozenset({*_PLAIN_TENSORS, FakeTensor})
-
-
-def is_wrapper_subclass(tensor: Tensor) -> bool:
-    """Whether a tensor is made of other tensors (DTensor, quantised weights, nested tensors)."""
-    return type(tensor) not in _NO_SUBCLASSES and is_traceable_wrapper_subclass(tensor)
 
 
 def fake_mode_of(tensors: Iterator[Tensor], *, dynamic: bool = False) -> FakeTensorMode:
@@ -104,6 +97,10 @@ def note_function(tracer: Any, node: fx.Node) -> None:
         f"{name}_{tracer.torch_fn_counts[function]}",
         f"{type(function).__name__}.{name}",
     )
+
+
+class ComposedMet(Exception):
+    """An operation got a tensor that is made of others: its class says what happens to those."""
 
 
 class _Tracer(PythonKeyTracer):
@@ -151,21 +148,6 @@ def _proxy_of(slot: _ProxyTensor) -> fx.Proxy:
     return slot.proxy
 
 
-def _is_simple(tensor: Tensor) -> bool:
-    """Whether a tensor is a leaf with memory of its own, all of which it shows, and nothing else about it."""
-    with torch._C.DisableTorchFunction():
-        return (
-            type(tensor) in _PLAIN_TENSORS
-            and tensor.is_leaf
-            and tensor.layout is torch.strided
-            and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg())
-            and not is_lazy(tensor)
-            and tensor._base is None
-            and not tensor.is_quantized
-            and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
-        )
-
-
 def _hold_on(*_values: object) -> None:
     """What a marker calls, if anybody ran it."""
 
@@ -187,6 +169,7 @@ class Recorder(ProxyTorchDispatchMode):
         self._results = Results()
         if self.environment is not None:
             self.environment.where = listener.reading
+            self.environment.required = self._require
             tracer: Any = self.tracer
             self.sizes = SizeNodes(self.environment, self._append_size, listener.user_of_sizes, tracer)
             tracer.symnode_tracker = Slots(self.sizes)
@@ -195,6 +178,15 @@ class Recorder(ProxyTorchDispatchMode):
         node = self.tracer.graph.create_node("call_function", target, args, kwargs)
         self.listener.size_recorded(node)
         return node
+
+    def _require(self, condition: Any) -> None:
+        """Append an assertion of what the model states of numbers that only a run knows."""
+        sizes: Any = self.sizes
+        if sizes.knows(condition):
+            args = (sizes.argument(condition), self.listener.required(spelled(condition)))
+            node = self.tracer.graph.create_node("call_function", ASSERT, args, {})
+            node.meta["val"] = None
+            self.listener.size_recorded(node)
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What Python computes of sizes is written down where an operation uses it."""
@@ -236,7 +228,7 @@ class Recorder(ProxyTorchDispatchMode):
     def _fake_of(self, tensor: Tensor) -> Tensor:
         """A fake tensor that shows what `tensor` is; made directly where it is nothing special."""
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            if not _is_simple(tensor) or (storage := storage_of(tensor)) in self._storages:
+            if not is_simple(tensor) or (storage := storage_of(tensor)) in self._storages:
                 return self.fake_mode.from_tensor(tensor, static_shapes=True)
             self._storages.add(storage)
             with torch._C.DisableTorchFunction():
@@ -332,7 +324,7 @@ class Recorder(ProxyTorchDispatchMode):
         if isinstance(tensor, FakeTensor):
             node = self.node_of(tensor) if isinstance(tensor, nn.Parameter) else None
             return node is not None and node.op == "placeholder"
-        return isinstance(tensor, _PLAIN_TENSORS) and not is_lazy(tensor)
+        return isinstance(tensor, PLAIN_TENSORS) and not is_lazy(tensor)
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """The fake tensor that stands for `tensor`, or the tensor itself."""
@@ -372,22 +364,32 @@ class Recorder(ProxyTorchDispatchMode):
             return known
         if has_proxy_slot(tensor, self.tracer):
             return tensor
-        if is_wrapper_subclass(tensor):
-            raise self.listener.subclass_met(tensor)
-        if not isinstance(tensor, (FakeTensor, *_PLAIN_TENSORS)):
+        if is_composed(tensor):
+            raise ComposedMet(tensor)
+        if not isinstance(tensor, (FakeTensor, *PLAIN_TENSORS)):
             return tensor
         self.adopt(tensor, self.listener.met_tensor(tensor))
         return self.stand_in(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.environment is None:
+            return self._dispatched(func, types, args, kwargs)
+        with self.environment.kernels():
+            return self._dispatched(func, types, args, kwargs)
+
+    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
         kwargs = kwargs or {}
         if func is _LIFT_FRESH:
             self._know_literal(args[0])
         else:
-            args = self.recognised(args)
-            kwargs = {key: self.recognised(value) for key, value in kwargs.items()}
+            try:
+                args = self.recognised(args)
+                kwargs = {key: self.recognised(value) for key, value in kwargs.items()}
+            except ComposedMet as met:
+                self.listener.composed_met(*met.args)
+                return NotImplemented
         if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
             raise self.listener.generator_met(func)
         if self.environment is not None and func._schema.is_mutable:

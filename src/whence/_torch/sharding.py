@@ -100,8 +100,13 @@ def _shard(row: Any) -> Tensor:
 
 def lasting_parameters(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
     """The sharded parameters behind those that modules hold only until FSDP frees them, by identity."""
-    pairs = ((_registered(row), _shard(row)) for row in _rows(modules))
-    return {id(now): lasting for now, lasting in pairs if now is not lasting}
+    managed = managed_parameters(modules)
+    return {known: lasting for known, lasting in managed.items() if known != id(lasting)}
+
+
+def managed_parameters(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
+    """The sharded parameter behind each that FSDP manages, by identity; modules may hold the whole now."""
+    return {id(_registered(row)): _shard(row) for row in _rows(modules)}
 
 
 def sharded_apart(modules: Iterable[nn.Module]) -> list[str]:

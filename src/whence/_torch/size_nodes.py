@@ -6,19 +6,19 @@ beginning of the program, and what is computed from sizes is spelled out anew by
 layers stay equal, and a module can be called alone.
 """
 
-import math
+import importlib
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_symbols
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from whence._torch.sizes import SizeEnvironment, expression, number_of
+from whence._torch.sizes import expression, number_of
+
+if TYPE_CHECKING:
+    from whence._torch.size_environment import SizeEnvironment
 
 _ITEM = "_local_scalar_dense"
 _SIZE = torch.ops.aten.sym_size.int
@@ -34,7 +34,7 @@ class SizeNodes:
     """
 
     def __init__(
-        self, environment: SizeEnvironment, create: Create, user: Callable[[], object], tracer: fx.Tracer
+        self, environment: "SizeEnvironment", create: Create, user: Callable[[], object], tracer: fx.Tracer
     ) -> None:
         self._environment = environment
         self._create = create
@@ -50,7 +50,7 @@ class SizeNodes:
 
     def read(self, tensor: fx.Node, dim: int, size: Any, scale: int, offset: int) -> None:
         """Let the base of a size, which is `scale` times it plus `offset`, be read from a tensor."""
-        symbol = next(iter(free_symbols(size)))
+        symbol = next(iter(expression(size).free_symbols))
         if symbol in self._bases:
             return
         node = self._made(_SIZE, (tensor, dim), size)
@@ -70,7 +70,7 @@ class SizeNodes:
 
     def knows(self, number: Any) -> bool:
         """Whether a number can be spelled with what is known: sizes of inputs, and what nodes gave."""
-        return all(s in self._environment.names or s in self._bases for s in free_symbols(number))
+        return all(s in self._environment.names or s in self._bases for s in expression(number).free_symbols)
 
     def argument(self, number: Any, user: object = None) -> Any:
         """A size as the argument of an operation: a node, or the number where it is known after all.
@@ -94,7 +94,7 @@ class SizeNodes:
             return number_of(number)
         known = {symbol: fx.Proxy(self._bases[symbol], self._tracer) for symbol in found.free_symbols}
         with self._appending(create):
-            node: fx.Node = sympy_interp(_OnNodes, known, found).node
+            node: fx.Node = _interpreted(known, found).node
         return node
 
     @contextmanager
@@ -121,32 +121,9 @@ class SizeNodes:
         return node
 
 
-class _OnNodes(PythonReferenceAnalysis):
-    """Operations on proxies: Python's own functions, which do not take them, become calls."""
-
-    @staticmethod
-    def int_truediv(a: Any, b: Any) -> Any:
-        return a / b
-
-    @staticmethod
-    def floor_to_int(x: Any, _dtype: object) -> Any:
-        return _called(math.floor, x)
-
-    @staticmethod
-    def ceil_to_int(x: Any, _dtype: object) -> Any:
-        return _called(math.ceil, x)
-
-    @staticmethod
-    def trunc_to_int(x: Any, _dtype: object) -> Any:
-        return _called(math.trunc, x)
-
-    @staticmethod
-    def round_to_int(x: Any, _dtype: object) -> Any:
-        return _called(round, x)
-
-
-def _called(function: Any, proxy: Any) -> Any:
-    return proxy.tracer.create_proxy("call_function", function, (proxy,), {})
+def _interpreted(known: dict[Any, fx.Proxy], found: Any) -> Any:
+    """An expression over proxies; what reads it comes with sympy."""
+    return importlib.import_module("whence._torch.size_proxies").interpreted(known, found)
 
 
 def bases_of(sizes: SizeNodes | None) -> frozenset[fx.Node]:

@@ -1,43 +1,27 @@
-"""Sizes that are symbols: PyTorch's `ShapeEnv`, told apart from its defaults and read afterwards.
+"""Sizes that are symbols.
 
-Two things are otherwise than in torch.export, so that a size of 0 or 1 is admitted unless the model really
-does something else then: symbols may be 0 and 1 (`specialize_zero_one=False`), and PyTorch's own bookkeeping,
-such as whether a tensor is contiguous, does not decide on sizes (`backed_size_oblivious`). What is left are
-decisions of the code that runs, and each is noted with the line that took it.
+What makes and reads them is in `size_environment`, which is imported when the first is met: sympy alone takes
+as long to import as everything else here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import importlib
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
-from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StrictMinMaxConstraint,
-    free_unbacked_symbols,
-)
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode as UnknownSize
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.value_ranges import ValueRanges
+
+if TYPE_CHECKING:
+    from whence._torch.size_environment import SizeEnvironment
 
 __all__ = [
     "SYMBOLIC",
-    "Decision",
-    "Found",
-    "SizeEnvironment",
     "SizesKnown",
-    "UnknownSize",
     "bookkeeping_is_undecided",
     "comparable",
-    "divisor_of",
     "dynamic_mode",
     "environment_of",
     "expression",
@@ -45,256 +29,48 @@ __all__ = [
     "is_symbolic",
     "known_about",
     "leave_bookkeeping_undecided",
-    "linear",
     "names_in",
     "number_of",
     "sized_like",
     "spelled",
     "undecided_bookkeeping",
-    "unknown_condition",
+    "unknown_size",
     "without_decisions",
 ]
 
 SYMBOLIC = (SymInt, SymFloat, SymBool)
 """What stands for a number that is not known before a program runs."""
 
-
-@dataclass(frozen=True)
-class Decision:
-    """Something that the running code decided by sizes: `condition` held for the example.
-
-    `asked` is what was evaluated; a plain symbol was needed as a number. `place` is what the listener said of
-    where it happened.
-    """
-
-    condition: Any
-    asked: Any
-    place: Any
-
-    @property
-    def is_comparison(self) -> bool:
-        """Whether a question was answered with yes or no."""
-        return isinstance(self.asked, sympy.logic.boolalg.Boolean) and not self.asked.is_Symbol
-
-    def compared_with(self, symbol: Any) -> Any:
-        """What a size was compared with; None where it was asked something else."""
-        if not isinstance(self.asked, sympy.Eq | sympy.Ne) or symbol not in self.asked.args:
-            return None
-        return next(side for side in self.asked.args if side != symbol)
-
-
 SizesKnown = tuple[int, ...]
 """How many symbols there are, and how much is known of them."""
 
 
-@dataclass(frozen=True)
-class _Named(Source):
-    """Where a symbol comes from, as far as PyTorch needs to know: a name."""
-
-    text: str
-
-    @property
-    def _name_template(self) -> str:
-        return self.text
+def _environments() -> Any:
+    """Where symbols are made and read."""
+    return importlib.import_module("whence._torch.size_environment")
 
 
-class SizeEnvironment(ShapeEnv):
-    """The symbols of one capture, their names, and what was decided by them.
-
-    `bases` are the symbols of inputs by name, `names` says how every symbol is spelled. `where` is asked
-    for the place of a decision.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(specialize_zero_one=False, duck_shape=False)
-        self.bases: dict[str, Any] = {}
-        self.names: dict[Any, str] = {}
-        self.decisions: list[Decision] = []
-        self.where: Callable[[], Any] = lambda: None
-
-    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, and note what that decided."""
-        known = len(self.guards)
-        try:
-            result = super().evaluate_expr(orig_expr, *args, **kwargs)
-        except UnknownSize as error:
-            error.whence_names = self.names  # type: ignore[attr-defined]
-            raise
-        self._note(known, orig_expr)
-        return result
-
-    def guard_or_defer_runtime_assert(  # type: ignore[override]
-        self, orig_expr: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Require, as `torch._check` does, and note it."""
-        known = len(self.guards)
-        result = super().guard_or_defer_runtime_assert(orig_expr, *args, **kwargs)
-        self._note(known, orig_expr)
-        return result
-
-    def _note(self, known: int, asked: Any) -> None:
-        for guard in self.guards[known:]:
-            self.decisions.append(Decision(guard.expr, asked, self.where()))
-
-    def base(self, name: str, value: int, low: int, high: int | None) -> Any:
-        """A size between `low` and `high` that is `value` in the example; the same for the same name."""
-        if name not in self.bases:
-            bounds = ValueRanges(low, int_oo if high is None else high)
-            limits = StrictMinMaxConstraint(vr=bounds, warn_only=False)
-            symbol = self.create_symbol(value, _Named(name), DimDynamic.DYNAMIC, limits)
-            self.bases[name], self.names[symbol] = symbol, name
-        return self.create_symintnode(self.bases[name], hint=value)
-
-    def number(self, name: str, value: int, low: int | None, high: int | None) -> Any:
-        """An input that is a whole number, `value` in the example."""
-        symbol = self.create_symbol(
-            value, _Named(name), DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=True
-        )
-        self.bases[name], self.names[symbol] = symbol, name
-        bounds = ValueRanges(-int_oo if low is None else low, int_oo if high is None else high)
-        self.var_to_range[symbol] &= bounds
-        return self.create_symintnode(symbol, hint=value)
-
-    def is_free(self, symbol: Any) -> bool:
-        """Whether a symbol stands for itself still, and not for a number or for other symbols."""
-        return bool(self.replace(symbol) == symbol)
-
-    def range_of(self, symbol: Any) -> tuple[int, int | None]:
-        """The smallest and the largest value that a symbol may have; None for no largest."""
-        bounds = self.var_to_range[symbol]
-        return int(bounds.lower), None if bounds.upper == int_oo else int(bounds.upper)
-
-    def spelled(self, found: Any) -> str:
-        """An expression over the names of sizes."""
-        return spell(found, self.names)
-
-    def cause_of(self, symbol: Any) -> Decision | None:
-        """The decision that made a symbol stand for something else."""
-        about = [row for row in self.decisions if symbol in row.condition.free_symbols]
-        return next((row for row in about if isinstance(row.condition, sympy.Eq)), None)
-
-    def found(self) -> Iterator["Found"]:
-        """The decisions that are not said already by what symbols stand for, nor by a stronger one."""
-        rows = [(row, self.replace(row.condition)) for row in self.decisions]
-        kept = [(row, condition) for row, condition in rows if condition not in (sympy.true, sympy.false)]
-        seen: list[Any] = []
-        for at, (row, condition) in enumerate(kept):
-            bounds = [other for there, (_, other) in enumerate(kept) if there != at and other not in seen]
-            if _implied(condition, bounds):
-                seen.append(condition)
-            else:
-                names = frozenset(self.names[symbol] for symbol in condition.free_symbols)
-                yield Found(row, names, spell(condition, self.names), self._in_words(condition), condition)
-
-    def _in_words(self, condition: Any) -> str:
-        """A condition on one size as what it must be; any other as it is."""
-        symbols = condition.free_symbols
-        if len(symbols) == 1 and isinstance(condition, sympy.core.relational.Relational):
-            turned = condition if condition.lhs.is_Symbol else condition.reversed
-            if turned.lhs.is_Symbol and turned.rhs.is_Integer:
-                return _RELATIONS[type(turned)](int(turned.rhs))
-            if isinstance(condition, sympy.Eq | sympy.Ne) and (solved := _solved(condition)) is not None:
-                return _RELATIONS[type(condition)](solved)
-            if _divisor(condition) is not None:
-                return f"a multiple of {_divisor(condition)}"
-        return f"such that {spell(condition, self.names)}"
-
-
-_RELATIONS: dict[Any, Callable[[int], str]] = {
-    sympy.Eq: str,
-    sympy.Ne: lambda value: f"other than {value}",
-    sympy.Ge: lambda value: f"at least {value}",
-    sympy.Gt: lambda value: f"at least {value + 1}",
-    sympy.Le: lambda value: f"at most {value}",
-    sympy.Lt: lambda value: f"at most {value - 1}",
-}
-
-
-def _solved(condition: Any) -> int | None:
-    """The one number of which an equation of one size speaks: 1 for `64*s != 64`."""
-    found = linear(condition.lhs - condition.rhs)
-    if found is None or found[1] == 0 or found[2] % found[1]:
+def unknown_size(error: RuntimeError) -> tuple[str, list[str]] | None:
+    """Of an error of PyTorch, what it could not decide about sizes and who gives those; None for others."""
+    if not type(error).__module__.endswith("symbolic_shapes"):
         return None
-    return -found[2] // found[1]
-
-
-def _divisor(condition: Any) -> int | None:
-    """The number of which a condition says that the one size in it is a multiple."""
-    left, right = condition.args
-    if not isinstance(condition, sympy.Eq) or right != 0 or type(left).__name__ not in ("Mod", "PythonMod"):
-        return None
-    value, divisor = left.args
-    return int(divisor) if value.is_Symbol and divisor.is_Integer else None
-
-
-def divisor_of(found: "Found") -> int | None:
-    """The number that a size must be a multiple of, where that is what was found."""
-    return _divisor(found.condition) if isinstance(found.condition, sympy.Eq) else None
-
-
-def linear(found: Any) -> tuple[Any, int, int] | None:
-    """The one symbol of an expression, how often it is taken, and what is added; None for other forms."""
-    if len(found.free_symbols) != 1:
-        return None
-    (symbol,) = found.free_symbols
-    offset = found.subs(symbol, 0)
-    scale = found.subs(symbol, 1) - offset
-    if not (offset.is_Integer and scale.is_Integer) or sympy.expand(scale * symbol + offset - found) != 0:
-        return None
-    return symbol, int(scale), int(offset)
-
-
-def _implied(condition: Any, others: Sequence[Any]) -> bool:
-    """Whether bounds on one size make a condition on the same size needless."""
-    span = _span(condition)
-    if span is None:
-        return False
-    for other in others:
-        known = _span(other)
-        if known is None or other.free_symbols != condition.free_symbols or isinstance(other, sympy.Ne):
-            continue
-        if isinstance(condition, sympy.Ne):
-            if not known[0] <= span[0] <= known[1]:
-                return True
-        elif span[0] <= known[0] and known[1] <= span[1]:
-            return True
-    return False
-
-
-def _span(condition: Any) -> tuple[Any, Any] | None:
-    """The smallest and the largest size that a condition on one size alone names; None for others."""
-    if not isinstance(condition, sympy.core.relational.Relational):
-        return None
-    turned = condition if condition.lhs.is_Symbol else condition.reversed
-    if not (turned.lhs.is_Symbol and turned.rhs.is_Integer):
-        return None
-    value = int(turned.rhs)
-    spans = {
-        sympy.Ge: (value, int_oo),
-        sympy.Gt: (value + 1, int_oo),
-        sympy.Le: (-int_oo, value),
-        sympy.Lt: (-int_oo, value - 1),
-    }
-    return spans.get(type(turned), (value, value))
-
-
-def unknown_condition(error: UnknownSize) -> tuple[str, list[str]]:
-    """What could not be decided, and the names in it of what only a run gives."""
-    names: dict[Any, str] = getattr(error, "whence_names", {})
-    found = [names.get(symbol, str(symbol)) for symbol in free_unbacked_symbols(error.cond)]
-    return spell(error.cond, names), found
+    found = _environments()
+    return found.unknown_condition(error) if isinstance(error, found.UnknownSize) else None
 
 
 def dynamic_mode() -> FakeTensorMode:
     """A mode for fake tensors whose sizes may be symbols."""
-    mode = FakeTensorMode(shape_env=SizeEnvironment())
+    mode = FakeTensorMode(shape_env=_environments().SizeEnvironment())
     mode.cache_enabled = False  # with symbols, an entry costs as much as the kernel; `Results` remembers more
     return mode
 
 
-def environment_of(mode: FakeTensorMode) -> SizeEnvironment | None:
+def environment_of(mode: FakeTensorMode) -> "SizeEnvironment | None":
     """The symbols of a mode that `dynamic_mode` made."""
-    return mode.shape_env if isinstance(mode.shape_env, SizeEnvironment) else None
+    if mode.shape_env is None:
+        return None
+    kind = _environments().SizeEnvironment
+    return mode.shape_env if isinstance(mode.shape_env, kind) else None
 
 
 def bookkeeping_is_undecided() -> bool:
@@ -324,7 +100,7 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def without_decisions(environment: SizeEnvironment | None) -> AbstractContextManager[Any]:
+def without_decisions(environment: "SizeEnvironment | None") -> AbstractContextManager[Any]:
     """What is decided inside the block is not required of other sizes."""
     return _nothing() if environment is None else environment.suppress_guards()
 
@@ -357,10 +133,10 @@ def is_symbolic(value: object) -> bool:
 
 def expression(value: Any) -> Any:
     """What a number is, as sympy knows it, with everything that was found out since."""
-    return value.node.expr if isinstance(value, SYMBOLIC) else sympy.sympify(value)
+    return value.node.expr if isinstance(value, SYMBOLIC) else _environments().sympy.sympify(value)
 
 
-def known_about(environment: SizeEnvironment | None) -> SizesKnown:
+def known_about(environment: "SizeEnvironment | None") -> SizesKnown:
     """How much has been found out about sizes so far: equal at two times where nothing was between them."""
     if environment is None:
         return ()
@@ -391,39 +167,10 @@ def spelled(value: Any) -> str:
     if not isinstance(value, SYMBOLIC):
         return str(value)
     environment = value.node.shape_env
-    names = environment.names if isinstance(environment, SizeEnvironment) else {}
-    return spell(value.node.expr, names)
-
-
-def spell(found: Any, names: dict[Any, str]) -> str:
-    """A sympy expression as Python source."""
-    text: str = _Printer(names).doprint(found)
-    return text
+    return _environments().spell(value.node.expr, getattr(environment, "names", {}))  # type: ignore[no-any-return]
 
 
 def names_in(value: Any) -> set[str]:
     """The names of the sizes that a number is made of."""
     names = value.node.shape_env.names if isinstance(value, SYMBOLIC) else {}
     return {names.get(symbol, str(symbol)) for symbol in expression(value).free_symbols}
-
-
-class _Printer(PythonPrinter):
-    """Prints expressions as Python would evaluate them, with names of our own for symbols."""
-
-    def __init__(self, names: dict[Any, str]) -> None:
-        super().__init__()
-        self._names = names
-
-    def _print_Symbol(self, symbol: Any) -> str:  # noqa: N802 - sympy finds printers by the name of the class
-        return self._names.get(symbol, str(symbol))
-
-
-@dataclass(frozen=True)
-class Found:
-    """A decision that still says something when all is known: over which names, as source, and in words."""
-
-    decision: Decision
-    names: frozenset[str]
-    text: str
-    words: str
-    condition: Any

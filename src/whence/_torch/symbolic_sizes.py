@@ -1,14 +1,12 @@
 """Sizes that torch.export keeps open: which numbers a call gives them, and what it allows."""
 
+import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
 import torch
 from torch import SymInt, Tensor
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
 
 Limits = tuple[int | None, int | None]
 
@@ -42,15 +40,19 @@ def is_number(value: object) -> bool:
     return isinstance(value, SymInt)
 
 
-def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, ValueRanges[Any]]:
+def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, Any]:
     """The limits of the symbols in these values, as torch.export keeps them: those given, else their own."""
     sizes = [size for value in values for size in _sizes(value)]
+    if not sizes:
+        return {}
+    known_ranges: Any = importlib.import_module("torch.utils._sympy.value_ranges")
+    infinity: Any = importlib.import_module("torch.utils._sympy.numbers").int_oo
     own = {symbol: size.node.shape_env for size in sizes for symbol in size.node.expr.free_symbols}
     found = {}
     for symbol in sorted(own, key=str):
-        known = own[symbol].var_to_range.get(symbol, ValueRanges(0, int_oo))
+        known = own[symbol].var_to_range.get(symbol, known_ranges.ValueRanges(0, infinity))
         low, high = limits.get(str(symbol), (_number(known.lower), _number(known.upper)))
-        found[symbol] = ValueRanges(low or 0, int_oo if high is None else high)
+        found[symbol] = known_ranges.ValueRanges(low or 0, infinity if high is None else high)
     return found
 
 
@@ -111,7 +113,8 @@ class OpenSizes:
         value = expression.subs(self.known)
         free = sorted(value.free_symbols, key=str)
         if len(free) == 1:
-            found = [root for root in sympy.solve(value - number, free[0]) if root.is_Integer]
+            solve: Any = importlib.import_module("sympy").solve
+            found = [root for root in solve(value - number, free[0]) if root.is_Integer]
             if found:
                 self.known[free[0]] = int(found[0])
                 self.where[free[0]] = path

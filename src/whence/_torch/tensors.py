@@ -5,7 +5,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
@@ -16,6 +17,24 @@ _OF_FAKE = frozenset(
 )
 _REMEMBERED = ("_memo", "_memo_vc", "_memo_epoch")
 """Attributes of a fake tensor, and how those end in which it remembers results."""
+
+
+PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+
+
+def is_simple(tensor: Tensor) -> bool:
+    """Whether a tensor is a leaf with memory of its own, all of which it shows, and nothing else about it."""
+    with torch._C.DisableTorchFunction():
+        return (
+            type(tensor) in PLAIN_TENSORS
+            and tensor.is_leaf
+            and tensor.layout is torch.strided
+            and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg())
+            and not is_lazy(tensor)
+            and tensor._base is None
+            and not tensor.is_quantized
+            and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+        )
 
 
 def generator_state() -> bytes:

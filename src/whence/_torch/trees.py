@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils import _pytree
 from torch.utils._pytree import (
     SUPPORTED_NODES,
     GetAttrKey,
@@ -16,11 +17,11 @@ from torch.utils._pytree import (
     SequenceKey,
     TreeSpec,
     register_pytree_node,
-    tree_flatten,
-    tree_flatten_with_path,
     tree_map_only,
     tree_unflatten,
 )
+
+from whence._torch.composed import is_composed, plain_parts, taken_apart
 
 __all__ = [
     "GetAttrKey",
@@ -28,13 +29,57 @@ __all__ = [
     "SequenceKey",
     "TreeSpec",
     "children_of",
+    "composition_of",
     "key_segments",
     "spelled",
     "tree_flatten",
     "tree_flatten_with_path",
     "tree_map_only",
     "tree_unflatten",
+    "whole_leaves",
+    "with_tensors_apart",
+    "with_whole_leaves",
 ]
+
+
+def tree_flatten(value: Any) -> tuple[list[Any], TreeSpec]:
+    """The leaves of a value and its structure; a tensor that is made of others is a container of them."""
+    leaves, spec = _pytree.tree_flatten(value)
+    if not any(map(is_composed, leaves)):
+        return leaves, spec
+    return _pytree.tree_flatten(tree_unflatten([*map(taken_apart, leaves)], spec))
+
+
+def tree_flatten_with_path(value: Any) -> tuple[list[tuple[KeyPath, Any]], TreeSpec]:
+    """As `tree_flatten`, each leaf with its access."""
+    return _pytree.tree_flatten_with_path(with_tensors_apart(value))
+
+
+def with_tensors_apart(value: Any, apart: Callable[[Any], Any] = taken_apart) -> Any:
+    """A value in which tensors that are made of others are containers of them."""
+    leaves, spec = _pytree.tree_flatten(value)
+    if not any(map(is_composed, leaves)):
+        return value
+    return tree_unflatten([apart(leaf) if is_composed(leaf) else leaf for leaf in leaves], spec)
+
+
+def composition_of(value: Any) -> list[tuple[str, Any, str] | None]:
+    """For every leaf that is part of a tensor: where that is, itself, and the access; None for others."""
+    found: list[tuple[str, Any, str] | None] = []
+    for path, leaf in _pytree.tree_flatten_with_path(value)[0]:
+        rows = plain_parts(leaf) if is_composed(leaf) else [((), leaf)]
+        found += [(spelled(path), leaf, ".".join(access)) if access else None for access, _ in rows]
+    return found
+
+
+def whole_leaves(value: Any) -> list[Any]:
+    """The leaves of a value, tensors that are made of others as they are."""
+    return _pytree.tree_flatten(value)[0]
+
+
+def with_whole_leaves(value: Any, leaves: list[Any]) -> Any:
+    """The value over other `whole_leaves`."""
+    return tree_unflatten(leaves, _pytree.tree_flatten(value)[1])
 
 
 def spelled(path: KeyPath) -> str:
@@ -91,7 +136,8 @@ class Keys:
 
 def children_of(value: Any) -> list[tuple[Any, str, Any]] | None:
     """What a container holds: the bare key, the access and the value of each; None for a leaf."""
-    pairs, _ = tree_flatten_with_path(value, is_leaf=lambda inside: inside is not value)
+    value = taken_apart(value)
+    pairs, _ = _pytree.tree_flatten_with_path(value, is_leaf=lambda inside: inside is not value)
     if len(pairs) == 1 and not pairs[0][0]:
         return None
     return [(_bare(path[0]), _access(path[0]), child) for path, child in pairs]

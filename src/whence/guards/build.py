@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.sharding import lasting_parameters
+from whence._torch.sharding import managed_parameters
 from whence.guards.describe import Describer, reference
 from whence.guards.holders import Located, located
 from whence.guards.hooks import described_hooks, hook_rows
@@ -66,7 +66,7 @@ def guards_of(program: Program, observed: Observed) -> Guards:
     """The guards of one capture; the model must be as it was when the capture began."""
     things = located(observed)
     numbers = {id(row.thing): row.holder.number for row in things}
-    lasting = lasting_parameters(module for _, module in observed.modules)
+    lasting = managed_parameters(module for _, module in observed.modules)
     builder = _Builder(Describer(numbers, lasting, _registered(observed)))
     reads: dict[int, list[Read]] = {}
     for read in observed.reads:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from whence._torch.composed import is_composed, layout_of
 from whence._torch.sharding import class_as_written
 from whence.guards.values import content_of, is_constant, is_solid
 from whence.program.expectations import (
@@ -32,7 +33,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapper
 class Describer:
     """Describes the values of one capture: holders and tensors keep their numbers.
 
-    `lasting` gives, by identity, what is described in the place of a tensor that is there for a while only.
+    `lasting` gives, by identity, what is described in the place of a tensor that FSDP manages: the shard.
     `registered` are the tensors that a model is asked for by name: another one of the kind will do in their
     place. Of any other tensor the program has the very object.
     """
@@ -67,12 +68,13 @@ class Describer:
 
     def tensor(self, tensor: Tensor) -> TensorFacts:
         """The facts about a tensor, with its number."""
-        is_registered = id(tensor) in self._registered
+        is_registered, is_managed = id(tensor) in self._registered, id(tensor) in self._lasting
         tensor = self._lasting.get(id(tensor), tensor)
         self._kept.append(tensor)
         number = self._tensors.setdefault(id(tensor), len(self._tensors))
         target = None if is_registered else functools.partial(_itself, tensor)
-        return tensor_facts(tensor, number, target)
+        facts = tensor_facts(tensor, number, target)
+        return facts.as_one() if is_managed else facts
 
     def _inside(self, value: Any) -> Expectation:
         if isinstance(value, dict):
@@ -149,6 +151,8 @@ def _is_filled(cell: types.CellType) -> bool:
 def tensor_facts(tensor: Tensor, number: int = -1, target: Callable[[], object] | None = None) -> TensorFacts:
     """Everything about a tensor but its numbers; a nested or uninitialised one has no shape to speak of."""
     shapeless = tensor.is_nested or is_lazy(tensor)
+    composition = layout_of(tensor) if is_composed(tensor) else None
+    names = () if composition is None else composition.names
     return TensorFacts(
         type=type(tensor),
         shape=torch.Size() if shapeless else tensor.shape,
@@ -159,6 +163,8 @@ def tensor_facts(tensor: Tensor, number: int = -1, target: Callable[[], object] 
         requires_grad=tensor.requires_grad,
         number=number,
         target=target,
+        composition=composition,
+        parts=tuple(tensor_facts(getattr(tensor, name)) for name in names),
     )
 
 

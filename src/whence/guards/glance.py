@@ -177,7 +177,7 @@ def _is_plain(guard: Guard) -> bool:
 
 
 def _is_tensor(guard: Guard) -> bool:
-    facts = isinstance(guard.expected, TensorFacts)
+    facts = isinstance(guard.expected, TensorFacts) and not guard.expected.parts
     return guard.kind in _TABLES and (facts or guard.expected == Constant(None))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.recording import is_wrapper_subclass
+from whence._torch.composed import is_composed
 from whence._torch.sharding import is_distributed_class
 from whence.guards.describe import closure_of, code_of, function_of, shown, tensor_facts
 from whence.guards.lookup import same_class
@@ -83,6 +83,8 @@ def tensor_difference(expected: TensorFacts, value: Any, walk: Walk) -> str | No
     found = tensor_facts(value, expected.number)
     if expected.strides is None or _same_strides(expected, found):
         found = found.with_strides(expected.strides)
+    if _is_managed(expected):
+        found = found.as_one()
     if not _same_tensor_class(expected, value) or found.but_type() != expected.but_type():
         return str(tensor_facts(value))
     if expected.target is not None and not _is_that_constant(expected.target(), value, walk):
@@ -96,10 +98,15 @@ def _same_tensor_class(expected: TensorFacts, value: Tensor) -> bool:
     Where FSDP managed a parameter, the whole may be there or never have been sharded.
     """
     if expected.number < 0:
-        return not is_wrapper_subclass(value)
-    if is_distributed_class(expected.type) and type(value) is nn.Parameter:
+        return not is_composed(value)
+    if _is_managed(expected) and type(value) is nn.Parameter:
         return True
     return same_class(expected.type, type(value))
+
+
+def _is_managed(expected: TensorFacts) -> bool:
+    """Whether FSDP managed a parameter: a DTensor of one's own is described with what it is made of."""
+    return is_distributed_class(expected.type) and expected.composition is None
 
 
 def _is_that_constant(target: object, value: Tensor, walk: Walk) -> bool:

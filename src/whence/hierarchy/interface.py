@@ -174,7 +174,8 @@ def _root_gradients(plan: Plan) -> Gradients:
 
 def _frozen(plan: Plan) -> list[str]:
     rows = plan.program.signature.state
-    return [row.name for row in rows if row.kind is InputKind.PARAMETER and not row.value.requires_grad]
+    parameters = [row for row in rows if row.kind is InputKind.PARAMETER]
+    return [row.name for row in parameters if not (row.part or row.value).requires_grad]
 
 
 def _held(plan: Plan, number: int, names: list[str]) -> tuple[tuple[str, ModulePath], ...]:

@@ -15,6 +15,12 @@ from whence._torch.sharding import whole
 from whence._torch.tensors import autocast_state, share_memory, without_autocast
 from whence.errors import CallError, Fault
 from whence.hierarchy.captured import KEY, captured_of
+from whence.hierarchy.composed import (
+    differentiable_leaves,
+    holder_of,
+    registered,
+    with_differentiable_parts,
+)
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
@@ -212,7 +218,9 @@ class CallBody:
         if state != self.plan.program.autocast:
             raise _other_autocast(state, self.plan.program.autocast)
         with without_autocast(state) if state else nullcontext():
-            return self._run_on(interface, module, flat)
+            return self._run_on(
+                interface, module, flat, self._differentiable(interface, flat, (args, kwargs))
+            )
 
     def _flattened(self, interface: Interface, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call; an error about some of them shows them in the program."""
@@ -224,8 +232,11 @@ class CallBody:
             error.shown = marked(self.plan.program.graph, notes, around=0)
             raise
 
-    def _run_on(self, interface: Interface, module: nn.Module, flat: list[Any]) -> Any:
-        values = {name: leaf for name, leaf in zip(interface.leaves, flat, strict=True) if name is not None}
+    def _differentiable(self, interface: Interface, flat: list[Any], arguments: Any) -> list[Any]:
+        return differentiable_leaves(flat, arguments, interface.leaves, self.plan.program.wholes)
+
+    def _run_on(self, interface: Interface, module: nn.Module, flat: list[Any], leaves: list[Any]) -> Any:
+        values = {name: leaf for name, leaf in zip(interface.leaves, leaves, strict=True) if name is not None}
         values |= {name: whole(attribute_of(module, path)) for name, path in interface.state}
         values |= {
             name: flat[at].clone()
@@ -267,7 +278,8 @@ class CallBody:
         if gradients is None:
             return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
         replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
-        parameters = [self._parameter(module, *held, replaced) for held in gradients.parameters]
+        held = [self._parameter(module, *row, replaced) for row in gradients.parameters]
+        parameters = with_differentiable_parts(module, gradients.parameters, held, self.plan.program.wholes)
         self._check_trainable(module, gradients, interface, inputs)
         new = _trainable(replaced)
         if not torch.is_grad_enabled() or not any(map(_requires, (*parameters, *inputs, *new))):
@@ -311,7 +323,10 @@ class CallBody:
         if not torch.is_grad_enabled():
             return
         replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
-        frozen = [(held[0], self._parameter(module, *held, replaced)) for held in gradients.frozen]
+        frozen = [
+            (held[0], self._parameter(module, *held, replaced) if replaced else holder_of(module, held[1]))
+            for held in gradients.frozen
+        ]
         thawed = [name for name, parameter in frozen if _requires(parameter)]
         names = self.call_plan.forward.inputs
         same = {interface.leaves[second] for _, second in interface.convention.same}
@@ -432,25 +447,12 @@ def _requires(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-_REGISTERS = ("_modules", "_parameters", "_buffers")
-
-
 def attribute_of(module: nn.Module, path: ModulePath) -> Any:
     """The tensor or module at an attribute path."""
     held: Any = module
     for segment in path:
-        held = _registered(held, segment)
+        held = registered(held, segment)
     return held
-
-
-def _registered(module: nn.Module, name: str) -> Any:
-    """What a module holds under a name; its registers come before the attributes of its class."""
-    attributes = module.__dict__
-    for register in _REGISTERS:
-        found = attributes[register].get(name)
-        if found is not None:
-            return found
-    return getattr(module, name)
 
 
 def _assign(module: nn.Module, path: ModulePath, new: Tensor) -> None:

@@ -87,6 +87,7 @@ def _faults(program: Program) -> Iterator[Fault]:
             remedy="capture the forward alone, with backward=False",
         )
         return
+    yield from _composed(program)
     by_name = {row.name: row for row in program.signature.inputs}
     for row in program.signature.outputs_of(OutputKind.MUTATION):
         changed = by_name.get(row.of or "")
@@ -102,6 +103,20 @@ def _faults(program: Program) -> Iterator[Fault]:
             f"{paths[first]} and {paths[second]} are one tensor",
             why="an exported program takes two, and would not notice when they are",
             remedy="capture with two tensors, or pass the tensor once",
+        )
+
+
+def _composed(program: Program) -> Iterator[Fault]:
+    """Tensors that are made of others: an exported program has one name for each, and one tensor."""
+    signature = program.signature
+    parts = [row.part for row in (*signature.state, *signature.inputs)]
+    parts += [row.part for row in signature.outputs]
+    wholes = dict.fromkeys((part.whole, part.type) for part in parts if part is not None)
+    if wholes:
+        yield Fault(
+            f"{', '.join(f'{path} is a {kind}' for path, kind in wholes)}",
+            why="an exported program takes and keeps tensors as they are, this one what they are made of",
+            remedy="make plain tensors of them before the capture, or run program.module() itself",
         )
 
 

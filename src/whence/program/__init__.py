@@ -3,8 +3,8 @@
 from whence.program.calls import Absent, Call, Calls, Constant, Named, Structure
 from whence.program.convention import Convention
 from whence.program.layers import Layers
-from whence.program.program import Adjoint, Contribution, ModuleRecord, Program
-from whence.program.signature import Input, Output, Signature
+from whence.program.program import Adjoint, Contribution, ModuleRecord, Program, Whole
+from whence.program.signature import Input, Output, Part, Signature
 
 __all__ = [
     "Absent",
@@ -19,7 +19,9 @@ __all__ = [
     "ModuleRecord",
     "Named",
     "Output",
+    "Part",
     "Program",
     "Signature",
     "Structure",
+    "Whole",
 ]

@@ -17,16 +17,19 @@ from whence._torch.sizes import SYMBOLIC, is_symbolic
 from whence._torch.symbolic_sizes import Limits, OpenSizes, is_open
 from whence._torch.trees import (
     TreeSpec,
+    composition_of,
     key_segments,
     spelled,
     tree_flatten,
     tree_flatten_with_path,
     tree_unflatten,
+    whole_leaves,
+    with_whole_leaves,
 )
 from whence.errors import CallError
 from whence.program.binding import binding_faults
 from whence.program.calls import Absent
-from whence.program.signature import describe
+from whence.program.signature import Part, describe
 from whence.program.sizes import Sizes, told
 
 Adapter = Callable[[TreeSpec, TreeSpec, list[Any]], Sequence[Any]]
@@ -319,6 +322,27 @@ def paths_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
     """The spelled access of every leaf: `args[0]['mask']`, `kwargs['ids']`."""
     pairs, _ = tree_flatten_with_path((args, kwargs))
     return tuple(("args", "kwargs")[path[0].idx] + spelled(path[1:]) for path, _ in pairs)  # type: ignore[attr-defined]
+
+
+def argument_parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Part | None, ...]:
+    """For every leaf, which part of a tensor that is made of several it is."""
+    return (*parts_in(args, "args"), *parts_in(kwargs, "kwargs"))
+
+
+def parts_in(value: Any, root: str) -> list[Part | None]:
+    """The same for the leaves of a value that is called `root`."""
+    return [
+        None
+        if row is None
+        else Part(f"{root}{row[0]}", type(row[1]).__name__, row[2], bool(row[1].requires_grad))
+        for row in composition_of(value)
+    ]
+
+
+def whole_paths_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """As `paths_of`, with one path for a tensor that is made of others."""
+    leaves = whole_leaves((args, kwargs))
+    return paths_of(*with_whole_leaves((args, kwargs), [0] * len(leaves)))
 
 
 def names_of(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional
 
+from whence._torch.composed import Layout
 from whence.program.sizes import Sized, SizeRule, at
 
 _SHOWN_ITEMS = 6
@@ -108,7 +109,8 @@ class TensorFacts:
     """Everything about a tensor but its numbers.
 
     `number` tells tensors of one capture apart. `target` gives the tensor itself where no other will do: the
-    program has it as a constant, and nobody could name another in its place.
+    program has it as a constant, and nobody could name another in its place. Of a tensor that is made of
+    others, `composition` is how, and `parts` are the facts about those.
     """
 
     type: type
@@ -120,6 +122,8 @@ class TensorFacts:
     number: int = -1
     layout: torch.layout = torch.strided
     target: Callable[[], object] | None = field(default=None, compare=False, repr=False)
+    composition: Layout | None = None
+    parts: tuple["TensorFacts", ...] = ()
 
     @property
     def varies(self) -> bool:
@@ -135,9 +139,14 @@ class TensorFacts:
         """The same facts in another layout, or (None) in any."""
         return replace(self, strides=strides)
 
+    def as_one(self) -> "TensorFacts":
+        """The same facts, however the tensor is made of others: FSDP gathers what it manages."""
+        return replace(self, composition=None, parts=())
+
     def but_type(self) -> tuple[object, ...]:
         """Everything that equality decides."""
-        return self.shape, self.dtype, self.device, self.layout, self.strides, self.requires_grad
+        own = (self.shape, self.dtype, self.device, self.layout, self.strides, self.requires_grad)
+        return (*own, self.composition, tuple(part.but_type() for part in self.parts))
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -147,6 +156,10 @@ class TensorFacts:
         plain = self.varies or self.strides in (None, _plain_strides(self.shape))
         words += [] if plain else [f"strides {self.strides}"]
         words += ["requires grad"] if self.requires_grad else []
+        if self.composition is not None:
+            rows = zip(self.composition.names, self.parts, strict=True)
+            words += [f"made of {' and '.join(f'{name} ({part})' for name, part in rows)}"]
+            words += [] if self.composition.context is None else [f"with {self.composition.context}"]
         return ", ".join(words)
 
 

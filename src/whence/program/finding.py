@@ -11,19 +11,27 @@ Row = TypeVar("Row", Input, Output)
 
 
 def find_input(signature: Signature, name: str) -> Input:
-    """By placeholder name, fully qualified name, alias or pytree path; raises `SelectionError`."""
+    """By placeholder name, fully qualified name, alias or pytree path; raises `SelectionError`.
+
+    The name of a tensor that is made of several finds its part where there is only one, and else names them.
+    """
     rows = (*signature.attributes, *signature.inputs)
-    for spellings in (lambda row: (row.name,), lambda row: (row.path, *row.aliases)):
+    for spellings in (lambda row: (row.name,), lambda row: (row.path, *row.aliases), _whole):
         found = [row for row in rows if name in spellings(row)]
         if found:
             return _only(found, name, [row.name for row in found])
     raise _unknown("input", name, [text for row in rows for text in (row.name, row.path, *row.aliases)])
 
 
+def _whole(row: Input | Output) -> tuple[str, ...]:
+    """The tensor that a row is a part of."""
+    return () if row.part is None else (row.part.whole,)
+
+
 def find_output(signature: Signature, name: str) -> Output:
     """By name, path or node, or through the input it belongs to; raises `SelectionError`."""
     rows = signature.outputs
-    for spellings in (lambda row: (row.name,), lambda row: (row.path,), lambda row: (row.node,)):
+    for spellings in (lambda row: (row.name,), lambda row: (row.path,), lambda row: (row.node,), _whole):
         found = [row for row in rows if name in spellings(row)]
         if found:
             return _only(found, name, [row.name for row in found])

@@ -68,6 +68,23 @@ class Adjoint:
         return last.sum or last.node
 
 
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A tensor that is made of others.
+
+    `name` is what it would be called as one input, and `path` where it is; `parts` are the inputs that hold
+    its plain tensors, in order. `tensor` is the model's own, None for an argument. `gradient` is the
+    structure of its gradient over those of the parts, where it has one.
+    """
+
+    name: str
+    path: str
+    parts: tuple[str, ...]
+    tensor: Tensor | None = None
+    gradient: TreeSpec | None = None
+    aliases: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Program:
     """One flat functional graph, its signature, origins, calls, and the tensors of the model it was
@@ -85,7 +102,8 @@ class Program:
     capture assumed. `replay` says which calls were not run, because they had to do what an equal one did.
     `alike` are groups of calls, by number, that were recorded as one and are equal by
     construction: node for node, apart from what was dropped since. `preserved` are the calls, by number, that
-    keep the original's calling convention: another module may take their place in the tree.
+    keep the original's calling convention: another module may take their place in the tree. `wholes` are the
+    tensors that are made of several inputs; `state` holds those of the model, too, under names of their own.
     `unclear` pairs values with calls that contributed to their gradients, where a pass merged contributions.
     `is_foreign` marks a graph that others made (`attach`): of its operations the origin may not be known.
     """
@@ -117,6 +135,7 @@ class Program:
     preserved: frozenset[int] = frozenset()
     unclear: frozenset[tuple[str, int]] = frozenset()
     is_foreign: bool = False
+    wholes: tuple[Whole, ...] = ()
 
     @property
     def graph(self) -> fx.Graph:

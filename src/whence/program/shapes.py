@@ -1,6 +1,6 @@
 """The shape of every input and output as a table, with who constrained it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,17 @@ if TYPE_CHECKING:
     from whence.program.program import Program
 
 
+NOTHING = type(None).__name__
+_KIND = 8
+"""How wide the column of kinds is."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """One input or output: what it is, its dtype and its shape, and what its sizes must keep.
 
-    A whole number has the shape of a scalar; its `value` is how it is spelled. `rules` are those that speak
-    of it, each with who asked.
+    A whole number has the shape of a scalar; its `value` is how it is spelled. What is not there has the
+    dtype `NoneType`. `rules` are those that speak of it, each with who asked.
     """
 
     kind: str
@@ -31,6 +36,8 @@ class Shape:
     rules: tuple[SizeRule, ...] = ()
 
     def __str__(self) -> str:
+        if self.dtype == NOTHING:
+            return "none: nothing leads to it" if self.kind == OutputKind.GRADIENT else "None"
         sizes = self.value if self.value is not None else f"[{', '.join(map(str, self.shape))}]"
         return f"{self.dtype} = {sizes}" if self.value is not None else f"{self.dtype}{sizes}"
 
@@ -50,7 +57,8 @@ class Shape:
 class Shapes:
     """One row for every input that the user passes and every value that comes back.
 
-    Sizes are numbers, or names and what is computed from them.
+    Sizes are numbers, or names and what is computed from them. Printed, the gradients of parameters are one
+    line: they have the parameters' shapes.
     """
 
     rows: tuple[Shape, ...]
@@ -67,16 +75,35 @@ class Shapes:
         return {row.path: row for row in self.rows}[path]
 
     def __str__(self) -> str:
-        width = max((len(row.path) for row in self.rows), default=0)
+        inputs = {row.path for row in self.rows if row.kind == "input"}
+        plain = [row for row in self.rows if _is_of_state(row, inputs)]
+        shown = [row for row in self.rows if row not in plain]
+        width = max((len(row.path) for row in shown), default=0)
         lines = [f"{name} is {where}" for name, where in self.names] or ["all sizes are fixed"]
-        for row in self.rows:
-            lines.append(f"{row.kind:<6}  {row.path:<{width}}  {row}")
-            lines += [f"{'':<6}  {'':<{width}}    {rule.dimensions[0]} must be {rule}" for rule in row.rules]
-        return "\n".join(lines)
+        for row in shown:
+            lines.append(f"{row.kind:<{_KIND}}  {row.path:<{width}}  {row}")
+            lines += [
+                f"{'':<{_KIND}}  {'':<{width}}    {rule.dimensions[0]} must be {rule}" for rule in row.rules
+            ]
+        return "\n".join([*lines, *_gradients(plain)])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"sizes": dict(self.names), "rows": [row.to_dict() for row in self.rows]}
+
+
+def _is_of_state(row: Shape, inputs: set[str]) -> bool:
+    return row.kind == OutputKind.GRADIENT and row.path not in inputs
+
+
+def _gradients(rows: Sequence[Shape]) -> Iterator[str]:
+    """The gradients of parameters in a line, and those that are missing by name."""
+    missing = [row.path for row in rows if row.dtype == NOTHING]
+    if len(rows) > len(missing):
+        count = len(rows) - len(missing)
+        yield f"{'gradient':<{_KIND}}  {count} of parameters, each of the shape of its parameter"
+    if missing:
+        yield f"{'gradient':<{_KIND}}  none for {', '.join(missing)}: nothing leads to it"
 
 
 def shapes_of(program: "Program") -> Shapes:

@@ -9,13 +9,32 @@ from whence.schema import InputKind, OutputKind
 
 
 @dataclass(frozen=True)
+class Part:
+    """Which tensor it is of a tensor that is made of several (a DTensor, a quantised weight).
+
+    `whole` is the path of that tensor, `type` its class, and `access` leads from it to this one:
+    `_local_tensor`, or `a.scale` where its parts are made of others, too. `requires_grad` is what the whole
+    does: its gradient is made of those of its parts.
+    """
+
+    whole: str
+    type: str
+    access: str
+    requires_grad: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.access} of the {self.type} {self.whole}"
+
+
+@dataclass(frozen=True)
 class Input:
     """One placeholder (or, with state as attributes, one attribute) of a program.
 
     `path` is the fully qualified name for state, and for user inputs the access a person would write:
     `args[0]['mask']`, `kwargs['ids']`. `aliases` are the other names of a tied tensor. `of` is, for a
     tangent, the name of the output it is the gradient of. `value` is a fake tensor (shape, dtype, strides,
-    device, `requires_grad`) or, for an input that is not a tensor, the constant it was captured with.
+    device, `requires_grad`) or, for an input that is not a tensor, the constant it was captured with. A
+    tensor that is made of others is several inputs, and `part` says which of them each is.
     """
 
     name: str
@@ -27,6 +46,7 @@ class Input:
     of: str | None = None
     value: Any = None
     persistent: bool = True
+    part: Part | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,7 @@ class Output:
 
     `of` names the input that a gradient or a mutation belongs to. `node` is the name of the graph node that
     holds the value; it is None for a value that is not computed: a constant (in `value`), or the absent
-    gradient of a parameter that nothing used.
+    gradient of a parameter that nothing used. `part` says which tensor it is of one that is made of several.
     """
 
     name: str
@@ -44,6 +64,7 @@ class Output:
     of: str | None = None
     node: str | None = None
     value: Any = None
+    part: Part | None = None
 
 
 @dataclass(frozen=True)
@@ -76,12 +97,14 @@ class Signature:
 def _input_line(row: Input) -> str:
     notes = [f"= {', '.join(row.aliases)}"] if row.aliases else []
     notes += [f"of {row.of}"] if row.of else []
+    notes += [f"({row.part})"] if row.part else []
     return " ".join([f"  in   {row.kind.value:<9} {row.name}: {describe(row.value)}  {row.path}", *notes])
 
 
 def _output_line(row: Output) -> str:
     held = row.node if row.node is not None else repr(row.value)
     notes = [f"of {row.of}"] if row.of else []
+    notes += [f"({row.part})"] if row.part else []
     return " ".join([f"  out  {row.kind.value:<9} {row.name} <- {held}  {row.path}", *notes])
 
 

@@ -76,9 +76,9 @@ def _read(graph: fx.Graph, kind: str, target: str, name: str, before: fx.Node) -
 
 def bound_state(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The program's state with tensors of another model in place of the captured ones, by qualified name."""
+    rows = [(row.name, (row.path, *row.aliases)) for row in program.signature.state]
+    rows += [(row.name, (row.path, *row.aliases)) for row in program.wholes if row.tensor is not None]
     return {
-        row.name: next(
-            (tensors[path] for path in (row.path, *row.aliases) if path in tensors), program.state[row.name]
-        )
-        for row in program.signature.state
+        name: next((tensors[path] for path in paths if path in tensors), program.state[name])
+        for name, paths in rows
     }

@@ -1,7 +1,7 @@
 """Run a model, or the program captured from it, once, and note everything that can be compared."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
-from whence._torch.sharding import local_part, sharding_kept, whole
+from whence._torch.composed import plain_parts
+from whence._torch.sharding import sharding_kept
 from whence._torch.tensors import untouched
-from whence._torch.trees import tree_flatten, tree_unflatten
-from whence.hierarchy.run import attribute_of
+from whence._torch.trees import tree_flatten, tree_unflatten, whole_leaves, with_whole_leaves
+from whence.hierarchy.composed import holder_of
 from whence.program import Program
+from whence.program.convention import whole_paths_of
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
 from whence.tracing.modules import modules_restored
-from whence.tracing.subject import Subject, state_tensors
+from whence.tracing.subject import Subject, plain_tensors, state_tensors
 
 SEED = 20
 
@@ -41,10 +43,12 @@ def same_start(subject: Subject, inputs: tuple[Any, Any]) -> Iterator[tuple[Any,
     Gives copies of the inputs. The model's own tensors are used, and written back.
     """
     modules = list(subject.named_modules())
-    tensors = [row.tensor for row in state_tensors(subject)]
-    before = [(tensor, tensor.detach().clone(), tensor.grad, tensor.requires_grad) for tensor in tensors]
+    rows = state_tensors(subject)
+    tensors, plain = [row.tensor for row in rows], [row.tensor for row in plain_tensors(rows)]
+    before = [(tensor, tensor.grad, tensor.requires_grad) for tensor in tensors]
+    numbers = [(tensor, tensor.detach().clone()) for tensor in plain]
     python, cpu = random.getstate(), torch.get_rng_state()
-    with untouched(tensors):
+    with untouched({id(tensor): tensor for tensor in (*tensors, *plain)}.values()):
         try:
             with modules_restored(modules), sharding_kept(module for _, module in modules):
                 for tensor in tensors:
@@ -55,27 +59,34 @@ def same_start(subject: Subject, inputs: tuple[Any, Any]) -> Iterator[tuple[Any,
         finally:
             random.setstate(python)
             torch.set_rng_state(cpu)
-            for tensor, value, gradient, required in before:
+            for tensor, gradient, required in before:
                 tensor.requires_grad_(required)
                 tensor.grad = gradient
+            for tensor, value in numbers:
                 _write_back(tensor, value)
 
 
 def _write_back(tensor: Tensor, value: Tensor) -> None:
-    if tensor.is_meta or torch.equal(local_part(tensor), local_part(value)):
+    if tensor.is_meta or torch.equal(tensor, value):
         return
     with torch.no_grad():
         tensor.copy_(value)
 
 
 def _copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
-    leaves, spec = tree_flatten(inputs)
+    leaves = whole_leaves(inputs)
     copies: dict[int, Tensor] = {}
     for leaf in leaves:
         if isinstance(leaf, Tensor) and id(leaf) not in copies:
-            copies[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
-    args, kwargs = tree_unflatten([copies.get(id(leaf), leaf) for leaf in leaves], spec)
+            copies[id(leaf)] = _copy(leaf).requires_grad_(leaf.requires_grad)
+    args, kwargs = with_whole_leaves(inputs, [copies.get(id(leaf), leaf) for leaf in leaves])
     return args, kwargs
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    parts, spec = tree_flatten(tensor)
+    copied: Tensor = tree_unflatten([part.detach().clone() for part in parts], spec)
+    return copied
 
 
 def run_eager(program: Program, subject: Subject, args: Any, kwargs: Any, *, told: bool = False) -> Run:
@@ -93,26 +104,28 @@ def run_module(module: nn.Module, program: Program, args: Any, kwargs: Any) -> R
     result, loss = module(*args, **kwargs), None
     if program.signature.outputs_of(OutputKind.LOSS):
         loss, result = result
-    held = {path: attribute_of(module, ModulePath.parse(path)) for path in _paths(program)}
+    held = {path: holder_of(module, ModulePath.parse(path)) for path in _paths(program)}
     return _finish(program, (args, kwargs), result, loss, held)
 
 
 def _paths(program: Program) -> list[str]:
     kinds = (InputKind.PARAMETER, InputKind.BUFFER)
-    return [path for row in program.signature.state if row.kind in kinds for path in (row.path, *row.aliases)]
+    rows = [row for row in program.signature.state if row.kind in kinds]
+    names = {row.name for row in rows}
+    found = [(row.path, *row.aliases) for row in rows if row.part is None]
+    found += [(whole.path, *whole.aliases) for whole in program.wholes if names & {*whole.parts}]
+    return [path for paths in found for path in paths]
 
 
 def _finish(
     program: Program, inputs: tuple[Any, Any], result: Any, loss: Tensor | None, tensors: dict[str, Tensor]
 ) -> Run:
-    leaves, _ = tree_flatten(result)
     differentiated = loss is not None or not program.opaque
     if differentiated:
-        _differentiate(leaves, loss)
-    given, _ = tree_flatten(inputs)
-    arguments = [
-        (path, leaf) for path, leaf in zip(program.convention.paths, given, strict=True) if _is(leaf)
-    ]
+        _differentiate(whole_leaves(result), loss)
+    leaves, _ = tree_flatten(result)
+    given = zip(whole_paths_of(*inputs), whole_leaves(inputs), strict=True)
+    arguments = [(path, leaf) for path, leaf in given if _is(leaf)]
     names = [row.name for row in program.signature.outputs_of(OutputKind.USER)]
     outputs = {} if loss is None else {"loss": loss.detach()}
     wanted = [
@@ -123,13 +136,20 @@ def _finish(
     return Run(
         outputs=outputs
         | {n: leaf.detach().clone() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)},
-        gradients={
-            name: None if tensor.grad is None else whole(tensor.grad).clone() for name, tensor in wanted
-        },
-        state={name: whole(tensor.detach()).clone() for name, tensor in tensors.items()},
-        inputs={path: leaf.detach().clone() for path, leaf in arguments},
+        gradients=_each((name, tensor.grad) for name, tensor in wanted),
+        state=_each(tensors.items()),
+        inputs=_each(arguments),
         generator=torch.get_rng_state(),
     )
+
+
+def _each(rows: Iterable[tuple[str, Tensor | None]]) -> dict[str, Any]:
+    """Copies by name, those of what a tensor is made of by that and the access."""
+    return {
+        ".".join((name, *access)): None if part is None else part.detach().clone()
+        for name, tensor in rows
+        for access, part in plain_parts(tensor)
+    }
 
 
 def _is(leaf: Any) -> bool:
@@ -145,6 +165,11 @@ def _differentiate(leaves: Sequence[Any], loss: Tensor | None) -> None:
     if not roots:
         return
     generator = torch.Generator().manual_seed(SEED)
-    drawn = [torch.randn(root.shape, generator=generator, dtype=torch.float32) for root in roots]
-    tangents = [torch.empty_like(root).copy_(numbers) for root, numbers in zip(roots, drawn, strict=True)]
-    torch.autograd.backward(roots, tangents)
+    torch.autograd.backward(roots, [_drawn(root.detach(), generator) for root in roots])
+
+
+def _drawn(like: Tensor, generator: torch.Generator) -> Any:
+    parts, spec = tree_flatten(like)
+    numbers = [torch.randn(part.shape, generator=generator, dtype=torch.float32) for part in parts]
+    pairs = zip(parts, numbers, strict=True)
+    return tree_unflatten([torch.empty_like(part).copy_(drawn) for part, drawn in pairs], spec)

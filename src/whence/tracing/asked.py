@@ -18,6 +18,8 @@ from whence._torch.dims import (
 )
 from whence._torch.trees import children_of
 from whence.errors import Fault, InvalidShapes
+from whence.program.convention import argument_parts
+from whence.program.signature import Part
 from whence.program.sizes import Dimension
 from whence.tracing.subject import Subject
 
@@ -88,10 +90,22 @@ def asked_sizes(
     wishes = dict(row for row in found if not isinstance(row, Fault))
     leaves = {leaf.position: leaf for leaf in _leaves(layout)}
     faults += _value_faults(wishes, leaves)
+    faults += _composed(wishes, argument_parts(args, dict(kwargs)))
     if faults:
         raise InvalidShapes.of(faults)
     free = {at: wish for at, wish in wishes.items() if wish.freedom is not Freedom.STATIC}
     return Asked(free, {at: leaves[at.position].size(at.dim) for at in free}, layout, further)
+
+
+def _composed(wishes: Mapping[Dimension, Wish], parts: Sequence[Part | None]) -> Iterator[Fault]:
+    """Sizes of tensors that are made of others: those of the whole would have to follow."""
+    for at, wish in wishes.items():
+        part = parts[at.position]
+        if part is not None and wish.freedom is not Freedom.STATIC:
+            yield Fault(
+                f"{at} is to vary, and is a size of a {part.type}",
+                remedy="write None for tensors that are made of others, or pass what they are made of",
+            )
 
 
 def _worked_out(subject: Subject, spec: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -207,7 +221,9 @@ def _of_leaf(leaf: Leaf, spec: Any, at: str) -> Found:
             yield leaf.dimension(None), wish
     else:
         what = f"{at} is {_written(spec)}, and {leaf.path} is a {type(leaf.value).__name__}"
-        yield Fault(what, remedy="only tensors and whole numbers can vary: write None there")
+        as_tensor = f"; pass torch.tensor({leaf.value!r}) for one that varies"
+        more = as_tensor if isinstance(leaf.value, bool | float | complex) else ""
+        yield Fault(what, remedy=f"only tensors and whole numbers can vary: write None there{more}")
 
 
 def _of_tensor(leaf: Leaf, spec: Any, at: str) -> Found:

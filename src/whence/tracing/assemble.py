@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd import history_of
 from whence._torch.graphs import graph_module
-from whence._torch.operators import draws, reads_memory
+from whence._torch.operators import ASSERT, draws, reads_memory
 from whence._torch.tensors import autocast_state
 from whence.program import (
     Absent,
@@ -23,6 +23,7 @@ from whence.program import (
     Named,
     Program,
     Structure,
+    Whole,
 )
 from whence.program.calls import Leaf
 from whence.program.convention import repeated_positions
@@ -30,6 +31,7 @@ from whence.program.origins import origin_of, set_origin
 from whence.program.preserving import preserved_calls
 from whence.schema import Phase
 from whence.tracing.attribution import custom_functions, without_operators
+from whence.tracing.composed import OPAQUE
 from whence.tracing.cutting import cut_gradients
 from whence.tracing.example import Example
 from whence.tracing.functional import Functional
@@ -40,7 +42,7 @@ from whence.tracing.record import Recorded
 from whence.tracing.replay.expand import Exchanged
 from whence.tracing.sharing import refuse_shared_writes
 from whence.tracing.subject import Subject, module_records
-from whence.tracing.tables import Values, signature_of
+from whence.tracing.tables import Values, signature_of, wholes_of
 
 _SCATTER = torch.ops.aten.as_strided_scatter.default
 _RRELU = torch.ops.aten.rrelu_with_noise_functional.default
@@ -58,10 +60,10 @@ def assemble(
     session, graph = recorded.session, recorded.session.recorder.graph
     layouts_read = _layouts_read(session.notes, functional)
     values = _final_values(recorded, functional)
-    custom = {} if recorded.roots else custom_functions(_histories(recorded.results))
+    custom = {} if recorded.backward.roots else custom_functions(_histories(recorded.results))
     opaque = without_operators(custom, session.notes)
     straight: frozenset[str] = frozenset()
-    if not recorded.roots:
+    if not recorded.backward.roots:
         straight = cut_gradients(graph, session.notes.marks, functional.sources, frozenset(custom))
     refuse_shared_writes(recorded, values)
     signature, outputs = signature_of(subject, example, recorded, values)
@@ -75,28 +77,23 @@ def assemble(
     _order_placeholders(graph, [row.name for row in signature.inputs])
     names = _present_names(graph, functional)
     _rename_forwards(graph, names)
+    wholes = wholes_of(subject, recorded)
     return Program(
         graph_module=graph_module({}, graph, subject.name),
         signature=signature,
         calls=_calls(recorded, names),
-        convention=Convention(
-            spec=example.spec,
-            leaves=tuple(node.meta["val"] for node in recorded.prepared.nodes),
-            paths=example.paths,
-            parameters=subject.parameters,
-            same=repeated_positions([id(x) if isinstance(x, Tensor) else None for x in example.leaves]),
-            reads_memory=any(map(reads_memory, _targets(graph))),
-        ),
+        convention=_convention(subject, example, recorded),
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
-        modules=module_records(subject, _tensor_names(recorded)),
-        state=_state(recorded, graph),
+        modules=module_records(subject, _tensor_names(recorded, wholes)),
+        state=_state(recorded, graph, wholes),
         name=subject.name,
-        has_backward=bool(recorded.roots),
+        has_backward=bool(recorded.backward.roots),
         seed=_seed_name(recorded),
         entry=int(subject.is_module),
         adjoints=_renamed_adjoints(exchanged.adjoints, names),
         opaque=_opaque(opaque, recorded, graph),
-        straight_through=straight | {node.name for node in functional.straight if not recorded.roots},
+        straight_through=straight
+        | {node.name for node in functional.straight if not recorded.backward.roots},
         asked=tuple(session.notes.asked),
         layouts_read=layouts_read,
         written=_written_between(functional),
@@ -105,6 +102,18 @@ def assemble(
         histories=_histories_of_inputs(values, functional),
         replay=session.replayer.report(),
         preserved=preserved,
+        wholes=wholes,
+    )
+
+
+def _convention(subject: Subject, example: Example, recorded: Recorded) -> Convention:
+    return Convention(
+        spec=example.spec,
+        leaves=tuple(node.meta["val"] for node in recorded.prepared.nodes),
+        paths=example.paths,
+        parameters=subject.parameters,
+        same=repeated_positions([id(x) if isinstance(x, Tensor) else None for x in example.leaves]),
+        reads_memory=any(map(reads_memory, _targets(recorded.session.recorder.graph))),
     )
 
 
@@ -126,10 +135,12 @@ def _final_values(recorded: Recorded, functional: Functional) -> Values:
     }
     written |= {placeholder: functional.final(node, last) for placeholder, node in recorded.reassigned}
     return Values(
-        loss=final(recorded.loss),
+        loss=final(recorded.backward.loss),
         results=tuple(map(final, recorded.result_nodes)),
         written=written,
-        gradients=tuple(None if node is None else functional.final(node) for node in recorded.gradients),
+        gradients=tuple(
+            None if node is None else functional.final(node) for node in recorded.backward.gradients
+        ),
     )
 
 
@@ -170,13 +181,13 @@ def _histories(results: Iterable[Any]) -> list[Any]:
 
 
 def _drop_unused(graph: fx.Graph, repeated: Set[fx.Node], keep: set[str]) -> None:
-    """Remove operations whose results nothing reads; those that draw random numbers stay, unless repeated."""
+    """Remove operations whose results nothing reads; those that draw or assert stay, unless repeated."""
     for node in reversed(list(graph.nodes)):
         if node.op == "output" or node.users:
             continue
         if node.name in keep:
             continue
-        if node not in repeated and draws(node.target, node.args, node.kwargs):
+        if node.target is ASSERT or (node not in repeated and draws(node.target, node.args, node.kwargs)):
             continue
         graph.erase_node(node)
 
@@ -277,9 +288,10 @@ def _opaque(functions: Mapping[int, str], recorded: Recorded, graph: fx.Graph) -
 
     A backward pass inside the model that is differentiated again unpacks saved results as detached tensors;
     autograd remembers where they came from, and the graph does not. The derivative of functional rrelu reads
-    the noise before it was drawn, and that of `as_strided_scatter` keeps only the written region.
+    the noise before it was drawn, and that of `as_strided_scatter` keeps only the written region. A tensor
+    that is made of others is differentiated as one, whatever its class does with the others.
     """
-    if recorded.roots:
+    if recorded.backward.roots:
         return ()
     notes = recorded.session.notes
     unpacked = any(node.users for node in notes.unpacked)
@@ -287,6 +299,7 @@ def _opaque(functions: Mapping[int, str], recorded: Recorded, graph: fx.Graph) -
         "a backward pass inside the model": unpacked,
         "rrelu in training": any(node.target is _RRELU for node in graph.nodes),
         "a write through as_strided": any(node.target is _SCATTER for node in graph.nodes),
+        OPAQUE: notes.composed,
     }
     named = [f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())]
     return (*named, *notes.hooks, *(reason for reason, found in reasons.items() if found))
@@ -299,20 +312,22 @@ def _result_leaves(recorded: Recorded, values: Values) -> tuple[Leaf, ...]:
     )
 
 
-def _tensor_names(recorded: Recorded) -> dict[int, str]:
+def _tensor_names(recorded: Recorded, wholes: Sequence[Whole]) -> dict[int, str]:
     names = {id(tensor): name for name, tensor in recorded.session.notes.literals.items()}
-    return names | {id(row.tensor): node.name for row, node in recorded.prepared.state}
+    names |= {id(row.tensor): node.name for row, node in recorded.prepared.state}
+    return names | {id(whole.tensor): whole.name for whole in wholes}
 
 
-def _state(recorded: Recorded, graph: fx.Graph) -> dict[str, Tensor]:
+def _state(recorded: Recorded, graph: fx.Graph, wholes: Sequence[Whole]) -> dict[str, Tensor]:
     state = {node.name: row.tensor for row, node in recorded.prepared.state}
     present = _placeholders(graph)
     literals = recorded.session.notes.literals
-    return state | {name: tensor for name, tensor in literals.items() if name in present}
+    state |= {name: tensor for name, tensor in literals.items() if name in present}
+    return state | {whole.name: whole.tensor for whole in wholes if whole.tensor is not None}
 
 
 def _seed_name(recorded: Recorded) -> str | None:
-    return recorded.roots[0][1].name if recorded.loss is not None else None
+    return recorded.backward.roots[0][1].name if recorded.backward.loss is not None else None
 
 
 def _renamed_adjoints(adjoints: Mapping[str, Adjoint], names: "_Names") -> dict[str, Adjoint]:

@@ -35,7 +35,7 @@ def attribute(recorded: Recorded) -> Gradients:
     for node in notes.order:
         if notes.marks[node].phase is Phase.FORWARD:
             set_origin(node, _seen(sites, notes, node, Phase.FORWARD))
-    roots = [(notes.keys.get(value), tangent) for value, tangent in recorded.roots]
+    roots = [(notes.keys.get(value), tangent) for value, tangent in recorded.backward.roots]
     gradients = follow(notes, roots, _seed_end(notes, recorded))
     makers = first_of_each_moment(notes)
     attribute_steps(notes, sites, gradients, makers)
@@ -149,7 +149,7 @@ def _attribute_rest(notes: Notes, sites: Sequence[CallSite], gradients: Gradient
 
 def _seed_end(notes: Notes, recorded: Recorded) -> int:
     """The position after the seed of the loss, if there is one."""
-    seeds = [tangent for _, tangent in recorded.roots if tangent.op != "placeholder"]
+    seeds = [tangent for _, tangent in recorded.backward.roots if tangent.op != "placeholder"]
     return notes.order.index(seeds[-1]) + 1 if seeds else _backward_start(notes)
 
 

@@ -7,15 +7,24 @@ from whence._torch.trees import GetAttrKey, SequenceKey, is_container, register_
 from whence.errors import UsageError
 
 _NAMES = ("DynamicCache", "StaticCache")
-_LAYERS = {"DynamicLayer": ("keys", "values"), "StaticLayer": ("keys", "values", "cumulative_length")}
-"""The layers that are nothing but these tensors, and what follows from them."""
+_LAYERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "DynamicLayer": (("keys", "values"), ()),
+    "DynamicSlidingWindowLayer": (("keys", "values", "cumulative_length"), ("sliding_window",)),
+    "StaticLayer": (("keys", "values", "cumulative_length"), ("max_cache_len",)),
+    "StaticSlidingWindowLayer": (
+        ("keys", "values", "cumulative_length", "cumulative_length_int"),
+        ("max_cache_len",),
+    ),
+}
+"""The layers that are nothing but these tensors and numbers, and what they are made with."""
 
 
 def register_caches() -> tuple[str, ...]:
     """Let transformers' `DynamicCache` and `StaticCache` be passed to captured models, and returned.
 
     It registers them with `torch.utils._pytree`, for the process, unless somebody has done so; call it before
-    `capture`. In a program a cache is its tensors: `kwargs['past_key_values'].layers[0].keys`. A captured
+    `capture`. In a program a cache is its tensors: `kwargs['past_key_values'].layers[0].keys`. Layers with a
+    sliding window count the tokens in a whole number, which is an input of its own and may vary. A captured
     model gives the new cache back and leaves the one that was passed as it was, but for tensors that it
     writes in place, as a static cache does. Returns the names of the classes that were registered. Raises
     `UsageError` without transformers.
@@ -35,15 +44,17 @@ def _flattened(cache: Any) -> tuple[list[tuple[Any, Any]], Any]:
     rows: list[tuple[Any, Any]] = []
     layers = []
     for number, layer in enumerate(cache.layers):
-        names = _LAYERS.get(type(layer).__name__)
-        if names is None:
+        known = _LAYERS.get(type(layer).__name__)
+        if known is None or getattr(layer, "record_past", False):
             raise UsageError(
                 f"a cache with a {type(layer).__name__} cannot be captured",
-                remedy="capture a model whose attention sees everything, or with use_cache=False",
+                remedy="capture a model whose attention sees everything or a window, or with use_cache=False",
             )
+        names, options = known
         held = tuple(name for name in names if getattr(layer, name) is not None)
         rows += [(_path(number, name), getattr(layer, name)) for name in held]
-        layers.append((type(layer), held, layer.is_initialized, getattr(layer, "max_cache_len", None)))
+        made_with = tuple((name, getattr(layer, name)) for name in options)
+        layers.append((type(layer), held, layer.is_initialized, made_with))
     return rows, (type(cache), tuple(layers), cache.layer_class_to_replicate)
 
 
@@ -62,8 +73,12 @@ def _restored(tensors: Any, context: Any) -> Any:
 
 
 def _layer(row: Any, tensors: Any) -> Any:
-    kind, held, initialised, longest = row
-    layer = kind() if longest is None else kind(max_cache_len=longest)
+    kind, held, initialised, made_with = row
+    options = dict(made_with)
+    longest = options.get("max_cache_len")
+    if "cumulative_length_int" in held:  # it asks for the window, and keeps the shorter of the two
+        options["sliding_window"] = longest
+    layer = kind(**options)
     for name in held:
         setattr(layer, name, next(tensors))
     layer.is_initialized = initialised

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from whence._torch.composed import is_composed
 from whence._torch.modes import modes_restored
 from whence._torch.patching import patches_undone
 from whence._torch.sharding import sharding_put_aside
@@ -15,6 +16,7 @@ from whence.program.observed import Observed
 from whence.program.wellformed import check
 from whence.tracing.assemble import assemble
 from whence.tracing.attribution import attribute
+from whence.tracing.composed import COMPOSED
 from whence.tracing.example import Given, example_of
 from whence.tracing.functional import functionalize
 from whence.tracing.interrupts import Interrupts
@@ -88,6 +90,8 @@ def _captured(
     modules = [module for _, module in subject.named_modules()]
     with sharding_put_aside(modules, mode_of(example, state)) as sharded:
         subject = materialised(subject, example, interrupts)
+        if example.wholes or any(is_composed(row.tensor) for row in state):
+            reuse = replace(reuse, without={**reuse.without, None: COMPOSED})
         recorded = record(subject, example, backward, interrupts, reuse)
         with keeping_what_was_recorded(recorded.session):
             gradients = attribute(recorded)

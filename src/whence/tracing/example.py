@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.recording import is_wrapper_subclass
-from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten
+from whence._torch.composed import is_composed, kind_of, untraceable
+from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten, whole_leaves
 from whence.errors import Fault, InputMismatch, UnsupportedInput
 from whence.program.binding import binding_faults
-from whence.program.convention import names_of, paths_of
+from whence.program.convention import argument_parts, names_of, paths_of, whole_paths_of
+from whence.program.signature import Part
 from whence.tracing.asked import Asked, asked_sizes
 from whence.tracing.subject import Subject
 
@@ -40,7 +41,8 @@ class Given:
 class Example:
     """The inputs a capture runs on: their structure, and for every leaf its value, path and name.
 
-    `asked` says which sizes may vary; None where nobody asked, and all are numbers.
+    `asked` says which sizes may vary; None where nobody asked, and all are numbers. `wholes` are the tensors
+    that are made of others, and `parts` says for every leaf whether it is one of theirs.
     """
 
     spec: TreeSpec
@@ -48,6 +50,8 @@ class Example:
     paths: tuple[str, ...]
     names: tuple[str, ...]
     asked: Asked | None = None
+    wholes: tuple[Tensor, ...] = ()
+    parts: tuple[Part | None, ...] = ()
 
     def with_leaves(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` of the same structure over other leaves."""
@@ -59,13 +63,23 @@ def example_of(subject: Subject, given: Given) -> Example:
     """Check and flatten example inputs; raises `InputMismatch` or `UnsupportedInput`, naming all."""
     args, kwargs = _checked(given.args, given.kwargs)
     _bind(subject, args, kwargs)
-    leaves, spec = tree_flatten((args, kwargs))
-    paths = paths_of(args, kwargs)
-    faults = [fault for pair in zip(paths, leaves, strict=True) for fault in _faults(*pair)]
+    held = whole_leaves((args, kwargs))
+    faults = [f for pair in zip(whole_paths_of(args, kwargs), held, strict=True) for f in _faults(*pair)]
     if faults:
         raise UnsupportedInput.of(faults)
+    leaves, spec = tree_flatten((args, kwargs))
+    paths = paths_of(args, kwargs)
     asked = asked_sizes(subject, paths, args, kwargs, given.dynamic_shapes)
-    return Example(spec, tuple(leaves), paths, names_of(args, kwargs, subject.parameters), asked)
+    wholes = tuple(leaf for leaf in held if is_composed(leaf))
+    return Example(
+        spec,
+        tuple(leaves),
+        paths,
+        names_of(args, kwargs, subject.parameters),
+        asked,
+        wholes,
+        argument_parts(args, kwargs),
+    )
 
 
 def _checked(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -109,12 +123,8 @@ def _readable(parameters: inspect.Signature) -> str:
 
 
 def _faults(path: str, leaf: Any) -> Iterator[Fault]:
-    if isinstance(leaf, Tensor) and is_wrapper_subclass(leaf):
-        yield Fault(
-            f"{path} is a {type(leaf).__name__}",
-            why="a tensor made of other tensors has a layout that the signature does not describe",
-            remedy="capture the model with plain tensors",
-        )
+    if isinstance(leaf, Tensor) and (found := untraceable(leaf)):
+        yield Fault(f"{path} is a {kind_of(leaf)}", why=found[0], remedy=found[1])
     elif not isinstance(leaf, Tensor) and not is_constant(leaf):
         yield Fault(
             f"{path} is a {type(leaf).__name__}",

@@ -80,7 +80,7 @@ class _Producers:
 
     def scope(self, key: GradientKey) -> int:
         """The program itself for leaves."""
-        identity, index = key
+        identity, index, *_ = key
         return PROGRAM if index < 0 else self._scopes.get(identity, PROGRAM)
 
 

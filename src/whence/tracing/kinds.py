@@ -2,12 +2,12 @@
 
 from torch import nn
 
+from whence._torch.composed import kind_of, untraceable
 from whence._torch.hooks import has_own_hooks
 from whence._torch.lazy import uninitialised
-from whence._torch.recording import is_wrapper_subclass
 from whence._torch.scripting import is_packed_weight
 from whence._torch.wrappers import processes_averaged
-from whence.errors import NotCallable, Place, UnsupportedHook, UnsupportedInput, UnsupportedModule
+from whence.errors import Fault, NotCallable, Place, UnsupportedHook, UnsupportedInput, UnsupportedModule
 from whence.provenance import ModulePath
 from whence.tracing.subject import Subject, loose_tensors, state_tensors, things_held
 
@@ -40,25 +40,27 @@ def _described(path: ModulePath, module: nn.Module) -> str:
 
 
 def _refuse_subclasses(subject: Subject) -> None:
-    """Quantised weights, DTensors and other tensors that are made of tensors."""
+    """Tensors whose operations a recording does not see, and packed weights."""
     held = {row.paths[0]: row.tensor for row in state_tensors(subject)}
     held |= dict(loose_tensors(subject))
-    packed = [
-        f"{path.child(name)} is a packed quantised weight"
+    faults = [
+        Fault(
+            f"{path.child(name)} is a packed quantised weight",
+            where=Place(str(path)),
+            why="its numbers are kept in the form of one backend, where no operation finds them",
+            remedy="capture the model before it is quantised, or quantise it with tensor subclasses",
+        )
         for path, module in subject.named_modules()
         for name, value in things_held(module)
         if is_packed_weight(value)
     ]
-    found = [
-        f"{path} is a {type(tensor).__name__}" for path, tensor in held.items() if is_wrapper_subclass(tensor)
+    faults += [
+        Fault(f"{path} is a {kind_of(tensor)}", where=Place(str(path.parent)), why=found[0], remedy=found[1])
+        for path, tensor in held.items()
+        if (found := untraceable(tensor))
     ]
-    if found or packed:
-        raise UnsupportedInput(
-            "; ".join((*found, *packed)),
-            why="a tensor made of other tensors, or packed for one backend, has a layout that the signature "
-            "does not describe",
-            remedy="capture the model with plain tensors, before it is quantised or distributed",
-        )
+    if faults:
+        raise UnsupportedInput.of(faults)
 
 
 def _refuse_averaging(subject: Subject) -> None:

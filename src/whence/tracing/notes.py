@@ -77,7 +77,8 @@ class Notes:
     """Everything written down in one capture.
 
     `inputs` says of placeholders what they are. `literals` are tensors from outside the model by the names of
-    their placeholders, `made` those among them that the model made of numbers while it ran.
+    their placeholders, `made` those among them that the model made of numbers while it ran. `composed` is
+    true once an operation got a tensor that is made of others.
     """
 
     order: list[fx.Node] = field(default_factory=list)
@@ -95,6 +96,7 @@ class Notes:
     draws: list[fx.Node] = field(default_factory=list)
     redraws: dict[fx.Node, fx.Node | None] = field(default_factory=dict)
     unpacked: list[fx.Node] = field(default_factory=list)
+    composed: bool = False
 
     @property
     def parents(self) -> list[int]:

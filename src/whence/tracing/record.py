@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from whence._torch.autograd import gradient_key, run_backward
 from whence._torch.checkpoints import observed_checkpoints
 from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
+from whence._torch.composed import is_composed, layout_of, sizes_are_known
 from whence._torch.hooks import gradient_hooks
 from whence._torch.modes import modes_restored
 from whence._torch.module_calls import CallObserver, observed_modules
@@ -20,21 +20,25 @@ from whence._torch.recording import FakeTensorMode, fake_mode_of
 from whence._torch.saving import observed_packing
 from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
-from whence._torch.trees import TreeSpec, tree_flatten
+from whence._torch.trees import TreeSpec, tree_flatten, whole_leaves
 from whence.errors import InvalidLoss, Place, UnsupportedHook, UnsupportedInput
+from whence.program.convention import parts_in
 from whence.program.naming import state_name
-from whence.schema import InputKind, Phase
+from whence.program.signature import Part
+from whence.schema import InputKind
+from whence.tracing.backward import Backward, differentiate
 from whence.tracing.example import Example, is_plain_constant
 from whence.tracing.frames import SourceFinder, beginning_of
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.kinds import refuse_kinds
 from whence.tracing.modules import Lines, changes_reported, kept_of, reassigned_buffers, way_back
 from whence.tracing.partial import keeping_what_was_recorded
+from whence.tracing.prepared import Prepared, fake_arguments, wholes_of_arguments, wholes_of_state
 from whence.tracing.replay.rehearsing import rehearsed
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.session import Session
 from whence.tracing.sideeffects import SideEffects
-from whence.tracing.subject import StateTensor, Subject, attribute_names, state_tensors
+from whence.tracing.subject import StateTensor, Subject, attribute_names, plain_tensors, state_tensors
 from whence.tracing.symbols import Symbols, symbols_for
 from whence.tracing.undoing import Undoing
 from whence.tracing.valuereads import INPUT
@@ -43,32 +47,10 @@ Loss = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """The inputs of a run: state tensors and fake user inputs, each with its placeholder."""
-
-    state: tuple[tuple[StateTensor, fx.Node], ...]
-    originals: tuple[Any, ...]
-    leaves: tuple[Any, ...]
-    nodes: tuple[fx.Node, ...]
-
-    def differentiable(self) -> list[tuple[Tensor, fx.Node]]:
-        """Every tensor that requires a gradient, state first, once each."""
-        state = [(row.tensor, node) for row, node in self.state]
-        user = [
-            (leaf, node)
-            for leaf, node in zip(self.leaves, self.nodes, strict=True)
-            if isinstance(leaf, Tensor)
-        ]
-        unique = {id(tensor): (tensor, node) for tensor, node in reversed([*state, *user])}
-        return [pair for pair in reversed(unique.values()) if gradient_key(pair[0]) is not None]
-
-
-@dataclass(frozen=True)
 class Recorded:
     """One finished run: the notes, and which nodes are results, tangents and gradients.
 
-    `reassigned` pairs the placeholder of a buffer with the node that replaced it. `roots` pairs each value
-    that the backward pass starts from with its gradient.
+    `reassigned` pairs the placeholder of a buffer with the node that replaced it.
     """
 
     session: Session
@@ -76,12 +58,9 @@ class Recorded:
     result_spec: TreeSpec
     results: tuple[Any, ...]
     result_nodes: tuple[fx.Node | None, ...]
+    result_parts: tuple[Part | None, ...]
     reassigned: tuple[tuple[fx.Node, fx.Node], ...]
-    loss: fx.Node | None = None
-    tangents: tuple[tuple[int, fx.Node], ...] = ()
-    roots: tuple[tuple[fx.Node, fx.Node], ...] = ()
-    targets: tuple[fx.Node, ...] = ()
-    gradients: tuple[fx.Node | None, ...] = ()
+    backward: Backward = field(default_factory=Backward)
 
 
 def record(
@@ -111,7 +90,7 @@ def rehearse(
     session = _session(subject, example, state, Lines(), interrupts, Reuse(wanted=False))
     prepared = _prepare(session, example, state)
     with _listening(session, observing(session)), session.recorder.active():
-        _run(session, subject, example.with_leaves(list(prepared.leaves)))
+        _run(session, subject, prepared.arguments)
 
 
 def _session(
@@ -165,26 +144,32 @@ def _recorded(
             torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled())
         )
         active.enter_context(session.recorder.active())
-        result = _run(session, subject, example.with_leaves(list(prepared.leaves)))
+        result = _run(session, subject, prepared.arguments)
         loss = _loss(session, backward, result) if callable(backward) else None
-        forward = _forward_half(session, subject, prepared, result)
-        recorded = _with_backward(session, forward, prepared, loss) if backward else forward
+        recorded = _forward_half(session, subject, prepared, result)
+        if backward:
+            recorded = replace(
+                recorded, backward=differentiate(session, whole_leaves(result), prepared, loss)
+            )
         session.replayer.check(recorded.result_nodes)
         return recorded
 
 
 def _prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:
     leaves, nodes = _user_placeholders(session, example)
-    adopted = tuple((row, session.recorder.adopt(row.tensor, _name_of(row))) for row in state)
+    plain = plain_tensors(state)
+    adopted = tuple((row, session.recorder.adopt(row.tensor, _name_of(row))) for row in plain)
     described = [
         (node, f"{INPUT} `{node.name}` ({path})") for node, path in zip(nodes, example.paths, strict=True)
     ]
     described += [(node, f"the {_kind_of(row).value} {row.paths[0]}") for row, node in adopted]
     session.notes.inputs.update(described)
-    for tensor, _ in (
-        prepared := Prepared(adopted, example.leaves, tuple(leaves), tuple(nodes))
-    ).differentiable():
+    arguments, twins = fake_arguments(example, leaves)
+    wholes = [*wholes_of_state(state, adopted), *wholes_of_arguments(example, twins, leaves, nodes)]
+    prepared = Prepared(adopted, example.leaves, tuple(leaves), tuple(nodes), arguments, tuple(wholes))
+    for tensor, _ in prepared.differentiable():
         session.note_key(tensor)
+    session.announce([whole.tensor for whole in wholes])
     return prepared
 
 
@@ -209,7 +194,7 @@ def _surroundings_kept(
     """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
     modules = kept_of((*subject.named_modules(), *subject.named_wrappers()))
     side_effects = SideEffects(subject, state)
-    tensors = [row.tensor for row in state]
+    tensors = [row.tensor for row in (*state, *(row for row in plain_tensors(state) if row.access))]
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
     undoing.later(
         lambda: clear_autocast_cache(forced=not undoing.finished),
@@ -297,6 +282,13 @@ def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
             where=where,
             remedy="reduce it: loss.mean() or loss.sum(); for several outputs use backward=True",
         )
+    if is_composed(loss):
+        raise InvalidLoss(
+            f"the loss is a {type(loss).__name__}",
+            where=where,
+            why="the backward begins at one number",
+            remedy="make a plain tensor of it: loss.full_tensor() of a DTensor",
+        )
     if not loss.requires_grad:
         raise InvalidLoss(
             "the loss does not require a gradient",
@@ -308,8 +300,9 @@ def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
 
 
 def _forward_half(session: Session, subject: Subject, prepared: Prepared, result: Any) -> Recorded:
+    _refuse_results(subject, whole_leaves(result))
+    session.note_wholes(result)
     leaves, spec = tree_flatten(result)
-    _refuse_results(subject, leaves)
     leaves = [number_of(leaf) if _is_number(leaf) else leaf for leaf in leaves]
     nodes = tuple(session.held(leaf) for leaf in leaves)
     placeholders = {id(row.tensor): node for row, node in prepared.state}
@@ -319,6 +312,7 @@ def _forward_half(session: Session, subject: Subject, prepared: Prepared, result
         result_spec=spec,
         results=tuple(leaves),
         result_nodes=nodes,
+        result_parts=tuple(parts_in(result, "output")),
         reassigned=tuple(
             (placeholders[id(before)], node)
             for before, after in reassigned_buffers(subject, prepared.state)
@@ -332,6 +326,14 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
+    unknown = [leaf for leaf in leaves if is_composed(leaf) and not sizes_are_known(layout_of(leaf))]
+    if unknown:
+        raise UnsupportedInput(
+            f"{subject.name} returned a {type(unknown[0]).__name__} with a size that varies",
+            where=subject.place,
+            why="the size is none of those of the tensors that it is made of, and could not be told in a run",
+            remedy="return a plain tensor, or capture it with fixed sizes",
+        )
     lost = [
         leaf for leaf in leaves if not isinstance(leaf, (Tensor, *SYMBOLIC)) and not is_plain_constant(leaf)
     ]
@@ -346,54 +348,3 @@ def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
         remedy="return tensors in a tuple, dict or dataclass, or register the class with pytree; caches of "
         "transformers are left out with use_cache=False",
     )
-
-
-def _with_backward(session: Session, forward: Recorded, prepared: Prepared, loss: Tensor | None) -> Recorded:
-    wanted = [*prepared.differentiable(), *session.differentiable_literals()]
-    if not wanted:
-        raise InvalidLoss(
-            "nothing requires a gradient",
-            why="no parameter, buffer, input or tensor from outside does",
-            remedy="check requires_grad of the parameters, or capture the forward only",
-        )
-    session.phase = Phase.BACKWARD
-    session.arrived.clear()
-    if loss is not None:
-        loss_node = session.known(loss)
-        seed = torch.ones_like(loss, memory_format=torch.preserve_format)
-        session.arrived.update(filter(None, [gradient_key(loss)]))
-        with session.blaming("the backward"):
-            gradients = run_backward([loss], [tensor for tensor, _ in wanted], [seed], session)
-        tangents: tuple[tuple[int, fx.Node], ...] = ()
-        roots: tuple[tuple[fx.Node, fx.Node], ...] = ((loss_node, session.known(seed)),)
-    else:
-        outputs = [(i, leaf) for i, leaf in enumerate(forward.results) if _is_differentiable(leaf)]
-        if not outputs:
-            raise InvalidLoss(
-                "no output requires a gradient",
-                why="backward=True asks for the gradients of the outputs",
-                remedy="check requires_grad of the parameters, no_grad blocks and .detach() calls",
-            )
-        fakes = [session.recorder.tangent(leaf, f"tangent_{i}") for i, leaf in outputs]
-        tangents = tuple((i, node) for (i, _), (_, node) in zip(outputs, fakes, strict=True))
-        roots = tuple(
-            (session.known(leaf), node) for (_, leaf), (_, node) in zip(outputs, fakes, strict=True)
-        )
-        tensors = [tensor for tensor, _ in wanted]
-        session.arrived.update(key for _, leaf in outputs if (key := gradient_key(leaf)) is not None)
-        with session.blaming("the backward"):
-            gradients = run_backward(
-                [leaf for _, leaf in outputs], tensors, [fake for fake, _ in fakes], session
-            )
-    return replace(
-        forward,
-        loss=None if loss is None else loss_node,
-        tangents=tangents,
-        roots=roots,
-        targets=tuple(node for _, node in wanted),
-        gradients=tuple(None if gradient is None else session.known(gradient) for gradient in gradients),
-    )
-
-
-def _is_differentiable(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and gradient_key(leaf) is not None

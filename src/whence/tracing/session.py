@@ -24,16 +24,15 @@ from whence._torch.autograd import (
 )
 from whence._torch.hooks import described
 from whence._torch.module_calls import ObservedCall
-from whence._torch.operators import draws, op_name
+from whence._torch.operators import draws
 from whence._torch.recording import FakeTensorMode, Recorder
-from whence._torch.sizes import SYMBOLIC, UnknownSize, is_symbolic, number_of, unknown_condition
+from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of, unknown_size
 from whence._torch.trees import tree_flatten
 from whence.errors import (
     DataDependent,
     Place,
     UnsupportedGenerator,
     UnsupportedHook,
-    UnsupportedInput,
     UnsupportedMutation,
 )
 from whence.program import Absent, Constant, Named, Structure
@@ -41,12 +40,14 @@ from whence.provenance import CallSite, ModulePath, Source
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.callnames import CallNames
+from whence.tracing.composed import COMPOSED, gradient_lost, in_parts, keys_of_parts
 from whence.tracing.frames import SourceFinder
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.modules import Lines
 from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
 from whence.tracing.noting import Noting
 from whence.tracing.reads import Reads
+from whence.tracing.refusals import data_replaced, generator_met
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.replay.template import Doubt
@@ -85,6 +86,7 @@ class Session:
         self._alive: list[object] = []
         self._started: list[tuple[Node, int, tuple[fx.Node | None, ...]]] = []
         self._known_tensors: dict[int, str] = {}
+        self._wholes: set[int] = set()
         self._repeats: list[Repeat] = []
         self._signatures: dict[type, inspect.Signature | None] = {}
         self._failed: int | None = None
@@ -223,6 +225,7 @@ class Session:
     # --- values --------------------------------------------------------------------------------------
 
     def _structure(self, value: Any) -> Structure:
+        self.note_wholes(value)
         leaves, spec = tree_flatten(value)
         return Structure(spec, tuple(self._leaf(leaf) for leaf in leaves))
 
@@ -232,10 +235,8 @@ class Session:
             return Absent("a tensor the capture does not know") if node is None else Named(node.name)
         if is_symbolic(leaf) and self.recorder.sizes is not None:
             return Named(self.recorder.sizes.argument(leaf).name)
-        if isinstance(leaf, SYMBOLIC):
-            return Constant(number_of(leaf))
-        if isinstance(leaf, _PLAIN):
-            return Constant(leaf)
+        if isinstance(leaf, (*SYMBOLIC, *_PLAIN)):
+            return Constant(number_of(leaf) if isinstance(leaf, SYMBOLIC) else leaf)
         return Absent(f"an object of type {type(leaf).__name__}")
 
     def note_key(self, tensor: Tensor) -> fx.Node | None:
@@ -245,6 +246,19 @@ class Session:
             self._alive += (tensor, history_of(tensor))
             self.notes.keys[node] = key
         return node
+
+    def note_wholes(self, value: Any) -> None:
+        """As `note_key`, for each tensor in a value that is made of others: its gradient arrives in parts."""
+        for whole, tensor, key in keys_of_parts(value):
+            node = self.recorder.node_of(tensor)
+            if node is not None and node not in self.notes.keys:
+                self._alive += (whole, history_of(whole))
+                self.notes.keys[node] = key
+
+    def announce(self, wholes: list[Tensor]) -> None:
+        """Tensors that are made of others, whose gradients are outputs of the program."""
+        self._wholes.update(map(id, wholes))
+        self.note_wholes(wholes)
 
     def known(self, tensor: Tensor) -> fx.Node:
         """As `met`, noting where its gradient will be collected."""
@@ -309,6 +323,10 @@ class Session:
         self.recorded(node)
         self.notes.marks[node] = replace(self.notes.marks[node], moment=-1, cut=())
 
+    def required(self, condition: str) -> str:
+        """What a run says where a condition that the model states does not hold."""
+        return f"{condition} does not hold, and torch._check requires it ({self.here()})"
+
     def user_of_sizes(self) -> object:
         """The module call in the forward; in the backward, or one that is rehearsed, the autograd node."""
         if self.phase is Phase.FORWARD:
@@ -346,12 +364,9 @@ class Session:
         """A gradient hook on an activation is part of the backward; one on a parameter would stay there."""
         name = described(hook)
         if isinstance(tensor, nn.Parameter):
-            raise UnsupportedHook(
-                f"the gradient hook {name} is put on a parameter while the model runs",
-                where=self.here(),
-                why="it would stay on the parameter, once for every run",
-                remedy="register it once, outside forward",
-            )
+            what = f"the gradient hook {name} is put on a parameter while the model runs"
+            why, remedy = "it would stay there, once for every run", "register it once, outside forward"
+            raise UnsupportedHook(what, where=self.here(), why=why, remedy=remedy)
         self.notes.hooks[f"the gradient hook {name}"] = None
 
     def layout_read(self, tensor: Tensor) -> None:
@@ -375,12 +390,13 @@ class Session:
 
     def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
         """An autograd node begins: what is recorded until it ends is its backward."""
-        self._started.append((node, len(self.notes.order), self._nodes(received)))
+        self._started.append((node, len(self.notes.order), self._nodes(in_parts((), received)[1])))
 
     def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> None:
         """An autograd node has ended: note what it hands on, edge by edge."""
         _, start, received = self._started.pop()
-        keys, handed = tuple(keys_out(node)), self._nodes(produced)
+        keys, plain = in_parts(keys_out(node), produced)
+        handed = self._nodes(plain)
         scopes, self.replayer.handed_on = self.replayer.handed_on, None
         self.notes.steps.append(Step(node, start, len(self.notes.order), received, handed, keys, scopes))
         self.arrived.update(key for key, value in zip(keys, handed, strict=False) if key and value)
@@ -418,8 +434,10 @@ class Session:
         with Noting(name, self.here_failed, self.notes.asked):
             try:
                 yield
-            except UnknownSize as error:
-                raise size_unknown(*unknown_condition(error), self.here_failed(error)) from error
+            except RuntimeError as error:
+                if (unknown := unknown_size(error)) is None:
+                    raise
+                raise size_unknown(*unknown, self.here_failed(error)) from error
 
     def here(self) -> Place:
         """The module that is running and the user's line."""
@@ -458,30 +476,19 @@ class Session:
 
     def data_replaced(self, _tensor: Tensor) -> UnsupportedMutation:
         """The error for `tensor.data = …` on a tensor of the model."""
-        return UnsupportedMutation(
-            "the model puts other data under one of its own tensors",
-            where=self.here(),
-            why="`.data = …` changes the tensor behind autograd and dispatcher, where a capture sees nothing",
-            remedy="write with tensor.data.copy_(…), or under torch.no_grad()",
-        )
+        return data_replaced(self.here())
 
     def generator_met(self, operation: object) -> UnsupportedGenerator:
         """The error for an operation with a random generator of its own."""
-        return UnsupportedGenerator(
-            f"{op_name(operation)} draws from a generator of its own",
-            where=self.here(),
-            why="a program draws from the default generator; another one is an object outside the graph",
-            remedy="draw from the default generator, or pass the drawn tensor in as an input",
-        )
+        return generator_met(operation, self.here())
 
-    def subclass_met(self, tensor: Tensor) -> UnsupportedInput:
-        """The error for a tensor that is made of other tensors."""
-        return UnsupportedInput(
-            f"{type(tensor).__name__} tensors cannot be captured yet",
-            where=self.here(),
-            why="a tensor subclass made of other tensors has a layout that the signature does not describe",
-            remedy="capture the model with plain tensors",
-        )
+    def composed_met(self, tensor: Tensor) -> None:
+        """One from outside that requires a gradient would get none: raises `UnsupportedInput`."""
+        self.notes.composed = True
+        self.replayer.distrust(COMPOSED)
+        differentiated = torch.is_grad_enabled() and self.phase is Phase.FORWARD
+        if differentiated and tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._wholes:
+            raise gradient_lost(tensor, self.here())
 
 
 def _ignore(_result: Any) -> None:

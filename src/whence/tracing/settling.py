@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from whence._torch.dims import Wish
-from whence._torch.sizes import Found, SizeEnvironment
 from whence.errors import CallError, InvalidShapes
 from whence.program import Convention, Program
 from whence.program.sizes import ZERO_ONE, Asker, Dimension, Reading, Sized, SizeRule, Sizes, shape_of, sized
@@ -16,6 +15,9 @@ from whence.tracing.example import Example
 from whence.tracing.record import Recorded
 from whence.tracing.specialised import asker, refuse_less
 from whence.tracing.symbols import size_names
+
+if TYPE_CHECKING:
+    from whence._torch.size_environment import Found, SizeEnvironment
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,10 @@ class Settled:
     """
 
     asked: Asked
-    environment: SizeEnvironment
+    environment: "SizeEnvironment"
     names: Mapping[Dimension, str]
     readings: tuple[Reading, ...]
-    decisions: tuple[Found, ...]
+    decisions: tuple["Found", ...]
 
 
 def with_sizes(program: Program, example: Example, recorded: Recorded) -> Program:
@@ -72,7 +74,7 @@ def _shape(settled: Settled, position: int, leaf: Any) -> tuple[Sized, ...] | No
     return tuple(str(size) if dim in asked else size for dim, size in enumerate(shape_of(leaf)))
 
 
-def _settled(environment: SizeEnvironment, asked: Asked, names: Mapping[Dimension, str]) -> Settled:
+def _settled(environment: "SizeEnvironment", asked: Asked, names: Mapping[Dimension, str]) -> Settled:
     free = {name for name, symbol in environment.bases.items() if environment.is_free(symbol)}
     readings: dict[str, Reading] = {}
     for at, name in names.items():
@@ -108,7 +110,13 @@ def _equal(
         return SizeRule((at, base), condition, _related(at, wish, name, base), Asker(asked=wish.text))
     symbol = settled.environment.bases.get(name)
     by = Asker(asked=ZERO_ONE) if symbol is None else asker(settled.environment.cause_of(symbol))
-    return SizeRule((at,), condition, condition.partition(" == ")[2], by)
+    size = condition.partition(" == ")[2]
+    base = next(
+        (there for there, reading in own.items() if reading.name == size and reading.scale == 1), None
+    )
+    if base is not None and not settled.asked.wishes[base].is_derived:
+        return SizeRule((at, base), condition, f"what {base} is", by)
+    return SizeRule((at,), condition, size, by)
 
 
 def _related(at: Dimension, wish: Wish, name: str, base: Dimension) -> str:
@@ -130,7 +138,7 @@ def _dimension(wish: Wish, base: int) -> int:
     return base * wish.scale + wish.offset
 
 
-def _decided(settled: Settled, found: Found) -> SizeRule | None:
+def _decided(settled: Settled, found: "Found") -> SizeRule | None:
     concerned = [at for at, name in settled.names.items() if name in found.names]
     if not concerned:
         return None

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whence._torch.dims import Freedom, Wish, dim_of, written
-from whence._torch.sizes import Decision, SizeEnvironment, divisor_of, linear
 from whence.errors import Fault, Place, SpecialisedShapes
 from whence.program.sizes import ZERO_ONE, Asker, Dimension, Restriction
 from whence.tracing.asked import Asked, Layout, Leaf
+
+if TYPE_CHECKING:
+    from whence._torch.size_environment import Decision, SizeEnvironment
 
 _SMALLEST = 2
 """Sizes below it are special for broadcasting: to leave them out is said, and is no error."""
@@ -20,11 +22,11 @@ class Less:
 
     kind: str
     allowed: str
-    decision: Decision | None
+    decision: "Decision | None"
     wish: Wish
 
 
-def refuse_less(environment: SizeEnvironment, asked: Asked, names: Mapping[Dimension, str]) -> None:
+def refuse_less(environment: "SizeEnvironment", asked: Asked, names: Mapping[Dimension, str]) -> None:
     """Raise `SpecialisedShapes` where less is allowed than was asked for."""
     firm = {at: wish for at, wish in asked.wishes.items() if wish.freedom is not Freedom.AUTO}
     less = {at: found for at in firm if (found := _less(environment, asked, names, at)) is not None}
@@ -42,14 +44,14 @@ def refuse_less(environment: SizeEnvironment, asked: Asked, names: Mapping[Dimen
     raise error
 
 
-def asker(decision: Decision | None) -> Asker:
+def asker(decision: "Decision | None") -> Asker:
     """The line of code that decided, and the module it ran in."""
     module, source = (None, None) if decision is None or decision.place is None else decision.place
     return Asker(module=module, source=source)
 
 
 def _less(
-    environment: SizeEnvironment, asked: Asked, names: Mapping[Dimension, str], at: Dimension
+    environment: "SizeEnvironment", asked: Asked, names: Mapping[Dimension, str], at: Dimension
 ) -> Less | None:
     wish, symbol = asked.wishes[at], environment.bases.get(names[at])
     if symbol is None:
@@ -66,10 +68,12 @@ def _less(
     return _narrowed(environment, wish, symbol) or _multiple(environment, wish)
 
 
-def _tied(environment: SizeEnvironment, asked: Asked, names: Mapping[Dimension, str], at: Dimension) -> Less:
+def _tied(
+    environment: "SizeEnvironment", asked: Asked, names: Mapping[Dimension, str], at: Dimension
+) -> Less:
     """A size that is always made of another one."""
     wish, symbol = asked.wishes[at], environment.bases[names[at]]
-    found = linear(environment.replace(symbol))
+    found = environment.linear(symbol)
     other = None if found is None else environment.names[found[0]]
     there = next((place for place, name in names.items() if name == other), None)
     cause = environment.cause_of(symbol)
@@ -84,7 +88,7 @@ def _tied(environment: SizeEnvironment, asked: Asked, names: Mapping[Dimension, 
     return Less("tied", words, cause, changed)
 
 
-def _narrowed(environment: SizeEnvironment, wish: Wish, symbol: Any) -> Less | None:
+def _narrowed(environment: "SizeEnvironment", wish: Wish, symbol: Any) -> Less | None:
     low, high = environment.range_of(symbol)
     lowest, highest = wish.low or 0, wish.high
     too_low = low > max(lowest, _SMALLEST)
@@ -99,9 +103,9 @@ def _narrowed(environment: SizeEnvironment, wish: Wish, symbol: Any) -> Less | N
     return Less("narrowed", words, cause, replace(wish, low=low, high=high))
 
 
-def _multiple(environment: SizeEnvironment, wish: Wish) -> Less | None:
+def _multiple(environment: "SizeEnvironment", wish: Wish) -> Less | None:
     for found in environment.found():
-        divisor = divisor_of(found)
+        divisor = found.divisor
         if found.names == {wish.name} and divisor is not None:
             low = -(-(wish.low or 0) // divisor)
             high = None if wish.high is None else wish.high // divisor
@@ -121,7 +125,7 @@ _VERBS = {
 
 
 def _restriction(
-    environment: SizeEnvironment, at: Dimension, wish: Wish, less: Less, symbol: Any
+    environment: "SizeEnvironment", at: Dimension, wish: Wish, less: Less, symbol: Any
 ) -> Restriction:
     names_no_symbol = less.decision is None and less.kind == "fixed"
     return Restriction(
@@ -136,7 +140,7 @@ def _restriction(
     )
 
 
-def _question(environment: SizeEnvironment, decision: Decision | None, symbol: Any) -> str:
+def _question(environment: "SizeEnvironment", decision: "Decision | None", symbol: Any) -> str:
     """What the code did with the size."""
     if decision is None:
         return "required it"

@@ -3,8 +3,8 @@
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from whence._torch.attribute_reads import own_attributes
+from whence._torch.composed import plain_parts
 from whence._torch.scripting import is_scripted
 from whence._torch.sharding import lasting_parameters, name_of_class
 from whence._torch.wrappers import seen_through, wrappers_around
@@ -219,18 +220,38 @@ def things_held(module: nn.Module) -> list[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A parameter, buffer or tensor attribute of the model, under all its names."""
+    """A parameter, buffer or tensor attribute of the model, under all its names.
+
+    Of one that is made of other tensors, `access` leads from the whole to this one.
+    """
 
     tensor: Tensor
     paths: tuple[ModulePath, ...]
     is_parameter: bool
     persistent: bool
     owner: str
+    access: tuple[str, ...] = ()
+    whole: "StateTensor | None" = None
 
     @property
     def is_initialised(self) -> bool:
         """Whether it has a shape; what belongs to a lazy module gets one in its first call."""
         return not is_lazy(self.tensor)
+
+
+def plain_tensors(state: Sequence[StateTensor]) -> list[StateTensor]:
+    """Every plain tensor of the state: those that tensors are made of, in the place of these, once each."""
+    found: dict[int, StateTensor] = {}
+    for row in state:
+        for access, tensor in plain_parts(row.tensor):
+            paths = tuple(_inside(path, access) for path in row.paths)
+            part = replace(row, tensor=tensor, paths=paths, access=access, whole=row) if access else row
+            found.setdefault(id(tensor), part)
+    return list(found.values())
+
+
+def _inside(path: ModulePath, access: Sequence[str]) -> ModulePath:
+    return functools.reduce(ModulePath.child, access, path)
 
 
 def state_tensors(subject: Subject) -> list[StateTensor]:
@@ -276,13 +297,21 @@ def loose_tensors(subject: Subject) -> Iterator[tuple[ModulePath, Tensor]]:
 def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:
     """Tensors that modules hold as plain attributes, by identity: constants with a name."""
     return {
-        id(value): (path.child(name), name_of_class(module))
+        id(tensor): (_inside(path.child(name), access), name_of_class(module))
         for path, module in subject.named_modules()
         for name, value in _loose_tensors(module)
+        for access, tensor in (((), value), *plain_parts(value))
     }
 
 
 def tensors_by_name(subject: Subject) -> dict[str, Tensor]:
     """Every tensor that a module of the hierarchy holds under a name, by its path."""
-    state = {str(path): row.tensor for row in state_tensors(subject) for path in row.paths}
-    return {str(path): tensor for path, tensor in loose_tensors(subject)} | state
+    rows = state_tensors(subject)
+    rows += [row for row in plain_tensors(rows) if row.access]
+    state = {str(path): row.tensor for row in rows for path in row.paths}
+    loose = {
+        str(_inside(path, access)): tensor
+        for path, value in loose_tensors(subject)
+        for access, tensor in (((), value), *plain_parts(value))
+    }
+    return loose | state

@@ -6,12 +6,15 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from whence._torch.composed import is_composed, plain_parts
 from whence._torch.trees import key_segments, spelled, tree_flatten_with_path, tree_unflatten
-from whence.program import Input, Output, Signature
+from whence.program import Input, Output, Part, Signature, Whole
+from whence.program.naming import state_name
 from whence.schema import InputKind, OutputKind
+from whence.tracing.composed import Composed
 from whence.tracing.example import Example
 from whence.tracing.record import Recorded
-from whence.tracing.subject import StateTensor, Subject, attribute_names
+from whence.tracing.subject import StateTensor, Subject, attribute_names, loose_tensors, state_tensors
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,21 @@ def signature_of(
     state = [_state_row(row, node) for row, node in recorded.prepared.state]
     constants = list(_constant_rows(subject, recorded))
     user = [
-        Input(node.name, InputKind.USER, path, value=node.meta["val"])
-        for node, path in zip(recorded.prepared.nodes, example.paths, strict=True)
+        Input(node.name, InputKind.USER, path, value=node.meta["val"], part=part)
+        for node, path, part in zip(recorded.prepared.nodes, example.paths, example.parts, strict=True)
     ]
     results = list(_result_rows(recorded, values))
     names = [row.name for row, _ in results]
     tangents = [
-        Input(node.name, InputKind.TANGENT, results[i][0].path, of=names[i], value=node.meta["val"])
-        for i, node in recorded.tangents
+        Input(
+            node.name,
+            InputKind.TANGENT,
+            results[i][0].path,
+            of=names[i],
+            value=node.meta["val"],
+            part=results[i][0].part,
+        )
+        for i, node in recorded.backward.tangents
     ]
     inputs = (*state, *constants, *user, *tangents)
     by_name = {row.name: row for row in inputs}
@@ -53,21 +63,38 @@ def signature_of(
 
 def _state_row(row: StateTensor, node: fx.Node) -> Input:
     first, *others = row.paths
+    whole = row.whole or row
     return Input(
         name=node.name,
         kind=InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER,
         path=str(first),
         aliases=tuple(map(str, others)),
-        module=first.parent,
+        module=whole.paths[0].parent,
         module_type=row.owner,
         value=node.meta["val"],
         persistent=row.persistent,
+        part=_part(row),
+    )
+
+
+def _part(row: StateTensor) -> Part | None:
+    if row.whole is None:
+        return None
+    whole = row.whole.tensor
+    return Part(
+        str(row.whole.paths[0]), type(whole).__name__, ".".join(row.access), bool(whole.requires_grad)
     )
 
 
 def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
     named = attribute_names(subject)
     nodes = {node.name: node for node in recorded.session.recorder.graph.nodes if node.op == "placeholder"}
+    parts = {
+        id(tensor): Part(str(path), type(value).__name__, ".".join(access))
+        for path, value in loose_tensors(subject)
+        for access, tensor in plain_parts(value)
+        if access
+    }
     for name, tensor in recorded.session.notes.literals.items():
         path, owner = named.get(id(tensor), (None, None))
         yield Input(
@@ -77,6 +104,7 @@ def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
             module=path.parent if path else None,
             module_type=owner,
             value=nodes[name].meta["val"],
+            part=parts.get(id(tensor)),
         )
 
 
@@ -95,7 +123,14 @@ def _result_rows(recorded: Recorded, values: Values) -> Iterator[tuple[Output, A
         constant = None if isinstance(leaf, Tensor) else leaf
         held = None if node is None else node.name
         yield (
-            Output(name, OutputKind.USER, f"output{spelled(path)}", node=held, value=constant),
+            Output(
+                name,
+                OutputKind.USER,
+                f"output{spelled(path)}",
+                node=held,
+                value=constant,
+                part=recorded.result_parts[position],
+            ),
             (constant if node is None else node),
         )
 
@@ -105,7 +140,12 @@ def _mutation_rows(values: Values, inputs: Mapping[str, Input]) -> Iterator[tupl
         changed = inputs[placeholder.name]
         yield (
             Output(
-                f"new_{changed.name}", OutputKind.MUTATION, changed.path, of=changed.name, node=value.name
+                f"new_{changed.name}",
+                OutputKind.MUTATION,
+                changed.path,
+                of=changed.name,
+                node=value.name,
+                part=changed.part,
             ),
             value,
         )
@@ -114,10 +154,40 @@ def _mutation_rows(values: Values, inputs: Mapping[str, Input]) -> Iterator[tupl
 def _gradient_rows(
     recorded: Recorded, values: Values, inputs: Mapping[str, Input]
 ) -> Iterator[tuple[Output, Any]]:
-    for placeholder, value in zip(recorded.targets, values.gradients, strict=True):
+    for placeholder, value in zip(recorded.backward.targets, values.gradients, strict=True):
         source = inputs[placeholder.name]
         held = None if value is None else value.name
         yield (
-            Output(f"grad_{source.name}", OutputKind.GRADIENT, source.path, of=source.name, node=held),
+            Output(
+                f"grad_{source.name}",
+                OutputKind.GRADIENT,
+                source.path,
+                of=source.name,
+                node=held,
+                part=source.part,
+            ),
             value,
         )
+
+
+def wholes_of(subject: Subject, recorded: Recorded) -> tuple[Whole, ...]:
+    """The tensors that are made of several inputs: parameters, buffers, arguments, attributes."""
+    state = {id(row.tensor): row for row in state_tensors(subject)}
+    found = [_whole(whole, state, recorded) for whole in recorded.prepared.wholes]
+    literals = {id(tensor): name for name, tensor in recorded.session.notes.literals.items()}
+    for path, value in loose_tensors(subject):
+        names = [literals[id(tensor)] for _, tensor in plain_parts(value) if id(tensor) in literals]
+        if is_composed(value) and names:
+            found.append(Whole(state_name(InputKind.CONSTANT, path), str(path), tuple(names), value))
+    return tuple(found)
+
+
+def _whole(whole: Composed, state: Mapping[int, StateTensor], recorded: Recorded) -> Whole:
+    parts = tuple(node.name for node in whole.nodes)
+    gradient = recorded.backward.structures.get(whole.path)
+    row = state.get(id(whole.tensor))
+    if row is None:
+        return Whole(whole.path, whole.path, parts, gradient=gradient)
+    kind = InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER
+    aliases = tuple(map(str, row.paths[1:]))
+    return Whole(state_name(kind, row.paths[0]), whole.path, parts, whole.tensor, gradient, aliases)

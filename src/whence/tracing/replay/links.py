@@ -28,7 +28,7 @@ class Link:
         return Link(written[self.node], self.scope + offset, total)
 
 
-def links_of(keys: Mapping[fx.Node, tuple[int, int]], gradients: Gradients) -> Links:
+def links_of(keys: Mapping[fx.Node, tuple[int, ...]], gradients: Gradients) -> Links:
     """The gradients that reached the values whose gradients are collected at `keys`."""
     return {
         node: [Link(arrival.node, arrival.scopes[0], arrival.sum) for arrival in gradients.arrivals[key]]

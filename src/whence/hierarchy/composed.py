@@ -1,0 +1,82 @@
+"""Tensors that are made of others, in a captured call: taken apart so that gradients come back."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from whence._torch.composed import apart_differentiably, is_composed, plain_parts, plain_parts_of
+from whence._torch.trees import tree_unflatten, whole_leaves
+from whence.program import Whole
+from whence.provenance import ModulePath
+
+
+def differentiable_leaves(
+    leaves: Sequence[Any], arguments: Any, names: Sequence[str | None], wholes: Sequence[Whole]
+) -> list[Any]:
+    """The leaves of a call: those that are parts of composed arguments lead gradients to these.
+
+    `names` are the values that the leaves stand for; by them `wholes` say how a gradient is made.
+    """
+    known = {whole.parts[0]: whole for whole in wholes}
+    found = list(leaves)
+    for tensor in whole_leaves(arguments):
+        if is_composed(tensor) and tensor.requires_grad:
+            held = {id(part): number for number, (_, part) in enumerate(plain_parts(tensor))}
+            places = [(at, held[id(leaf)]) for at, leaf in enumerate(leaves) if id(leaf) in held]
+            whole = known.get(names[places[0][0]] or "") if places else None
+            parts = differentiable_parts(tensor, whole)
+            for at, number in places:
+                found[at] = parts[number]
+    return found
+
+
+def differentiable_parts(tensor: Tensor, whole: Whole | None) -> list[Tensor]:
+    """The plain parts of a composed tensor; their gradients arrive at it as the capture saw its own."""
+    spec = None if whole is None else whole.gradient
+    gradient = None if spec is None else partial(_gradient, spec)
+    return [part for _, part in plain_parts_of(apart_differentiably(tensor, gradient))]
+
+
+def _gradient(spec: Any, parts: list[Any]) -> Any:
+    return tree_unflatten(parts, spec)
+
+
+def with_differentiable_parts(
+    module: nn.Module, rows: Sequence[tuple[str, ModulePath]], held: Sequence[Any], wholes: Sequence[Whole]
+) -> list[Any]:
+    """What a module holds at `rows`; parts of composed tensors lead their gradients there."""
+    values = dict(zip((name for name, _ in rows), held, strict=True))
+    paths = dict(rows)
+    for whole in wholes:
+        first = whole.parts[0]
+        if isinstance(values.get(first), Tensor):
+            tensor = holder_of(module, paths[first])
+            values |= dict(zip(whole.parts, differentiable_parts(tensor, whole), strict=True))
+    return [values[name] for name, _ in rows]
+
+
+def holder_of(module: nn.Module, path: ModulePath) -> Any:
+    """The tensor that a module holds at a path, or the composed one that the path leads into."""
+    held: Any = module
+    for segment in path:
+        if isinstance(held, Tensor):
+            return held
+        held = registered(held, segment)
+    return held
+
+
+_REGISTERS = ("_modules", "_parameters", "_buffers")
+
+
+def registered(holder: Any, name: str) -> Any:
+    """What a module holds under a name; its registers come before the attributes of its class."""
+    if isinstance(holder, Tensor):
+        return getattr(holder, name)
+    attributes: Mapping[str, Any] = holder.__dict__
+    for register in _REGISTERS:
+        found = attributes[register].get(name)
+        if found is not None:
+            return found
+    return getattr(holder, name)
