@@ -1,7 +1,7 @@
 """What AOT autograd writes on the inputs and outputs of a joint graph, in words of our own.
 
-What reads it is in `aot_descriptors`, imported when the first is met: AOT autograd brings sympy, which takes as
-long to import as everything else here.
+What reads it is in `aot_descriptors`, imported when the first is met: AOT autograd brings sympy, which takes
+as long to import as everything else here.
 """
 
 import importlib
