@@ -58,7 +58,12 @@ def test_row_159_wrong_static_size() -> None:
 [WH202] the arguments do not fit the capture
   why: args[0] was f32[2, 4] at capture, is f32[6, 4]
   what to do: capture again with these inputs, or with a dynamic_shapes that lets dim 0 of `args[0]`
-      vary""",
+      vary
+  in the graph:
+    …
+    x: f32[2, 4] = placeholder
+      ^ args[0] was f32[2, 4] at capture, is f32[6, 4]
+    …""",
         )
     (violation,) = program.check(model, (torch.randn(6, 4), torch.randn(3)))
     expected(
@@ -381,7 +386,12 @@ def test_row_168_whole_numbers() -> None:
         """\
 [WH202] the arguments do not fit the capture
   why: args[1] was a whole number at capture, is 2.0
-  what to do: capture again with these inputs""",
+  what to do: capture again with these inputs
+  in the graph:
+    …
+    n = placeholder
+      ^ args[1] was a whole number at capture, is 2.0
+    …""",
     )
     with pytest.raises(whence.InvalidShapes) as named:
         whence.capture(model, args, dynamic_shapes=(None, Dim("n"), None))

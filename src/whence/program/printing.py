@@ -46,10 +46,16 @@ def marked(graph: fx.Graph, notes: Mapping[str, Sequence[str]], around: int = 1)
 def _any_line(node: fx.Node) -> str:
     match node.op:
         case "placeholder":
-            return f"{node.name}: {_described(node.meta.get('val'))} = placeholder"
+            return f"{_input(node)} = placeholder"
         case "output":
             return f"return {_spelled(node.args[0])}" if node.args else "return"
     return line(node)
+
+
+def _input(node: fx.Node) -> str:
+    """An input and what it is like; a number that varies is its own description."""
+    described = _described(node.meta.get("val"))
+    return node.name if described == node.name else f"{node.name}: {described}"
 
 
 def _body(graph: fx.Graph) -> Iterator[str]:
