@@ -120,15 +120,20 @@ def origins_known(program: Program) -> Iterator[Broken]:
     names = {node.name for node in program.graph.nodes}
     made = {id(call.site) for call in program.calls}
     sites = {(call.site.path, call.site.index) for call in program.calls}
+    sound: set[int] = set()  # many nodes share an origin
     for node in program.graph.nodes:
         origin = origin_of(node)
+        if id(origin) in sound:
+            continue
+        found = []
         if origin.forward is not None and origin.forward not in names:
-            yield Broken(f"{node.name} differentiates {origin.forward}, which does not exist", node.name)
+            found.append(f"{node.name} differentiates {origin.forward}, which does not exist")
         for site in (*origin.calls, origin.place):
-            if site is None or id(site) in made:
-                continue
-            if (site.path, site.index) not in sites:
-                yield Broken(f"{node.name} comes from a call that was not made", node.name)
+            if site is not None and id(site) not in made and (site.path, site.index) not in sites:
+                found.append(f"{node.name} comes from a call that was not made")
+        yield from (Broken(what, node.name) for what in found)
+        if not found:
+            sound.add(id(origin))
 
 
 def is_functional(program: Program) -> Iterator[Broken]:

@@ -58,13 +58,19 @@ class Kept:
 
     path: ModulePath
     module: object
-    attributes: Mapping[str, Any]
+    attributes: dict[str, Any]
     contents: Sequence["Content"]
     empty: Sequence[tuple[str, Container]] = ()
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it holds the same, also in containers."""
+        return same_items(own_attributes(self.module), self.attributes) and not any(self.changed())
+
     def changed(self) -> Iterator["Content"]:
         """The containers that hold something else now."""
-        yield from (Content(name, held, None) for name, held in self.empty if held)
+        if any(held for _, held in self.empty):
+            yield from (Content(name, held, None) for name, held in self.empty if held)
         yield from (content for content in self.contents if not content.is_unchanged)
 
 
@@ -126,12 +132,13 @@ def objects_reported(before: Sequence[Kept], lines: Lines) -> Iterator[None]:
 @contextmanager
 def _undone(before: Sequence[Kept], lines: Lines) -> Iterator[list[Loss]]:
     """Undo what the block writes; the list has, after success, what of it is lost."""
-    restore, losses = way_back(before), list[Loss]()
+    changed, losses = before, list[Loss]()
     try:
         yield losses
-        losses += [loss for kept in before for loss in _losses(kept, lines)]
+        changed = [kept for kept in before if not kept.is_unchanged]
+        losses += [loss for kept in changed for loss in _losses(kept, lines)]
     finally:
-        restore()
+        way_back(changed)()
 
 
 def kept_of(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[Kept]:
@@ -248,8 +255,8 @@ def _warn_about(losses: Sequence[Loss]) -> None:
 def _restore(kept: Kept) -> None:
     for content in kept.changed():
         _refill(content.held, content.before)
-    now = vars(kept.module)
-    if not same_items(now, dict(kept.attributes)):
+    now = own_attributes(kept.module)
+    if not same_items(now, kept.attributes):
         _reset(now, kept.attributes)
 
 

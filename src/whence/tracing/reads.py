@@ -145,8 +145,9 @@ class Reads:
 
     def _follow_hooks(self) -> None:
         for path, module in self._modules:
+            held = own_attributes(module)
             for table in HOOK_KINDS:
-                for hook in list(own_attributes(module).get(table, {}).values()):
+                for hook in list(held.get(table, {}).values()):
                     self._follow(hook, path)
 
     def _follow(self, value: Any, path: ModulePath) -> None:

@@ -138,7 +138,7 @@ def _about_changes(trial: Trial, kept: Sequence[Kept]) -> Iterator[str]:
         if not slots.is_unchanged:
             yield f"it changes a {type(slots.thing).__name__}"
     for thing in kept:
-        if not same_items(dict(thing.attributes), vars(thing.module)):
+        if not same_items(thing.attributes, vars(thing.module)):
             yield f"it may use a {type(thing.module).__name__} that the model changes"
 
 
