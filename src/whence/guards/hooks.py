@@ -1,6 +1,6 @@
 """The hooks of a module as a guard expects them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -21,6 +21,8 @@ def hook_rows(module: nn.Module, wrappers: Sequence[nn.Module] = ()) -> list[tup
 
 def _rows(module: nn.Module) -> list[tuple[str, Any]]:
     held = module.__dict__
+    if not any(map(held.get, HOOK_KINDS)):
+        return []
     rows = (
         (table, key, hook) for table in HOOK_KINDS if held.get(table) for key, hook in held[table].items()
     )
@@ -32,6 +34,11 @@ def _kind(held: dict[str, Any], table: str, key: int) -> str:
     return " ".join([HOOK_KINDS[table], *(f"({word})" for word in flags)])
 
 
-def described_hooks(rows: Iterable[tuple[str, Any]], describer: Describer) -> Hooks:
+_NO_HOOKS = Hooks(())
+
+
+def described_hooks(rows: Sequence[tuple[str, Any]], describer: Describer) -> Hooks:
     """Hooks by kind and function."""
+    if not rows:
+        return _NO_HOOKS
     return Hooks(tuple((kind, describer.describe(hook)) for kind, hook in rows))

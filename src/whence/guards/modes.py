@@ -72,4 +72,4 @@ def mode_guards(program: Program) -> Iterator[Guard]:
 def described_global_hooks(describer: Describer) -> Hooks:
     """The hooks that fire for every module now."""
     rows = ((kind.removesuffix("s"), hook) for kind, hooks in global_hooks().items() for hook in hooks)
-    return described_hooks(rows, describer)
+    return described_hooks(list(rows), describer)

@@ -9,7 +9,7 @@ from whence._torch.scripting import is_packed_weight
 from whence._torch.wrappers import processes_averaged
 from whence.errors import Fault, NotCallable, Place, UnsupportedHook, UnsupportedInput, UnsupportedModule
 from whence.provenance import ModulePath
-from whence.tracing.subject import Subject, loose_tensors, state_tensors, things_held
+from whence.tracing.subject import Subject, loose_tensors, state_tensors
 
 
 def refuse_kinds(subject: Subject, *, differentiates: bool) -> None:
@@ -50,8 +50,7 @@ def _refuse_subclasses(subject: Subject) -> None:
             why="its numbers are kept in the form of one backend, where no operation finds them",
             remedy="capture the model before it is quantised, or quantise it with tensor subclasses",
         )
-        for path, module in subject.named_modules()
-        for name, value in things_held(module)
+        for path, _, name, value in subject.things
         if is_packed_weight(value)
     ]
     faults += [

@@ -57,6 +57,15 @@ class Subject:
     def _modules(self) -> tuple[tuple[ModulePath, nn.Module], ...]:
         return tuple(pair for path, root in self.roots for pair in _walk(path, root))
 
+    @cached_property
+    def things(self) -> tuple[tuple[ModulePath, nn.Module, str, Any], ...]:
+        """What modules hold themselves (`things_held`): the module of each with its path, and the name."""
+        return tuple(
+            (path, module, name, value)
+            for path, module in self._modules
+            for name, value in things_held(module)
+        )
+
     def named_wrappers(self) -> Iterator[tuple[ModulePath, nn.Module]]:
         """Modules that wrap others, each under the path of what it wraps."""
         yield from ((ROOT, module) for module in self.wrappers)
@@ -290,16 +299,17 @@ def _add(
 
 def loose_tensors(subject: Subject) -> Iterator[tuple[ModulePath, Tensor]]:
     """Tensors that modules hold as plain attributes."""
-    for path, module in subject.named_modules():
-        yield from ((path.child(name), tensor) for name, tensor in _loose_tensors(module))
+    for path, _, name, value in subject.things:
+        if isinstance(value, Tensor):
+            yield path.child(name), value
 
 
 def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:
     """Tensors that modules hold as plain attributes, by identity: constants with a name."""
     return {
         id(tensor): (_inside(path.child(name), access), name_of_class(module))
-        for path, module in subject.named_modules()
-        for name, value in _loose_tensors(module)
+        for path, module, name, value in subject.things
+        if isinstance(value, Tensor)
         for access, tensor in (((), value), *plain_parts(value))
     }
 

@@ -172,7 +172,7 @@ def _gradient_rows(
 
 def wholes_of(subject: Subject, recorded: Recorded) -> tuple[Whole, ...]:
     """The tensors that are made of several inputs: parameters, buffers, arguments, attributes."""
-    state = {id(row.tensor): row for row in state_tensors(subject)}
+    state = {id(row.tensor): row for row in state_tensors(subject)} if recorded.prepared.wholes else {}
     found = [_whole(whole, state, recorded) for whole in recorded.prepared.wholes]
     literals = {id(tensor): name for name, tensor in recorded.session.notes.literals.items()}
     for path, value in loose_tensors(subject):
