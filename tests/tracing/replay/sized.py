@@ -99,6 +99,20 @@ class WritesInside(Block):
         return mixed
 
 
+class Around(Decides):
+    """A layer with a layer inside: of the first, only what is inside can be replayed."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.inner = Block()
+
+    def forward(self, x: Tensor) -> Any:
+        """Two layers in one; it asks first."""
+        is_long = x.shape[1] > self.limit
+        x = self.inner(x)
+        return self.mix(x) if is_long else x
+
+
 class Decider(nn.Module):
     """Asks about the length between equal layers."""
 

@@ -68,6 +68,7 @@ SIZED: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
     "a length given": (lambda: sized.Telling(*blocks(sized.Told, 6)), "Told", 4),
     "a length returned": (lambda: sized.ToldBack(*blocks(sized.Tells)), "Tells", 0),
     "results written inside": (lambda: Stack(*blocks(sized.WritesInside)), "WritesInside", 3),
+    "layers in layers": (lambda: Stack(*blocks(sized.Around)), "Around", 2),
     "asked between layers": (sized.Decider, "Block", 3),
 }
 
@@ -110,3 +111,11 @@ def test_first_layer_that_asks_is_not_replayed() -> None:
 
 def _captured(model: nn.Module, x: Tensor, *, reuse: bool = True, mode: str = "loss") -> whence.Program:
     return whence.capture(deepcopy(model), (x,), backward=MODES[mode], dynamic_shapes=SHAPES, reuse=reuse)
+
+
+def test_nothing_of_a_run_is_left() -> None:
+    """A call that is replayed inside a recorded one does not keep autograd's graph alive through its
+    backward."""
+    program = _captured(Stack(*blocks(sized.Around)), torch.randn(3, 4, layered.WIDTH))
+    assert program.replay["Block"].replayed == 3
+    assert "keeps" not in str(program.replay)

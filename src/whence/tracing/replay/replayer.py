@@ -276,6 +276,10 @@ class Replayer:
     def forget(self) -> None:
         """Let go of all tensors of the run."""
         self.release()
+        for application in self.applications:
+            application.backwards.clear()  # their notes lead to autograd's nodes, too
+        for template in self.templates:
+            template.rehearsals.clear()
         for kind in self.kinds.values():
             kind.templates = []
         self.applications, self.templates = [], []
