@@ -108,9 +108,7 @@ class Around(Decides):
 
     def forward(self, x: Tensor) -> Any:
         """Two layers in one; it asks first."""
-        is_long = x.shape[1] > self.limit
-        x = self.inner(x)
-        return self.mix(x) if is_long else x
+        return self.inner(self.mix(x) if x.shape[1] > self.limit else x)
 
 
 class Decider(nn.Module):
