@@ -286,28 +286,6 @@ def test_groups_of_random_modules_are_sound(recipe: Recipe) -> None:
         check_group(program, group)
 
 
-def test_calls_known_alike_are_not_spelled_again() -> None:
-    """Groups that the capture knows are taken over, and give the same layers."""
-    program = stack_program(sine_loss, depth=4)
-    numbers = [program.calls.at(f"layers.{i}").number for i in (1, 2, 3)]
-    known = program.with_changes(alike=(tuple(numbers),))
-    assert known.layers() == program.layers()
-
-
-def test_calls_said_to_be_alike_that_are_not() -> None:
-    """Where a part of a call was dropped, it is compared and not believed."""
-    program = stack_program(sine_loss, depth=3)
-    numbers = [program.calls.at(f"layers.{i}").number for i in (0, 1, 2)]
-    assert program.with_changes(alike=(tuple(numbers),)).layers() == program.layers()
-
-
-def test_calls_said_to_be_alike_whose_values_go_further() -> None:
-    """Where one call's value is used outside and another's is not, being recorded as one does not count."""
-    program = whence.capture(UsesTheSecond(), (torch.randn(4),))
-    numbers = [program.calls.at(f"steps.{i}").number for i in range(3)]
-    assert grouped(program.with_changes(alike=(tuple(numbers),))) == [["steps.0", "steps.2"]]
-
-
 def test_layers_of_a_program_whose_state_is_attributes() -> None:
     """How a program holds its state changes nothing about which of its calls are equal."""
     program = stack_program(sine_loss, depth=3)

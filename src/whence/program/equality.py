@@ -46,19 +46,10 @@ def first_equal_calls(regions: "Regions") -> tuple[int, ...]:
     pairs: list[tuple[int, int]] = []
     waiting = regions.candidates([0])
     while waiting:
-        leaders = {number: _leader(regions, number, known) for number in waiting}
+        leaders = {number: known.setdefault(regions.key(number), number) for number in waiting}
         pairs += [(number, leader) for number, leader in leaders.items() if number != leader]
         waiting = regions.candidates(number for number, leader in leaders.items() if number == leader)
     return _first_of_each(regions.ends, pairs)
-
-
-def _leader(regions: "Regions", number: int, known: dict[Any, int]) -> int:
-    """The call whose region was spelled first among those that equal that of `number`."""
-    for key in regions.keys(number):
-        leader = known.setdefault(key, number)
-        if leader != number:
-            return leader
-    return number
 
 
 def _first_of_each(ends: Sequence[int], pairs: Iterable[tuple[int, int]]) -> tuple[int, ...]:
@@ -96,7 +87,6 @@ class Regions:
         self.sources: dict[Source | None, int] = {}
         self.state = {row.name: (row, _paths(row)) for row in program.signature.state}
         self.tangents = {program.seed, *(row.name for row in program.signature.inputs_of(InputKind.TANGENT))}
-        self._alike = {number: group for group, calls in enumerate(program.alike) for number in calls}
 
     def _place(self) -> None:
         numbers: dict[int, int] = {}  # by the identity of a call site, which many nodes share
@@ -117,11 +107,9 @@ class Regions:
         """The outermost calls inside these that might equal others."""
         return [number for caller in around for number in self._outermost(caller)]
 
-    def keys(self, number: int) -> Iterator[Any]:
-        """What two regions share if and only if they are equal; each key decides, the cheapest is first."""
-        if number in self._alike:
-            yield self._alike[number], *self._outline(number)
-        yield Key(self, number).spelled()
+    def key(self, number: int) -> tuple[Any, ...]:
+        """What two regions share if and only if they are equal."""
+        return Key(self, number).spelled()
 
     def leaves(self, node: fx.Node, number: int, inside: set[fx.Node]) -> bool:
         """Whether something outside the region of a call, which holds `inside`, uses a node of it."""
@@ -139,16 +127,6 @@ class Regions:
                 number = self.ends[number]
             else:
                 number += 1
-
-    def _outline(self, number: int) -> Iterator[Any]:
-        """What may still differ between calls that were recorded as one: what of it was dropped, and how
-        far its values go."""
-        nodes = self.inside(number)
-        inside = set(nodes)
-        for node in nodes:
-            yield node.target
-            yield self.homes[node] - number
-            yield self.leaves(node, number, inside)
 
     def _shown(self, call: Call) -> Iterator[fx.Node]:
         written, taken = self.program.written, call.inputs.names if call.inputs else ()

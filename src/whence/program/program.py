@@ -100,8 +100,7 @@ class Program:
     where the model asked whether it is being compiled: there it may have done something else than it does
     in eager mode. `layouts_read` names the inputs whose strides the model looked at. `guards` is what the
     capture assumed. `replay` says which calls were not run, because they had to do what an equal one did.
-    `alike` are groups of calls, by number, that were recorded as one and are equal by
-    construction: node for node, apart from what was dropped since. `preserved` are the calls, by number, that
+    `preserved` are the calls, by number, that
     keep the original's calling convention: another module may take their place in the tree. `wholes` are the
     tensors that are made of several inputs; `state` holds those of the model, too, under names of their own.
     `unclear` pairs values with calls that contributed to their gradients, where a pass merged contributions.
@@ -131,7 +130,6 @@ class Program:
     guards: Guards = field(default_factory=Guards)
     loss_function: Callable[[Any], Tensor] | None = None
     replay: Replays = field(default_factory=Replays)
-    alike: tuple[tuple[int, ...], ...] = ()
     preserved: frozenset[int] = frozenset()
     unclear: frozenset[tuple[str, int]] = frozenset()
     is_foreign: bool = False
