@@ -36,6 +36,7 @@ from whence.errors import (
     UnsupportedInput,
     UnsupportedModule,
     UnsupportedMutation,
+    UnsupportedOperator,
     UsageError,
     WhenceError,
 )
@@ -361,6 +362,7 @@ __all__ = [
     "UnsupportedInput",
     "UnsupportedModule",
     "UnsupportedMutation",
+    "UnsupportedOperator",
     "UsageError",
     "Verification",
     "Violation",

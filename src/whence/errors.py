@@ -16,7 +16,8 @@
     │   ├── LostState               WH112  the model keeps something that a program would not keep
     │   ├── UnsupportedModule       WH113  a module is sharded, or averages gradients between processes
     │   ├── InvalidShapes           WH114  dynamic_shapes does not fit the inputs
-    │   └── SpecialisedShapes       WH115  the model fixes a size that was asked to vary
+    │   ├── SpecialisedShapes       WH115  the model fixes a size that was asked to vary
+    │   └── UnsupportedOperator     WH116  a branch or a loop that cannot be recorded as the model calls it
     ├── (use of a program)            2xx
     │   ├── SelectionError          WH201  a pattern or a name that finds nothing
     │   ├── CallError               WH202  called in another way than it was captured
@@ -265,6 +266,12 @@ class SpecialisedShapes(CaptureError):
         rows = [f"  {fault.what}" for fault in self.faults]
         todo = f"  what to do:{self.remedy}"
         return "\n".join([f"[{self.code}] {self.what}", *rows, todo, *self._hints()])
+
+
+class UnsupportedOperator(CaptureError):
+    """An operator that runs functions (a branch, a loop) cannot be recorded as the model calls it."""
+
+    code = "WH116"
 
 
 class SelectionError(WhenceError, LookupError):

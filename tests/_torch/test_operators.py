@@ -184,8 +184,8 @@ def test_custom_operator_is_told_from_built_in() -> None:
         return x * 2
 
     assert torch._C._dispatch_has_kernel_for_dispatch_key("whence_tests::doubled", "Autograd")
-    assert operators.is_custom_operator(torch.ops.whence_tests.doubled.default)
-    assert not operators.is_custom_operator(aten.mm.default)
+    assert operators.brings_derivative(torch.ops.whence_tests.doubled.default)
+    assert not operators.brings_derivative(aten.mm.default)
 
 
 def test_entry_point_computes_the_same() -> None:

@@ -35,10 +35,30 @@ from whence._torch.trees import tree_flatten
 aten = torch.ops.aten
 
 
+class Branching:
+    """Nobody calls an operator that runs functions."""
+
+    def called(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def rule_for(self, operator: Any) -> None:
+        raise NotImplementedError
+
+    def traced(self, function: Any, args: tuple[Any, ...]) -> fx.GraphModule:
+        raise NotImplementedError
+
+    def refused(self, operator: Any, why: str) -> Exception:
+        raise NotImplementedError
+
+    def composed(self, operator: Any, tensor: Tensor) -> Exception:
+        raise NotImplementedError
+
+
 class Listener:
     """Notes what is recorded."""
 
     def __init__(self) -> None:
+        self.branches = Branching()
         self.nodes: list[fx.Node] = []
         self.met: list[Tensor] = []
         self.hooks: list[object] = []

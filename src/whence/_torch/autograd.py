@@ -5,7 +5,7 @@ ties a node of the backward graph to the moment of the forward pass that made it
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
@@ -212,6 +212,14 @@ def release_saved(context: Any) -> None:
     without it everything saved lives until the whole backward of the function is over.
     """
     context.maybe_clear_saved_tensors()
+
+
+def release_scans(nodes: Iterable[Node]) -> None:
+    """Let go of what the autograd nodes of scans keep: among it are their own results, a cycle through C++
+    that is never collected."""
+    for node in nodes:
+        if is_custom_function(node):
+            vars(node).pop("_scan_impl", None)
 
 
 @contextmanager

@@ -8,11 +8,12 @@ running in other threads; the object put in their place answers by thread.
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import CodeType
 from typing import Any
 
 import torch
+from torch._higher_order_ops import utils
 
 from whence._torch.patching import patched
 
@@ -81,37 +82,60 @@ def _flag_up(name: str, asked: Callable[[], bool]) -> Iterator[None]:
 
 
 class _EagerOnThread:
-    """The compiler's stance: on one thread compiled functions run as they were written."""
+    """The compiler's stance: on one thread compiled functions run as they were written.
 
-    def __init__(self, before: Any) -> None:
+    With `spares_operators`, those that run functions are compiled as they are in eager mode.
+    """
+
+    def __init__(self, before: Any, *, spares_operators: bool) -> None:
         self._thread = threading.get_ident()
         self._before = before
+        self._spares = spares_operators
         self.is_over = False
 
     @property
     def stance(self) -> str:
         """The name of the stance for the thread that asks."""
         elsewhere: str = self._before.stance
-        return "force_eager" if threading.get_ident() == self._thread and not self.is_over else elsewhere
+        here = threading.get_ident() == self._thread and not self.is_over
+        return "force_eager" if here and not (self._spares and utils._in_hop_compile()) else elsewhere
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._before, name)
 
 
 @contextmanager
-def compiled_functions_run_eagerly() -> Iterator[None]:
+def compiled_functions_run_eagerly(*, spares_operators: bool = False) -> Iterator[None]:
     """Let functions and modules compiled by `torch.compile` run their Python on the calling thread.
 
     `torch.compiler.set_stance("force_eager")` does so for every thread. A compiler that nobody has loaded is
-    not loaded for this.
+    not loaded for this. In eager mode `torch.cond` and its like compile their branches, for weights that
+    these close over get no gradient otherwise: `spares_operators` lets them.
     """
     loaded: Any = sys.modules.get("torch._dynamo.eval_frame")
     if loaded is None:
-        yield
+        with nullcontext() if spares_operators else patched(torch, "compile", _uncompiled(torch.compile)):
+            yield
         return
-    stance = _EagerOnThread(loaded._stance)
+    stance = _EagerOnThread(loaded._stance, spares_operators=spares_operators)
     try:
         with patched(loaded, "_stance", stance):
             yield
     finally:
         stance.is_over = True
+
+
+def _uncompiled(before: Any) -> Any:
+    """A `torch.compile` that gives a function back as it is on this thread."""
+    here = threading.get_ident()
+
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if threading.get_ident() != here:
+            return before(model, **options)
+        return _as_it_is if model is None else model
+
+    return compiled
+
+
+def _as_it_is(model: Any) -> Any:
+    return model

@@ -1,13 +1,36 @@
 """What a recording tells, and asks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, fx
 
 
+class Branching(Protocol):
+    """What happens to operators that run functions."""
+
+    def called(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model calls such an operator; give what it returns."""
+
+    def rule_for(self, operator: Any) -> Callable[..., Any] | None:
+        """What records an operator in the place of PyTorch's own rule."""
+
+    def traced(self, function: Any, args: tuple[Any, ...]) -> fx.GraphModule:
+        """The graph of a function that an operator runs on these arguments."""
+
+    def refused(self, operator: Any, why: str) -> Exception:
+        """An operator cannot be recorded; make the error to raise."""
+
+    def composed(self, operator: Any, tensor: Tensor) -> Exception:
+        """An operator got a tensor that is made of others; make the error to raise."""
+
+
 class RecordingListener(Protocol):
     """What is told while a recording goes on, and asked what only it can know."""
+
+    @property
+    def branches(self) -> Branching:
+        """Who is told of operators that run functions."""
 
     def recorded(self, node: fx.Node) -> None:
         """A node was appended to the graph."""

@@ -160,8 +160,11 @@ def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(args[position] if position < len(args) else kwargs.get("dropout_p", 0.0))
 
 
-def is_custom_operator(target: Any) -> bool:
-    """Whether an operator was defined outside PyTorch and has a derivative of its own."""
+def brings_derivative(target: Any) -> bool:
+    """Whether an operator finds its derivative by itself: it was defined outside PyTorch and has one of its
+    own, or it runs functions that autograd looks into."""
+    if isinstance(target, HigherOrderOperator):
+        return True
     if not isinstance(target, OpOverload) or target.namespace in ("aten", "prim", "prims"):
         return False
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "Autograd")

@@ -11,7 +11,7 @@ by themselves, and a model that runs in another thread meanwhile sees nothing.
 import operator
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,7 +27,6 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
-    TorchFunctionMetadataMode,
     _ProxyTensor,
     disable_proxy_modes_tracing,
     get_proxy_slot,
@@ -36,21 +35,24 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.nn.parameter import is_lazy
+from torch.overrides import _get_current_function_mode_stack
 
 from whence._torch.autograd import inside_backward
 from whence._torch.composed import is_composed
+from whence._torch.function_graphs import functions_traced
+from whence._torch.function_mode import FunctionMode
 from whence._torch.graphs import name_plainly
 from whence._torch.kernels import has_own_fake, run_on_symbols
 from whence._torch.layouts import as_kernel_lays_out
 from whence._torch.listening import RecordingListener
-from whence._torch.operators import ASSERT
+from whence._torch.operators import ASSERT, HigherOrderOperator
 from whence._torch.plainly import PLAIN_ARGUMENTS, NotPlain, apart, is_plain
 from whence._torch.results import Results
 from whence._torch.size_nodes import SizeNodes, Slots
 from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, has_open_sizes, sized_like, spelled
 from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.tensors import PLAIN_TENSORS, is_simple, storage_of
-from whence._torch.trees import tree_flatten
+from whence._torch.trees import tree_map_only
 
 __all__ = [
     "FakeTensor",
@@ -63,16 +65,6 @@ __all__ = [
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _DEVICE = torch.ops.prim.device.default
 """Asked for every result with a history, from where an exception would end the process: answered first."""
-_VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist)
-_MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
-"""They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
-_LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.contiguous, Tensor.storage_offset})
-_TENSOR: Any = Tensor
-_HISTORY_READERS = (
-    *(_TENSOR.grad_fn.__get__, _TENSOR._base.__get__, _TENSOR.output_nr.__get__),
-    *(_TENSOR._version.__get__, _TENSOR.data_ptr, Tensor._is_view),
-)
-_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
 
@@ -119,31 +111,6 @@ class _Tracer(PythonKeyTracer):
         return node
 
 
-class _FunctionMode(TorchFunctionMetadataMode):
-    """Notes which torch function runs, and catches the few that read values behind the dispatcher's back."""
-
-    def __init__(self, recorder: "Recorder") -> None:
-        super().__init__(recorder.tracer)
-        self.recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _MAKERS and args and isinstance(args[0], list | tuple):
-            read = [leaf for leaf in tree_flatten(args[0])[0] if isinstance(leaf, FakeTensor)]
-            if read:
-                raise self.recorder.listener.value_needed(func, read, func)
-        if func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:])):
-            raise self.recorder.listener.value_needed(func, args[:1], func)
-        if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
-            raise self.recorder.listener.data_replaced(args[0])
-        if func in _HISTORY_READERS:
-            self.recorder.listener.history_read()
-        if func in _LAYOUT_READERS:
-            self.recorder.listener.layout_read(args[0])
-        if func is Tensor.register_hook:
-            self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
-        return super().__torch_function__(func, types, args, kwargs)
-
-
 def _proxy_of(slot: _ProxyTensor) -> fx.Proxy:
     return slot.proxy
 
@@ -154,6 +121,8 @@ def _hold_on(*_values: object) -> None:
 
 class Recorder(ProxyTorchDispatchMode):
     """A recording in progress: a graph, and the fake tensor that stands for each real one."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, listener: RecordingListener, fake_mode: FakeTensorMode) -> None:
         super().__init__(_Tracer(listener), "fake")
@@ -197,6 +166,11 @@ class Recorder(ProxyTorchDispatchMode):
         """Whether torch is to keep its compiler out of every dispatch; none runs meanwhile, and the wrapper
         costs as much as recording a node."""
         return False
+
+    @property
+    def nested(self) -> nn.Module:
+        """Holds the graphs of functions that operators run, by the names of the nodes that read them."""
+        return self.tracer.root  # type: ignore[union-attr]
 
     @property
     def graph(self) -> fx.Graph:
@@ -274,6 +248,11 @@ class Recorder(ProxyTorchDispatchMode):
             fake = torch.empty_like(self.stand_in(output))
         return fake, self.placeholder(fake, name)
 
+    def fresh(self, likes: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Fake tensors that nobody knows, each like one of `likes`."""
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            return tuple(map(self._fresh, likes))
+
     def stand_for(
         self, arguments: tuple[fx.Node, ...], likes: Sequence[Tensor]
     ) -> tuple[fx.Node, list[Tensor]]:
@@ -281,8 +260,7 @@ class Recorder(ProxyTorchDispatchMode):
         graph = self.tracer.graph
         node = graph.create_node("call_function", _hold_on, arguments, {}, STAND_IN)
         self.listener.recorded(node)
-        with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            fresh = [self._fresh(like) for like in likes]
+        fresh = list(self.fresh(likes))
         for position, result in enumerate(fresh):
             item = graph.create_node("call_function", operator.getitem, (node, position), {}, STAND_IN)
             self._track(result, item)
@@ -339,7 +317,8 @@ class Recorder(ProxyTorchDispatchMode):
 
     def results_alive(self) -> set[fx.Node]:
         """The operations whose results somebody but the graph's own metadata still holds."""
-        held = {id(node.meta.get("val")) for node in self.graph.nodes}
+        inner = (module.graph for module in self.nested.modules() if isinstance(module, fx.GraphModule))
+        held = {id(node.meta.get("val")) for graph in (self.graph, *inner) for node in graph.nodes}
         tracked = self.tracer.tensor_tracker.items()
         return {slot.proxy.node for tensor, slot in tracked if id(tensor) not in held}
 
@@ -347,8 +326,13 @@ class Recorder(ProxyTorchDispatchMode):
     def active(self) -> Iterator[None]:
         """Record everything that runs on this thread inside the block."""
         symbols = kernels_for_symbols(self.environment is not None)
-        with symbols, self.fake_mode, _FunctionMode(self), self:
+        with symbols, self.fake_mode, FunctionMode(self), self:
             yield
+
+    def watching_functions(self) -> AbstractContextManager[Any]:
+        """Look at torch functions also where PyTorch has put that aside, as it does in a backward."""
+        modes = _get_current_function_mode_stack()
+        return nullcontext() if any(isinstance(mode, FunctionMode) for mode in modes) else FunctionMode(self)
 
     def recognised(self, value: Any) -> Any:
         """`value` with every tensor the recording has a stand-in for replaced by it."""
@@ -372,10 +356,25 @@ class Recorder(ProxyTorchDispatchMode):
         return self.stand_in(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return self._run_functions(func, args, kwargs or {})
         if self.environment is None:
             return self._dispatched(func, types, args, kwargs)
         with self.environment.kernels():
             return self._dispatched(func, types, args, kwargs)
+
+    def _run_functions(self, operator: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
+        """Record an operator that runs functions by its rule, with graphs that the listener makes."""
+        rule: Any = self.listener.branches.rule_for(operator)
+        rule = rule or operator.python_key_table.get(ProxyTorchDispatchMode)
+        try:
+            if rule is None:
+                raise self.listener.branches.refused(operator, "PyTorch has no rule that records it")
+            args, kwargs = tree_map_only(Tensor, self._recognise, (args, kwargs))
+        except ComposedMet as met:
+            raise self.listener.branches.composed(operator, *met.args) from met
+        with functions_traced(self.listener.branches.traced, self.fake_mode):
+            return rule(self, *args, **kwargs)
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):

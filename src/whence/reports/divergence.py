@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from whence._torch.graphs import nested_graph
 from whence._torch.module_calls import ObservedCall, observed_modules
 from whence._torch.sharding import whole
 from whence._torch.trees import tree_flatten
@@ -35,8 +36,10 @@ def first_divergence(program: Program, subject: Subject, args: Any, kwargs: Any)
     calls = {(call.site.path, call.site.index): call for call in program.calls}
     for site, leaves in watcher.finished:
         call = calls.get((site.path, site.index))
-        if call is None or call.outputs is None:
+        if call is None:
             return f"{site} ({site.type}) runs in eager and not in the program"
+        if call.outputs is None:
+            continue  # it runs in a branch, which may not be the one that is taken
         for leaf, value in zip(call.outputs.leaves, leaves, strict=False):
             if isinstance(leaf, Named) and leaf.name in values and not _agree(values[leaf.name], value):
                 return f"{site or '(root)'} ({site.type}), at {origin_of(program.node(leaf.name)).source}"
@@ -59,7 +62,9 @@ def _forward_values(program: Program, flat: list[Any]) -> dict[str, Any]:
             values[row.name] = next(users)
     with torch.no_grad():
         for node in program.graph.nodes:
-            if node.op == "get_attr":
+            if (branch := nested_graph(node)) is not None:
+                values[node.name] = branch
+            elif node.op == "get_attr":
                 values[node.name] = whole(program.state[node.name].detach()).clone()
             elif node.op == "call_function" and origin_of(node).phase is Phase.FORWARD:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])

@@ -92,7 +92,7 @@ def _copy(tensor: Tensor) -> Tensor:
 def run_eager(program: Program, subject: Subject, args: Any, kwargs: Any, *, told: bool = False) -> Run:
     """The model as it is; with `told`, it is told that it is being compiled."""
     asked = compiling_on_this_thread(lambda: False) if told else nullcontext()
-    with asked, compiled_functions_run_eagerly():
+    with asked, compiled_functions_run_eagerly(spares_operators=True):
         result = subject.call(*args, **kwargs)
         loss = None if program.loss_function is None else program.loss_function(result)
     tensors = {str(path): row.tensor for row in state_tensors(subject) for path in row.paths}

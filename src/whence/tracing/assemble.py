@@ -1,8 +1,7 @@
 """From notes and origins to a program: order placeholders, drop what nothing uses, write the signature."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd import history_of
 from whence._torch.graphs import graph_module
-from whence._torch.operators import ASSERT, draws, reads_memory
+from whence._torch.operators import reads_memory
 from whence._torch.tensors import autocast_state
 from whence.program import (
     Absent,
@@ -43,6 +42,7 @@ from whence.tracing.replay.expand import Exchanged
 from whence.tracing.sharing import refuse_shared_writes
 from whence.tracing.subject import Subject, module_records
 from whence.tracing.tables import Values, signature_of, wholes_of
+from whence.tracing.unused import drop_unused, order_placeholders, placeholders_of
 
 _SCATTER = torch.ops.aten.as_strided_scatter.default
 _RRELU = torch.ops.aten.rrelu_with_noise_functional.default
@@ -71,15 +71,15 @@ def assemble(
     repeated = reuse_random_draws(functional, session.notes.redraws)
     preserved = preserved_calls(_plain_calls(recorded), preserve, int(subject.is_module))
     keep = {row.name for row in signature.inputs if row.name not in session.notes.literals}
-    _drop_unused(graph, repeated, keep | _arguments(recorded, functional, preserved))
-    present = _placeholders(graph)
+    drop_unused(graph, session.recorder.nested, repeated, keep | _arguments(recorded, functional, preserved))
+    present = placeholders_of(graph)
     signature = replace(signature, inputs=tuple(row for row in signature.inputs if row.name in present))
-    _order_placeholders(graph, [row.name for row in signature.inputs])
+    order_placeholders(graph, [row.name for row in signature.inputs])
     names = _present_names(graph, functional)
     _rename_forwards(graph, names)
     wholes = wholes_of(subject, recorded)
     return Program(
-        graph_module=graph_module({}, graph, subject.name),
+        graph_module=graph_module(session.recorder.nested, graph, subject.name),
         signature=signature,
         calls=_calls(recorded, names),
         convention=_convention(subject, example, recorded),
@@ -180,34 +180,9 @@ def _histories(results: Iterable[Any]) -> list[Any]:
     return [history for history in histories if history is not None]
 
 
-def _drop_unused(graph: fx.Graph, repeated: Set[fx.Node], keep: set[str]) -> None:
-    """Remove operations whose results nothing reads; those that draw or assert stay, unless repeated."""
-    for node in reversed(list(graph.nodes)):
-        if node.op == "output" or node.users:
-            continue
-        if node.name in keep:
-            continue
-        if node.target is ASSERT or (node not in repeated and draws(node.target, node.args, node.kwargs)):
-            continue
-        graph.erase_node(node)
-
-
 def _targets(graph: fx.Graph) -> list[Any]:
     """What the nodes of a graph call, each once; an operator's own hash is a call of Python code."""
     return list({id(node.target): node.target for node in graph.nodes}.values())
-
-
-def _placeholders(graph: fx.Graph) -> dict[str, fx.Node]:
-    return {node.name: node for node in graph.nodes if node.op == "placeholder"}
-
-
-def _order_placeholders(graph: fx.Graph, names: Sequence[str]) -> None:
-    placeholders = _placeholders(graph)
-    first = next(iter(graph.nodes))
-    if names and placeholders[names[0]] is not first:
-        first.prepend(placeholders[names[0]])
-    for earlier, later in pairwise(names):
-        placeholders[earlier].append(placeholders[later])
 
 
 def _present_names(graph: fx.Graph, functional: Functional) -> "_Names":
@@ -320,7 +295,7 @@ def _tensor_names(recorded: Recorded, wholes: Sequence[Whole]) -> dict[int, str]
 
 def _state(recorded: Recorded, graph: fx.Graph, wholes: Sequence[Whole]) -> dict[str, Tensor]:
     state = {node.name: row.tensor for row, node in recorded.prepared.state}
-    present = _placeholders(graph)
+    present = placeholders_of(graph)
     literals = recorded.session.notes.literals
     state |= {name: tensor for name, tensor in literals.items() if name in present}
     return state | {whole.name: whole.tensor for whole in wholes if whole.tensor is not None}

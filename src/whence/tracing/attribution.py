@@ -17,7 +17,7 @@ from whence._torch.autograd import (
     nodes_below,
     sequence_number,
 )
-from whence._torch.operators import is_custom_operator
+from whence._torch.operators import brings_derivative
 from whence.program.origins import set_origin
 from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
@@ -68,12 +68,12 @@ def custom_functions(results: Sequence[Node]) -> dict[int, str]:
 
 
 def without_operators(functions: Mapping[int, str], notes: Notes) -> dict[int, str]:
-    """The custom functions without custom operators: those carry their derivative wherever they run."""
+    """The custom functions without operators: those carry their derivative wherever they run."""
     makers = first_of_each_moment(notes)
     return {
         moment: name
         for moment, name in functions.items()
-        if moment not in makers or not is_custom_operator(makers[moment].target)
+        if moment not in makers or not brings_derivative(makers[moment].target)
     }
 
 

@@ -16,6 +16,7 @@ from whence.program.observed import Observed
 from whence.program.wellformed import check
 from whence.tracing.assemble import assemble
 from whence.tracing.attribution import attribute
+from whence.tracing.branch_origins import attribute_branches
 from whence.tracing.composed import COMPOSED
 from whence.tracing.example import Given, example_of
 from whence.tracing.functional import functionalize
@@ -95,6 +96,7 @@ def _captured(
         recorded = record(subject, example, backward, interrupts, reuse)
         with keeping_what_was_recorded(recorded.session):
             gradients = attribute(recorded)
+            attribute_branches(recorded.session.recorder.graph, recorded.session.recorder.nested)
             functional = functionalize(recorded.session.recorder.graph, recorded.session.recorder.sizes)
             exchanged = expand(recorded.session.replayer, recorded.session.notes, functional, gradients)
             program = with_sizes(

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from whence._torch.checkpoints import observed_checkpoints
 from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
 from whence._torch.composed import is_composed, layout_of, sizes_are_known
+from whence._torch.function_graphs import functions_traced, operators_called_directly
 from whence._torch.hooks import gradient_hooks
 from whence._torch.modes import modes_restored
 from whence._torch.module_calls import CallObserver, observed_modules
@@ -122,6 +123,8 @@ def _listening(session: Session, observer: CallObserver) -> Iterator[None]:
     with ExitStack() as active:
         active.enter_context(compiling_on_this_thread(session.asked))
         active.enter_context(compiled_functions_run_eagerly())
+        active.enter_context(operators_called_directly())
+        active.enter_context(functions_traced(session.branches.traced, session.recorder.fake_mode))
         active.enter_context(observed_modules(observer))
         active.enter_context(observed_writes(session.watch))
         active.enter_context(observed_checkpoints(session))

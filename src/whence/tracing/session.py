@@ -1,7 +1,6 @@
 """Listens while a model runs, and writes down what there is to know of every node and every module call."""
 
 import gc
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import Node
 
-from whence._torch.attribute_reads import own_attributes
 from whence._torch.autograd import (
     GradientKey,
     gradient_key,
@@ -21,6 +19,7 @@ from whence._torch.autograd import (
     inside_backward,
     keys_out,
     next_sequence_number,
+    release_scans,
 )
 from whence._torch.hooks import described
 from whence._torch.module_calls import ObservedCall
@@ -39,6 +38,7 @@ from whence.program import Absent, Constant, Named, Structure
 from whence.provenance import CallSite, ModulePath, Source
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
+from whence.tracing.branches import Branches
 from whence.tracing.callnames import CallNames
 from whence.tracing.composed import COMPOSED, gradient_lost, in_parts, keys_of_parts
 from whence.tracing.frames import SourceFinder
@@ -51,7 +51,7 @@ from whence.tracing.refusals import data_replaced, generator_met
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.replay.template import Doubt
-from whence.tracing.subject import Subject, module_signature
+from whence.tracing.subject import Signatures, Subject
 from whence.tracing.valuereads import data_dependent, size_unknown, tensors_read, value_of
 from whence.tracing.watching import Watch
 
@@ -80,6 +80,7 @@ class Session:
         self._finder = finder
         self.replayer = Replayer(self, [module for _, module in subject.named_modules()], reuse)
         self.watch = Watch(subject, self._finder, lines, self.replayer.unfit)
+        self.branches = Branches(self, differentiates=reuse.joint)
         self.arrived: set[GradientKey] = set()
         lines.maker = self._line_that_made
         self._stack: list[int] = []
@@ -88,7 +89,7 @@ class Session:
         self._known_tensors: dict[int, str] = {}
         self._wholes: set[int] = set()
         self._repeats: list[Repeat] = []
-        self._signatures: dict[type, inspect.Signature | None] = {}
+        self._signatures = Signatures()
         self._failed: int | None = None
         self._enter(self._open(CallSite(ModulePath(), 0, subject.name), PROGRAM))
 
@@ -107,7 +108,7 @@ class Session:
     def _call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[ObservedCall]:
-        path = self.names.path(module)
+        path = None if self.branches.retraces else self.names.path(module)
         if path is None:
             yield ObservedCall(_ignore)
         elif self.phase is Phase.BACKWARD:
@@ -115,6 +116,10 @@ class Session:
                 yield ObservedCall(_ignore)
         else:
             with self.names.calling(module, path) as site:
+                if self.branches.recorder is not self.recorder:
+                    with self._inside(self._open(site, self._stack[-1])):
+                        yield ObservedCall(_ignore)
+                    return
                 scope = self._begin(module, site, (args, kwargs))
                 with self._inside(scope), self.replayer.call(module, scope, args, kwargs) as call:
                     if call.answer is not None:
@@ -165,19 +170,9 @@ class Session:
     def _begin(self, module: nn.Module, site: CallSite, inputs: tuple[Any, Any]) -> int:
         number = self._open(site, self._stack[-1])
         self.notes.scopes[number].inputs = self._structure(inputs)
-        self.notes.scopes[number].parameters = self._parameters(module)
+        self.notes.scopes[number].parameters = self._signatures.of(module)
         self.notes.scopes[number].module = module
         return number
-
-    def _parameters(self, module: nn.Module) -> inspect.Signature | None:
-        """The Python signature of a module's forward, read once for each class."""
-        held = own_attributes(module)
-        if "forward" in held or "__signature__" in held:
-            return module_signature(module)
-        kind = type(module)
-        if kind not in self._signatures:
-            self._signatures[kind] = module_signature(module)
-        return self._signatures[kind]
 
     def _open(self, site: CallSite, parent: int) -> int:
         self.notes.scopes.append(Scope(site, parent))
@@ -196,7 +191,7 @@ class Session:
     def _recomputing(self, scope: int, start: Repeat) -> Iterator[None]:
         self._repeats.append(replace(start))
         try:
-            with self._inside(scope):
+            with self._inside(scope), self.recorder.watching_functions():
                 yield
         finally:
             self._repeats.pop()
@@ -242,7 +237,9 @@ class Session:
     def note_key(self, tensor: Tensor) -> fx.Node | None:
         """The node that holds `tensor` now, noting where its gradient will be collected."""
         node = self.recorder.node_of(tensor)
-        if node is not None and node not in self.notes.keys and (key := gradient_key(tensor)) is not None:
+        if node is None:
+            self.branches.refuse_leaked(tensor)
+        elif node not in self.notes.keys and (key := gradient_key(tensor)) is not None:
             self._alive += (tensor, history_of(tensor))
             self.notes.keys[node] = key
         return node
@@ -299,15 +296,19 @@ class Session:
     def recorded(self, node: fx.Node) -> None:
         """Mark a node with everything that is only known now."""
         self._interrupts.let_in()
-        if node.op == "placeholder":
+        if node.op != "call_function":
             return
         self.notes.order.append(node)
         if draws(node.target, node.args, node.kwargs):
             self._note_draw(node)
+        self.notes.marks[node] = self.mark_of(node)
         if node.target is torch.ops.aten.detach.default and inside_backward() and torch.is_grad_enabled():
             self.notes.unpacked.append(node)
+
+    def mark_of(self, node: fx.Node) -> Mark:
+        """What is known of a node now that it is recorded."""
         source = self._finder.current()
-        self.notes.marks[node] = Mark(
+        return Mark(
             self._stack[-1],
             self.phase,
             next_sequence_number() - 1,
@@ -351,6 +352,7 @@ class Session:
 
     def met_tensor(self, tensor: Tensor) -> str:
         """Name a tensor that is neither an input nor state of the model."""
+        self.branches.refuse_leaked(tensor)
         literals = sum(name.startswith("c_lifted_tensor_") for name in self.notes.literals)
         name = self._known_tensors.get(id(tensor), f"c_lifted_tensor_{literals}")
         self.notes.literals[name] = tensor
@@ -413,8 +415,10 @@ class Session:
         """
         replayed = self.replayer.inside_templates()
         self._alive.clear()
+        release_scans(step.node for step in self.notes.steps)
         self.notes.steps.clear()
         self.replayer.forget()
+        self.branches.forget()
         self.recorder.forget()
         if not self.recorder.results_alive().isdisjoint(self.notes.marks):
             gc.collect()  # hooks and custom functions make cycles

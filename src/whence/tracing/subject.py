@@ -138,6 +138,23 @@ def module_signature(module: nn.Module) -> inspect.Signature | None:
     return declared if isinstance(declared, inspect.Signature) else _signature(module.forward)
 
 
+class Signatures:
+    """How modules are called, read once for each class."""
+
+    def __init__(self) -> None:
+        self._of: dict[type, inspect.Signature | None] = {}
+
+    def of(self, module: nn.Module) -> inspect.Signature | None:
+        """The Python signature of a module's forward."""
+        held = own_attributes(module)
+        if "forward" in held or "__signature__" in held:
+            return module_signature(module)
+        kind = type(module)
+        if kind not in self._of:
+            self._of[kind] = module_signature(module)
+        return self._of[kind]
+
+
 def _signature(call: Callable[..., Any]) -> inspect.Signature | None:
     try:
         return inspect.signature(call)

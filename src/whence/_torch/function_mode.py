@@ -1,0 +1,60 @@
+"""Torch functions that a recording looks at before autograd and the dispatcher see them."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.overrides import TorchFunctionMode
+
+from whence._torch.operators import HigherOrderOperator
+from whence._torch.trees import tree_flatten
+
+if TYPE_CHECKING:
+    from whence._torch.recording import Recorder
+
+_VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist)
+_MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
+"""They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
+_LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.contiguous, Tensor.storage_offset})
+_TENSOR: Any = Tensor
+_HISTORY_READERS = (
+    *(_TENSOR.grad_fn.__get__, _TENSOR._base.__get__, _TENSOR.output_nr.__get__),
+    *(_TENSOR._version.__get__, _TENSOR.data_ptr, Tensor._is_view),
+)
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class FunctionMode(TorchFunctionMode):
+    """Notes which torch function runs, and catches the few that read values behind the dispatcher's back.
+
+    Operators that run functions are handed to the listener: below autograd nobody knows any more what the
+    functions close over. PyTorch takes its own mode of this kind off the stack before it calls such an
+    operator, so this is another one.
+    """
+
+    def __init__(self, recorder: "Recorder") -> None:
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator) and ProxyTorchDispatchMode in func.python_key_table:
+            return self.recorder.listener.branches.called(func, args, kwargs or {})
+        if func in _MAKERS and args and isinstance(args[0], list | tuple):
+            read = [leaf for leaf in tree_flatten(args[0])[0] if isinstance(leaf, FakeTensor)]
+            if read:
+                raise self.recorder.listener.value_needed(func, read, func)
+        if func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:])):
+            raise self.recorder.listener.value_needed(func, args[:1], func)
+        if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
+            raise self.recorder.listener.data_replaced(args[0])
+        if func in _HISTORY_READERS:
+            self.recorder.listener.history_read()
+        if func in _LAYOUT_READERS:
+            self.recorder.listener.layout_read(args[0])
+        if func is Tensor.register_hook:
+            self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
+        tracer: Any = self.recorder.tracer
+        tracer.torch_fn_metadata = func
+        tracer.torch_fn_counts[func] = tracer.torch_fn_counts.get(func, 0) + 1
+        return func(*args, **(kwargs or {}))
