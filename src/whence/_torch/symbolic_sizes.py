@@ -140,6 +140,11 @@ def in_order_of(tensor: Tensor, shape: Sequence[Any], strides: Sequence[Any]) ->
     return ordered.permute([wanted.index(axis) for axis in range(len(wanted))])
 
 
+def order_of(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions of a tensor in the order in which they lie in memory."""
+    return tuple(_order(tensor.shape, tensor.stride()))
+
+
 def _order(shape: Sequence[Any], strides: Sequence[Any]) -> list[int]:
     steps, sizes = [_hint(stride) for stride in strides], [_hint(size) for size in shape]
     return sorted(range(len(steps)), key=lambda axis: (-steps[axis] if sizes[axis] > 1 else 0, axis))

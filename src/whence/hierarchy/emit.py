@@ -1,12 +1,13 @@
 """Make the modules of a plan."""
 
 from copy import deepcopy
+from types import MethodType
 
 from torch import Tensor, nn
 
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody, Compiler
-from whence.hierarchy.tree import Tree, TreeList
+from whence.hierarchy.tree import Tree, TreeList, forward_as
 from whence.program import ModuleRecord, Program
 from whence.provenance import ROOT, ModulePath
 
@@ -79,6 +80,7 @@ def _give_calls(module: Tree, calls: tuple[CallBody, ...]) -> None:
     module.bodies.update({call.number: call for call in calls})
     if module.calls and (parameters := module.calls[0].parameters) is not None:
         module.__dict__["__signature__"] = parameters
+        module.__dict__["forward"] = MethodType(forward_as(parameters), module)
 
 
 def _parent(made: dict[ModulePath, nn.Module], root: Tree, path: ModulePath) -> nn.Module:

@@ -26,10 +26,12 @@ from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, 
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.hooked import has_hooks, run_hooked
 from whence.hierarchy.interface import Gradients, Interface, interface_of
+from whence.hierarchy.plainly import Alone
 from whence.hierarchy.plan import CallPlan, Plan, Region, paths_of_state
-from whence.hierarchy.source import write
+from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
+from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place, newcomers
-from whence.hierarchy.tree import FlatCall, Tree
+from whence.hierarchy.tree import FlatCall, Inside, Tree
 from whence.program.printing import marked
 from whence.program.sizes import value_of
 from whence.provenance import ROOT, ModulePath
@@ -53,6 +55,7 @@ class Compiler:
     codes: dict[str, CodeType] = field(default_factory=dict)
     functions: dict[Region, Function] = field(default_factory=dict)
     graphs: dict[Region, fx.Graph] = field(default_factory=dict)
+    plain: dict[int, tuple[FunctionType, tuple[int, ...]]] = field(default_factory=dict)
 
     def function(self, phase: Phase, number: int) -> tuple[FunctionType, tuple[ChildCall, ...]]:
         """The function of a call in a phase, and the calls that its code makes."""
@@ -63,6 +66,22 @@ class Compiler:
         moved = self.plan.numbering.moved
         return function, tuple(self._child(phase, number, moved(called, first, number)) for called in calls)
 
+    def plain_body(self, number: int) -> Callable[..., tuple[Any, ...]]:
+        """The forward of a call as tracers read it."""
+        first = self.plan.first[number]
+        if first not in self.plain:
+            self.plain[first] = self._written(write(self.plan, Phase.FORWARD, first, plainly=True))
+        function, called = self.plain[first]
+        moved = self.plan.numbering.moved
+        return plain_body(function, [self._place(moved(other, first, number), number) for other in called])
+
+    def _place(self, called: int, caller: int) -> PlainChild:
+        path, around = self.plan.site(called).path, self.plan.site(caller).path
+        inside = path.is_within(around)
+        return PlainChild(
+            tuple(path.relative_to(around) if inside else path), inside, Place(self.plan, called)
+        )
+
     def graph(self, phase: Phase, number: int) -> fx.Graph:
         """The graph of a call in a phase."""
         first = self.plan.first[number]
@@ -71,7 +90,9 @@ class Compiler:
         return self.graphs[phase, first]
 
     def _compiled(self, phase: Phase, number: int) -> Function:
-        source = write(self.plan, phase, number)
+        return self._written(write(self.plan, phase, number))
+
+    def _written(self, source: Source) -> Function:
         code = self.codes.get(source.text)
         if code is None:
             code = self.codes[source.text] = compile(source.text, GENERATED_FILE, "exec")
@@ -116,6 +137,8 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) 
             return function(module, calls, *values)  # type: ignore[no-any-return]
         if has_hooks(module):
             return run_hooked(call, module, values)
+        if module._compiled_call_impl is not None:
+            return module(Inside, number, *values)  # type: ignore[no-any-return]
         if torch.compiler.is_compiling():
             return module(FlatCall(call, values))  # type: ignore[no-any-return]
         function, calls = call.forward_function
@@ -221,6 +244,18 @@ class CallBody:
             return self._run_on(
                 interface, module, flat, self._differentiable(interface, flat, (args, kwargs))
             )
+
+    def readable_body(self) -> Callable[..., tuple[Any, ...]]:
+        """The forward on the module and flat values, for tracers to read."""
+        return self.compiler.plain_body(self.number)
+
+    def readable_call(self, count: int, names: tuple[str, ...]) -> Alone:
+        """The call with so many positional arguments and such keywords, for tracers to read."""
+        return alone(self._called(), self, (count, names))
+
+    def run_on_proxies(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the call on what `torch.fx` puts in the place of arguments."""
+        return on_proxies(self._called(), self, module, (args, kwargs))
 
     def _flattened(self, interface: Interface, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call; an error about some of them shows them in the program."""
