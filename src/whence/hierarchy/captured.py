@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from whence.hierarchy.tree import CapturedCall, FlatCall, Tree, fitting, is_read, read
+from whence.hierarchy.tree import CapturedCall, FlatCall, Readables, Tree, fitting, is_read, read
 
 KEY = "_whence_captured"
 """The attribute under which an instance of the user's class holds its captured calls."""
@@ -18,7 +18,7 @@ class Captured:
     calls: tuple[CapturedCall, ...] = ()
     bodies: dict[int, CapturedCall] = field(default_factory=dict)
     root: nn.Module | None = None
-    readable: dict[Any, Any] = field(default_factory=dict)
+    readable: Readables = field(default_factory=Readables)
 
 
 def captured_of(module: nn.Module) -> Any:

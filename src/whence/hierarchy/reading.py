@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from whence._torch.sizes import is_symbolic
 from whence._torch.symbolic_sizes import order_of
-from whence._torch.trees import KeyPath, tree_flatten, tree_flatten_with_path
+from whence._torch.trees import KeyPath, tree_flatten_with_path
 from whence.errors import CallError
 from whence.hierarchy.captured import captured_of
 from whence.hierarchy.hooked import has_hooks, run_hooked
@@ -251,12 +251,21 @@ def on_proxies(interface: Interface, call: Call, module: nn.Module, arguments: t
 
 def _proxied(convention: Convention, args: Any, kwargs: Any) -> list[Any]:
     if not isinstance(args, fx.Proxy):
-        flat, spec = tree_flatten(convention.respelled(args, kwargs))
-        if spec != convention.spec and len(flat) < len(convention.leaves):
-            raise CallError(f"the arguments have another structure than those of the capture: {spec}")
-        return flat[: len(convention.leaves)]
+        return _spelled_or_flat(convention, args, kwargs)
     example = convention.unflatten(range(len(convention.leaves)))
     return [_accessed((args, kwargs), path) for path, _ in tree_flatten_with_path(example)[0]]
+
+
+def _spelled_or_flat(convention: Convention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The leaves of a call in the captured structure; placeholders alone are leaves already."""
+    count = len(convention.leaves)
+    only_flat = not kwargs and all(isinstance(value, fx.Proxy) for value in args) and len(args) >= count
+    try:
+        return convention.spelled_out(args, kwargs)
+    except CallError:
+        if only_flat:
+            return list(args[:count])
+        raise
 
 
 def _accessed(value: Any, path: KeyPath) -> Any:

@@ -388,6 +388,8 @@ class CallBody:
     def _write(
         self, interface: Interface, module: nn.Module, values: Mapping[str, Any], flat: Sequence[Any]
     ) -> None:
+        if not interface.writes:
+            return  # an empty region without gradients is a graph of its own in an export
         replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
         with torch.no_grad():
             for name, target in interface.writes:

@@ -127,12 +127,19 @@ class Inside:
     """The first argument of a call inside the tree that a tracer reads; its number and flat values follow."""
 
 
+class Readables:
+    """Calls of one module in plain code, each an attribute."""
+
+    def __deepcopy__(self, _memo: object) -> "Readables":
+        return Readables()
+
+
 class Holder(Protocol):
     """What holds the captured calls of a module."""
 
     calls: tuple[CapturedCall, ...]
     bodies: dict[int, CapturedCall]
-    readable: dict[Any, Any]
+    readable: Readables
 
 
 def is_read(args: Any, kwargs: Any) -> bool:
@@ -147,14 +154,15 @@ def is_read(args: Any, kwargs: Any) -> bool:
 def read(module: nn.Module, holder: Holder, args: Any, kwargs: Any) -> Any:
     """Make a call in plain code, which is made ready when it is first read."""
     if not isinstance(args, fx.Proxy) and args and args[0] is Inside:
-        ready(holder, args[1])
-        return holder.readable[args[1]](module, *args[2:])
+        name = f"inside_{args[1]}"
+        ready(holder, name, args[1], ())
+        return getattr(holder.readable, name)(module, *args[2:])
     if not torch.compiler.is_dynamo_compiling():
         return holder.calls[0].run_on_proxies(module, args, kwargs)
-    key = (len(args), *kwargs)
-    ready(holder, key)
+    name = f"alone_{len(args)}_{'_'.join(kwargs)}"
+    ready(holder, name, len(args), tuple(kwargs))
     problem = ""
-    for call in holder.readable[key]:
+    for call in getattr(holder.readable, name):
         problem = call.problem(args, kwargs)
         if not problem:
             return call.run(module, args, kwargs)
@@ -162,19 +170,23 @@ def read(module: nn.Module, holder: Holder, args: Any, kwargs: Any) -> Any:
 
 
 @constant_to_tracers
-def ready(holder: Any, key: Any) -> bool:
-    """Make plain code: for a call inside the tree, by its number; for those of people, by their arguments."""
-    if key in holder.readable:
+def ready(holder: Any, name: str, number: int, keywords: tuple[str, ...]) -> bool:
+    """Make plain code for a call inside the tree, or for those of people with so many arguments.
+
+    Each has an attribute of its own: `torch.compile` reads it once, and does not see what is added later.
+    """
+    if hasattr(holder.readable, name):
         return True
-    if isinstance(key, int):
-        holder.readable[key] = holder.bodies[key].readable_body()
+    if name.startswith("inside"):
+        setattr(holder.readable, name, holder.bodies[number].readable_body())
         return True
     calls = (holder.watched,) if getattr(holder, "watched", None) is not None else holder.calls
-    count, *names = key
     if not calls:
         fitting((), type(holder).__name__, (), {})
     found = {call.plan.first[call.number]: call for call in reversed(calls)}
-    holder.readable[key] = [call.readable_call(count, tuple(names)) for call in reversed(found.values())]
+    setattr(
+        holder.readable, name, [call.readable_call(number, keywords) for call in reversed(found.values())]
+    )
     return True
 
 
@@ -192,12 +204,18 @@ class Tree(nn.Module):
     calls: tuple[CapturedCall, ...]
     bodies: dict[int, CapturedCall]
     watched: CapturedCall | None
-    readable: dict[Any, Any]
+    readable: Readables
 
     def __init__(self, type_name: str) -> None:
         super().__init__()
         # nn.Module's own way to set an attribute first looks whether it is a parameter or a module
-        self.__dict__ |= {"type_name": type_name, "calls": (), "bodies": {}, "watched": None, "readable": {}}
+        self.__dict__ |= {
+            "type_name": type_name,
+            "calls": (),
+            "bodies": {},
+            "watched": None,
+            "readable": Readables(),
+        }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run what was captured, called as the original is called.

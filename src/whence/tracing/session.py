@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import Node
 
+from whence._torch.annotations import note_annotations
 from whence._torch.attribute_reads import own_attributes
 from whence._torch.autograd import (
     GradientKey,
@@ -307,6 +308,7 @@ class Session:
         if node.target is torch.ops.aten.detach.default and inside_backward() and torch.is_grad_enabled():
             self.notes.unpacked.append(node)
         source = self._finder.current()
+        note_annotations(node)
         self.notes.marks[node] = Mark(
             self._stack[-1],
             self.phase,
