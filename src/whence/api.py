@@ -111,9 +111,8 @@ class Program(_Program):
         """A callable that checks every call before it runs the program on the state of `model`.
 
         Where a guard does not hold it raises `StaleCapture` (`"raise"`), warns and runs the model itself
-        (`"warn"`), or captures the model again with these arguments (`"recapture"`): with the `dynamic_shapes`
-        and `preserve_calls` of the first capture, and with fixed sizes where these arguments are not among
-        those that the `dynamic_shapes` allow.
+        (`"warn"`), or captures the model again with these arguments (`"recapture"`): with what the first
+        capture was asked for, and with fixed sizes where its `dynamic_shapes` do not allow these arguments.
         """
         backward = self.loss_function or self.has_backward
         view = "attributes" if self.signature.attributes else "inputs"
@@ -121,7 +120,10 @@ class Program(_Program):
         def again(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
             wanted = self.wanted
             recapture = partial(
-                *(capture, model, args, kwargs),
+                capture,
+                model,
+                args,
+                kwargs,
                 backward=backward,
                 state=view,
                 preserve_calls=wanted.preserve_calls,
@@ -220,7 +222,11 @@ def capture(
     a capture was running.
     """
     patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
-    if faults := [*_backward_faults(backward), *view_faults(state), *_preserve_faults(strict, bool(backward), patterns)]:
+    if faults := [
+        *_backward_faults(backward),
+        *view_faults(state),
+        *_preserve_faults(strict, bool(backward), patterns),
+    ]:
         raise UsageError.of(faults)
 
     wanted = Wanted(dynamic_shapes, patterns, strict)

@@ -1,6 +1,6 @@
 """What `torch.fx.traceback.annotate` says of operations: it is kept with each node, under one key."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import fx
@@ -14,6 +14,19 @@ def annotations() -> dict[str, Any]:
     """What is said of the operations that are running now."""
     found: dict[str, Any] = traceback.get_current_meta().get(CUSTOM) or {}
     return found
+
+
+def annotations_restored() -> Callable[[], None]:
+    """A way back to what is said now: selective checkpoints leave what they say of their operations."""
+    said = dict(traceback.get_current_meta())
+
+    def restore() -> None:
+        now = traceback.get_current_meta()
+        if now != said:
+            now.clear()
+            now.update(said)
+
+    return restore
 
 
 def note_annotations(node: fx.Node) -> None:

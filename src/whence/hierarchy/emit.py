@@ -84,7 +84,7 @@ def _give_calls(module: Tree, calls: tuple[CallBody, ...]) -> None:
 
 
 def _sign(root: Tree) -> None:
-    """Give the root's `forward` the original's signature; a module's path in an export would go through it."""
+    """Give the root's `forward` the original's signature; paths in an export would go through a child's."""
     if root.calls and (parameters := root.calls[0].parameters) is not None:
         root.__dict__["forward"] = MethodType(forward_as(parameters), root)
 

@@ -90,6 +90,8 @@ def _plain_call(child: PlainChild) -> Body:
             return other(module, forward, values)  # type: ignore[no-any-return]
         if has_hooks(module):
             return hooked(module, values)  # type: ignore[no-any-return]
+        if not torch.compiler.is_dynamo_compiling():  # `torch.fx` would keep modules of torch.nn whole
+            return holder.bodies[number].readable_body()(module, *values)  # type: ignore[no-any-return]
         return module(Inside, number, *values)  # type: ignore[no-any-return]
 
     return run
