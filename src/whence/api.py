@@ -229,23 +229,30 @@ def capture(
     ]:
         raise UsageError.of(faults)
 
+    given = tracing.Given(args, kwargs, dynamic_shapes, patterns)
     wanted = Wanted(dynamic_shapes, patterns, strict)
     if strict:
-        given = tracing.Given(args, kwargs, dynamic_shapes, patterns)
-        read = _full(interop.strict_program(model, given, backward))
-        return read.with_changes(wanted=wanted).with_state(state)
+        program = _full(interop.strict_program(model, given, backward))
+    else:
+        program = without_collection(lambda: _traced(model, given, backward, reuse=reuse))
+    return program.with_changes(wanted=wanted).with_state(state)
+
+
+def _traced(
+    model: Callable[..., Any],
+    given: tracing.Given,
+    backward: bool | Callable[[Any], Tensor],
+    *,
+    reuse: bool,
+) -> Program:
+    """The program of a run, with what it assumed."""
 
     def run() -> tuple[_Program, Observed]:
-        given = tracing.Given(args, kwargs, dynamic_shapes, patterns)
         return tracing.capture(model, given, backward, reuse=reuse)
 
-    def captured() -> Program:
-        traced, observed = run()
-        program = _full(traced)
-        guards = guards_for(program, observed, run)
-        return program.with_changes(guards=guards, wanted=wanted).with_state(state)
-
-    return without_collection(captured)
+    traced, observed = run()
+    program = _full(traced)
+    return program.with_changes(guards=guards_for(program, observed, run))
 
 
 def _backward_faults(backward: object) -> list[Fault]:

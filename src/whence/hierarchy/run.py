@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from whence._torch.sharding import whole
-from whence._torch.tensors import autocast_state, share_memory, without_autocast
-from whence.errors import CallError, Fault
+from whence._torch.tensors import autocast_state, without_autocast
+from whence.errors import CallError
 from whence.hierarchy.captured import KEY, captured_of
 from whence.hierarchy.composed import (
     differentiable_leaves,
@@ -26,6 +26,7 @@ from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, 
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.hooked import has_hooks, run_hooked
 from whence.hierarchy.interface import Gradients, Interface, interface_of
+from whence.hierarchy.overlap import refuse_overlap
 from whence.hierarchy.plainly import Alone
 from whence.hierarchy.plan import CallPlan, Plan, Region, paths_of_state
 from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
@@ -106,6 +107,13 @@ class Compiler:
         place = Place(self.plan, called)
         return child_call(path.relative_to(around) if inside else path, inside, place, phase)
 
+    def __reduce__(self) -> str:
+        raise CallError(
+            "a captured tree cannot be pickled",
+            why="its graphs hold values of PyTorch's tracer, which only this process knows",
+            remedy="save its state_dict, or torch.export.save(program.to_exported_program(), path)",
+        )
+
     def __deepcopy__(self, _memo: object) -> Self:
         return self
 
@@ -163,6 +171,13 @@ class CallBody:
     plan: Plan
     number: int
     compiler: Compiler
+
+    def __reduce__(self) -> str:
+        raise CallError(
+            "a captured tree cannot be pickled",
+            why="its graphs hold values of PyTorch's tracer, which only this process knows",
+            remedy="save its state_dict, or torch.export.save(program.to_exported_program(), path)",
+        )
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
@@ -236,7 +251,7 @@ class CallBody:
         """Run the call as a person makes it; state that it changes is changed in place."""
         interface = self._called()
         flat = self._flattened(interface, args, kwargs)
-        _refuse_overlap(interface, flat)
+        refuse_overlap(interface, flat)
         state = autocast_state()
         if state != self.plan.program.autocast:
             raise _other_autocast(state, self.plan.program.autocast)
@@ -452,26 +467,6 @@ def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str,
         why="the casts are part of the captured graph",
         remedy="call it as it was captured, or capture inside the autocast region",
     )
-
-
-def _refuse_overlap(interface: Interface, flat: Sequence[Any]) -> None:
-    """An input that is written must not share its memory with another: the capture saw two."""
-    paths, same = interface.convention.paths, {frozenset(pair) for pair in interface.convention.same}
-    written = [target for _, target in interface.writes if isinstance(target, int)]
-    faults = [
-        Fault(
-            f"{paths[at]} and {paths[other]} share memory, and did not at capture",
-            why=f"the program writes {paths[at]}, and {paths[other]} would not see it",
-            remedy="pass a clone of one of them, or capture with the same sharing",
-        )
-        for at in written
-        for other, leaf in enumerate(flat)
-        if other != at and frozenset((at, other)) not in same and isinstance(leaf, Tensor)
-        if not (other in written and other < at)
-        if share_memory(leaf, flat[at])
-    ]
-    if faults:
-        raise CallError.of(faults)
 
 
 def _trainable(replaced: Mapping[ModulePath, nn.Module]) -> tuple[Tensor, ...]:

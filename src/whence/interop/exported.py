@@ -45,8 +45,6 @@ from whence.tracing.notes import Mark
 
 _NONE: Mapping[str, Tensor] = MappingProxyType({})
 _DECOMPOSE = "call run_decompositions({}) on the exported program first"
-_AS_TRACED = "TRAINING"
-"""The dialect of an exported program that was not decomposed."""
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
@@ -62,7 +60,7 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     rows = state_of(exported, unused)
     flat, users = _flat(exported, rows)
     sites, chains = _sites(exported, flat, rows)
-    _set_origins(sites, frozenset(flat.regions) if exported.dialect != _AS_TRACED else frozenset())
+    _set_origins(sites)
     _set_nested_origins(flat, sites)
     functional = functional_form(flat)
     returned = _returned(exported, flat, functional)
@@ -160,11 +158,10 @@ def _site_of(name: str) -> tuple[ModulePath, int]:
     return ModulePath.parse(path), int(index) if index else 0
 
 
-def _set_origins(sites: Sites, forgotten: frozenset[fx.Node]) -> None:
-    """Origins of operations; a decomposition has `forgotten` which module made what inside a wrapper."""
+def _set_origins(sites: Sites) -> None:
     for node, number in sites.homes.items():
         site = sites.calls.rows[number].site
-        quality = Quality.INFERRED if node in sites.inferred or node in forgotten else Quality.EXACT
+        quality = Quality.INFERRED if node in sites.inferred else Quality.EXACT
         set_origin(node, Origin(Phase.FORWARD, (site,), quality, source_of(node), place=site))
 
 
