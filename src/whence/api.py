@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self, TypeVar, overload
 
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ from whence.errors import (
 from whence.guards import Guarded, Plan, plan_of
 from whence.hierarchy import Tree
 from whence.passes import Edit
-from whence.program import Call, Calls, Convention, Input, Layers, Output, Part, Signature
+from whence.program import Call, Calls, Convention, Input, Layers, Output, Part, Signature, Wanted
 from whence.program import Program as _Program
 from whence.program.guard_rows import Guard, Violation
 from whence.program.guards import Guards
@@ -112,13 +112,28 @@ class Program(_Program):
         """A callable that checks every call before it runs the program on the state of `model`.
 
         Where a guard does not hold it raises `StaleCapture` (`"raise"`), warns and runs the model itself
-        (`"warn"`), or captures the model again with these arguments (`"recapture"`).
+        (`"warn"`), or captures the model again with these arguments (`"recapture"`): with what the first
+        capture was asked for, and with fixed sizes where its `dynamic_shapes` do not allow these arguments.
         """
         backward = self.loss_function or self.has_backward
         view = "attributes" if self.signature.attributes else "inputs"
 
         def again(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-            return capture(model, args, kwargs, backward=backward, state=view)
+            wanted = self.wanted
+            recapture = partial(
+                capture,
+                model,
+                args,
+                kwargs,
+                backward=backward,
+                state=view,
+                preserve_calls=wanted.preserve_calls,
+                strict=wanted.strict,
+            )
+            try:
+                return recapture(dynamic_shapes=wanted.dynamic_shapes)
+            except (InvalidShapes, SpecialisedShapes):  # these inputs are not among those that were asked for
+                return recapture()
 
         return guarded(self, _plan_of, model, on_violation, again)
 
@@ -208,22 +223,37 @@ def capture(
     a capture was running.
     """
     patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
-    if faults := [*_backward_faults(backward), *view_faults(state), *_preserve_faults(strict, patterns)]:
+    if faults := [
+        *_backward_faults(backward),
+        *view_faults(state),
+        *_preserve_faults(strict, bool(backward), patterns),
+    ]:
         raise UsageError.of(faults)
 
+    given = tracing.Given(args, kwargs, dynamic_shapes, patterns)
+    wanted = Wanted(dynamic_shapes, patterns, strict)
     if strict:
-        return _full(interop.strict_program(model, args, kwargs, backward, dynamic_shapes)).with_state(state)
+        program = _full(interop.strict_program(model, given, backward))
+    else:
+        program = without_collection(lambda: _traced(model, given, backward, reuse=reuse))
+    return program.with_changes(wanted=wanted).with_state(state)
+
+
+def _traced(
+    model: Callable[..., Any],
+    given: tracing.Given,
+    backward: bool | Callable[[Any], Tensor],
+    *,
+    reuse: bool,
+) -> Program:
+    """The program of a run, with what it assumed."""
 
     def run() -> tuple[_Program, Observed]:
-        given = tracing.Given(args, kwargs, dynamic_shapes, patterns)
         return tracing.capture(model, given, backward, reuse=reuse)
 
-    def captured() -> Program:
-        traced, observed = run()
-        program = _full(traced)
-        return program.with_changes(guards=guards_for(program, observed, run)).with_state(state)
-
-    return without_collection(captured)
+    traced, observed = run()
+    program = _full(traced)
+    return program.with_changes(guards=guards_for(program, observed, run))
 
 
 def _backward_faults(backward: object) -> list[Fault]:
@@ -233,11 +263,12 @@ def _backward_faults(backward: object) -> list[Fault]:
     return [Fault(f"backward cannot be {backward!r}", remedy=remedy)]
 
 
-def _preserve_faults(strict: bool, patterns: tuple[str, ...]) -> list[Fault]:
-    if not strict or not patterns:
+def _preserve_faults(strict: bool, joint: bool, patterns: tuple[str, ...]) -> list[Fault]:
+    if not (strict and joint and patterns):
         return []
-    remedy = "capture with strict=False, or export with preserve_module_call_signature"
-    return [Fault("preserve_calls does not work with strict=True", remedy=remedy)]
+    why = "the backward is traced from the modules of the strict program, which pass flat values"
+    remedy = "capture with strict=False, or the forward alone"
+    return [Fault("preserve_calls does not work with strict=True and a backward", why=why, remedy=remedy)]
 
 
 def from_exported_program(exported: ExportedProgram) -> Program:

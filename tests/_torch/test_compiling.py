@@ -6,7 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
+from whence._torch.compiling import (
+    compiled_functions_run_eagerly,
+    compiling_on_this_thread,
+    constant_to_tracers,
+)
 
 QUESTIONS: list[Callable[[], bool]] = [
     torch.compiler.is_compiling,
@@ -115,3 +119,21 @@ def test_compiled_functions_run_their_python() -> None:
     assert calls == ["python"] * 2
     assert elsewhere == ["default"]
     assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+def test_constants_are_not_traced() -> None:
+    """What a function returns while code is traced is a constant to the compiler."""
+    calls: list[int] = []
+
+    @constant_to_tracers
+    def number(of: int) -> int:
+        calls.append(of)
+        return of + 1
+
+    def adds(x: torch.Tensor) -> torch.Tensor:
+        return x + number(2)
+
+    compiled = torch.compile(adds, fullgraph=True, backend="eager")
+    assert compiled(torch.zeros(1)).item() == compiled(torch.zeros(1)).item() == 3
+    assert calls == [2]
+    assert number(4) == 5

@@ -151,3 +151,21 @@ def test_unknown_way_is_refused() -> None:
     program = whence.capture(nn.Linear(2, 2), (torch.ones(1, 2),))
     with pytest.raises(whence.UsageError, match="raise"):
         program.guarded(nn.Linear(2, 2), on_violation="ignore")
+
+
+def test_recapture_keeps_what_was_asked_for() -> None:
+    """A capture again has the open sizes and calling conventions of the first, where the sizes fit."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.0)), torch.randn(3, 4)
+    rows = torch.export.Dim("rows", max=8)
+    program = whence.capture(model, (x,), dynamic_shapes=({0: rows},), preserve_calls="0")
+    guarded = program.guarded(model, "recapture")
+    model.eval()
+    assert torch.equal(guarded(x), model(x))
+    assert guarded.program is not program
+    assert guarded.program.preserved == program.preserved != frozenset()
+    again = guarded.program
+    assert torch.equal(guarded(torch.ones(5, 4)), model(torch.ones(5, 4)))
+    assert guarded.program is again
+    assert torch.equal(guarded(torch.ones(20, 4)), model(torch.ones(20, 4)))
+    assert guarded.program.preserved == program.preserved
+    assert guarded.program.wanted.dynamic_shapes is None

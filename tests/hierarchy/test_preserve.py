@@ -363,7 +363,7 @@ def test_pattern_that_fits_nothing() -> None:
     with pytest.raises(whence.SelectionError, match=r"no module that is called fits 'blok'[\s\S]*block"):
         whence.capture(Repeated(), (X,), preserve_calls=["block", "blok"])
     with pytest.raises(whence.UsageError, match="strict"):
-        whence.capture(Repeated(), (X,), strict=True, preserve_calls=["block"])
+        whence.capture(Repeated(), (X,), backward=True, strict=True, preserve_calls=["block"])
 
 
 def test_module_of_another_tree() -> None:

@@ -1,11 +1,12 @@
 """Whatever the modules of a model do to each other, its program and its tree compute what it computes."""
 
+import re
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, reject, settings
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -20,6 +21,8 @@ SEARCH = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+FEW = settings(SEARCH, max_examples=15, phases=(Phase.explicit, Phase.generate))
 
 
 def total(outputs: Any) -> Tensor:
@@ -88,3 +91,31 @@ def test_random_program_with_checkpoints_is_eager(backward: Any, recipe: Recipe)
 def test_random_tree_with_checkpoints_is_eager(backward: Any, recipe: Recipe) -> None:
     """The same for trees."""
     check_tree(recipe, backward)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "tangents"])
+@FEW
+@given(recipe=recipes("checkpoint", "closure"))
+@pytest.mark.filterwarnings("ignore:their callers' graphs hold these modules")
+def test_random_tree_with_preserved_calls_is_eager(backward: bool, recipe: Recipe) -> None:
+    """Row 132: with calling conventions preserved, and with eager modules in place; or refused by name."""
+    model, x = made(recipe)
+    try:
+        program = whence.capture(deepcopy(model), (x,), backward=backward, preserve_calls="part*")
+    except whence.SelectionError:
+        reject()  # nothing is called
+    tree = program.unflatten(copy=True)
+    expected = run(deepcopy(model), x, returns_loss=False)
+    assert differing(expected, run(deepcopy(tree), x, returns_loss=False)) == []
+    flat = {flattened.number for flattened in tree.calls[0].plan.flattened}
+    paths = {str(program.calls.rows[number].site.path) for number in program.preserved - flat}
+    shared = len([*model.named_modules(remove_duplicate=False)]) > len([*model.named_modules()])
+    for path in () if shared else sorted(paths)[:1]:
+        tree.set_submodule(path, deepcopy(model.get_submodule(path)))
+    try:
+        found = run(tree, x, returns_loss=False)
+    except whence.CallError as refused:
+        assert re.search("cannot be (replaced|trained here)|does not fit", str(refused))
+        return
+    exact = {name for name in expected if not (backward and name.startswith("gradient"))}
+    assert [name for name in differing(expected, found) if name in exact] == []

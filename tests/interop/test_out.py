@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import warnings
 from typing import Any
 
@@ -155,6 +156,44 @@ def test_open_sizes_go_out_again() -> None:
     assert torch.equal(again.module()(torch.ones(7, 4)), model(torch.ones(7, 4)))
     with pytest.raises(whence.CallError, match="is 10, and the capture allows"):
         unflattened(loaded(again))(torch.ones(10, 4))
+
+
+def test_compilers_take_it() -> None:
+    """`.module()` checks its inputs, and values are in a mode that compilers run the real parameters in."""
+    program = whence.capture(nn.Linear(4, 4), (X,)).to_exported_program()
+    with pytest.raises(AssertionError, match="Guard failed"):
+        program.module()(torch.ones(3, 4))
+    modes = {
+        id(node.meta["val"].fake_mode): node.meta["val"].fake_mode
+        for node in program.graph.nodes
+        if "val" in node.meta
+    }
+    (mode,) = modes.values()
+    assert mode.allow_non_fake_inputs
+    assert program.example_inputs is not None
+    assert program.example_inputs[0][0].shape == X.shape
+
+
+@pytest.mark.slow
+def test_inductor_compiles_it_ahead_of_time() -> None:
+    """AOTInductor makes a package of a captured program, which gives eager's numbers."""
+    inductor: Any = pytest.importorskip("torch._inductor")
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    path = inductor.aoti_compile_and_package(whence.capture(model, (X,)).to_exported_program())
+    assert torch.allclose(inductor.aoti_load_package(path)(X), model(X))
+
+
+def test_onnx_takes_it() -> None:
+    """`torch.onnx.export` takes an exported program that was captured; needs onnxscript."""
+    pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript")
+    onnx: Any = pytest.importorskip("onnx")
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    file = io.BytesIO()
+    made = torch.onnx.export(whence.capture(model, (X,)).to_exported_program(), dynamo=True, verbose=False)
+    made.save(file)  # type: ignore[union-attr, arg-type]
+    reference = onnx.reference.ReferenceEvaluator(onnx.load_from_string(file.getvalue()))
+    (result,) = reference.run(None, {reference.input_names[0]: X.numpy()})
+    assert torch.allclose(torch.from_numpy(result), model(X))
 
 
 def test_joint_programs_do_not_go_out() -> None:

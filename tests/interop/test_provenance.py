@@ -102,6 +102,7 @@ def test_verify_reads_an_exported_program() -> None:
         ("_export_root", ""),
         ("blocks['a'].x", "blocks.a.x"),
         ("model.self.x", "model.self.x"),
+        ("layers.0.forward.__self__.mlp", "layers.0.mlp"),
     ],
 )
 def test_dialects_of_paths(raw: str, path: str) -> None:

@@ -105,3 +105,17 @@ def test_what_the_front_end_refuses_stays_its_own_error() -> None:
     with pytest.raises(Exception, match="control flow") as raised:
         whence.capture(Branches(), (torch.ones(2),), strict=True)
     assert any("strict=False runs the model" in note for note in raised.value.__notes__)
+
+
+def test_calling_conventions_are_preserved() -> None:
+    """A preserved module is replaced in the tree of a strict program; others are errors."""
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(2, 8)
+    tree = whence.capture(model, (x,), strict=True, preserve_calls="blocks.1").unflatten(copy=True)
+    model.blocks[1] = Block()
+    tree.set_submodule("blocks.1", model.blocks[1])
+    assert torch.equal(tree(x), model(x))
+    with pytest.raises(whence.SelectionError, match="nope"):
+        whence.capture(model, (x,), strict=True, preserve_calls="nope")
+    with pytest.raises(whence.UsageError, match="does not work with strict=True and a backward"):
+        whence.capture(model, (x,), backward=True, strict=True, preserve_calls="blocks.1")

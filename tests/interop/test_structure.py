@@ -269,7 +269,7 @@ def test_defect_12_lists_and_modes(way: str) -> None:
 
 @EVERY_WAY
 def test_defect_11_copied_and_pickled(way: str) -> None:
-    """A tree is copied, and its copy trains on its own."""
+    """A tree is copied, and its copy trains on its own; pickling one is refused with what to save."""
     model = whole()
     tree = tree_of(model, (X,), way=way)
     copied = copy.deepcopy(tree)
@@ -277,6 +277,8 @@ def test_defect_11_copied_and_pickled(way: str) -> None:
         copied.last.scale.zero_()
     is_eager(tree, model, (X,))
     assert not torch.equal(copied(X), tree(X))
+    with pytest.raises(whence.CallError, match="cannot be pickled"):
+        pickle.dumps(tree)
 
 
 def test_tree_trains_as_eager() -> None:

@@ -9,13 +9,30 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._higher_order_ops import utils
 
 from whence._torch.patching import patched
+
+T = TypeVar("T")
+
+
+def constant_to_tracers(function: Callable[..., T]) -> Callable[..., T]:
+    """`torch.compile` calls this function while it traces, and takes what it returns for a constant.
+
+    `torch.compiler.assume_constant_result` does the same and loads the compiler for it.
+    """
+
+    @wraps(function)
+    def constant(*args: Any) -> T:
+        return function(*args)
+
+    constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return constant
 
 
 class _TrueOnThread:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence._torch.operators import HigherOrderOperator, OpOverload
 from whence._torch.tensors import storage_of
+from whence._torch.trees import tree_map_only
 
 __all__ = [
     "Autocast",
@@ -20,6 +21,7 @@ __all__ = [
     "Operation",
     "Verifier",
     "fakes_like",
+    "in_a_mode_for_all",
     "is_composite",
     "looks_into",
     "shares_storage",
@@ -103,6 +105,31 @@ def fakes_like(values: Iterable[Any]) -> Callable[[Tensor], Tensor]:
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
     known = mode or FakeTensorMode(allow_non_fake_inputs=True)
     return lambda tensor: known.from_tensor(tensor, static_shapes=True)
+
+
+def in_a_mode_for_all() -> Callable[[Any], Any]:
+    """Makes fake values like others in one new mode that takes other tensors, too, as torch.export's does.
+
+    Compilers run a graph in the mode of its values, with the real parameters among the inputs.
+    """
+    modes: dict[int, FakeTensorMode] = {}
+
+    def moved(fake: FakeTensor) -> Tensor:
+        old = fake.fake_mode
+        mode = modes.setdefault(id(old), FakeTensorMode(allow_non_fake_inputs=True, shape_env=old.shape_env))
+        with torch._C.DisableTorchFunction():
+            shape, strides = fake.shape, fake.stride()
+            plain = torch.empty_strided(shape, strides, dtype=fake.dtype, device="meta")
+            return FakeTensor(mode, plain, fake.device).requires_grad_(fake.requires_grad)
+
+    return lambda value: tree_map_only(
+        FakeTensor, lambda fake: moved(fake) if is_strided(fake) else fake, value
+    )
+
+
+def is_strided(tensor: Tensor) -> bool:
+    """Whether a tensor is an ordinary one, which its strides describe."""
+    return tensor.layout is torch.strided
 
 
 def shares_storage(left: Tensor, right: Tensor) -> bool:

@@ -140,6 +140,20 @@ def in_order_of(tensor: Tensor, shape: Sequence[Any], strides: Sequence[Any]) ->
     return ordered.permute([wanted.index(axis) for axis in range(len(wanted))])
 
 
+def like(value: Any) -> Any:
+    """Zeros of the sizes and strides of a fake tensor, with an example's number for each that is open."""
+    if isinstance(value, Tensor):
+        shape, strides = (tuple(map(_hint, sizes)) for sizes in (value.shape, value.stride()))
+        zeros = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device).zero_()
+        return zeros.requires_grad_(value.requires_grad)
+    return _hint(value) if is_number(value) else value
+
+
+def order_of(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions of a tensor in the order in which they lie in memory."""
+    return tuple(_order(tensor.shape, tensor.stride()))
+
+
 def _order(shape: Sequence[Any], strides: Sequence[Any]) -> list[int]:
     steps, sizes = [_hint(stride) for stride in strides], [_hint(size) for size in shape]
     return sorted(range(len(steps)), key=lambda axis: (-steps[axis] if sizes[axis] > 1 else 0, axis))

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from whence.hierarchy.tree import CapturedCall, FlatCall, Tree, fitting
+from whence.hierarchy.tree import CapturedCall, FlatCall, Readables, Tree, fitting, is_read, read
 
 KEY = "_whence_captured"
 """The attribute under which an instance of the user's class holds its captured calls."""
@@ -18,6 +18,7 @@ class Captured:
     calls: tuple[CapturedCall, ...] = ()
     bodies: dict[int, CapturedCall] = field(default_factory=dict)
     root: nn.Module | None = None
+    readable: Readables = field(default_factory=Readables)
 
 
 def captured_of(module: nn.Module) -> Any:
@@ -30,6 +31,8 @@ def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
     Raises `CallError` when the arguments are not those of a captured call.
     """
+    if is_read(args, kwargs):
+        return read(module, module.__dict__[KEY], args, kwargs)
     if len(args) == 1 and isinstance(args[0], FlatCall):
         return args[0].call.run_forward(module, *args[0].values)
     return fitting(module.__dict__[KEY].calls, type(module).__name__, args, kwargs).run(module, args, kwargs)

@@ -1,12 +1,13 @@
 """Make the modules of a plan."""
 
 from copy import deepcopy
+from types import MethodType
 
 from torch import Tensor, nn
 
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody, Compiler
-from whence.hierarchy.tree import Tree, TreeList
+from whence.hierarchy.tree import Tree, TreeList, forward_as
 from whence.program import ModuleRecord, Program
 from whence.provenance import ROOT, ModulePath
 
@@ -44,6 +45,7 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
         elif isinstance(module, Tree):
             _give_calls(module, called.get(record.path, ()))
     _give_calls(root, called.get(ROOT, ()))
+    _sign(root)
     for record in program.modules:
         _order_children(made[record.path], record)
     _add_constants(root, plan, state)
@@ -79,6 +81,12 @@ def _give_calls(module: Tree, calls: tuple[CallBody, ...]) -> None:
     module.bodies.update({call.number: call for call in calls})
     if module.calls and (parameters := module.calls[0].parameters) is not None:
         module.__dict__["__signature__"] = parameters
+
+
+def _sign(root: Tree) -> None:
+    """Give the root's `forward` the original's signature; paths in an export would go through a child's."""
+    if root.calls and (parameters := root.calls[0].parameters) is not None:
+        root.__dict__["forward"] = MethodType(forward_as(parameters), root)
 
 
 def _parent(made: dict[ModulePath, nn.Module], root: Tree, path: ModulePath) -> nn.Module:

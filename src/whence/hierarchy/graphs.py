@@ -2,9 +2,11 @@
 
 import operator
 from dataclasses import replace
+from typing import Any
 
 from torch import fx
 
+from whence._torch.annotations import CUSTOM, common_annotations
 from whence.hierarchy.plan import Body, Plan, pack_label, pack_of
 from whence.program.origins import origin_of, set_origin
 from whence.schema import Phase
@@ -55,10 +57,24 @@ def _add_call(
     path = called.path.relative_to(caller.path) if inside else called.path
     arguments = tuple(made[name] for name in taken)
     node = graph.create_node("call_module", target, arguments, name="_".join(path) or "root")
+    said = _said_of(plan, phase, edge[1])
+    if said:
+        node.meta[CUSTOM] = said
     for position, name in enumerate(given):
         made[name] = graph.create_node(
             "call_function", operator.getitem, (node, position), name=label(plan, name)
         )
+
+
+def _said_of(plan: Plan, phase: Phase, number: int) -> dict[str, Any]:
+    """What annotations say of everything that a call computes in a phase, alike."""
+    ends = plan.program.calls.ends
+    inside = range(number, ends[number] if number < len(ends) else number + 1)
+    return common_annotations(
+        plan.nodes[name]
+        for name, (found, owner) in plan.regions.items()
+        if found is phase and owner in inside and plan.nodes[name].op == "call_function"
+    )
 
 
 def label(plan: Plan, name: str) -> str:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from whence._torch.sharding import whole
-from whence._torch.tensors import autocast_state, share_memory, without_autocast
-from whence.errors import CallError, Fault
+from whence._torch.tensors import autocast_state, without_autocast
+from whence.errors import CallError
 from whence.hierarchy.captured import KEY, captured_of
 from whence.hierarchy.composed import (
     differentiable_leaves,
@@ -26,10 +26,13 @@ from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, 
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.hooked import has_hooks, run_hooked
 from whence.hierarchy.interface import Gradients, Interface, interface_of
+from whence.hierarchy.overlap import refuse_overlap
+from whence.hierarchy.plainly import Alone
 from whence.hierarchy.plan import CallPlan, Plan, Region, paths_of_state
-from whence.hierarchy.source import write
+from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
+from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place, newcomers
-from whence.hierarchy.tree import FlatCall, Tree
+from whence.hierarchy.tree import FlatCall, Inside, Tree
 from whence.program.printing import marked
 from whence.program.sizes import value_of
 from whence.provenance import ROOT, ModulePath
@@ -53,6 +56,7 @@ class Compiler:
     codes: dict[str, CodeType] = field(default_factory=dict)
     functions: dict[Region, Function] = field(default_factory=dict)
     graphs: dict[Region, fx.Graph] = field(default_factory=dict)
+    plain: dict[int, tuple[FunctionType, tuple[int, ...]]] = field(default_factory=dict)
 
     def function(self, phase: Phase, number: int) -> tuple[FunctionType, tuple[ChildCall, ...]]:
         """The function of a call in a phase, and the calls that its code makes."""
@@ -63,6 +67,22 @@ class Compiler:
         moved = self.plan.numbering.moved
         return function, tuple(self._child(phase, number, moved(called, first, number)) for called in calls)
 
+    def plain_body(self, number: int) -> Callable[..., tuple[Any, ...]]:
+        """The forward of a call as tracers read it."""
+        first = self.plan.first[number]
+        if first not in self.plain:
+            self.plain[first] = self._written(write(self.plan, Phase.FORWARD, first, plainly=True))
+        function, called = self.plain[first]
+        moved = self.plan.numbering.moved
+        return plain_body(function, [self._place(moved(other, first, number), number) for other in called])
+
+    def _place(self, called: int, caller: int) -> PlainChild:
+        path, around = self.plan.site(called).path, self.plan.site(caller).path
+        inside = path.is_within(around)
+        return PlainChild(
+            tuple(path.relative_to(around) if inside else path), inside, Place(self.plan, called)
+        )
+
     def graph(self, phase: Phase, number: int) -> fx.Graph:
         """The graph of a call in a phase."""
         first = self.plan.first[number]
@@ -71,7 +91,9 @@ class Compiler:
         return self.graphs[phase, first]
 
     def _compiled(self, phase: Phase, number: int) -> Function:
-        source = write(self.plan, phase, number)
+        return self._written(write(self.plan, phase, number))
+
+    def _written(self, source: Source) -> Function:
         code = self.codes.get(source.text)
         if code is None:
             code = self.codes[source.text] = compile(source.text, GENERATED_FILE, "exec")
@@ -84,6 +106,13 @@ class Compiler:
         inside = path.is_within(around)
         place = Place(self.plan, called)
         return child_call(path.relative_to(around) if inside else path, inside, place, phase)
+
+    def __reduce__(self) -> str:
+        raise CallError(
+            "a captured tree cannot be pickled",
+            why="its graphs hold values of PyTorch's tracer, which only this process knows",
+            remedy="save its state_dict, or torch.export.save(program.to_exported_program(), path)",
+        )
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
@@ -116,6 +145,8 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) 
             return function(module, calls, *values)  # type: ignore[no-any-return]
         if has_hooks(module):
             return run_hooked(call, module, values)
+        if module._compiled_call_impl is not None:
+            return module(Inside, number, *values)  # type: ignore[no-any-return]
         if torch.compiler.is_compiling():
             return module(FlatCall(call, values))  # type: ignore[no-any-return]
         function, calls = call.forward_function
@@ -140,6 +171,13 @@ class CallBody:
     plan: Plan
     number: int
     compiler: Compiler
+
+    def __reduce__(self) -> str:
+        raise CallError(
+            "a captured tree cannot be pickled",
+            why="its graphs hold values of PyTorch's tracer, which only this process knows",
+            remedy="save its state_dict, or torch.export.save(program.to_exported_program(), path)",
+        )
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
@@ -213,7 +251,7 @@ class CallBody:
         """Run the call as a person makes it; state that it changes is changed in place."""
         interface = self._called()
         flat = self._flattened(interface, args, kwargs)
-        _refuse_overlap(interface, flat)
+        refuse_overlap(interface, flat)
         state = autocast_state()
         if state != self.plan.program.autocast:
             raise _other_autocast(state, self.plan.program.autocast)
@@ -221,6 +259,18 @@ class CallBody:
             return self._run_on(
                 interface, module, flat, self._differentiable(interface, flat, (args, kwargs))
             )
+
+    def readable_body(self) -> Callable[..., tuple[Any, ...]]:
+        """The forward on the module and flat values, for tracers to read."""
+        return self.compiler.plain_body(self.number)
+
+    def readable_call(self, count: int, names: tuple[str, ...]) -> Alone:
+        """The call with so many positional arguments and such keywords, for tracers to read."""
+        return alone(self._called(), self, (count, names))
+
+    def run_on_proxies(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the call on what `torch.fx` puts in the place of arguments."""
+        return on_proxies(self._called(), self, module, (args, kwargs))
 
     def _flattened(self, interface: Interface, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call; an error about some of them shows them in the program."""
@@ -353,6 +403,8 @@ class CallBody:
     def _write(
         self, interface: Interface, module: nn.Module, values: Mapping[str, Any], flat: Sequence[Any]
     ) -> None:
+        if not interface.writes:
+            return  # an empty region without gradients is a graph of its own in an export
         replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
         with torch.no_grad():
             for name, target in interface.writes:
@@ -415,26 +467,6 @@ def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str,
         why="the casts are part of the captured graph",
         remedy="call it as it was captured, or capture inside the autocast region",
     )
-
-
-def _refuse_overlap(interface: Interface, flat: Sequence[Any]) -> None:
-    """An input that is written must not share its memory with another: the capture saw two."""
-    paths, same = interface.convention.paths, {frozenset(pair) for pair in interface.convention.same}
-    written = [target for _, target in interface.writes if isinstance(target, int)]
-    faults = [
-        Fault(
-            f"{paths[at]} and {paths[other]} share memory, and did not at capture",
-            why=f"the program writes {paths[at]}, and {paths[other]} would not see it",
-            remedy="pass a clone of one of them, or capture with the same sharing",
-        )
-        for at in written
-        for other, leaf in enumerate(flat)
-        if other != at and frozenset((at, other)) not in same and isinstance(leaf, Tensor)
-        if not (other in written and other < at)
-        if share_memory(leaf, flat[at])
-    ]
-    if faults:
-        raise CallError.of(faults)
 
 
 def _trainable(replaced: Mapping[ModulePath, nn.Module]) -> tuple[Tensor, ...]:

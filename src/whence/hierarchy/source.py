@@ -44,6 +44,7 @@ class Source:
 @dataclass
 class _Writer:
     plan: Plan
+    plainly: bool = False
     locals: dict[str, str] = field(default_factory=dict)
     globals: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -65,7 +66,7 @@ class _Writer:
             name = f"{target.namespace}_{target._opname}_{target._overloadname}"
         else:
             name = f"function_{getattr(target, '__name__', 'call')}"
-        function = entry_point(target, args)
+        function = target if self.plainly else entry_point(target, args)
         while self.globals.setdefault(name, function) is not function:
             name += "_"
         return name
@@ -91,15 +92,15 @@ class _Writer:
         return self.constant(argument)
 
 
-def write(plan: Plan, phase: Phase, number: int) -> Source:
+def write(plan: Plan, phase: Phase, number: int, *, plainly: bool = False) -> Source:
     """The function of one call in one phase.
 
     The forward takes the module, the calls it makes and its inputs; it returns its outputs, and last what it
     keeps, if anything. The backward takes the module, its calls, what was kept, if anything (a list that it
-    empties), and its inputs.
+    empties), and its inputs. With `plainly` operators are called as people call them, for tracers to read.
     """
     body = plan.body(phase, number)
-    writer = _Writer(plan)
+    writer = _Writer(plan, plainly)
     parameters = [writer.local(name) for name in body.inputs]
     is_backward = phase is Phase.BACKWARD
     if is_backward and body.kept:

@@ -6,7 +6,7 @@ site is written into the caller's code, and nothing is chosen by counting calls.
 
 import inspect
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol, Self
@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import fx, nn
 
+from whence._torch.compiling import constant_to_tracers
 from whence.errors import CallError
 from whence.hierarchy.interface import Interface
 from whence.hierarchy.plan import CallPlan
@@ -28,7 +29,7 @@ class CapturedCall(Protocol):
         """Which call of the program it is."""
 
     @property
-    def plan(self) -> object:
+    def plan(self) -> Any:
         """The plan that it is a part of."""
 
     @property
@@ -70,6 +71,25 @@ class CapturedCall(Protocol):
     def graph(self, phase: Phase) -> fx.Graph | None:
         """What it computes in a phase."""
 
+    def readable_body(self) -> Callable[..., tuple[Any, ...]]:
+        """Its forward on its module and flat values, for tracers to read."""
+
+    def readable_call(self, count: int, names: tuple[str, ...]) -> "Readable":
+        """The call with so many positional arguments and such keywords, for tracers to read."""
+
+    def run_on_proxies(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run it on what `torch.fx` puts in the place of arguments."""
+
+
+class Readable(Protocol):
+    """A call in plain code."""
+
+    def problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why the capture does not hold for these arguments, in words, or nothing."""
+
+    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the call, with arguments that fit."""
+
 
 def fitting(
     calls: Sequence[CapturedCall], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -87,7 +107,10 @@ def fitting(
 
 
 TAKEN_NAMES = frozenset(
-    {"type_name", "calls", "bodies", "watched", "forward_graph", "backward_graph", "root", "training"}
+    {
+        *("type_name", "calls", "bodies", "watched", "forward_graph", "backward_graph", "root", "training"),
+        "readable",
+    }
 )
 """Attributes of a tree module that a captured parameter, buffer or submodule may be called, too."""
 
@@ -100,30 +123,107 @@ class FlatCall:
     values: tuple[Any, ...]
 
 
+class Inside:
+    """The first argument of a call inside the tree that a tracer reads; its number and flat values follow."""
+
+
+class Readables:
+    """Calls of one module in plain code, each an attribute."""
+
+    def __deepcopy__(self, _memo: object) -> "Readables":
+        return Readables()
+
+
+class Holder(Protocol):
+    """What holds the captured calls of a module."""
+
+    calls: tuple[CapturedCall, ...]
+    bodies: dict[int, CapturedCall]
+    readable: Readables
+
+
+def is_read(args: Any, kwargs: Any) -> bool:
+    """Whether a module is called by `torch.compile` or `torch.fx`, which read what it does."""
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    if isinstance(args, fx.Proxy) or (args and args[0] is Inside):
+        return True
+    return any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values()))
+
+
+def read(module: nn.Module, holder: Holder, args: Any, kwargs: Any) -> Any:
+    """Make a call in plain code, which is made ready when it is first read."""
+    if not isinstance(args, fx.Proxy) and args and args[0] is Inside:
+        name = f"inside_{args[1]}"
+        ready(holder, name, args[1], ())
+        return getattr(holder.readable, name)(module, *args[2:])
+    if not torch.compiler.is_dynamo_compiling():
+        return holder.calls[0].run_on_proxies(module, args, kwargs)
+    name = f"alone_{len(args)}_{'_'.join(kwargs)}"
+    ready(holder, name, len(args), tuple(kwargs))
+    problem = ""
+    for call in getattr(holder.readable, name):
+        problem = call.problem(args, kwargs)
+        if not problem:
+            return call.run(module, args, kwargs)
+    raise CallError(f"the arguments do not fit the capture: {problem}")
+
+
+@constant_to_tracers
+def ready(holder: Any, name: str, number: int, keywords: tuple[str, ...]) -> bool:
+    """Make plain code for a call inside the tree, or for those of people with so many arguments.
+
+    Each has an attribute of its own: `torch.compile` reads it once, and does not see what is added later.
+    """
+    if hasattr(holder.readable, name):
+        return True
+    if name.startswith("inside"):
+        setattr(holder.readable, name, holder.bodies[number].readable_body())
+        return True
+    calls = (holder.watched,) if getattr(holder, "watched", None) is not None else holder.calls
+    if not calls:
+        fitting((), type(holder).__name__, (), {})
+    found = {call.plan.first[call.number]: call for call in reversed(calls)}
+    setattr(
+        holder.readable, name, [call.readable_call(number, keywords) for call in reversed(found.values())]
+    )
+    return True
+
+
 class Tree(nn.Module):
     """One module of a captured program: the original's parameters, buffers, children and call.
 
     `type_name` is the class of the original. `forward_graph` and `backward_graph` are what its first call
     computed, and `calls` holds all of them. `bodies` finds them by the number of the call, together with
     those that a checkpoint runs again in the backward. `watched` runs instead of a flat module's only call
-    while the module is captured again: it makes the module calls that the flat one inlines.
+    while the module is captured again: it makes the module calls that the flat one inlines. `readable` are
+    calls in plain code, made when `torch.compile` reads them.
     """
 
     type_name: str
     calls: tuple[CapturedCall, ...]
     bodies: dict[int, CapturedCall]
     watched: CapturedCall | None
+    readable: Readables
 
     def __init__(self, type_name: str) -> None:
         super().__init__()
         # nn.Module's own way to set an attribute first looks whether it is a parameter or a module
-        self.__dict__ |= {"type_name": type_name, "calls": (), "bodies": {}, "watched": None}
+        self.__dict__ |= {
+            "type_name": type_name,
+            "calls": (),
+            "bodies": {},
+            "watched": None,
+            "readable": Readables(),
+        }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run what was captured, called as the original is called.
 
         Raises `CallError` when the arguments are not those of a captured call.
         """
+        if is_read(args, kwargs):
+            return read(self, self, args, kwargs)
         if len(args) == 1 and isinstance(args[0], FlatCall):
             return args[0].call.run_forward(self, *args[0].values)
         if self.watched is not None and torch.compiler.is_compiling():
@@ -156,6 +256,18 @@ class Tree(nn.Module):
 
     def _get_name(self) -> str:
         return self.type_name
+
+
+def forward_as(parameters: inspect.Signature) -> Callable[..., Any]:
+    """The `forward` of a tree, with the signature of the original: `torch.export` asks it for names."""
+
+    def forward(self: Tree, *args: Any, **kwargs: Any) -> Any:
+        return Tree.forward(self, *args, **kwargs)
+
+    own = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    if "self" not in parameters.parameters:
+        forward.__signature__ = inspect.Signature([*own, *parameters.parameters.values()])  # type: ignore[attr-defined]
+    return forward
 
 
 class TreeList(Tree):

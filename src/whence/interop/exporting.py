@@ -17,9 +17,9 @@ from torch.export.graph_signature import (
 from torch.export.graph_signature import InputKind as ExportedInput
 from torch.export.graph_signature import OutputKind as ExportedOutput
 
-from whence._torch.exported import Verifier
+from whence._torch.exported import Verifier, in_a_mode_for_all
 from whence._torch.graphs import name_plainly, nested_graph
-from whence._torch.symbolic_sizes import is_number, ranges_of
+from whence._torch.symbolic_sizes import is_number, like, ranges_of
 from whence.errors import Fault, NotExportable
 from whence.interop.stacks import with_metadata
 from whence.program import Input, Output, Program
@@ -73,10 +73,16 @@ def to_exported_program(program: Program) -> ExportedProgram:
             [row.value for row in program.signature.inputs], program.convention.limits
         ),
         module_call_graph=_module_calls(program),
-        example_inputs=None,
+        example_inputs=_example(program),
         constants=_held(program, persistent=False),
         verifiers=[Verifier],
     )
+
+
+def _example(program: Program) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as at capture, with zeros in the tensors: AOTInductor reads sizes and layouts from them."""
+    convention = program.convention
+    return convention.unflatten([like(leaf) for leaf in convention.leaves])
 
 
 def _faults(program: Program) -> Iterator[Fault]:
@@ -137,12 +143,15 @@ def _ordered(program: Program) -> list[Output]:
 def _graph(program: Program) -> fx.Graph:
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
+    moved = in_a_mode_for_all()
     for node in program.graph.nodes:
         if node.op == "output":
             continue
         made[node] = graph.node_copy(node, lambda source: made[source])
         name_plainly(made[node], node.name)
         made[node].meta = with_metadata(program, node)
+        if "val" in node.meta:
+            made[node].meta["val"] = moved(node.meta["val"])
     by_name = {node.name: copy for node, copy in made.items()}
     graph.output(tuple(row.value if row.node is None else by_name[row.node] for row in _ordered(program)))
     return graph

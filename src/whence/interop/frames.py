@@ -17,6 +17,8 @@ from whence.provenance import ROOT, ModulePath
 STACK = "nn_module_stack"
 _ROOTS = frozenset({"L['self']", "L__self__", "_export_root", "self", "L['fn']", "L__fn__"})
 _SLICE = re.compile(r"slice\((-?\d+|None), (-?\d+|None), (-?\d+|None)\)")
+_PATCHED = re.compile(r"(^|\.)forward\.__self__(?=\.|$)")
+"""How the strict front end goes on from a module whose `forward` was set on the instance."""
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
 
 
@@ -102,6 +104,7 @@ def _parts(raw: str) -> Iterator[str]:
 
     root = next((name for name in _ROOTS if raw.startswith(name) and "[" in name), None)
     rest = raw if root is None else raw.removeprefix(root).removeprefix(".")
+    rest = _PATCHED.sub("", rest)
     hidden = _SLICE.sub(hide, rest)
     for part in _INDEX.sub(r".\1", hidden).split("."):
         if part:

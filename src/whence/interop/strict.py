@@ -12,20 +12,18 @@ from whence import hierarchy, tracing
 from whence.errors import NotCallable, Place
 from whence.interop.exported import from_exported_program
 from whence.program import ModuleRecord, Program
+from whence.program.preserving import preserved_calls
 from whence.tracing.subject import module_records, subject_of
 
 
 def strict_program(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None,
-    backward: bool | Callable[[Any], Tensor],
-    dynamic_shapes: Any = None,
+    model: Callable[..., Any], given: tracing.Given, backward: bool | Callable[[Any], Tensor]
 ) -> Program:
     """The program of what `torch.export.export(strict=True)` reads; it shares the model's tensors.
 
-    A joint program is traced from the modules of the forward one. Raises `NotCallable` for what is no module;
-    what the front end raises stays its own, with a note.
+    A joint program is traced from the modules of the forward one. Raises `NotCallable` for what is no module,
+    and `SelectionError` for a pattern that fits no called one; what the front end raises stays its own, with
+    a note.
     """
     if not isinstance(model, nn.Module):
         raise NotCallable(
@@ -34,19 +32,33 @@ def strict_program(
             why="it goes through torch.export.export(strict=True), which exports modules",
             remedy="wrap it in a module whose forward calls it, or capture it with strict=False",
         )
-    forward = _forward(model, args, kwargs, dynamic_shapes)
+    forward = _forward(model, given)
     if not backward:
         return forward
     tree = hierarchy.unflatten(forward)
-    joint, _ = tracing.capture(tree, tracing.Given(args, kwargs, dynamic_shapes), backward)
+    joint, _ = tracing.capture(tree, given, backward)
     return joint
 
 
-def _forward(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, dynamic_shapes: Any
-) -> Program:
+def _forward(model: nn.Module, given: tracing.Given) -> Program:
+    program = _read(model, given, ())
+    if not given.preserve:
+        return program
+    numbers = preserved_calls(program.calls, given.preserve, 0)
+    paths = dict.fromkeys(str(program.calls.rows[number].site.path) for number in sorted(numbers))
+    return _read(model, given, tuple(paths))
+
+
+def _read(model: nn.Module, given: tracing.Given, preserved: tuple[str, ...]) -> Program:
     with _Noted(type(model).__name__):
-        exported = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
+        exported = torch.export.export(
+            model,
+            given.args,
+            given.kwargs,
+            dynamic_shapes=given.dynamic_shapes,
+            strict=True,
+            preserve_module_call_signature=preserved,
+        )
     program = from_exported_program(exported, dict(model.named_buffers(remove_duplicate=False)))
     return program.with_changes(modules=tuple(_as_in_model(model, program)))
 

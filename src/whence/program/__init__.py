@@ -3,7 +3,7 @@
 from whence.program.calls import Absent, Call, Calls, Constant, Named, Structure
 from whence.program.convention import Convention
 from whence.program.layers import Layers
-from whence.program.program import Adjoint, Contribution, ModuleRecord, Program, Whole
+from whence.program.program import Adjoint, Contribution, ModuleRecord, Program, Wanted, Whole
 from whence.program.signature import Input, Output, Part, Signature
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "Program",
     "Signature",
     "Structure",
+    "Wanted",
     "Whole",
 ]

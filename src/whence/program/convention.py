@@ -72,7 +72,7 @@ class Convention:
             return flat
         if self.adapter is not None:
             return self._adapted(spec, flat)
-        flat, spec = self._respelled(args, kwargs)
+        flat, spec = tree_flatten(self.respelled(args, kwargs))
         if not same_structure(spec, self.spec):
             raise CallError(
                 "the arguments have another structure than those of the capture",
@@ -175,19 +175,21 @@ class Convention:
         """The sizes of a call that has been checked, by name."""
         return {} if self.sizes is None else self.sizes.bound(flat)
 
-    def _respelled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
-        """Spell a call as the capture spelled its own."""
+    def respelled(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call as the capture spelled its own, where the same arguments can be given so."""
         if self.parameters is None:
-            return tree_flatten((args, kwargs))
+            return args, kwargs
         captured_args, captured_kwargs = tree_unflatten(list(self.leaves), self.spec)
         given = arguments_by_name(self.parameters, args, kwargs)
         expected = arguments_by_name(self.parameters, captured_args, captured_kwargs)
         given = _with_defaults(self.parameters, given, expected)
         if set(given) != set(expected):
-            return tree_flatten((args, kwargs))
+            return args, kwargs
         positional = list(arguments_by_name(self.parameters, captured_args, {}, partial=True))
         new_args = tuple(given[name] for name in positional)
-        return tree_flatten((new_args, {name: given[name] for name in captured_kwargs}))
+        return new_args, {name: given[name] for name in captured_kwargs}
 
 
 def arguments_by_name(

@@ -85,6 +85,19 @@ class Whole:
     aliases: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a capture was asked for.
+
+    That is which sizes may vary, which modules keep their calling convention (patterns of paths), and whether
+    PyTorch's front end was to read the code.
+    """
+
+    dynamic_shapes: Any = None
+    preserve_calls: tuple[str, ...] = ()
+    strict: bool = False
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Program:
     """One flat functional graph, its signature, origins, calls, and the tensors of the model it was
@@ -105,6 +118,7 @@ class Program:
     tensors that are made of several inputs; `state` holds those of the model, too, under names of their own.
     `unclear` pairs values with calls that contributed to their gradients, where a pass merged contributions.
     `is_foreign` marks a graph that others made (`attach`): of its operations the origin may not be known.
+    `wanted` is what the capture was asked for, to capture again in the same way.
     """
 
     graph_module: fx.GraphModule
@@ -134,6 +148,7 @@ class Program:
     unclear: frozenset[tuple[str, int]] = frozenset()
     is_foreign: bool = False
     wholes: tuple[Whole, ...] = ()
+    wanted: Wanted = field(default_factory=Wanted)
 
     @property
     def graph(self) -> fx.Graph:

@@ -5,7 +5,7 @@ from sizes is Python source over these names.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import CodeType
@@ -235,6 +235,12 @@ def _compiled(text: str) -> CodeType:
 def value_of(text: str, sizes: Mapping[str, int]) -> Any:
     """What an expression of sizes is; raises `NameError` where it names one that is not given."""
     return eval(_compiled(text), _KNOWN, sizes)
+
+
+def function_of(text: str, names: Sequence[str]) -> Callable[..., Any]:
+    """A function of the sizes of these names, which computes an expression of them."""
+    code = compile(f"lambda {', '.join(names)}: {text}", "<size>", "eval")
+    return eval(code, dict(_KNOWN))  # type: ignore[no-any-return]
 
 
 def at(size: Sized, sizes: Mapping[str, int]) -> int:

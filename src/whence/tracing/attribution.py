@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 from torch.autograd.graph import Node
 
+from whence._torch.annotations import annotate_like
 from whence._torch.autograd import (
     is_custom_function,
     nodes_below,
@@ -52,6 +53,7 @@ def attribute_steps(
     for step in notes.steps:
         for node in notes.order[step.start : step.end]:
             set_origin(node, _of_step(sites, notes, step, node, makers))
+            annotate_like(node, _maker(step, makers))
     for node, total in gradients.sums.items():
         set_origin(node, _of_sum(sites, total))
 
@@ -105,8 +107,7 @@ def _of_step(
     sites: Sequence[CallSite], notes: Notes, step: Step, node: fx.Node, makers: Mapping[int, fx.Node]
 ) -> Origin:
     mark = notes.marks[node]
-    number = sequence_number(step.node)
-    maker = None if number is None else makers.get(number)
+    maker = _maker(step, makers)
     scope = mark.scope if mark.recomputed else notes.scope_of(step.node)
     source = mark.source or (notes.marks[maker].source if maker else None)
     return Origin(
@@ -118,6 +119,12 @@ def _of_step(
         recomputed=mark.recomputed,
         hook=mark.hook,
     )
+
+
+def _maker(step: Step, makers: Mapping[int, fx.Node]) -> fx.Node | None:
+    """The operation that an autograd node differentiates."""
+    number = sequence_number(step.node)
+    return None if number is None else makers.get(number)
 
 
 def _of_sum(sites: Sequence[CallSite], total: Sum) -> Origin:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from whence._torch.annotations import annotations_restored
 from whence._torch.composed import is_composed
 from whence._torch.modes import modes_restored
 from whence._torch.patching import patches_undone
@@ -66,7 +67,7 @@ def _attempted(
     def run() -> tuple[Program, Observed, Session]:
         take_turn(undoing)
         interrupts.hold(undoing)
-        undoing.later(patches_undone(), modes_restored())
+        undoing.later(patches_undone(), modes_restored(), annotations_restored())
         with undecided_bookkeeping(given.dynamic_shapes is not None):
             return _captured(model, given, backward, interrupts, reuse)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from whence._torch.annotations import CUSTOM
 from whence._torch.graphs import fake_result
 from whence._torch.operators import (
     functional_twin,
@@ -125,8 +126,9 @@ class _Writer:
         with graph.inserting_after(self.node) if self.after else graph.inserting_before(self.node):
             made = graph.create_node("call_function", target, args, kwargs, short_name(target))
         self.state.sources[made] = self.node
-        if "torch_fn" in self.node.meta:
-            made.meta["torch_fn"] = self.node.meta["torch_fn"]
+        for key in ("torch_fn", CUSTOM):
+            if key in self.node.meta:
+                made.meta[key] = self.node.meta[key]
         set_origin(made, origin_of(self.node))
         return made
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import Node
 
+from whence._torch.annotations import note_annotations
 from whence._torch.autograd import (
     GradientKey,
     gradient_key,
@@ -308,6 +309,7 @@ class Session:
     def mark_of(self, node: fx.Node) -> Mark:
         """What is known of a node now that it is recorded."""
         source = self._finder.current()
+        note_annotations(node)
         return Mark(
             self._stack[-1],
             self.phase,
@@ -473,8 +475,7 @@ class Session:
         return data_dependent(operation, function, values, self.here())
 
     def _made_at(self, node: fx.Node) -> Place:
-        mark = self.notes.marks.get(node)
-        if mark is None:
+        if (mark := self.notes.marks.get(node)) is None:
             return Place()
         return Place(self._module(mark.scope), str(mark.source) if mark.source else None)
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from whence._torch.annotations import annotations
 from whence._torch.autograd import inside_backward, inside_custom_function
 from whence._torch.modes import modes_now
 from whence._torch.module_calls import ObservedCall
@@ -82,6 +83,8 @@ class Replayer:
             return "a checkpoint, or another hook, sees what autograd saves"
         if autocast_state() and torch.is_autocast_cache_enabled():
             return "autocast keeps weights that it has cast from one call to the next"
+        if annotations():
+            return "it is called where `torch.fx.traceback.annotate` says something of its operations"
         if inside_backward():
             return "it is called in a backward pass"
         return "a custom autograd function calls it" if inside_custom_function() else ""

@@ -1,0 +1,52 @@
+"""What `torch.fx.traceback.annotate` says of operations: it is kept with each node, under one key."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import fx
+from torch.fx import traceback
+
+CUSTOM = "custom"
+"""The key of annotations among a node's metadata."""
+
+
+def annotations() -> dict[str, Any]:
+    """What is said of the operations that are running now."""
+    found: dict[str, Any] = traceback.get_current_meta().get(CUSTOM) or {}
+    return found
+
+
+def annotations_restored() -> Callable[[], None]:
+    """A way back to what is said now: selective checkpoints leave what they say of their operations."""
+    said = dict(traceback.get_current_meta())
+
+    def restore() -> None:
+        now = traceback.get_current_meta()
+        if now != said:
+            now.clear()
+            now.update(said)
+
+    return restore
+
+
+def note_annotations(node: fx.Node) -> None:
+    """Keep what is said of the operation that was just recorded."""
+    if found := annotations():
+        node.meta[CUSTOM] = dict(found)
+
+
+def annotate_like(node: fx.Node, other: fx.Node | None) -> None:
+    """Say of an operation what was said of the one that it differentiates."""
+    if other is not None and CUSTOM in other.meta and CUSTOM not in node.meta:
+        node.meta[CUSTOM] = dict(other.meta[CUSTOM])
+
+
+def common_annotations(nodes: Iterable[fx.Node]) -> dict[str, Any]:
+    """What is said of all these operations alike."""
+    found = [node.meta.get(CUSTOM) or {} for node in nodes]
+    first, *others = found or [{}]
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in other and other[key] == value for other in others)
+    }
