@@ -66,7 +66,6 @@ def carried(old: Before, now: After, module: fx.GraphModule) -> Program:
         },
         differentiable=frozenset(names.all(tuple(program.differentiable))),
         straight_through=frozenset(names.all(tuple(program.straight_through))),
-        alike=(),
     )
 
 
