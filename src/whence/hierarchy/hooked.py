@@ -22,6 +22,21 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
+def is_watched(module: nn.Module) -> bool:
+    """Whether it has hooks, or a compiled form of its own.
+
+    Read from the instance: this is asked at every call, and an attribute is looked for in the class first.
+    """
+    attributes = module.__dict__
+    return bool(
+        attributes["_forward_hooks"]
+        or attributes["_forward_pre_hooks"]
+        or attributes["_backward_hooks"]
+        or attributes["_backward_pre_hooks"]
+        or attributes.get("_compiled_call_impl") is not None
+    )
+
+
 def run_hooked(call: CapturedCall, module: nn.Module, values: Sequence[Any]) -> tuple[Any, ...]:
     """Run a call inside the tree with its module's forward hooks around it.
 

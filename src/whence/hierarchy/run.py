@@ -14,7 +14,6 @@ from torch import Tensor, fx, nn
 from whence._torch.sharding import whole
 from whence._torch.tensors import autocast_state, without_autocast
 from whence.errors import CallError
-from whence.hierarchy.captured import KEY, captured_of
 from whence.hierarchy.composed import (
     differentiable_leaves,
     holder_of,
@@ -24,29 +23,40 @@ from whence.hierarchy.composed import (
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
-from whence.hierarchy.hooked import has_hooks, run_hooked
+from whence.hierarchy.inner_calls import ChildCall, child_call
 from whence.hierarchy.interface import Gradients, Interface, interface_of
 from whence.hierarchy.overlap import refuse_overlap
-from whence.hierarchy.plainly import Alone
+from whence.hierarchy.plainly import Alone, carries_gradient
 from whence.hierarchy.plan import CallPlan, Plan, Region, paths_of_state
 from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
 from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place, newcomers
-from whence.hierarchy.tree import FlatCall, Inside, Tree
 from whence.program.printing import marked
 from whence.program.sizes import value_of
 from whence.provenance import ROOT, ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 from whence.schema import Phase
 
-ChildCall = Callable[..., tuple[Any, ...]]
-"""Makes one call of a caller's code: takes the caller's module and flat values."""
 Function = tuple[FunctionType, tuple[int, ...]]
 """The code of a body, and the numbers of the calls it makes."""
 
 
+class _OfThisProcess:
+    """What cannot leave the process, and is the same for every copy of a tree."""
+
+    def __reduce__(self) -> str:
+        raise CallError(
+            "a captured tree cannot be pickled",
+            why="its graphs hold values of PyTorch's tracer, which only this process knows",
+            remedy="save its state_dict, or torch.export.save(program.to_exported_program(), path)",
+        )
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
+
+
 @dataclass
-class Compiler:
+class Compiler(_OfThisProcess):
     """Compiles the bodies of a plan when they are first needed, and draws their graphs.
 
     Equal calls share both; so do bodies that are equal as source share their code.
@@ -77,11 +87,14 @@ class Compiler:
         return plain_body(function, [self._place(moved(other, first, number), number) for other in called])
 
     def _place(self, called: int, caller: int) -> PlainChild:
+        path, inside = self._way(called, caller)
+        return PlainChild(tuple(path), inside, Place(self.plan, called))
+
+    def _way(self, called: int, caller: int) -> tuple[ModulePath, bool]:
+        """The path of a called module, and whether it begins at its caller, or else at the root."""
         path, around = self.plan.site(called).path, self.plan.site(caller).path
         inside = path.is_within(around)
-        return PlainChild(
-            tuple(path.relative_to(around) if inside else path), inside, Place(self.plan, called)
-        )
+        return path.relative_to(around) if inside else path, inside
 
     def graph(self, phase: Phase, number: int) -> fx.Graph:
         """The graph of a call in a phase."""
@@ -102,85 +115,17 @@ class Compiler:
         return names["run"], source.calls
 
     def _child(self, phase: Phase, caller: int, called: int) -> ChildCall:
-        path, around = self.plan.site(called).path, self.plan.site(caller).path
-        inside = path.is_within(around)
-        place = Place(self.plan, called)
-        return child_call(path.relative_to(around) if inside else path, inside, place, phase)
-
-    def __reduce__(self) -> str:
-        raise CallError(
-            "a captured tree cannot be pickled",
-            why="its graphs hold values of PyTorch's tracer, which only this process knows",
-            remedy="save its state_dict, or torch.export.save(program.to_exported_program(), path)",
-        )
-
-    def __deepcopy__(self, _memo: object) -> Self:
-        return self
-
-
-def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) -> ChildCall:
-    """Finds the module of a call, from the caller or from the root, each time, and runs the call in a phase.
-
-    A module that took the place of a preserved one is called as the original was. This runs between any two
-    modules, so it is one function that does everything itself.
-    """
-    is_forward = phase is Phase.FORWARD
-    plan, number = place.plan, place.number
-    preserved = number in plan.program.preserved
-
-    def run(caller: Tree, *values: Any) -> tuple[Any, ...]:
-        module: Any = caller if from_caller else captured_of(caller).root
-        for segment in path:
-            held, module = module, module._modules.get(segment)
-            if module is None:
-                raise _replaced(path, held)
-        holder = module if isinstance(module, Tree) else module.__dict__.get(KEY)
-        call = None if holder is None else holder.bodies.get(number)
-        if call is None or call.plan is not plan:
-            if not preserved:
-                raise _replaced(path, module)
-            return place.run(module, phase, values)
-        if not is_forward:
-            function, calls = call.backward_function
-            return function(module, calls, *values)  # type: ignore[no-any-return]
-        if has_hooks(module):
-            return run_hooked(call, module, values)
-        if module._compiled_call_impl is not None:
-            return module(Inside, number, *values)  # type: ignore[no-any-return]
-        if torch.compiler.is_compiling():
-            return module(FlatCall(call, values))  # type: ignore[no-any-return]
-        function, calls = call.forward_function
-        return function(module, calls, *values)  # type: ignore[no-any-return]
-
-    return run
-
-
-def _replaced(path: ModulePath, module: Any) -> CallError:
-    return CallError(
-        f"{path} was replaced by a {type(module).__name__}, which has no captured graph",
-        why="the graph around it calls the captured module by its flat values",
-        remedy=f"capture with preserve_calls=[{str(path)!r}], and replace it then; or replace the module in "
-        "the original model and capture again",
-    )
+        path, inside = self._way(called, caller)
+        return child_call(path, inside, Place(self.plan, called), phase)
 
 
 @dataclass(frozen=True)
-class CallBody:
+class CallBody(_OfThisProcess):
     """One captured call of one module."""
 
     plan: Plan
     number: int
     compiler: Compiler
-
-    def __reduce__(self) -> str:
-        raise CallError(
-            "a captured tree cannot be pickled",
-            why="its graphs hold values of PyTorch's tracer, which only this process knows",
-            remedy="save its state_dict, or torch.export.save(program.to_exported_program(), path)",
-        )
-
-    def __deepcopy__(self, _memo: object) -> Self:
-        return self
 
     @property
     def name(self) -> str:
@@ -283,6 +228,8 @@ class CallBody:
             raise
 
     def _differentiable(self, interface: Interface, flat: list[Any], arguments: Any) -> list[Any]:
+        if interface.convention.is_flat(*arguments):
+            return flat
         return differentiable_leaves(flat, arguments, interface.leaves, self.plan.program.wholes)
 
     def _run_on(self, interface: Interface, module: nn.Module, flat: list[Any], leaves: list[Any]) -> Any:
@@ -327,16 +274,20 @@ class CallBody:
         gradients = interface.gradients
         if gradients is None:
             return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
-        replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
+        replaced = self._newcomers(module)
         held = [self._parameter(module, *row, replaced) for row in gradients.parameters]
         parameters = with_differentiable_parts(module, gradients.parameters, held, self.plan.program.wholes)
         self._check_trainable(module, gradients, interface, inputs)
         new = _trainable(replaced)
-        if not torch.is_grad_enabled() or not any(map(_requires, (*parameters, *inputs, *new))):
+        if not torch.is_grad_enabled() or not any(map(carries_gradient, (*parameters, *inputs, *new))):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
         run = Differentiation(self, module, self.call_plan, gradients, self._watched, new)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
+
+    def _newcomers(self, module: nn.Module) -> Mapping[ModulePath, nn.Module]:
+        """The modules inside one that took the place of preserved ones."""
+        return newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
 
     def _parameter(
         self, module: nn.Module, name: str, path: ModulePath, replaced: Mapping[ModulePath, nn.Module]
@@ -372,16 +323,18 @@ class CallBody:
     ) -> None:
         if not torch.is_grad_enabled():
             return
-        replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
+        replaced = self._newcomers(module)
         frozen = [
             (held[0], self._parameter(module, *held, replaced) if replaced else holder_of(module, held[1]))
             for held in gradients.frozen
         ]
-        thawed = [name for name, parameter in frozen if _requires(parameter)]
+        thawed = [name for name, parameter in frozen if carries_gradient(parameter)]
         names = self.call_plan.forward.inputs
         same = {interface.leaves[second] for _, second in interface.convention.same}
         known = {*gradients.terms, *same}
-        thawed += [n for n, value in zip(names, inputs, strict=True) if _requires(value) and n not in known]
+        thawed += [
+            n for n, value in zip(names, inputs, strict=True) if carries_gradient(value) and n not in known
+        ]
         if thawed:
             raise CallError(
                 f"{', '.join(thawed)} require a gradient now, and did not at capture",
@@ -392,7 +345,7 @@ class CallBody:
     def _refused(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """Outputs of a forward-only program that autograd must not differentiate raise when it tries."""
         opaque = self.plan.program.opaque
-        carrying = [name for name, value in outputs.items() if _requires(value)]
+        carrying = [name for name, value in outputs.items() if carries_gradient(value)]
         if not opaque or not carrying:
             return outputs
         reason = f"it ran {', '.join(opaque)}, whose part in the backward was not captured"
@@ -405,7 +358,7 @@ class CallBody:
     ) -> None:
         if not interface.writes:
             return  # an empty region without gradients is a graph of its own in an export
-        replaced = newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
+        replaced = self._newcomers(module)
         with torch.no_grad():
             for name, target in interface.writes:
                 if values[name] is None:
@@ -425,7 +378,7 @@ class CallBody:
                 row = self.plan.program.input(name)
                 values[name] = whole(attribute_of(module, ModulePath.parse(row.path)))
         for name, target in interface.writes:
-            if isinstance(target, int) and not _requires(values[name]):
+            if isinstance(target, int) and not carries_gradient(values[name]):
                 values[name] = flat[target]
         result = interface.result.filled(values)
         return result if interface.loss is None else (values[interface.loss], result)
@@ -473,10 +426,6 @@ def _trainable(replaced: Mapping[ModulePath, nn.Module]) -> tuple[Tensor, ...]:
     """The parameters of the modules that took another's place, once each."""
     found = {id(held): held for module in replaced.values() for held in module.parameters()}
     return tuple(held for held in found.values() if held.requires_grad)
-
-
-def _requires(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def attribute_of(module: nn.Module, path: ModulePath) -> Any:

@@ -9,9 +9,11 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Size, Tensor
+from torch.nn import Parameter
 
 from whence._torch.sizes import SYMBOLIC, is_symbolic
 from whence._torch.symbolic_sizes import Limits, OpenSizes, is_open
@@ -32,6 +34,8 @@ from whence.program.calls import Absent
 from whence.program.signature import Part, describe
 from whence.program.sizes import Sizes, told
 
+_LEAVES = frozenset({Tensor, Parameter, bool, int, float, str, type(None)})
+"""Kinds of arguments that hold no others."""
 Adapter = Callable[[TreeSpec, TreeSpec, list[Any]], Sequence[Any]]
 """Takes the captured structure, the given one and the given leaves; returns leaves for the captured one."""
 
@@ -67,6 +71,8 @@ class Convention:
     def spelled_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order, whatever they are; raises `CallError` for another
         structure."""
+        if self.is_flat(args, kwargs):
+            return [*args, *kwargs.values()]
         flat, spec = tree_flatten((args, kwargs))
         if spec == self.spec:
             return flat
@@ -80,6 +86,21 @@ class Convention:
                 remedy="call it as it was captured, or capture again with these arguments",
             )
         return flat
+
+    def is_flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call has the captured structure, and that nests nothing: most calls have, and to flatten
+        them takes longer than all else that is done about arguments."""
+        if (len(args), tuple(kwargs)) != self._flat_call:
+            return False
+        return _LEAVES.issuperset(map(type, args)) and _LEAVES.issuperset(map(type, kwargs.values()))
+
+    @cached_property
+    def _flat_call(self) -> tuple[int, tuple[str, ...]] | None:
+        """How many positional arguments the captured call had, and its keywords, where all are leaves."""
+        args, kwargs = self.spec.children()
+        if not all(argument.is_leaf() for argument in (*args.children(), *kwargs.children())):
+            return None
+        return args.num_children, tuple(kwargs.context)
 
     @property
     def shown(self) -> str:
@@ -127,8 +148,11 @@ class Convention:
 
     def _open(self, flat: Sequence[Any]) -> list[tuple[str, Any, Any]]:
         """The leaves whose sizes the capture left open."""
-        rows = zip(self.paths, self.leaves, flat, strict=True)
-        return [row for row in rows if is_open(row[1])]
+        return [(self.paths[at], self.leaves[at], flat[at]) for at in self._open_positions]
+
+    @cached_property
+    def _open_positions(self) -> tuple[int, ...]:
+        return tuple(at for at, leaf in enumerate(self.leaves) if is_open(leaf))
 
     def _other_sizes(self, flat: Sequence[Any]) -> str:
         """The dimensions that have another size than at capture, in tensors of the same rank."""

@@ -1,0 +1,90 @@
+"""Calls that the code of a captured call makes of others: found anew each time, and quickly."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+
+from whence.errors import CallError
+from whence.hierarchy.captured import KEY, captured_of
+from whence.hierarchy.hooked import has_hooks, is_watched, run_hooked
+from whence.hierarchy.swapping import Place
+from whence.hierarchy.tree import CapturedCall, FlatCall, Inside, Tree
+from whence.provenance import ModulePath
+from whence.schema import Phase
+
+ChildCall = Callable[..., tuple[Any, ...]]
+"""Makes one call of a caller's code: takes the caller's module and flat values."""
+
+
+def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) -> ChildCall:
+    """Finds the module of a call, from the caller or from the root, each time, and runs the call in a phase.
+
+    A module that took the place of a preserved one is called as the original was. This runs between any two
+    modules, after operations that leave nothing of them in the processor's caches: it is one function that
+    does everything itself, and has at hand what it needs of the module that it met last.
+    """
+    is_forward = phase is Phase.FORWARD
+    last: tuple[Callable[[], nn.Module | None], Any, Any] = (_none, None, ())
+
+    def run(caller: Tree, *values: Any) -> tuple[Any, ...]:
+        nonlocal last
+        module: Any = caller if from_caller else captured_of(caller).root
+        for segment in path:
+            held, module = module, module._modules.get(segment)
+            if module is None:
+                raise _replaced(path, held)
+        met, function, calls = last
+        if met() is not module:
+            call = _body_in(module, place)
+            if call is None:
+                return _run_newcomer(path, place, phase, module, values)
+            function, calls = call.forward_function if is_forward else call.backward_function
+            last = ref(module), function, calls
+        if is_forward and (is_watched(module) or torch.compiler.is_compiling()):
+            return _run_watched(module, place, values)
+        return function(module, calls, *values)  # type: ignore[no-any-return]
+
+    return run
+
+
+def _none() -> None:
+    """What a reference to no module gives."""
+
+
+def _body_in(module: nn.Module, place: Place) -> CapturedCall | None:
+    """The captured call that a module holds for a place; None where it took another's."""
+    holder = module if isinstance(module, Tree) else module.__dict__.get(KEY)
+    call = None if holder is None else holder.bodies.get(place.number)
+    return None if call is None or call.plan is not place.plan else call
+
+
+def _run_newcomer(
+    path: ModulePath, place: Place, phase: Phase, module: nn.Module, values: Sequence[Any]
+) -> tuple[Any, ...]:
+    if place.number not in place.plan.program.preserved:
+        raise _replaced(path, module)
+    return place.run(module, phase, values)
+
+
+def _run_watched(module: nn.Module, place: Place, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A call that hooks, a compiler or a capture see."""
+    call = _body_in(module, place)
+    if call is None:
+        raise _replaced(place.plan.site(place.number).path, module)
+    if has_hooks(module):
+        return run_hooked(call, module, values)
+    if module._compiled_call_impl is not None:
+        return module(Inside, place.number, *values)  # type: ignore[no-any-return]
+    return module(FlatCall(call, values))  # type: ignore[no-any-return]
+
+
+def _replaced(path: ModulePath, module: Any) -> CallError:
+    return CallError(
+        f"{path} was replaced by a {type(module).__name__}, which has no captured graph",
+        why="the graph around it calls the captured module by its flat values",
+        remedy=f"capture with preserve_calls=[{str(path)!r}], and replace it then; or replace the module in "
+        "the original model and capture again",
+    )
