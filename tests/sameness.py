@@ -27,6 +27,7 @@ def description(program: Program) -> dict[str, Any]:
         ],
         "unguarded": [str(row) for row in program.guards.unguarded],
         "holders": [str(holder) for holder in program.guards.holders],
+        "layers": _layers(program),
         "rest": _rest(program),
     }
 
@@ -134,6 +135,18 @@ def _row(row: Any, program: Program) -> tuple[Any, ...]:
         *(getattr(row, "aliases", ()), getattr(row, "module", None), getattr(row, "module_type", None)),
         _at(held, _positions(program)),
     )
+
+
+def _layers(program: Program) -> list[tuple[Any, ...]]:
+    position = _positions(program)
+    return [
+        (
+            group.type,
+            group.calls,
+            *([[position[x] for x in names] for names in group.forward + group.backward]),
+        )
+        for group in program.layers()
+    ]
 
 
 def _rest(program: Program) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tests.checks import captured, differing
 from tests.hierarchy.random_modules import Recipe, recipes
 from tests.hierarchy.test_random_modules import SEARCH, made, run, total
 from tests.models import MODEL_CASES, case
-from tests.program.small import sine_loss, stack_program
+from tests.program.small import Stack, sine_loss, stack_program
 from whence.hierarchy import layout
 from whence.hierarchy.check import check
 from whence.hierarchy.plan import Body, Plan
@@ -197,6 +197,25 @@ def test_calls_inside_a_shared_body_are_found_from_the_root() -> None:
     tree: Any = program.unflatten()
     assert tree.layers[0].forward_graph is tree.layers[2].forward_graph
     assert torch.equal(tree(x), model(x))
+
+
+def test_copies_of_a_tree_called_in_turns() -> None:
+    """A call runs on the module that is there now: in each copy its own, and what was put back, again."""
+    model: Any = Stack()
+    x = torch.randn(3, 4)
+    tree: Any = whence.capture(model, (x,)).unflatten()
+    twin, other = deepcopy(tree), deepcopy(model)
+    with torch.no_grad():
+        for layer in (twin.layers[1].attention, other.layers[1].attention):
+            layer.weight.add_(1)
+    for _ in range(2):
+        assert torch.equal(tree(x), model(x))
+        assert torch.equal(twin(x), other(x))
+    for first, second in ((tree, twin), (model, other)):
+        one, two = first.layers[1].attention, second.layers[1].attention
+        first.layers[1].attention, second.layers[1].attention = two, one
+    assert torch.equal(tree(x), model(x))
+    assert torch.equal(twin(x), other(x))
 
 
 def test_body_of_another_size_is_found() -> None:

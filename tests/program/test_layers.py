@@ -1,21 +1,26 @@
 """Which module calls compute the same."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import whence
-from tests.checks import captured
+from tests.checks import Backward, captured
 from tests.hierarchy.random_modules import Recipe, recipes
 from tests.hierarchy.test_random_modules import SEARCH, made, total
 from tests.models import MODEL_CASES
 from tests.program.small import Layer, sine_loss, stack_program
+from tests.tracing.replay.layered import Block, Stemmed
+from tests.tracing.replay.layered import Stack as Replayed
 from whence.program import Layers
-from whence.program.origins import origin_of
-from whence.schema import Phase
+from whence.program.equality import Key
+from whence.program.origins import origin_of, set_origin
+from whence.schema import Phase, Quality
 
 
 def grouped(program: whence.Program) -> list[list[str]]:
@@ -284,6 +289,57 @@ def test_groups_of_random_modules_are_sound(recipe: Recipe) -> None:
     program = whence.capture(model, (x,), backward=total)
     for group in program.layers():
         check_group(program, group)
+
+
+def replayed(backward: Backward = False) -> whence.Program:
+    """Nine equal layers, most of which were not run."""
+    model = Stemmed(Replayed(*(Block() for _ in range(9))))
+    return whence.capture(model, (torch.randn(3, 8),), backward=backward)
+
+
+@pytest.mark.parametrize("backward", [False, sine_loss], ids=["forward", "joint"])
+def test_calls_written_from_one_record_are_not_spelled_again(
+    backward: Backward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the capture knows of them is believed, and gives the same layers."""
+    program, spelled, spell = replayed(backward), list[int](), Key.spelled
+
+    def noted(key: Key) -> tuple[Any, ...]:
+        spelled.append(key.number)
+        return spell(key)
+
+    monkeypatch.setattr(Key, "spelled", noted)
+    known, few = program.layers(), len(spelled)
+    assert known == program.with_changes(known=None).layers()
+    assert len(spelled) - few == few + 6
+
+
+def copied_in_front(node: fx.Node) -> None:
+    """The operation once more, read by nothing."""
+    with node.graph.inserting_before(node):
+        node.graph.node_copy(node, lambda source: source)
+
+
+EDITS: dict[str, Callable[[fx.Node], object]] = {
+    "another operation": lambda node: setattr(node, "target", torch.ops.aten.sin.default),
+    "another argument": lambda node: setattr(node, "args", (node.graph.find_nodes(op="placeholder")[-1],)),
+    "a keyword": lambda node: setattr(node, "kwargs", {"out": None}),
+    "another origin": lambda node: set_origin(node, replace(origin_of(node), quality=Quality.INFERRED)),
+    "another operation in front": copied_in_front,
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_graph_that_was_edited_is_read(edit: Callable[[fx.Node], object]) -> None:
+    """Nothing is known any more of a graph that somebody edited."""
+    program = replayed()
+    assert len(program.layers()[0]) == 9
+    (node,) = program.select("stack.blocks.4 :: aten.gelu.default")
+    edit(node)
+    first = program.layers()[0]
+    assert len(first) == 8
+    assert "stack.blocks.4" not in map(str, first.calls)
+    assert program.layers() == program.with_changes(known=None).layers()
 
 
 def test_layers_of_a_program_whose_state_is_attributes() -> None:

@@ -9,8 +9,9 @@ strides and device. Those of results then agree, because equal operations on equ
 they are compared only where an operation reads no value at all.
 
 A region is spelled as one flat tuple, its key, and equal keys are equal regions: no two regions are compared
-with each other. Outermost calls are spelled first, and of equal ones only the first is looked into, so the
-work is linear in nodes.
+with each other. Calls that the capture wrote from one record are known to be equal but for what it dropped or
+joined afterwards, and only one of them is spelled, as long as nobody has edited the graph. Outermost calls
+are spelled first, and of equal ones only the first is looked into, so the work is linear in nodes.
 """
 
 from collections import Counter
@@ -25,6 +26,7 @@ from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
 from whence.program.calls import Call
+from whence.program.known import Copies
 from whence.program.origins import origin_of
 from whence.program.signature import Input
 from whence.provenance import CallSite, ModulePath, Source
@@ -46,10 +48,19 @@ def first_equal_calls(regions: "Regions") -> tuple[int, ...]:
     pairs: list[tuple[int, int]] = []
     waiting = regions.candidates([0])
     while waiting:
-        leaders = {number: known.setdefault(regions.key(number), number) for number in waiting}
+        leaders = {number: _leader(regions, number, known) for number in waiting}
         pairs += [(number, leader) for number, leader in leaders.items() if number != leader]
         waiting = regions.candidates(number for number, leader in leaders.items() if number == leader)
     return _first_of_each(regions.ends, pairs)
+
+
+def _leader(regions: "Regions", number: int, known: dict[Any, int]) -> int:
+    """The call whose region was spelled first among those that equal that of `number`."""
+    for key in regions.keys(number):
+        leader = known.setdefault(key, number)
+        if leader != number:
+            return leader
+    return number
 
 
 def _first_of_each(ends: Sequence[int], pairs: Iterable[tuple[int, int]]) -> tuple[int, ...]:
@@ -86,6 +97,7 @@ class Regions:
         self._place()
         self.sources: dict[Source | None, int] = {}
         self.state = {row.name: (row, _paths(row)) for row in program.signature.state}
+        self._copies = None if program.known is None else program.known.in_graph(program.graph)
         self.tangents = {program.seed, *(row.name for row in program.signature.inputs_of(InputKind.TANGENT))}
 
     def _place(self) -> None:
@@ -107,9 +119,11 @@ class Regions:
         """The outermost calls inside these that might equal others."""
         return [number for caller in around for number in self._outermost(caller)]
 
-    def key(self, number: int) -> tuple[Any, ...]:
-        """What two regions share if and only if they are equal."""
-        return Key(self, number).spelled()
+    def keys(self, number: int) -> Iterator[tuple[Any, ...]]:
+        """What two regions share if and only if they are equal; each key decides, the cheapest is first."""
+        if self._copies is not None and number in self._copies.records and not self._shares_state(number):
+            yield self._copies.records[number], *self._outline(self._copies, number)
+        yield Key(self, number).spelled()
 
     def leaves(self, node: fx.Node, number: int, inside: set[fx.Node]) -> bool:
         """Whether something outside the region of a call, which holds `inside`, uses a node of it."""
@@ -127,6 +141,32 @@ class Regions:
                 number = self.ends[number]
             else:
                 number += 1
+
+    def _outline(self, copies: Copies, number: int) -> Iterator[Any]:
+        """What may differ between calls that were written from one record: what of it nothing needed, how far
+        its values go, and where gradients from outside joined."""
+        nodes, straight = self.inside(number), self.program.straight_through
+        inside = set(nodes)
+        for node in nodes:
+            yield copies.positions.get(node, node)
+            yield self.homes[node] - number
+            yield self.leaves(node, number, inside)
+            yield len(origin_of(node).calls)
+            if straight:
+                yield node.name in straight
+
+    def _shares_state(self, number: int) -> bool:
+        """Whether a call reads state that has several names or that the program writes: where else it is read
+        may differ from call to call."""
+        return any(number <= home < self.ends[number] for home in self._sharing)
+
+    @cached_property
+    def _sharing(self) -> frozenset[int]:
+        shared = [name for name, (_, paths) in self.state.items() if len(paths) > 1]
+        placeholders = (self.by_name[name] for name in (*shared, *self.program.histories))
+        return frozenset(
+            self.homes[user] for node in placeholders for user in node.users if user in self.homes
+        )
 
     def _shown(self, call: Call) -> Iterator[fx.Node]:
         written, taken = self.program.written, call.inputs.names if call.inputs else ()

@@ -15,6 +15,7 @@ from whence.program.calls import Call, Calls, Structure
 from whence.program.convention import Convention
 from whence.program.finding import find_input, find_output
 from whence.program.guards import Guards
+from whence.program.known import Known
 from whence.program.layers import Layers, layers_of
 from whence.program.origins import origin_of
 from whence.program.printing import page
@@ -113,9 +114,9 @@ class Program:
     where the model asked whether it is being compiled: there it may have done something else than it does
     in eager mode. `layouts_read` names the inputs whose strides the model looked at. `guards` is what the
     capture assumed. `replay` says which calls were not run, because they had to do what an equal one did.
-    `preserved` are the calls, by number, that
-    keep the original's calling convention: another module may take their place in the tree. `wholes` are the
-    tensors that are made of several inputs; `state` holds those of the model, too, under names of their own.
+    `known` are calls that were recorded as one. `preserved` are the calls, by number, that keep the
+    original's calling convention: another module may take their place in the tree. `wholes` are the tensors
+    that are made of several inputs; `state` holds those of the model, too, under names of their own.
     `unclear` pairs values with calls that contributed to their gradients, where a pass merged contributions.
     `is_foreign` marks a graph that others made (`attach`): of its operations the origin may not be known.
     `wanted` is what the capture was asked for, to capture again in the same way.
@@ -144,6 +145,7 @@ class Program:
     guards: Guards = field(default_factory=Guards)
     loss_function: Callable[[Any], Tensor] | None = None
     replay: Replays = field(default_factory=Replays)
+    known: Known | None = None
     preserved: frozenset[int] = frozenset()
     unclear: frozenset[tuple[str, int]] = frozenset()
     is_foreign: bool = False

@@ -13,6 +13,7 @@ from whence._torch.patching import patches_undone
 from whence._torch.sharding import sharding_put_aside
 from whence._torch.sizes import undecided_bookkeeping
 from whence.program import Program
+from whence.program.known import known_of
 from whence.program.observed import Observed
 from whence.program.wellformed import check
 from whence.tracing.assemble import assemble
@@ -106,5 +107,6 @@ def _captured(
                 recorded,
             )
         check(program)
+        program = program.with_changes(known=known_of(program.graph, exchanged.copies))
         observed = recorded.session.reads.observed()
     return with_shards(program, subject, sharded), observed, recorded.session

@@ -1,6 +1,6 @@
 """Put in the place of every stand-in what it stands for."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_not
 from typing import Any
@@ -12,6 +12,7 @@ from whence._torch.graphs import Inserter, NameCounts
 from whence._torch.size_nodes import bases_of
 from whence.program import Adjoint
 from whence.program.calls import Leaf, Named
+from whence.program.known import Copies
 from whence.program.origins import has_origin
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
@@ -29,21 +30,24 @@ Slot = tuple[int, int]
 
 @dataclass(frozen=True)
 class Exchanged:
-    """The values that modules exchanged and that carry gradients, and the adjoints of those by name."""
+    """The values that modules exchanged and that carry gradients, the adjoints of those by name, and which
+    calls were written from one record."""
 
     values: tuple[fx.Node, ...]
     adjoints: Mapping[str, Adjoint]
+    copies: Copies
 
 
 def expand(replayer: Replayer, notes: Notes, functional: Functional, gradients: Gradients) -> Exchanged:
     """Replace all stand-ins; raises `Doubt` where a record cannot be used after all."""
-    links, values = links_of(notes.keys, gradients), list(notes.keys)
+    links, values, copies = links_of(notes.keys, gradients), list(notes.keys), Copies({}, {})
     if replayer.applications:
         expansion = _Expansion(replayer, notes, functional, gradients, links)
         expansion.run()
         links, values = settled(links, expansion.instead), [*values, *expansion.exchanged]
+        copies = expansion.copies()
     replayer.markers.remove(functional.graph)
-    return Exchanged(tuple(values), adjoints_of(links))
+    return Exchanged(tuple(values), adjoints_of(links), copies)
 
 
 class _Expansion:
@@ -95,6 +99,22 @@ class _Expansion:
                 self._write_backward(*backwards[node], table, arrived)
         for rehearsal in self._rehearsals:
             self._remove(rehearsal)
+
+    def copies(self) -> Copies:
+        """Which calls were written from one record, with the same pattern of what they take and give back."""
+        records = {
+            application.scopes.start: (
+                id(application.template),
+                _pattern(application.given),
+                tuple((id(each.rehearsal), each.returned, each.whole) for each in application.backwards),
+            )
+            for application in self._written
+        }
+        positions: dict[fx.Node, int] = {}
+        for application, written in self._written.items():
+            given = {*application.given, *self._sizes}
+            positions |= {made: at for at, made in enumerate(written.values()) if made not in given}
+        return Copies(records, positions)
 
     def _remove(self, rehearsal: Rehearsal) -> None:
         """Take what was only rehearsed out of the graph."""
@@ -326,6 +346,12 @@ def _read_by(node: fx.Node) -> tuple[fx.Node, ...]:
     """The values that a marker or a stand-in reads, in order."""
     values: Any = node.args
     return tuple(values)
+
+
+def _pattern(nodes: Sequence[fx.Node]) -> tuple[int, ...]:
+    """Which of some values are one."""
+    first: dict[fx.Node, int] = {}
+    return tuple(first.setdefault(node, at) for at, node in enumerate(nodes))
 
 
 def _position(item: fx.Node) -> int:
