@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
+from whence._torch.sizes import SYMBOLIC
+
 Limits = tuple[int | None, int | None]
 
 
@@ -20,7 +22,7 @@ def is_open(value: object) -> bool:
 
 
 def _is_symbol(size: object) -> bool:
-    return isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(size, SYMBOLIC)
 
 
 def limits_of(ranges: Mapping[Any, Any]) -> dict[str, Limits]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from whence._torch.sizes import is_symbolic, names_in, spelled
-from whence.hierarchy.plan import ROOT_CALL, Plan, first_within, paths_of_state
+from whence.hierarchy.plan import ROOT_CALL, Plan, first_within
 from whence.program import Absent, Constant, Convention, Named, Structure
 from whence.program.convention import paths_of, repeated_positions
 from whence.program.program import Adjoint, Program
@@ -122,7 +122,7 @@ def _sizes(plan: Plan, number: int, known: Sizes | None) -> Iterator[tuple[str, 
 def readable(plan: Plan, name: str, number: int) -> ModulePath | None:
     """The attribute path by which the module of a call holds a piece of state."""
     row = plan.program.input(name)
-    return first_within(paths_of_state(row), plan.program.calls.rows[number].site.path)
+    return first_within(row.attribute_paths, plan.program.calls.rows[number].site.path)
 
 
 def _own_state(plan: Plan, number: int, leaves: tuple[str | None, ...]) -> Iterator[tuple[str, ModulePath]]:

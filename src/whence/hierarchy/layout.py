@@ -7,7 +7,7 @@ from itertools import chain
 
 from torch import fx
 
-from whence.hierarchy.plan import ROOT_CALL, Numbering, Region, first_within, paths_of_state
+from whence.hierarchy.plan import ROOT_CALL, Numbering, Region, first_within
 from whence.program import Program
 from whence.program.equality import Regions, first_equal_calls
 from whence.program.origins import origin_of
@@ -106,7 +106,7 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
         numbering=numbering,
         parents=parents,
         depths={phase: _depths(callers) for phase, callers in parents.items()},
-        state_paths={row.name: paths_of_state(row) for row in program.signature.state},
+        state_paths={row.name: row.attribute_paths for row in program.signature.state},
         tangents=frozenset(tangents | ({program.seed} if program.seed else set())),
         users=frozenset(row.name for row in program.signature.inputs_of(InputKind.USER)),
         first=first,

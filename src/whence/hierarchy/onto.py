@@ -20,6 +20,7 @@ from whence.hierarchy.emit import calls_by_path
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody
 from whence.program import ModuleRecord, Program
+from whence.program.walking import modules_within
 from whence.provenance import ROOT, ModulePath
 
 _REGISTERS = ("_parameters", "_buffers", "_modules")
@@ -64,16 +65,7 @@ def _modules_of(program: Program, model: object) -> dict[ModulePath, nn.Module]:
             f"onto must be a module, got {type(model).__name__}",
             remedy="pass the captured model, or another instance of its class",
         )
-    return dict(_walk(ROOT, seen_through(model), ()))
-
-
-def _walk(
-    path: ModulePath, module: nn.Module, above: tuple[int, ...]
-) -> Iterator[tuple[ModulePath, nn.Module]]:
-    yield path, module
-    for name, child in module._modules.items():
-        if child is not None and id(seen_through(child)) not in above:
-            yield from _walk(path.child(name), seen_through(child), (*above, id(module)))
+    return dict(modules_within(ROOT, seen_through(model)))
 
 
 def _misfits(program: Program, given: Mapping[ModulePath, nn.Module]) -> Iterator[Fault]:

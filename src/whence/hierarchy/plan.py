@@ -10,7 +10,7 @@ from functools import cached_property
 
 from torch import fx
 
-from whence.program import Input, Program
+from whence.program import Program
 from whence.provenance import CallSite, ModulePath
 from whence.schema import Phase
 
@@ -122,11 +122,6 @@ class Plan:
         call = self.calls[number]
         backward = call.backward or Body((), (), (), ())
         return call.forward if phase is Phase.FORWARD else backward
-
-
-def paths_of_state(row: Input) -> tuple[ModulePath, ...]:
-    """Every attribute path of a piece of state."""
-    return tuple(map(ModulePath.parse, (row.path, *row.aliases)))
 
 
 def first_within(paths: Iterable[ModulePath], here: ModulePath) -> ModulePath | None:

@@ -27,7 +27,7 @@ from whence.hierarchy.inner_calls import ChildCall, child_call
 from whence.hierarchy.interface import Gradients, Interface, interface_of
 from whence.hierarchy.overlap import refuse_overlap
 from whence.hierarchy.plainly import Alone, carries_gradient
-from whence.hierarchy.plan import CallPlan, Plan, Region, paths_of_state
+from whence.hierarchy.plan import CallPlan, Plan, Region
 from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
 from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place, newcomers
@@ -296,7 +296,7 @@ class CallBody(_OfThisProcess):
         if not replaced:
             return attribute_of(module, path)
         around = self.plan.site(self.number).path if self.number else ROOT
-        names = paths_of_state(self.plan.program.input(name))
+        names = self.plan.program.input(name).attribute_paths
         paths = (other.relative_to(around) for other in names if other.is_within(around))
         left = (other for other in paths if not any(other.is_within(gone) for gone in replaced))
         return next((attribute_of(module, other) for other in left), None)

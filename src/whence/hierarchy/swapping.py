@@ -20,7 +20,7 @@ from whence.hierarchy.captured import captured_of
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import laid_out
 from whence.hierarchy.interface import Interface, interface_of
-from whence.hierarchy.plan import ROOT_CALL, Body, Plan, first_within, paths_of_state
+from whence.hierarchy.plan import ROOT_CALL, Body, Plan, first_within
 from whence.hierarchy.trials import Trial, trial_of
 from whence.program import Absent, Constant, Named
 from whence.program.signature import describe
@@ -91,7 +91,7 @@ class Place:
         program, path = self.plan.program, self.plan.site(self.number).path
         known, taken = program.differentiable, {name for name in self.interface.leaves if name}
         trained = any(
-            row.value.requires_grad and first_within(paths_of_state(row), path) is not None
+            row.value.requires_grad and first_within(row.attribute_paths, path) is not None
             for row in program.signature.state
         )
         if not known:
@@ -211,9 +211,7 @@ class Place:
         """Where the original held the state that a value is."""
         for held, values in self.plan.program.histories.items():
             if name in values:
-                row = self.plan.program.input(held)
-                paths = map(ModulePath.parse, (row.path, *row.aliases))
-                return next((found.relative_to(path) for found in paths if found.is_within(path)), None)
+                return first_within(self.plan.program.input(held).attribute_paths, path)
         return None
 
     def _misfit(self, module: nn.Module, faults: Sequence[str]) -> CallError:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whence._torch.autograd import above_autograd, keeps_graph
+from whence._torch.composed import carries_gradients
 from whence.errors import CallError, NotDifferentiable
 from whence.hierarchy.interface import Gradients, Interface
 from whence.hierarchy.plan import Body, Plan
@@ -130,4 +131,4 @@ def trial_of(plan: Plan, number: int, interface: Interface) -> Trial | None:
 
 
 def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    return isinstance(value, Tensor) and carries_gradients(value)

@@ -13,13 +13,13 @@ from torch import fx
 from whence._torch.graphs import nested_graph
 from whence.passes.after import After
 from whence.passes.before import Before
+from whence.program.equality import NOT_PLACED
 from whence.program.origins import ORIGIN, set_origin
 from whence.provenance import CallSite, Origin
 from whence.provenance.merging import merged
 from whence.provenance.places import common_ancestor
 from whence.schema import Phase, Quality
 
-NOT_MADE = frozenset({"placeholder", "output", "get_attr"})
 Said = Mapping[fx.Node, tuple[str, ...]]
 """What the pass said itself: the names of the nodes that a node was made from."""
 
@@ -35,7 +35,7 @@ class Sources:
 def sources_of(old: Before, now: After, said: Said) -> Sources:
     """Find out what each node comes from that was not there before."""
     there = {node for node in now.kept.values() if node not in now.changed}
-    new = [node for node in now.graph.nodes if node not in there and node.op not in NOT_MADE]
+    new = [node for node in now.graph.nodes if node not in there and node.op not in NOT_PLACED]
     ranks = {name: rank for rank, name in enumerate(old.nodes)}
     heirs = _heirs(now)
     found = Sources()
@@ -60,7 +60,7 @@ def _heirs(now: After) -> dict[fx.Node, list[str]]:
 def _known(old: Before, now: After, heirs: Mapping[fx.Node, Sequence[str]], node: fx.Node) -> list[str]:
     names = [now.copied[node]] if node in now.copied else []
     names += [now.changed[node]] if node in now.changed else []
-    replaced = [name for name in heirs.get(node, ()) if old.nodes[name].op not in NOT_MADE]
+    replaced = [name for name in heirs.get(node, ()) if old.nodes[name].op not in NOT_PLACED]
     return [*names, *replaced, *_only_for(old, now, replaced)]
 
 
@@ -70,7 +70,7 @@ def _only_for(old: Before, now: After, names: Sequence[str]) -> Iterator[str]:
     waiting = [source for name in names for source in old.nodes[name].all_input_nodes]
     while waiting:
         node = waiting.pop()
-        is_gone = node.name not in now.kept and node.name not in now.stands and node.op not in NOT_MADE
+        is_gone = node.name not in now.kept and node.name not in now.stands and node.op not in NOT_PLACED
         if node.name not in gone and is_gone and all(user.name in gone for user in node.users):
             gone.add(node.name)
             yield node.name
@@ -117,7 +117,7 @@ def _merged_away(old: Before, now: After) -> Iterator[tuple[fx.Node, list[str]]]
     kept = {node: name for name, node in now.kept.items()}
     for node, names in _heirs(now).items():
         same = [name for name in names if old.nodes[name].target == node.target]
-        if node in kept and node not in now.changed and node.op not in NOT_MADE and same:
+        if node in kept and node not in now.changed and node.op not in NOT_PLACED and same:
             yield node, same
 
 

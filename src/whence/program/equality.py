@@ -28,8 +28,7 @@ from whence._torch.graphs import nested_graph
 from whence.program.calls import Call
 from whence.program.known import Copies
 from whence.program.origins import origin_of
-from whence.program.signature import Input
-from whence.provenance import CallSite, ModulePath, Source
+from whence.provenance import CallSite, Source
 from whence.schema import InputKind, Phase
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class Regions:
         self.own: list[list[int]] = [[] for _ in self.rows]
         self._place()
         self.sources: dict[Source | None, int] = {}
-        self.state = {row.name: (row, _paths(row)) for row in program.signature.state}
+        self.state = {row.name: (row, row.attribute_paths) for row in program.signature.state}
         self._copies = None if program.known is None else program.known.in_graph(program.graph)
         self.tangents = {program.seed, *(row.name for row in program.signature.inputs_of(InputKind.TANGENT))}
 
@@ -205,10 +204,6 @@ class Regions:
             if operations or any(within):
                 kinds[row.number] = known.setdefault((row.site.type, operations, within), len(known) + 1)
         return kinds
-
-
-def _paths(row: Input) -> tuple[ModulePath, ...]:
-    return tuple(map(ModulePath.parse, (row.path, *row.aliases)))
 
 
 @dataclass

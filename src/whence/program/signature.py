@@ -48,6 +48,11 @@ class Input:
     persistent: bool = True
     part: Part | None = None
 
+    @property
+    def attribute_paths(self) -> tuple[ModulePath, ...]:
+        """Where the model holds a piece of state: its path, and its aliases."""
+        return tuple(map(ModulePath.parse, (self.path, *self.aliases)))
+
 
 @dataclass(frozen=True)
 class Output:

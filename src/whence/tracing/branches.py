@@ -357,7 +357,7 @@ class _Closing:
         if any(other.spec != spec for other in seen):
             raise self._refused(f"its functions return different structures: {[s.spec for s in seen]}")
         for each in seen:
-            self._refuse_unknown(each)
+            self._recognise(each)
             if not lone:
                 self._refuse_shared(each)
         constants = {} if lone else self._constants(seen)
@@ -370,7 +370,7 @@ class _Closing:
     def _refused(self, why: str) -> UnsupportedOperator:
         return self.branches.refused(self.operator, why)
 
-    def _refuse_unknown(self, seen: Seen) -> None:
+    def _recognise(self, seen: Seen) -> None:
         """Let what a function returns as it found it be known by a placeholder."""
         for leaf in seen.leaves:
             if isinstance(leaf, Tensor) and seen.recorder.node_of(leaf) is None:

@@ -68,8 +68,8 @@ def record(
     subject: Subject, example: Example, backward: bool | Loss, interrupts: Interrupts, reuse: Reuse
 ) -> Recorded:
     """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
-    refuse_kinds(subject, differentiates=bool(backward))
     state = state_tensors(subject)
+    refuse_kinds(subject, state, differentiates=bool(backward))
     undoing = Undoing()
     session = _session(subject, example, state, lines := Lines(), interrupts, reuse)
 

@@ -18,6 +18,7 @@ from whence._torch.sharding import lasting_parameters, name_of_class
 from whence._torch.wrappers import seen_through, wrappers_around
 from whence.errors import Fault, NotCallable, Place
 from whence.program import ModuleRecord
+from whence.program.walking import modules_within
 from whence.provenance import ROOT, ModulePath
 from whence.tracing.frames import beginning_of
 
@@ -55,7 +56,7 @@ class Subject:
 
     @cached_property
     def _modules(self) -> tuple[tuple[ModulePath, nn.Module], ...]:
-        return tuple(pair for path, root in self.roots for pair in _walk(path, root))
+        return tuple(pair for path, root in self.roots for pair in modules_within(path, root))
 
     @cached_property
     def things(self) -> tuple[tuple[ModulePath, nn.Module, str, Any], ...]:
@@ -189,15 +190,6 @@ def _modules_in(names: Mapping[str, Any], path: ModulePath) -> Iterator[tuple[Mo
             yield from _modules_in({str(key): item for key, item in value.items()}, here)
 
 
-def _walk(
-    path: ModulePath, module: nn.Module, above: tuple[int, ...] = ()
-) -> Iterator[tuple[ModulePath, nn.Module]]:
-    yield path, module
-    for name, child in module._modules.items():
-        if child is not None and id(seen_through(child)) not in above:
-            yield from _walk(path.child(name), seen_through(child), (*above, id(module)))
-
-
 _ORDINARY = frozenset({type(None), bool, int, float, str, dict, OrderedDict, set})
 
 
@@ -327,8 +319,14 @@ def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:
         id(tensor): (_inside(path.child(name), access), name_of_class(module))
         for path, module, name, value in subject.things
         if isinstance(value, Tensor)
-        for access, tensor in (((), value), *plain_parts(value))
+        for access, tensor in _with_parts(value)
     }
+
+
+def _with_parts(tensor: Tensor) -> Iterator[tuple[Sequence[str], Tensor]]:
+    """A tensor, and those that it is made of with how to reach them."""
+    yield (), tensor
+    yield from plain_parts(tensor)
 
 
 def tensors_by_name(subject: Subject) -> dict[str, Tensor]:
@@ -339,6 +337,6 @@ def tensors_by_name(subject: Subject) -> dict[str, Tensor]:
     loose = {
         str(_inside(path, access)): tensor
         for path, value in loose_tensors(subject)
-        for access, tensor in (((), value), *plain_parts(value))
+        for access, tensor in _with_parts(value)
     }
     return loose | state
