@@ -231,14 +231,15 @@ def test_decode_with_a_growing_cache(name: str, cached: None) -> None:
             token = expected[:, -1:].argmax(-1)
 
 
-def test_a_static_cache_is_written_in_place(cached: None) -> None:
-    """Prefill and decode steps write the cache that is passed, as eager does."""
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen2"])
+def test_a_static_cache_is_written_in_place(name: str, cached: None) -> None:
+    """Prefill and decode steps write the cache that is passed, as eager does: one capture, twenty tokens."""
     cache_type = pytest.importorskip("transformers").StaticCache
-    model, *_ = case("llama").make()
+    model, *_ = case(name).make()
     model.eval()
     prompt = torch.randint(3, 100, (2, 5))
     with torch.no_grad():
-        eager, given = (cache_type(config=model.config, max_cache_len=16) for _ in range(2))
+        eager, given = (cache_type(config=model.config, max_cache_len=32) for _ in range(2))
         for cache in (eager, given):
             model(prompt, past_key_values=cache)
         token = prompt[:, :1]
@@ -246,7 +247,7 @@ def test_a_static_cache_is_written_in_place(cached: None) -> None:
         program = whence.capture(model, (), example)
         assert program.verify(model, (), example).ok
         step = program.module()
-        for _ in range(4):
+        for _ in range(20):
             expected = model(token, past_key_values=eager).logits
             assert torch.equal(step(**example | {"input_ids": token}).logits, expected)
             token = expected[:, -1:].argmax(-1)
@@ -300,10 +301,10 @@ def test_a_static_cache_with_a_window(cached: None) -> None:
     cache_type = pytest.importorskip("transformers").StaticCache
     model, prompt = sliding("Gemma2", window=6), torch.randint(3, 50, (2, 3))
     with torch.no_grad():
-        eager, cache = (cache_type(config=model.config, max_cache_len=16) for _ in range(2))
+        eager, cache = (cache_type(config=model.config, max_cache_len=32) for _ in range(2))
         for each in (eager, cache):
             model(prompt, past_key_values=each)
-        for _ in range(8):
+        for _ in range(20):
             inputs = {"input_ids": prompt[:, :1], "past_key_values": cache, "use_cache": True}
             given = whence.capture(model, (), inputs).module()(**inputs)
             assert torch.equal(given.logits, model(prompt[:, :1], past_key_values=eager).logits)

@@ -30,6 +30,7 @@ from whence.schema import InputKind
 from whence.tracing.backward import Backward, differentiate
 from whence.tracing.example import Example, is_plain_constant
 from whence.tracing.frames import SourceFinder, beginning_of
+from whence.tracing.given_containers import containers_in, refuse_changes
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.kinds import refuse_kinds
 from whence.tracing.modules import Lines, changes_reported, kept_of, reassigned_buffers, way_back
@@ -147,7 +148,9 @@ def _recorded(
             torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled())
         )
         active.enter_context(session.recorder.active())
+        given = containers_in(prepared.arguments)
         result = _run(session, subject, prepared.arguments)
+        refuse_changes(subject, given, result)
         loss = _loss(session, backward, result) if callable(backward) else None
         recorded = _forward_half(session, subject, prepared, result)
         if backward:
