@@ -318,3 +318,20 @@ def test_a_cache_of_another_kind_is_refused(cached: None) -> None:
     cache.layers[0].activate_past_recording()
     with pytest.raises(whence.UsageError, match="SlidingWindow"):
         whence.capture(model, (torch.randint(3, 50, (2, 1)),), {"past_key_values": cache})
+
+
+def test_a_saved_tensor_that_is_written_is_named() -> None:
+    """Autograd refuses it; where sizes vary its own message cannot be made."""
+
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            kept = x.sigmoid()
+            doubled = kept * 2
+            kept.add_(1)
+            return doubled + kept
+
+    x = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(whence.UnsupportedMutation) as caught:
+        whence.capture(Writes(), (x,), backward=True, dynamic_shapes=({0: Dim("rows")},))
+    assert "a tensor that SigmoidBackward0 saved for its backward was written in place" in str(caught.value)
+    assert "test_dynamic_sizes.py" in str(caught.value.where)

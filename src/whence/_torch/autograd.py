@@ -105,6 +105,26 @@ def nodes_below(roots: Sequence[Node], since: int = 0) -> list[Node]:
     return list(seen.values())
 
 
+def overwritten(outputs: Sequence[Tensor], ran: Iterable[Node]) -> Node | None:
+    """An autograd node that leads to `outputs` and whose saved tensors somebody has written in place since.
+
+    Those that `ran` have let go of theirs.
+    """
+    gone = {id(node) for node in ran}
+    nodes = (node for node in nodes_below(_histories(outputs)) if id(node) not in gone)
+    return next((node for node in nodes if _has_lost(node)), None)
+
+
+def _has_lost(node: Node) -> bool:
+    try:
+        for name in dir(node):
+            if name.startswith("_saved_"):
+                getattr(node, name)
+    except RuntimeError:
+        return True
+    return False
+
+
 def made_since(moment: int, results: Sequence[Tensor]) -> list[Node]:
     """The nodes that lead to `results` and were made since that moment."""
     roots = [node for node in _histories(results) if node._sequence_nr() >= moment]

@@ -24,7 +24,7 @@ from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase, Quality
 from whence.tracing.following import Gradients, Sum, follow
-from whence.tracing.notes import Notes, Step
+from whence.tracing.notes import Notes, Step, first_of_each_moment
 from whence.tracing.record import Recorded
 from whence.tracing.replay.differentiating import is_stand_in
 
@@ -91,16 +91,6 @@ def _seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node, phase: Phase) 
     mark = notes.marks[node]
     place = _place(sites, mark.scope)
     return Origin(phase, _site(sites, mark.scope), source=mark.source, place=place, hook=mark.hook)
-
-
-def first_of_each_moment(notes: Notes) -> dict[int, fx.Node]:
-    """The operation that made each autograd node: the first recorded after it was made."""
-    makers: dict[int, fx.Node] = {}
-    for node in notes.order:
-        mark = notes.marks[node]
-        if mark.phase is Phase.FORWARD and not mark.packs:
-            makers.setdefault(mark.moment, node)
-    return makers
 
 
 def _of_step(

@@ -6,14 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.graph import Node
 
-from whence._torch.autograd import gradient_key, run_backward
+from whence._torch.autograd import gradient_key, overwritten, run_backward, sequence_number
 from whence._torch.composed import carries_gradients, is_composed, plain_parts
 from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten
-from whence.errors import InvalidLoss, UnsupportedInput
+from whence.errors import InvalidLoss, Place, UnsupportedInput
+from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.composed import Composed, gradient_parts, made_otherwise
+from whence.tracing.notes import first_of_each_moment
 from whence.tracing.prepared import Prepared
+from whence.tracing.refusals import overwritten_before_backward
 from whence.tracing.session import Session
 
 
@@ -69,13 +73,35 @@ def differentiate(
     starts = _starts(session, outputs) if loss is None else [_start_of(session, loss)]
     session.arrived.update(key for start in starts if (key := gradient_key(start.tensor)) is not None)
     with session.blaming("the backward"):
-        gradients = run_backward(
-            [start.tensor for start in starts],
-            [row.tensor for row in wanted],
-            [start.gradient for start in starts],
-            session,
-        )
+        gradients = _gradients(session, starts, wanted)
     return _finished(session, starts, wanted, gradients, None if loss is None else session.known(loss))
+
+
+def _gradients(
+    session: Session, starts: Sequence[_Start], wanted: Sequence[_Wanted]
+) -> tuple[Tensor | None, ...]:
+    """What autograd gives. Where sizes vary, its own message about a tensor that was written cannot be made."""
+    outputs = [start.tensor for start in starts]
+    try:
+        return run_backward(
+            outputs, [row.tensor for row in wanted], [start.gradient for start in starts], session
+        )
+    except RuntimeError as error:
+        if session.recorder.environment is None:
+            raise
+        node = overwritten(outputs, (step.node for step in session.notes.steps))
+        if node is None:
+            raise
+        raise overwritten_before_backward(node.name(), _made_at(session, node)) from error
+
+
+def _made_at(session: Session, node: Node) -> Place:
+    """The module and line of the operation that an autograd node differentiates."""
+    notes, number = session.notes, sequence_number(node)
+    maker = None if number is None else first_of_each_moment(notes).get(number)
+    scope = notes.scope_of(node)
+    source = None if maker is None else notes.marks[maker].source
+    return Place(None if scope == PROGRAM else str(notes.scopes[scope].site), str(source) if source else None)
 
 
 def _wanted(session: Session, prepared: Prepared) -> list[_Wanted]:

@@ -109,3 +109,13 @@ class Notes:
         if number is None:
             return PROGRAM
         return self.transitions[bisect_right(self.transitions, number, key=itemgetter(0)) - 1][1]
+
+
+def first_of_each_moment(notes: Notes) -> dict[int, fx.Node]:
+    """The operation that made each autograd node: the first recorded after it was made."""
+    makers: dict[int, fx.Node] = {}
+    for node in notes.order:
+        mark = notes.marks[node]
+        if mark.phase is Phase.FORWARD and not mark.packs:
+            makers.setdefault(mark.moment, node)
+    return makers

@@ -14,6 +14,16 @@ def data_replaced(where: Place) -> UnsupportedMutation:
     )
 
 
+def overwritten_before_backward(function: str, where: Place) -> UnsupportedMutation:
+    """The error for a tensor that autograd had saved."""
+    return UnsupportedMutation(
+        f"a tensor that {function} saved for its backward was written in place afterwards",
+        where=where,
+        why="the derivative is computed from what is no longer there; autograd refuses it in eager, too",
+        remedy="write out of place, or clone the tensor before it is written",
+    )
+
+
 def generator_met(operation: object, where: Place) -> UnsupportedGenerator:
     """The error for an operation with a random generator of its own."""
     return UnsupportedGenerator(
