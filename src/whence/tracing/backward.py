@@ -80,7 +80,7 @@ def differentiate(
 def _gradients(
     session: Session, starts: Sequence[_Start], wanted: Sequence[_Wanted]
 ) -> tuple[Tensor | None, ...]:
-    """What autograd gives. Where sizes vary, its own message about a tensor that was written cannot be made."""
+    """What autograd gives. Where sizes vary, its own words about a tensor that was written cannot be made."""
     outputs = [start.tensor for start in starts]
     try:
         return run_backward(
