@@ -39,6 +39,7 @@ from whence.tracing.notes import Notes
 from whence.tracing.recomputation import reuse_random_draws
 from whence.tracing.record import Recorded
 from whence.tracing.replay.expand import Exchanged
+from whence.tracing.reshapes import decide_again
 from whence.tracing.sharing import refuse_shared_writes
 from whence.tracing.subject import Subject, module_records
 from whence.tracing.tables import Values, signature_of, wholes_of
@@ -68,6 +69,8 @@ def assemble(
     refuse_shared_writes(recorded, values)
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
+    if session.recorder.environment is not None:
+        decide_again(graph, functional.history)
     repeated = reuse_random_draws(functional, session.notes.redraws)
     preserved = preserved_calls(_plain_calls(recorded), preserve, int(subject.is_module))
     keep = {row.name for row in signature.inputs if row.name not in session.notes.literals}

@@ -1,0 +1,58 @@
+"""A size of 1, which no example may have: what PyTorch decides there is decided in the run."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from torch.export import Dim
+
+import whence
+from whence.program import Program
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+GPT = {"vocab_size": 99, "n_layers": 2, "n_heads": 4, "d_model": 32, "max_seq_len": 64}
+XGLM = {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 64, "vocab_size": 99}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "MPNet": ("MPNetModel", SMALL | {"intermediate_size": 64}),
+    "Mpt": ("MptForCausalLM", GPT),
+    "Falcon": ("FalconForCausalLM", SMALL | {"alibi": True, "new_decoder_architecture": False}),
+    "XGLM": ("XGLMForCausalLM", XGLM | {"max_position_embeddings": 64}),
+    "DebertaV2": ("DebertaV2Model", SMALL | {"intermediate_size": 64}),
+}
+
+
+def loss(output: Any) -> Tensor:
+    """A number."""
+    result: Tensor = output["logits" if "logits" in output else "last_hidden_state"]
+    return result.sin().sum()
+
+
+def captured(name: str) -> tuple[torch.nn.Module, Program]:
+    """A training step whose batch and length vary, from an example of two rows."""
+    torch.manual_seed(0)
+    kind, options = MODELS[name]
+    config = getattr(transformers, f"{name}Config")(**options)
+    config.use_cache = False
+    model = getattr(transformers, kind)(config).eval()
+    shapes = {"input_ids": {0: Dim.AUTO, 1: Dim.AUTO}}
+    example = {"input_ids": torch.randint(3, 90, (2, 16))}
+    return model, whence.capture(model, (), example, backward=loss, dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_of_one_row_are_eagers(name: str) -> None:
+    """Eager's matmul reshapes by a view there, and its backward multiplies matrices in another layout."""
+    model, program = captured(name)
+    for size in ((1, 20), (3, 11)):
+        result = program.verify(model, (), {"input_ids": torch.randint(3, 90, size)})
+        assert result.ok, str(result)
+
+
+def test_a_copy_by_matmul_is_a_reshape() -> None:
+    """Where sizes vary it decides in the run; with fixed sizes it is the clone that export records, too."""
+    _, program = captured("Mpt")
+    targets = [node.target for node in program.nodes()]
+    assert torch.ops.aten.clone.default not in targets
+    assert program.select("transformer.blocks.0 :: aten.reshape.default")
