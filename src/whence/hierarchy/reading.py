@@ -20,6 +20,7 @@ from whence.hierarchy.plainly import (
     Keyword,
     Leaf,
     Looking,
+    Places,
     Positional,
     Running,
 )
@@ -55,6 +56,9 @@ class Call(Protocol):
         """Run it as a person calls it."""
 
 
+OTHER = "another module took the place of a captured one"
+
+
 @dataclass(frozen=True)
 class PlainChild:
     """A call that plain code makes: where its module is, seen from the caller or else from the root."""
@@ -78,7 +82,7 @@ def _plain_call(child: PlainChild) -> Body:
     path, from_caller, place = child.path, child.from_caller, child.place
     plan, number = place.plan, place.number
     hooked = _unread(_through_hooks(number), "a module of a captured tree has hooks")
-    other = _unread(place.run, "another module took the place of a captured one")
+    other = _unread(place.run, OTHER)
     forward = Phase.FORWARD
 
     def run(caller: nn.Module, *values: Any) -> tuple[Any, ...]:
@@ -127,7 +131,17 @@ def alone(interface: Interface, call: Call, spelling: tuple[int, tuple[str, ...]
         ),
         is_joint=program.has_backward,
         is_refused=bool(reason),
+        places=Places(call.plan, tuple(_places(call.plan, call.number)), _unread(call.run, OTHER)),
     )
+
+
+def _places(plan: Plan, number: int) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Where modules may be that took the places of preserved ones."""
+    around = plan.site(number).path
+    for preserved in sorted(plan.program.preserved):
+        path = plan.site(preserved).path
+        if path.is_within(around) and path != around:
+            yield tuple(path.relative_to(around)), preserved
 
 
 def _refusal(call: Call) -> str:
