@@ -1,7 +1,7 @@
 """Errors for what a model does with its tensors while it is recorded."""
 
 from whence._torch.operators import op_name
-from whence.errors import Place, UnsupportedGenerator, UnsupportedMutation
+from whence.errors import Place, UnsupportedGenerator, UnsupportedHook, UnsupportedMutation
 
 
 def data_replaced(where: Place) -> UnsupportedMutation:
@@ -21,4 +21,19 @@ def generator_met(operation: object, where: Place) -> UnsupportedGenerator:
         where=where,
         why="a program draws from the default generator; another one is an object outside the graph",
         remedy="draw from the default generator, or pass the drawn tensor in as an input",
+    )
+
+
+def hook_kept(name: str, held: str, where: Place, *, is_parameter: bool) -> UnsupportedHook:
+    """The error for a gradient hook that forward puts on a parameter, or on what it was given."""
+    if is_parameter:
+        why, remedy = "it would stay there, once for every run", "register it once, outside forward"
+    else:
+        why = "it would stay there, and change what others do with the tensor, too"
+        remedy = "put it on a tensor that the model makes, such as x.view_as(x)"
+    return UnsupportedHook(
+        f"the gradient hook {name} is put on {held} while the model runs",
+        where=where,
+        why=why,
+        remedy=remedy,
     )
