@@ -1,7 +1,16 @@
 """Errors for what a model does with its tensors while it is recorded."""
 
+import torch
+
 from whence._torch.operators import op_name
-from whence.errors import Place, UnsupportedGenerator, UnsupportedHook, UnsupportedMutation
+from whence.errors import (
+    CaptureError,
+    Place,
+    UnsupportedGenerator,
+    UnsupportedHook,
+    UnsupportedInput,
+    UnsupportedMutation,
+)
 
 
 def data_replaced(where: Place) -> UnsupportedMutation:
@@ -11,16 +20,6 @@ def data_replaced(where: Place) -> UnsupportedMutation:
         where=where,
         why="`.data = …` changes the tensor behind autograd and dispatcher, where a capture sees nothing",
         remedy="write with tensor.data.copy_(…), or under torch.no_grad()",
-    )
-
-
-def generator_met(operation: object, where: Place) -> UnsupportedGenerator:
-    """The error for an operation with a random generator of its own."""
-    return UnsupportedGenerator(
-        f"{op_name(operation)} draws from a generator of its own",
-        where=where,
-        why="a program draws from the default generator; another one is an object outside the graph",
-        remedy="draw from the default generator, or pass the drawn tensor in as an input",
     )
 
 
@@ -36,4 +35,27 @@ def hook_kept(name: str, held: str, where: Place, *, is_parameter: bool) -> Unsu
         where=where,
         why=why,
         remedy=remedy,
+    )
+
+
+def object_met(operation: object, met: object, where: Place) -> CaptureError:
+    """The error for an operation with a random generator of its own, or an object of a foreign class."""
+    user = op_name(operation)
+    if isinstance(met, torch.Generator):
+        return UnsupportedGenerator(
+            f"{user} draws from a generator of its own",
+            where=where,
+            why="a program draws from the default generator; another one is an object outside the graph",
+            remedy="draw from the default generator, or pass the drawn tensor in as an input",
+        )
+    return object_used(f"{user} is given", met, where)
+
+
+def object_used(how: str, met: object, where: Place) -> UnsupportedInput:
+    """The error for an object of TorchScript's, or an opaque one, that the model uses."""
+    return UnsupportedInput(
+        f"{how} a {type(met).__name__}, an object that is no tensor",
+        where=where,
+        why="a program holds tensors and constants, and neither what such an object holds nor what it does",
+        remedy="take it out of forward, and pass tensors instead",
     )

@@ -29,9 +29,9 @@ from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of, unknown_size
 from whence._torch.trees import tree_flatten
 from whence.errors import (
+    CaptureError,
     DataDependent,
     Place,
-    UnsupportedGenerator,
     UnsupportedMutation,
 )
 from whence.program import Absent, Constant, Named, Structure
@@ -47,7 +47,7 @@ from whence.tracing.modules import Lines
 from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
 from whence.tracing.noting import Noting
 from whence.tracing.reads import Reads
-from whence.tracing.refusals import data_replaced, generator_met, hook_kept
+from whence.tracing.refusals import data_replaced, hook_kept, object_met
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.replay.template import Doubt
@@ -482,9 +482,9 @@ class Session:
         """The error for `tensor.data = …` on a tensor of the model."""
         return data_replaced(self.here())
 
-    def generator_met(self, operation: object) -> UnsupportedGenerator:
-        """The error for an operation with a random generator of its own."""
-        return generator_met(operation, self.here())
+    def object_met(self, operation: object, met: object) -> CaptureError:
+        """The error for an operation that is given a generator of its own, or another object."""
+        return object_met(operation, met, self.here())
 
     def composed_met(self, tensor: Tensor) -> None:
         """One from outside that requires a gradient would get none: raises `UnsupportedInput`."""
