@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
+from whence._torch.annotations import annotate_like
 from whence._torch.autograd import (
     is_custom_function,
     made_since,
@@ -223,9 +224,9 @@ class Branches:
         return origin
 
     @property
-    def plays(self) -> bool:
-        """Whether a recorded graph runs again."""
-        return bool(self._played)
+    def playing_now(self) -> fx.Node | None:
+        """The node of a recorded graph that runs again."""
+        return self._played[-1] if self._played else None
 
     def seen(self, operator: HigherOrderOperator, function: Any, examples: Sequence[Any]) -> "Seen":
         """Run a function of the model on examples, and record it."""
@@ -282,8 +283,10 @@ class Listener:
         if node.op != "call_function":
             return
         origin = self.branches.origin()
-        if self.sees and not self.branches.plays:
+        if self.sees and self.branches.playing_now is None:
             origin = self._marked(node)
+        else:
+            annotate_like(node, self.branches.playing_now)
         if origin is not None:
             set_origin(node, origin)
 
