@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from tests.hierarchy.test_preserve import X, check_swap, newcomer, trained
+from tests.hierarchy.test_flattening import chain, with_the_last_given_to_the_first
+from tests.hierarchy.test_preserve import X, check_swap, newcomer, same, trained
+from tests.program.small import sine_loss
 
 WIDTH = 4
 
@@ -218,3 +220,27 @@ def test_under_a_compiler() -> None:
     resetting.set_submodule("a", Counting())
     with pytest.raises(whence.CallError, match="writes it"):
         torch.compile(resetting, backend="eager")(X)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_flat_module_of_a_program_with_preserved_calls(backward: bool) -> None:
+    """The flat module makes no calls: it takes no module for a new one, trains, and writes its buffers."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+    example = X.clone().requires_grad_(backward)
+    program = whence.capture(model, (example,), backward=backward, preserve_calls="*")
+    assert program.verify(model, (example,)).ok
+    flat, other = program.module(copy=True), deepcopy(model)
+    assert same(trained(flat, X), trained(other, X))
+    assert torch.equal(flat.get_buffer("1.running_mean"), other.get_buffer("1.running_mean"))
+
+
+@pytest.mark.filterwarnings("ignore:their callers' graphs hold these modules")
+def test_module_that_stays_in_its_callers_graph() -> None:
+    """A preserved module whose operations cannot be one call is no new one either: it trains."""
+    model = chain()
+    program = with_the_last_given_to_the_first(model, whence.Phase.FORWARD, joint=True)
+    number = program.calls.at("0").number
+    tree = program.with_changes(preserved=frozenset({number})).unflatten(copy=True)
+    tree(X)[0].backward()
+    sine_loss(model(X)).backward()
+    assert same(*[[held.grad for held in one.parameters()] for one in (tree, model)])

@@ -25,6 +25,7 @@ from whence.hierarchy.plainly import (
     Running,
 )
 from whence.hierarchy.plan import CallPlan, Plan
+from whence.hierarchy.replacing import places
 from whence.hierarchy.swapping import Place
 from whence.hierarchy.tree import Inside
 from whence.program import Absent, Convention
@@ -138,10 +139,8 @@ def alone(interface: Interface, call: Call, spelling: tuple[int, tuple[str, ...]
 def _places(plan: Plan, number: int) -> Iterator[tuple[tuple[str, ...], int]]:
     """Where modules may be that took the places of preserved ones."""
     around = plan.site(number).path
-    for preserved in sorted(plan.program.preserved):
-        path = plan.site(preserved).path
-        if path.is_within(around) and path != around:
-            yield tuple(path.relative_to(around)), preserved
+    for call, path in places(plan, number):
+        yield tuple(path.relative_to(around)), call
 
 
 def _refusal(call: Call) -> str:

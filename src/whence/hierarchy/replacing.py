@@ -37,14 +37,20 @@ class Touched:
     sources: frozenset[int]
 
 
+def places(plan: Plan, number: int) -> Iterator[tuple[int, ModulePath]]:
+    """The preserved calls in the module of a call, and their paths: those that its code makes as calls."""
+    around = plan.site(number).path
+    for call in sorted(plan.program.preserved):
+        path = plan.site(call).path
+        if call in plan.made and path.is_within(around) and path != around:
+            yield call, path
+
+
 def newcomers(plan: Plan, number: int, module: nn.Module) -> Replaced:
     """The modules that took the places of preserved ones in the module of a call."""
     around = plan.site(number).path
     found: dict[ModulePath, nn.Module] = {}
-    for call in sorted(plan.program.preserved):
-        path = plan.site(call).path
-        if not path.is_within(around) or path == around:
-            continue
+    for call, path in places(plan, number):
         held: Any = module
         for segment in path.relative_to(around):
             held = None if held is None else held._modules.get(segment)
