@@ -57,7 +57,12 @@ class Call(Protocol):
         """Run it as a person calls it."""
 
 
-OTHER = "another module took the place of a captured one"
+_NOT_WHOLE = "leave out fullgraph=True"
+_JOINT = (
+    "its backward was captured, and autograd runs it as one function; leave out fullgraph=True, compile a "
+    "program that was captured without its backward, or run it under torch.no_grad()"
+)
+OTHER = f"another module took the place of a captured one; {_NOT_WHOLE}, or capture the model with it"
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def plain_body(function: Callable[..., tuple[Any, ...]], children: Sequence[Plai
 def _plain_call(child: PlainChild) -> Body:
     path, from_caller, place = child.path, child.from_caller, child.place
     plan, number = place.plan, place.number
-    hooked = _unread(_through_hooks(number), "a module of a captured tree has hooks")
+    hooked = _unread(_through_hooks(number), f"a module of a captured tree has hooks; {_NOT_WHOLE}")
     other = _unread(place.run, OTHER)
     forward = Phase.FORWARD
 
@@ -127,9 +132,7 @@ def alone(interface: Interface, call: Call, spelling: tuple[int, tuple[str, ...]
         running=running(interface, call),
         body=call.readable_body(),
         autocast=program.autocast,
-        plainly=_unread(
-            call.run, reason or "its backward was captured, and autograd runs it as one function"
-        ),
+        plainly=_unread(call.run, f"{reason}; {_NOT_WHOLE}" if reason else _JOINT),
         is_joint=program.has_backward,
         is_refused=bool(reason),
         places=Places(call.plan, tuple(_places(call.plan, call.number)), _unread(call.run, OTHER)),
