@@ -222,7 +222,8 @@ def test_hooks_and_newcomers_under_compile() -> None:
     assert torch.equal(compiled(X, scale=2.0)["x"], eager(X, scale=2.0)["x"])
     assert seen == [1]
     tree.get_submodule("blocks.0")._forward_hooks.clear()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="another module .*; leave out fullgraph=True"):
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"another module .*; leave out fullgraph=True"):
         torch.compile(tree, fullgraph=True, backend="eager")(X, scale=2.0)
 
 
