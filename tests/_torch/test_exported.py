@@ -1,14 +1,23 @@
 """Canaries for what torch.export keeps private."""
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._export.verifier import Verifier
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence._torch import exported
-from whence._torch.exported import Autocast, fakes_like, is_composite, looks_into, shares_storage, taken_apart
+from whence._torch.exported import (
+    Autocast,
+    came_through,
+    fakes_like,
+    is_composite,
+    looks_into,
+    ran_for,
+    shares_storage,
+    taken_apart,
+)
 
 aten = torch.ops.aten
 
@@ -71,3 +80,18 @@ def test_memory_is_told_apart() -> None:
     sparse = whole.to_sparse()
     assert shares_storage(sparse, sparse)
     assert not shares_storage(sparse, whole.to_sparse())
+
+
+def test_what_a_decomposition_ran_is_known() -> None:
+    """A decomposed graph is of another dialect, and its nodes name the operator that was run."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    program = torch.export.export(model, (torch.ones(1, 2),))
+    decomposed = program.run_decompositions()
+    assert (program.dialect, decomposed.dialect) == ("TRAINING", "ATEN")
+    nodes = [node for node in decomposed.graph.nodes if node.op == "call_function"]
+    linear, relu = ("aten.linear.default",), ("aten.relu.default",)
+    assert [ran_for(node) for node in nodes] == [linear, linear, relu]
+    assert [came_through(node) for node in nodes] == [False, False, True]
+    again = [node for node in decomposed.run_decompositions({}).graph.nodes if node.op == "call_function"]
+    assert ran_for(again[0]) == ("aten.permute.default", *linear)
+    assert ran_for(fx.Graph().placeholder("x")) == ()

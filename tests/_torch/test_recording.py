@@ -107,7 +107,7 @@ class Listener:
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         self.hooks.append(hook)
 
-    def generator_met(self, operation: object) -> Exception:
+    def object_met(self, operation: object, met: object) -> Exception:
         return LookupError(str(operation))
 
 

@@ -6,8 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._library.opaque_object import OpaqueBase, register_opaque_type
 
-from whence._torch.scripting import is_packed_weight, is_scripted
+from whence._torch.scripting import (
+    is_packed_weight,
+    is_script_object,
+    is_scripted,
+    object_among,
+    takes_objects,
+)
 
 
 def traced() -> Any:
@@ -40,3 +47,24 @@ def test_packed_weight_is_told_apart() -> None:
     weight = torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8)
     assert is_packed_weight(torch.ops.quantized.linear_prepack(weight, None))
     assert not is_packed_weight(weight)
+
+
+class Opaque(OpaqueBase):
+    """A class that is registered as one that nobody looks into."""
+
+
+register_opaque_type(Opaque, typ="reference")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_objects_among_arguments_are_found() -> None:
+    """Generators, script objects, opaque ones (`is_opaque_reference_type`), and who takes them."""
+    weight = torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8)
+    packed, opaque = torch.ops.quantized.linear_prepack(weight, None), Opaque()
+    assert is_script_object(packed)
+    assert object_among([weight, 3, packed]) is packed
+    assert object_among([opaque]) is opaque
+    assert object_among([weight, None, "text"]) is None
+    assert takes_objects(torch.ops.quantized.linear_dynamic.default)
+    assert takes_objects(torch.ops.aten.rand.generator)
+    assert not takes_objects(torch.ops.aten.mm.default)

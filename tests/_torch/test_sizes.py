@@ -9,6 +9,7 @@ from torch import fx
 from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import _config
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
@@ -26,6 +27,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from whence._torch import size_environment
 from whence._torch.size_environment import SizeEnvironment, linear, unknown_condition
 from whence._torch.sizes import (
+    Assumed,
+    assumed_of,
     dynamic_mode,
     expression,
     is_symbolic,
@@ -143,3 +146,19 @@ def test_importing_whence_leaves_sympy_out() -> None:
     """Sizes that vary bring sympy, which takes long to import; nothing else does."""
     code = "import sys, whence; sys.exit('sympy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_assumptions_of_a_tracer_are_read() -> None:
+    """PyTorch's `ShapeEnv` lists the conditions that it met and ranges; what is settled is not told."""
+
+    def decides(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] * x.shape[1] > 6 and x.shape[1] == 3 else x
+
+    graph = make_fx(decides, tracing_mode="symbolic")(torch.ones(4, 3))
+    values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    name = spelled(values[0].shape[0])
+    found = assumed_of(values)
+    assert (name, 2, None) in found.limits
+    assert found.conditions == ((f"3*{name} > 6", frozenset({name})),)
+    assert not found.of_data
+    assert assumed_of([torch.ones(2), 3]) == Assumed((), (), False)

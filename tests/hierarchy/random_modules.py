@@ -33,6 +33,10 @@ KINDS = (
 )
 
 
+IN_PLACE = ("write given", "write a row of given", "write through a view", "write a child's")
+"""Writes that autograd does not stand: on what a module was given, and on buffers that others hold."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A module: its steps, and the recipes of its children; a recipe without steps is a linear layer."""
@@ -45,9 +49,9 @@ class Recipe:
 LEAF = Recipe()
 
 
-def recipes(*without: str) -> st.SearchStrategy[Recipe]:
-    """Modules three levels deep at most, without some kinds of steps."""
-    kinds = [kind for kind in KINDS if kind not in without]
+def recipes(*without: str, more: tuple[str, ...] = ()) -> st.SearchStrategy[Recipe]:
+    """Modules three levels deep at most, without some kinds of steps, and with more."""
+    kinds = [kind for kind in (*KINDS, *more) if kind not in without]
     steps = st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 5)), min_size=1, max_size=5).map(tuple)
     shares = st.lists(st.integers(0, 5), max_size=1).map(tuple)
 
@@ -189,6 +193,28 @@ def _drop(m: Built, values: Values, which: int, reach: Reach) -> Tensor:
     return nn.functional.dropout(values[-1], 0.3, training=True)
 
 
+def _write_given(m: Built, values: Values, which: int, reach: Reach) -> Tensor:
+    values[0].mul_(0.5)
+    return values[-1] + 1
+
+
+def _write_a_row_of_given(m: Built, values: Values, which: int, reach: Reach) -> Tensor:
+    values[0][which % values[0].shape[0]].add_(m.scale.detach())
+    return values[-1] + values[0]
+
+
+def _write_through_a_view(m: Built, values: Values, which: int, reach: Reach) -> Tensor:
+    m.calls_made.view(1).add_(1)
+    return values[-1] + m.calls_made
+
+
+def _write_a_childs(m: Built, values: Values, which: int, reach: Reach) -> Tensor:
+    child = m.part(which)
+    if isinstance(child, Built):
+        child.calls_made.mul_(2).add_(1)
+    return values[-1] * 0.5
+
+
 _STEPS: dict[str, Callable[[Built, Values, int, Reach], Tensor]] = {
     "call": _call,
     "residual": _residual,
@@ -205,4 +231,8 @@ _STEPS: dict[str, Callable[[Built, Values, int, Reach], Tensor]] = {
     "count": _count,
     "norm": _norm,
     "drop": _drop,
+    "write given": _write_given,
+    "write a row of given": _write_a_row_of_given,
+    "write through a view": _write_through_a_view,
+    "write a child's": _write_a_childs,
 }

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 import whence
 from tests.checks import differing, gradients, state
 from tests.hierarchy.random_modules import WIDTH, Built, Recipe, recipes
+from tests.hierarchy.test_preserve import newcomer
 
 SEARCH = settings(
     max_examples=30,
@@ -93,29 +94,47 @@ def test_random_tree_with_checkpoints_is_eager(backward: Any, recipe: Recipe) ->
     check_tree(recipe, backward)
 
 
+REFUSED = "cannot be (replaced|trained here)|does not fit|was replaced, and|has no place here"
+
+
+def check_surgery(model: Built, tree: torch.nn.Module, path: str, x: Tensor, *, close: bool) -> None:
+    """The tree and the eager model with one module put into both compute the same, or the tree refuses."""
+    new = newcomer(model, path)
+    tree.set_submodule(path, new)
+    model.set_submodule(path, deepcopy(new))
+    expected = run(model, x, returns_loss=False)
+    try:
+        found = run(tree, x, returns_loss=False)
+    except whence.WhenceError as refused:
+        assert re.search(REFUSED, str(refused))
+        return
+    names = differing(expected, found)
+    sums = [name for name in names if close and _close(expected.get(name), found.get(name))]
+    assert [name for name in names if name not in sums] == []
+
+
+def _close(expected: Tensor | None, found: Tensor | None) -> bool:
+    return expected is not None and found is not None and torch.allclose(expected, found, atol=1e-5)
+
+
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "tangents"])
 @FEW
-@given(recipe=recipes("checkpoint", "closure"))
+@given(recipe=recipes("checkpoint"))
 @pytest.mark.filterwarnings("ignore:their callers' graphs hold these modules")
 def test_random_tree_with_preserved_calls_is_eager(backward: bool, recipe: Recipe) -> None:
-    """Row 132: with calling conventions preserved, and with eager modules in place; or refused by name."""
+    """Row 132: with calling conventions preserved, and with other modules in place; or refused by name.
+
+    Inside a captured backward, an argument's gradient from a new module is one sum: it may be rounded
+    otherwise where the caller has other uses for the argument.
+    """
     model, x = made(recipe)
     try:
         program = whence.capture(deepcopy(model), (x,), backward=backward, preserve_calls="part*")
     except whence.SelectionError:
-        reject()  # nothing is called
+        reject()  # nothing is called under such a name
     tree = program.unflatten(copy=True)
     expected = run(deepcopy(model), x, returns_loss=False)
     assert differing(expected, run(deepcopy(tree), x, returns_loss=False)) == []
     flat = {flattened.number for flattened in tree.calls[0].plan.flattened}
-    paths = {str(program.calls.rows[number].site.path) for number in program.preserved - flat}
-    shared = len([*model.named_modules(remove_duplicate=False)]) > len([*model.named_modules()])
-    for path in () if shared else sorted(paths)[:1]:
-        tree.set_submodule(path, deepcopy(model.get_submodule(path)))
-    try:
-        found = run(tree, x, returns_loss=False)
-    except whence.CallError as refused:
-        assert re.search("cannot be (replaced|trained here)|does not fit", str(refused))
-        return
-    exact = {name for name in expected if not (backward and name.startswith("gradient"))}
-    assert [name for name in differing(expected, found) if name in exact] == []
+    for path in sorted({str(program.calls.rows[number].site.path) for number in program.preserved - flat}):
+        check_surgery(deepcopy(model), deepcopy(tree), path, x, close=backward)

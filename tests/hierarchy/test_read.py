@@ -199,7 +199,8 @@ def test_compiled_code_follows_the_sizes() -> None:
 def test_joint_tree_under_compile() -> None:
     """A joint tree runs as one function where gradients are recorded: it says why it is no whole graph."""
     tree: Any = joint()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="its backward was captured"):
+    told = r"its backward was captured, .*; leave out fullgraph=True, .*, or run it under torch\.no_grad\(\)"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=told):
         torch.compile(tree, fullgraph=True, backend="eager")(X, scale=2.0)
     same(torch.compile(tree, backend="aot_eager"), tree)
     with torch.no_grad():
@@ -220,6 +221,10 @@ def test_hooks_and_newcomers_under_compile() -> None:
     compiled: Any = torch.compile(tree, backend="eager")
     assert torch.equal(compiled(X, scale=2.0)["x"], eager(X, scale=2.0)["x"])
     assert seen == [1]
+    tree.get_submodule("blocks.0")._forward_hooks.clear()
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"another module .*; leave out fullgraph=True"):
+        torch.compile(tree, fullgraph=True, backend="eager")(X, scale=2.0)
 
 
 SITES = [

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.traceback import annotate_fn, preserve_node_meta
 from torch.utils._pytree import tree_leaves
 
@@ -399,11 +401,123 @@ def test_graph_is_left_alone() -> None:
     assert origin.source.file == __file__
 
 
-def test_sizes_that_vary_are_refused() -> None:
-    """A graph with open sizes is refused by the names of its inputs."""
+class Decides(nn.Module):
+    """Reads sizes, and computes something else for short rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.inner(x).relu()
+        if x.shape[1] > 3:
+            hidden = hidden * 2
+        return self.head(hidden.view(-1, 4)).reshape(x.shape[0], -1)
+
+
+def loss_and_gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    result = model(x)
+    result = result[0] if isinstance(result, tuple) else result
+    loss = result if result.ndim == 0 else result.sin().sum()
+    loss.backward()
+    return [loss.detach(), *(held.grad for held in model.parameters() if held.grad is not None)]
+
+
+def symbolic_forward(model: nn.Module, x: Tensor) -> Any:
+    """What make_fx makes of a forward with symbolic sizes."""
+    state = dict(model.named_parameters())
+    graph = make_fx(lambda state, x: functional_call(model, state, (x,)), tracing_mode="symbolic")(state, x)
+    return whence.attach(graph, model=model, args=(state, x))
+
+
+def symbolic_step(model: nn.Module, x: Tensor) -> Any:
+    """What make_fx makes of a step of training with symbolic sizes."""
+    state = dict(model.named_parameters())
+
+    def step(state: dict[str, Tensor], x: Tensor) -> Any:
+        loss = functional_call(model, state, (x,)).sin().sum()
+        return loss, torch.autograd.grad(loss, [*state.values()])
+
+    graph = make_fx(step, tracing_mode="symbolic")(state, x)
+    return whence.attach(graph, model=model, args=(state, x), outputs=["loss", "gradients"])
+
+
+def symbolic_joint(model: nn.Module, x: Tensor) -> Any:
+    """AOT autograd's joint graph with symbolic sizes."""
+    mode, open_, fixed = FakeTensorMode(shape_env=ShapeEnv()), DimDynamic.DYNAMIC, DimDynamic.STATIC
+    context: Any = StatelessSymbolicContext([open_, open_, fixed])
+    mode.allow_non_fake_inputs = True
+    with ExitStack() as stack, mode:
+        fake = mode.from_tensor(x, symbolic_context=context)
+        joint = aot_export_joint_with_descriptors(stack, model, (fake,))
+    return whence.attach(joint, model=model, args=(x,))
+
+
+def symbolic_dynamo(model: nn.Module, x: Tensor) -> Any:
+    """What Dynamo captured with two dimensions marked as dynamic."""
+    for dim in (0, 1):
+        torch._dynamo.mark_dynamic(x, dim)
+    return whence.attach(dynamo_graph("capture", model, (x,), {}), model=model, args=(x,))
+
+
+@pytest.mark.parametrize(
+    "read", [symbolic_forward, symbolic_step, symbolic_joint, symbolic_dynamo], ids=lambda read: read.__name__
+)
+def test_sizes_that_vary(read: Callable[[nn.Module, Tensor], whence.Program]) -> None:
+    """At every admitted size the numbers are eager's; where the tracer assumed otherwise, it is refused."""
+    torch.manual_seed(0)
+    model = Decides()
+    program = read(model, torch.randn(3, 5, 4))
+    modules = (program.unflatten(copy=True), program.module(copy=True))
+    assert "args[0]" in str(program.shapes)
+    for rows, length in ((3, 5), (6, 7), (2, 8)):
+        x = torch.randn(rows, length, 4)
+        expected = loss_and_gradients(model, x)
+        for module in modules:
+            assert all(map(torch.equal, loss_and_gradients(module, x), expected))
+    for module in modules:
+        with pytest.raises(whence.CallError, match=r"dim 1 of `args\[0\]` is 3, and must be at least 4"):
+            module(torch.randn(3, 3, 4))
+        with pytest.raises(whence.CallError):
+            module(torch.randn(3, 5, 5))
+        with pytest.raises(whence.CallError, match="must be at least 2"):
+            module(torch.randn(1, 5, 4))
+
+
+def test_sizes_that_were_one_at_the_trace() -> None:
+    """A tracer calls equal sizes by one name: then they must be equal; a weight's size stays the weight's."""
+    model = nn.Linear(4, 4)
+    state = dict(model.named_parameters())
+
+    def both(state: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return functional_call(model, state, (x,)) + y.sum()
+
+    given = (torch.randn(3, 4), torch.randn(3))
+    graph = make_fx(both, tracing_mode="symbolic")(state, *given)
+    tree = whence.attach(graph, model=model, args=(state, *given)).unflatten()
+    x, y = torch.randn(5, 4), torch.randn(5)
+    assert torch.equal(tree(x, y), model(x) + y.sum())
+    for other in ((x, y[:4]), (x[:, :3], y)):
+        with pytest.raises(whence.CallError):
+            tree(*other)
+
+
+def test_sizes_of_data_are_refused() -> None:
+    """A graph whose sizes depend on the values of tensors is refused."""
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
-    graph = make_fx(torch.sin, tracing_mode="symbolic")(x)
-    with pytest.raises(whence.UnsupportedGraph, match="has sizes that vary"):
+
+    def chosen(x: Tensor) -> Tensor:
+        count: Any = x.sum().int().item()
+        torch._check(count > 2)
+        return x[0].expand(count, 3)
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=True))
+    fake = mode.from_tensor(
+        x, symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    )
+    graph = make_fx(chosen, tracing_mode="symbolic")(fake)
+    with pytest.raises(whence.UnsupportedGraph, match="depend on the values"):
         whence.attach(graph, model=model, args=(x,))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, program_of
+from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, loaded, program_of
 from whence.interop.frames import segments
 
 X = torch.arange(8.0).reshape(2, 4)
@@ -108,3 +108,45 @@ def test_verify_reads_an_exported_program() -> None:
 def test_dialects_of_paths(raw: str, path: str) -> None:
     """Roots have no name, and brackets are segments."""
     assert str(segments(raw)) == path
+
+
+class Regions(nn.Module):
+    """A module inside of `no_grad`, and outside of it; running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = self.linear(x).sin()
+        return self.norm(self.linear(x).cos() + y)
+
+
+def known(program: whence.Program) -> set[tuple[str, str, str]]:
+    """Each operator, the module that it is in, and how sure that is."""
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    origins = [program.where(node) for node in nodes]
+    return {
+        (str(node.target), str(origin.calls[0].path), str(origin.quality))
+        for node, origin in zip(nodes, origins, strict=True)
+    }
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_quality_after_decompositions(strict: bool) -> None:
+    """What came through is exact; what was decomposed, or stood in a region, says that it was deduced."""
+    program = torch.export.export(Regions(), (torch.randn(2, 4),), strict=strict)
+    assert {quality for _, _, quality in known(whence.from_exported_program(program))} == {"exact"}
+    once, linear, parts = program.run_decompositions({}), "aten.linear.default", "aten.addmm.default"
+    always = {
+        ("aten.sin.default", "", "inferred"),  # of the region, the module around is known
+        ("aten.cos.default", "", "exact"),
+        ("aten.add.Tensor", "", "exact"),
+        ("aten._native_batch_norm_legit_functional.default", "norm", "inferred"),
+    }
+    found = known(whence.from_exported_program(loaded(once)))
+    assert always | {(linear, "", "inferred"), (linear, "linear", "exact")} <= found
+    for decomposed in (program.run_decompositions(), once.run_decompositions()):
+        found = known(whence.from_exported_program(decomposed))
+        assert always | {(parts, "", "inferred"), (parts, "linear", "inferred")} <= found

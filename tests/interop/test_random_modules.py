@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import whence
 from tests.checks import differing, state
-from tests.hierarchy.random_modules import Recipe, recipes
+from tests.hierarchy.random_modules import IN_PLACE, Recipe, recipes
 from tests.hierarchy.test_random_modules import made, run
 from tests.interop.helpers import exported, loaded
 
@@ -24,6 +24,7 @@ SEARCH = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+FEW = settings(SEARCH, max_examples=10)
 THOROUGH = settings(SEARCH, max_examples=300)
 
 
@@ -57,6 +58,15 @@ def check(recipe: Recipe, way: str) -> None:
         assert differing(run(model, x, returns_loss=False), run(tree, x, returns_loss=False)) == []
 
 
+def check_writes(recipe: Recipe, way: str) -> None:
+    """Arguments, rows of them and buffers that modules write in place hold eager's values afterwards."""
+    model, x = made(recipe)
+    given, expected = x.detach().clone(), x.detach().clone()
+    tree = whence.unflatten(exported_or_rejected(model, x, way))
+    assert differing(forward(deepcopy(model), expected), forward(tree, given)) == []
+    assert torch.equal(expected, given)
+
+
 def check_way_out(recipe: Recipe) -> None:
     """A captured program goes out, to a file, and comes back."""
     model, x = made(recipe)
@@ -81,6 +91,23 @@ def test_random_tree_is_eager(way: str, recipe: Recipe) -> None:
 def test_random_program_goes_out_and_comes_back(recipe: Recipe) -> None:
     """A random captured program becomes an exported one and is the same when it is read."""
     check_way_out(recipe)
+
+
+@WAYS
+@FEW
+@given(recipe=recipes("checkpoint", more=IN_PLACE))
+def test_random_writes_are_eagers(way: str, recipe: Recipe) -> None:
+    """The same for writes to what modules were given, to buffers through views, and to each other's."""
+    check_writes(recipe, way)
+
+
+@pytest.mark.slow
+@WAYS
+@THOROUGH
+@given(recipe=recipes("checkpoint", more=IN_PLACE))
+def test_many_random_writes_are_eagers(way: str, recipe: Recipe) -> None:
+    """The same for many."""
+    check_writes(recipe, way)
 
 
 @pytest.mark.slow

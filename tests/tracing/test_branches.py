@@ -115,6 +115,21 @@ def test_what_pytorch_does_not_differentiate_is_captured_forward(name: str) -> N
     assert _same(program.unflatten()(X * 3), model(X * 3))
 
 
+class Picks(nn.Module):
+    """Branches that return another number each, which eager mode and an export let them do."""
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: (x.sin(), 3), lambda x: (x.cos(), 4), (x,))
+
+
+def test_row_154_numbers_that_differ_in_an_export() -> None:
+    """An exported condition that picks a number picks it in the tree, too; a capture says what to write."""
+    tree = whence.unflatten(torch.export.export(Picks(), (X,), strict=True))
+    assert [tree(given)[1] for given in (X, -X)] == [Picks()(given)[1] for given in (X, -X)] == [3, 4]
+    with pytest.raises(UnsupportedOperator, match="return a tensor that holds the number"):
+        whence.capture(Picks(), (X,))
+
+
 def _same(left: Any, right: Any) -> bool:
     pairs = zip(tree_flatten(left)[0], tree_flatten(right)[0], strict=True)
     return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
@@ -437,7 +452,22 @@ REFUSED: dict[str, tuple[Calls, type[whence.CaptureError], str]] = {
     "numbers": (
         branches(lambda m, x: (m.a(x), 1), lambda m, x: (m.a(x), 2)),
         UnsupportedOperator,
-        "other values cannot",
+        "its functions return 1 or 2: what is no tensor must be the same in each",
+    ),
+    "number of another type": (
+        branches(lambda m, x: (m.a(x), 1), lambda m, x: (m.a(x), True)),
+        UnsupportedOperator,
+        "its functions return 1 or True",
+    ),
+    "number and tensor": (
+        branches(lambda m, x: (m.a(x), 1), lambda m, x: (m.a(x), x.sum())),
+        UnsupportedOperator,
+        "its functions return 1 or a tensor",
+    ),
+    "numbers that are closed over": (
+        branches(lambda m, x: (m.a(x), len(m.shift)), lambda m, x: (m.a(x), len(m.shift) + 1)),
+        UnsupportedOperator,
+        "its functions return 4 or 5",
     ),
     "custom function": (
         branches(lambda m, x: _Triple.apply(m.a(x)), _linear),

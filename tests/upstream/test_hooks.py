@@ -438,3 +438,16 @@ def test_parameter_hooks_are_refused(kind: str) -> None:
         assert path in caught.value.what
         assert f"{hook.__qualname__} at {__file__}:{hook.__code__.co_firstlineno}" in caught.value.what
     assert whence.capture(model, (X,)).verify(model, (X,)).ok
+
+
+@pytest.mark.parametrize("backward", [False, True, lambda output: output[1].sum()])
+def test_hook_on_an_input_is_refused(backward: Any) -> None:
+    """A hook that forward puts on what it is given acts on the gradients that others send there, too."""
+
+    class Returning(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            x.register_hook(lambda gradient: gradient * 2)
+            return x, x.sin()
+
+    with pytest.raises(whence.errors.UnsupportedHook, match=r"is put on the input `x` \(args\[0\]\)"):
+        whence.capture(Returning(), (X.clone().requires_grad_(),), backward=backward)

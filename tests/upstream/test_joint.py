@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
-from torch.fx.traceback import annotate, get_current_meta
+from torch.fx.traceback import annotate, annotate_fn, get_current_meta
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -160,6 +160,55 @@ def test_row_178_annotations_reach_the_backward() -> None:
     assert None in said.values()
 
 
+@annotate_fn({"part": "function"})
+def said_of(x: Tensor) -> Tensor:
+    """A function of which something is said."""
+    return x.cos()
+
+
+@torch.compiler.nested_compile_region
+def region(x: Tensor) -> Tensor:
+    """What is one operator when it is compiled."""
+    return x.sin() * 2
+
+
+class SaysMore(nn.Module):
+    """A function, a region and a condition are annotated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with annotate({"part": "region"}):
+            y = region(self.linear(x))
+        with annotate({"part": "condition"}):
+            y = torch.cond(y.sum() > 0, lambda y: y.exp(), lambda y: y.tanh(), (y,))
+        return said_of(y)
+
+
+def test_row_178_annotations_of_functions_regions_and_branches() -> None:
+    """What is said of a function or a region is said in its backward, and inside of branches, too."""
+    program = whence.capture(SaysMore(), (X.clone().requires_grad_(),), backward=True)
+    said = {
+        (str(node.target), str(program.where(node).phase)): (node.meta.get("custom") or {}).get("part")
+        for node in program.nodes()
+        if node.op == "call_function" and program.where(node).quality is whence.Quality.EXACT
+    }
+    expected = {
+        ("aten.mul.Tensor", "forward"): "region",
+        ("aten.addmm.default", "forward"): "region",
+        ("aten.mm.default", "backward"): "region",
+        ("aten.exp.default", "forward"): "condition",
+        ("aten.tanh.default", "forward"): "condition",
+        ("cond", "forward"): "condition",
+        ("cond", "backward"): "condition",
+        ("aten.cos.default", "forward"): "function",
+        ("aten.neg.default", "backward"): "function",
+    }
+    assert {key: said.get(key) for key in expected} == expected
+
+
 def test_row_178_annotations_of_equal_layers_are_their_own() -> None:
     """Layers that differ in what is said of them alone do not take it from one another."""
 
@@ -306,12 +355,19 @@ class Selective(nn.Module):
 
 
 def test_row_182_selective_checkpoint() -> None:
-    """The numbers are eager's, and nothing of the policy stays behind in PyTorch's tracer.
+    """The numbers are eager's, the policy is on the nodes, and nothing of it stays behind in the tracer.
 
     Under any tracer a selective checkpoint keeps all its values, and leaves the policy to the compiler.
     """
     x = X.clone().requires_grad_()
     program = whence.capture(Selective(), (x,), backward=lambda loss: loss)
+    told = {node.target: node.meta["recompute"] for node in program.nodes() if "recompute" in node.meta}
+    assert told == {
+        aten.sin.default: CheckpointPolicy.PREFER_RECOMPUTE,
+        aten.mm.default: CheckpointPolicy.MUST_SAVE,
+        aten.cos.default: CheckpointPolicy.PREFER_RECOMPUTE,
+    }
+    assert not [node for node in program.nodes() if "custom" in node.meta]
     assert program.verify(Selective(), (x,)).ok
     assert not {"recompute", "ac_graph_id"} & set(get_current_meta())
     tree, model = program.unflatten(copy=True), Selective()

@@ -8,12 +8,16 @@ from torch.fx import traceback
 
 CUSTOM = "custom"
 """The key of annotations among a node's metadata."""
+_UNREAD = "_torchdynamo_disable"
 
 
 def annotations() -> dict[str, Any]:
-    """What is said of the operations that are running now."""
+    """What is said of the operations that are running now.
+
+    Of functions that its compiler does not read, such as `checkpoint`, PyTorch says so in the same place.
+    """
     found: dict[str, Any] = traceback.get_current_meta().get(CUSTOM) or {}
-    return found
+    return {key: value for key, value in found.items() if not key.startswith(_UNREAD)}
 
 
 def annotations_restored() -> Callable[[], None]:
@@ -31,8 +35,9 @@ def annotations_restored() -> Callable[[], None]:
 
 def note_annotations(node: fx.Node) -> None:
     """Keep what is said of the operation that was just recorded."""
+    node.meta.pop(CUSTOM, None)  # PyTorch's tracer copies what is said, in its own way
     if found := annotations():
-        node.meta[CUSTOM] = dict(found)
+        node.meta[CUSTOM] = found
 
 
 def annotate_like(node: fx.Node, other: fx.Node | None) -> None:

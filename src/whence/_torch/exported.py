@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._export.verifier import Verifier
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,10 +20,12 @@ __all__ = [
     "HigherOrderOperator",
     "Operation",
     "Verifier",
+    "came_through",
     "fakes_like",
     "in_a_mode_for_all",
     "is_composite",
     "looks_into",
+    "ran_for",
     "shares_storage",
     "taken_apart",
 ]
@@ -138,3 +140,27 @@ def shares_storage(left: Tensor, right: Tensor) -> bool:
         return True
     strided = left.layout == right.layout == torch.strided
     return strided and storage_of(left) == storage_of(right)
+
+
+def ran_for(node: fx.Node) -> tuple[str, ...]:
+    """The operators that were run when a node was recorded, as text: one for each `run_decompositions`.
+
+    What is recorded while an operator runs takes over all that is known of it.
+    """
+    found, sources = [], node.meta.get("from_node")
+    while sources:
+        source = sources[-1]
+        info, sources = source.node_info, source.from_node
+        if info is not None and source.pass_name == "ExportedProgram.module()":
+            found.append(str(info.target))
+    return tuple(found)
+
+
+def came_through(node: fx.Node) -> bool:
+    """Whether the operator of a node is the one that was run each time, or its functional form."""
+    target = node.target
+    names = {str(target)}
+    if isinstance(target, OpOverload):
+        names.add(f"{target.namespace}.{target._opname}_.{target._overloadname}")
+    ran = ran_for(node)
+    return bool(ran) and names.issuperset(ran)

@@ -71,8 +71,8 @@ class RecordingListener(Protocol):
     def data_replaced(self, tensor: Tensor) -> Exception:
         """The model puts other data under one of its own tensors; make the error to raise."""
 
-    def generator_met(self, operation: object) -> Exception:
-        """An operation draws from a generator of its own; make the error to raise."""
+    def object_met(self, operation: object, met: object) -> Exception:
+        """An operation is given a generator of its own, or another object; make the error to raise."""
 
     def composed_met(self, tensor: Tensor) -> None:
         """A tensor that is made of others reached an operation; raises where its gradient would be lost."""

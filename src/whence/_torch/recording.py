@@ -48,6 +48,7 @@ from whence._torch.listening import RecordingListener
 from whence._torch.operators import ASSERT, HigherOrderOperator
 from whence._torch.plainly import PLAIN_ARGUMENTS, NotPlain, apart, is_plain
 from whence._torch.results import Results
+from whence._torch.scripting import object_among, takes_objects
 from whence._torch.size_nodes import SizeNodes, Slots
 from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, has_open_sizes, sized_like, spelled
 from whence._torch.symbol_kernels import kernels_for_symbols
@@ -389,8 +390,8 @@ class Recorder(ProxyTorchDispatchMode):
             except ComposedMet as met:
                 self.listener.composed_met(*met.args)
                 return NotImplemented
-        if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
-            raise self.listener.generator_met(func)
+        if takes_objects(func) and (strange := object_among((*args, *kwargs.values()))) is not None:
+            raise self.listener.object_met(func, strange)
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         try:

@@ -5,8 +5,9 @@ as long to import as everything else here.
 """
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SYMBOLIC",
+    "Assumed",
     "SizesKnown",
+    "assumed_of",
     "bookkeeping_is_undecided",
     "comparable",
     "dynamic_mode",
@@ -170,7 +173,45 @@ def spelled(value: Any) -> str:
     return _environments().spell(value.node.expr, getattr(environment, "names", {}))  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
+class Assumed:
+    """What a tracer of PyTorch's assumed of open sizes.
+
+    `conditions` are Python source with the names in it, and `limits` the least and greatest value of each
+    size, None where there is none. `of_data` says that sizes depend on values, too.
+    """
+
+    conditions: tuple[tuple[str, frozenset[str]], ...]
+    limits: tuple[tuple[str, int | None, int | None], ...]
+    of_data: bool
+
+
+def assumed_of(values: Iterable[Any]) -> Assumed:
+    """What the tracers of these fake values assumed; what always holds is left out."""
+    shapes: Any = (value.shape if isinstance(value, Tensor) else (value,) for value in values)
+    sizes = [size for shape in shapes for size in shape]
+    known = {id(size.node.shape_env): size.node.shape_env for size in sizes if is_symbolic(size)}.values()
+    guards = [environment.replace(guard.expr) for environment in known for guard in environment.guards]
+    return Assumed(
+        tuple(
+            (_environments().spell(guard, {}), frozenset(map(str, guard.free_symbols)))
+            for guard in dict.fromkeys(guards)
+            if guard.free_symbols
+        ),
+        tuple(
+            (str(symbol), _whole(bounds.lower), _whole(bounds.upper))
+            for environment in known
+            for symbol, bounds in environment.var_to_range.items()
+        ),
+        any(environment.deferred_runtime_asserts for environment in known),
+    )
+
+
+def _whole(bound: Any) -> int | None:
+    return int(bound) if getattr(bound, "is_Integer", False) else None
+
+
 def names_in(value: Any) -> set[str]:
     """The names of the sizes that a number is made of."""
-    names = value.node.shape_env.names if isinstance(value, SYMBOLIC) else {}
+    names = getattr(value.node.shape_env, "names", {}) if isinstance(value, SYMBOLIC) else {}
     return {names.get(symbol, str(symbol)) for symbol in expression(value).free_symbols}

@@ -80,3 +80,20 @@ def registered(holder: Any, name: str) -> Any:
         if found is not None:
             return found
     return getattr(holder, name)
+
+
+def attribute_of(module: nn.Module, path: ModulePath) -> Any:
+    """The tensor or module at an attribute path."""
+    held: Any = module
+    for segment in path:
+        held = registered(held, segment)
+    return held
+
+
+def assign(module: nn.Module, path: ModulePath, new: Tensor) -> None:
+    """Give the tensor at an attribute path new values; one of another shape or dtype takes its place."""
+    held = attribute_of(module, path)
+    if held.shape == new.shape and held.dtype == new.dtype:
+        held.copy_(new)
+    else:
+        setattr(attribute_of(module, path.parent), path.name, new)

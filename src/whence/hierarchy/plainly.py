@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whence._torch.compiling import constant_to_tracers
 from whence._torch.tensors import autocast_state
 from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten
+from whence.hierarchy.captured import captured_of
 from whence.program import Constant, Named, Structure
 from whence.program.sizes import Reading
 
@@ -181,12 +182,32 @@ def write(module: nn.Module, flat: Sequence[Any], target: Any, new: Any, keeps_s
 
 
 @dataclass(frozen=True)
+class Places:
+    """The places of preserved modules, as paths and numbers of calls, and how to run where one was taken."""
+
+    plan: Any
+    rows: tuple[tuple[tuple[str, ...], int], ...]
+    around: Callable[..., Any]
+
+    def taken(self, module: nn.Module) -> bool:
+        """Whether another module is in one of the places."""
+        for path, number in self.rows:
+            held: Any = module
+            for segment in path:
+                held = held._modules[segment]
+            holder = captured_of(held)
+            if holder is None or number not in holder.bodies or holder.bodies[number].plan is not self.plan:
+                return True
+        return False
+
+
+@dataclass(frozen=True)
 class Alone:
     """One way to make a captured call, with as many positional arguments and such keywords.
 
     `spelled` says where each argument of the capture is found: among the positional ones, by a keyword, or
     left at its default. `plainly` runs the call as it is, unread: always where it `is_refused`, and where it
-    `is_joint` while gradients are recorded.
+    `is_joint` while gradients are recorded. So does a call in which another module is in one of the `places`.
     """
 
     positional: tuple[Any, ...]
@@ -199,6 +220,7 @@ class Alone:
     plainly: Callable[..., Any]
     is_joint: bool
     is_refused: bool
+    places: Places
 
     def problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why the capture does not hold for these arguments, in words, or nothing."""
@@ -228,6 +250,8 @@ class Alone:
         trains = self.is_joint and torch.is_grad_enabled() and not torch.compiler.is_exporting()
         if trains or self.is_refused:
             return self.plainly(module, args, kwargs)
+        if self.places.taken(module):
+            return self.places.around(module, args, kwargs)
         flat, _ = tree_flatten(self.arranged(args, kwargs))
         sizes = self.looking.sizes(flat)
         if not self.autocast:

@@ -109,6 +109,12 @@ class Plan:
         """The calls that do not share the body of an earlier one."""
         return [number for number in self.calls if self.first[number] == number]
 
+    @cached_property
+    def made(self) -> frozenset[int]:
+        """The calls that bodies make in the forward: none in a plan that is flat, or that was flattened."""
+        bodies = (call.forward for call in self.calls.values())
+        return frozenset(step for body in bodies for step in body.steps if isinstance(step, int))
+
     def original(self, number: int) -> int:
         """The call of the program that a call of the plan is, or repeats."""
         return self.numbering.original(number)

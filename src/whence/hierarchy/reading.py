@@ -20,10 +20,12 @@ from whence.hierarchy.plainly import (
     Keyword,
     Leaf,
     Looking,
+    Places,
     Positional,
     Running,
 )
 from whence.hierarchy.plan import CallPlan, Plan
+from whence.hierarchy.replacing import places
 from whence.hierarchy.swapping import Place
 from whence.hierarchy.tree import Inside
 from whence.program import Absent, Convention
@@ -55,6 +57,14 @@ class Call(Protocol):
         """Run it as a person calls it."""
 
 
+_NOT_WHOLE = "leave out fullgraph=True"
+_JOINT = (
+    "its backward was captured, and autograd runs it as one function; leave out fullgraph=True, compile a "
+    "program that was captured without its backward, or run it under torch.no_grad()"
+)
+OTHER = f"another module took the place of a captured one; {_NOT_WHOLE}, or capture the model with it"
+
+
 @dataclass(frozen=True)
 class PlainChild:
     """A call that plain code makes: where its module is, seen from the caller or else from the root."""
@@ -77,8 +87,8 @@ def plain_body(function: Callable[..., tuple[Any, ...]], children: Sequence[Plai
 def _plain_call(child: PlainChild) -> Body:
     path, from_caller, place = child.path, child.from_caller, child.place
     plan, number = place.plan, place.number
-    hooked = _unread(_through_hooks(number), "a module of a captured tree has hooks")
-    other = _unread(place.run, "another module took the place of a captured one")
+    hooked = _unread(_through_hooks(number), f"a module of a captured tree has hooks; {_NOT_WHOLE}")
+    other = _unread(place.run, OTHER)
     forward = Phase.FORWARD
 
     def run(caller: nn.Module, *values: Any) -> tuple[Any, ...]:
@@ -122,12 +132,18 @@ def alone(interface: Interface, call: Call, spelling: tuple[int, tuple[str, ...]
         running=running(interface, call),
         body=call.readable_body(),
         autocast=program.autocast,
-        plainly=_unread(
-            call.run, reason or "its backward was captured, and autograd runs it as one function"
-        ),
+        plainly=_unread(call.run, f"{reason}; {_NOT_WHOLE}" if reason else _JOINT),
         is_joint=program.has_backward,
         is_refused=bool(reason),
+        places=Places(call.plan, tuple(_places(call.plan, call.number)), _unread(call.run, OTHER)),
     )
+
+
+def _places(plan: Plan, number: int) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Where modules may be that took the places of preserved ones."""
+    around = plan.site(number).path
+    for call, path in places(plan, number):
+        yield tuple(path.relative_to(around)), call
 
 
 def _refusal(call: Call) -> str:

@@ -15,9 +15,10 @@ from whence._torch.sharding import whole
 from whence._torch.tensors import autocast_state, without_autocast
 from whence.errors import CallError
 from whence.hierarchy.composed import (
+    assign,
+    attribute_of,
     differentiable_leaves,
     holder_of,
-    registered,
     with_differentiable_parts,
 )
 from whence.hierarchy.described import described
@@ -29,11 +30,12 @@ from whence.hierarchy.overlap import refuse_overlap
 from whence.hierarchy.plainly import Alone, carries_gradient
 from whence.hierarchy.plan import CallPlan, Plan, Region
 from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
+from whence.hierarchy.replacing import Replacing, Touched, newcomers, touched_of, trainable
 from whence.hierarchy.source import Source, write
-from whence.hierarchy.swapping import Place, newcomers
+from whence.hierarchy.swapping import Place
 from whence.program.printing import marked
 from whence.program.sizes import value_of
-from whence.provenance import ROOT, ModulePath
+from whence.provenance import ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 from whence.schema import Phase
 
@@ -67,6 +69,11 @@ class Compiler(_OfThisProcess):
     functions: dict[Region, Function] = field(default_factory=dict)
     graphs: dict[Region, fx.Graph] = field(default_factory=dict)
     plain: dict[int, tuple[FunctionType, tuple[int, ...]]] = field(default_factory=dict)
+
+    @cached_property
+    def touched(self) -> dict[str, Touched]:
+        """The state that preserved modules hold."""
+        return touched_of(self.plan)
 
     def function(self, phase: Phase, number: int) -> tuple[FunctionType, tuple[ChildCall, ...]]:
         """The function of a call in a phase, and the calls that its code makes."""
@@ -233,6 +240,7 @@ class CallBody(_OfThisProcess):
         return differentiable_leaves(flat, arguments, interface.leaves, self.plan.program.wholes)
 
     def _run_on(self, interface: Interface, module: nn.Module, flat: list[Any], leaves: list[Any]) -> Any:
+        replacing = self._replacing(module)
         values = {name: leaf for name, leaf in zip(interface.leaves, leaves, strict=True) if name is not None}
         values |= {name: whole(attribute_of(module, path)) for name, path in interface.state}
         values |= {
@@ -243,8 +251,8 @@ class CallBody(_OfThisProcess):
         sizes = interface.convention.bound(flat)
         values |= {name: value_of(text, sizes) for name, text in interface.sizes}
         inputs = [self._laid_out(name, values[name], sizes) for name in self.call_plan.forward.inputs]
-        values |= self._outputs(interface, module, inputs)
-        self._write(interface, module, values, flat)
+        values |= self._outputs(interface, module, inputs, replacing)
+        self._write(interface, module, values, flat, replacing)
         return self._result(interface, module, values, flat)
 
     def _laid_out(self, name: str, value: Any, sizes: Mapping[str, int]) -> Any:
@@ -269,37 +277,39 @@ class CallBody(_OfThisProcess):
             )
         return interface
 
-    def _outputs(self, interface: Interface, module: nn.Module, inputs: Sequence[Any]) -> dict[str, Any]:
+    def _outputs(
+        self, interface: Interface, module: nn.Module, inputs: Sequence[Any], replacing: Replacing
+    ) -> dict[str, Any]:
         names = self.call_plan.forward.outputs
         gradients = interface.gradients
         if gradients is None:
             return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
-        replaced = self._newcomers(module)
-        held = [self._parameter(module, *row, replaced) for row in gradients.parameters]
+        held = [self._parameter(module, *row, replacing) for row in gradients.parameters]
         parameters = with_differentiable_parts(module, gradients.parameters, held, self.plan.program.wholes)
-        self._check_trainable(module, gradients, interface, inputs)
-        new = _trainable(replaced)
+        self._check_trainable(module, interface, inputs, replacing)
+        new = trainable(replacing.modules)
         if not torch.is_grad_enabled() or not any(map(carries_gradient, (*parameters, *inputs, *new))):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
         run = Differentiation(self, module, self.call_plan, gradients, self._watched, new)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
 
-    def _newcomers(self, module: nn.Module) -> Mapping[ModulePath, nn.Module]:
-        """The modules inside one that took the place of preserved ones."""
-        return newcomers(self.plan, self.number, module) if self.plan.program.preserved else {}
+    def _replacing(self, module: nn.Module) -> Replacing:
+        """What took captured modules' places; raises `CallError` where the graph cannot go on with it."""
+        if not self.plan.program.preserved:
+            return Replacing(self.plan, {}, {})
+        replacing = Replacing(self.plan, self.compiler.touched, newcomers(self.plan, self.number, module))
+        if replacing.modules:
+            trains = self.plan.program.has_backward and torch.is_grad_enabled()
+            replacing.refuse(self.number, trains=trains)
+        return replacing
 
-    def _parameter(
-        self, module: nn.Module, name: str, path: ModulePath, replaced: Mapping[ModulePath, nn.Module]
-    ) -> Any:
+    def _parameter(self, module: nn.Module, name: str, path: ModulePath, replacing: Replacing) -> Any:
         """The parameter at an attribute path, or under another of its names; None where others took all."""
-        if not replaced:
+        if not replacing.modules:
             return attribute_of(module, path)
-        around = self.plan.site(self.number).path if self.number else ROOT
-        names = self.plan.program.input(name).attribute_paths
-        paths = (other.relative_to(around) for other in names if other.is_within(around))
-        left = (other for other in paths if not any(other.is_within(gone) for gone in replaced))
-        return next((attribute_of(module, other) for other in left), None)
+        left = replacing.holder(name, self.plan.site(self.number).path)
+        return None if left is None else attribute_of(module, left)
 
     def _unreached_refused(
         self, interface: Interface, gradients: Gradients, outputs: dict[str, Any]
@@ -319,13 +329,14 @@ class CallBody(_OfThisProcess):
         return outputs | dict(zip(unreached, Refusal.apply(reason, *tensors), strict=True))
 
     def _check_trainable(
-        self, module: nn.Module, gradients: Gradients, interface: Interface, inputs: Sequence[Any]
+        self, module: nn.Module, interface: Interface, inputs: Sequence[Any], replacing: Replacing
     ) -> None:
-        if not torch.is_grad_enabled():
+        gradients = interface.gradients
+        if gradients is None or not torch.is_grad_enabled():
             return
-        replaced = self._newcomers(module)
+        replaced = replacing.modules
         frozen = [
-            (held[0], self._parameter(module, *held, replaced) if replaced else holder_of(module, held[1]))
+            (held[0], self._parameter(module, *held, replacing) if replaced else holder_of(module, held[1]))
             for held in gradients.frozen
         ]
         thawed = [name for name, parameter in frozen if carries_gradient(parameter)]
@@ -354,11 +365,16 @@ class CallBody(_OfThisProcess):
         )
 
     def _write(
-        self, interface: Interface, module: nn.Module, values: Mapping[str, Any], flat: Sequence[Any]
+        self,
+        interface: Interface,
+        module: nn.Module,
+        values: Mapping[str, Any],
+        flat: Sequence[Any],
+        replacing: Replacing,
     ) -> None:
         if not interface.writes:
             return  # an empty region without gradients is a graph of its own in an export
-        replaced = self._newcomers(module)
+        around = self.plan.site(self.number).path
         with torch.no_grad():
             for name, target in interface.writes:
                 if values[name] is None:
@@ -366,8 +382,8 @@ class CallBody(_OfThisProcess):
                 new = values[name].detach()
                 if isinstance(target, int):
                     flat[target].copy_(new)
-                elif not any(target.is_within(path) for path in replaced):
-                    _assign(module, target, new)
+                elif not replacing.took(ModulePath((*around, *target))):
+                    assign(module, target, new)
 
     def _result(
         self, interface: Interface, module: nn.Module, values: dict[str, Any], flat: Sequence[Any]
@@ -420,25 +436,3 @@ def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str,
         why="the casts are part of the captured graph",
         remedy="call it as it was captured, or capture inside the autocast region",
     )
-
-
-def _trainable(replaced: Mapping[ModulePath, nn.Module]) -> tuple[Tensor, ...]:
-    """The parameters of the modules that took another's place, once each."""
-    found = {id(held): held for module in replaced.values() for held in module.parameters()}
-    return tuple(held for held in found.values() if held.requires_grad)
-
-
-def attribute_of(module: nn.Module, path: ModulePath) -> Any:
-    """The tensor or module at an attribute path."""
-    held: Any = module
-    for segment in path:
-        held = registered(held, segment)
-    return held
-
-
-def _assign(module: nn.Module, path: ModulePath, new: Tensor) -> None:
-    held = attribute_of(module, path)
-    if held.shape == new.shape and held.dtype == new.dtype:
-        held.copy_(new)
-    else:
-        setattr(attribute_of(module, path.parent), path.name, new)

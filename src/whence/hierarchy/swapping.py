@@ -20,11 +20,11 @@ from whence.hierarchy.captured import captured_of
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import laid_out
 from whence.hierarchy.interface import Interface, interface_of
-from whence.hierarchy.plan import ROOT_CALL, Body, Plan, first_within
+from whence.hierarchy.plan import Body, Plan, first_within
 from whence.hierarchy.trials import Trial, trial_of
-from whence.program import Absent, Constant, Named
+from whence.program import Absent, Constant, Input, Named
 from whence.program.signature import describe
-from whence.provenance import ROOT, ModulePath
+from whence.provenance import ModulePath
 from whence.schema import Phase
 
 Values = dict[str, Any]
@@ -163,7 +163,7 @@ class Place:
         faults = []
         for position, (leaf, value) in enumerate(zip(expected.leaves, leaves, strict=True)):
             where = "its result" if len(leaves) == 1 else f"value {position} of its result"
-            if fault := self._fault(leaf, value, named):
+            if fault := self._fault(leaf, value, named) or self._other_state(leaf, value, module):
                 faults.append(f"{where} {fault}")
             elif isinstance(leaf, Named):
                 found[leaf.name] = value
@@ -183,6 +183,20 @@ class Place:
             case Named(name):
                 return _difference(self.plan.nodes[name].meta["val"], value)
         return None
+
+    def _other_state(self, leaf: Any, value: Any, module: nn.Module) -> str | None:
+        """State of the original is read from the newcomer by its name, so the newcomer must return it."""
+        row = self._state.get(leaf.name) if isinstance(leaf, Named) else None
+        if row is None or leaf.name in self.interface.leaves:
+            return None
+        path = first_within(row.attribute_paths, self.plan.site(self.number).path)
+        if path is not None and value is _attribute(module, path):
+            return None
+        return f"is new, and was {row.path} at capture, which the graph around reads"
+
+    @cached_property
+    def _state(self) -> dict[str, Input]:
+        return {row.name: row for row in self.plan.program.signature.state}
 
     def _given(self, module: nn.Module, results: Values, named: Values) -> Values:
         """A value for everything that the captured call hands out."""
@@ -232,20 +246,6 @@ class Place:
         )
 
 
-def newcomers(plan: Plan, number: int, module: nn.Module) -> dict[ModulePath, nn.Module]:
-    """The modules that took the places of preserved ones, by their paths from the module of a call."""
-    around = ROOT if number == ROOT_CALL else plan.site(number).path
-    found: dict[ModulePath, nn.Module] = {}
-    for call in sorted(plan.program.preserved):
-        path = plan.site(call).path
-        held: Any = module
-        for segment in path.relative_to(around) if path.is_within(around) else ():
-            held = None if held is None else held._modules.get(segment)
-        if held is not None and path.is_within(around) and path != around and not holds(held, plan, call):
-            found[path.relative_to(around)] = held
-    return found
-
-
 def holds(module: nn.Module, plan: Plan, number: int) -> bool:
     """Whether a module is the captured one, with the call of this plan."""
     holder = captured_of(module)
@@ -262,10 +262,15 @@ def _autocast(state: tuple[tuple[str, str], ...]) -> Iterator[None]:
         yield
 
 
-def _copy_of_attribute(module: nn.Module, path: ModulePath) -> Tensor | None:
+def _attribute(module: nn.Module, path: ModulePath) -> Any:
     held: Any = module
     for segment in path:
         held = getattr(held, segment, None)
+    return held
+
+
+def _copy_of_attribute(module: nn.Module, path: ModulePath) -> Tensor | None:
+    held = _attribute(module, path)
     return held.detach().clone() if isinstance(held, Tensor) else None
 
 

@@ -1,7 +1,7 @@
 """A graph that others made becomes a Program, step by step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from whence._torch.exported import fakes_like
 from whence._torch.graphs import graph_module, name_plainly, own_copy
 from whence._torch.lowering import WITHOUT_GRAD
 from whence._torch.operators import reads_memory
-from whence._torch.sizes import is_symbolic
 from whence._torch.trees import TreeSpec, tree_flatten
 from whence.errors import Fault, UnsupportedGraph
 from whence.interop.apart import without_hidden_writes
@@ -23,6 +22,7 @@ from whence.interop.exported import functional_form
 from whence.interop.faults import refusal
 from whence.interop.frames import spelling_of
 from whence.interop.inlining import Flat, flattened
+from whence.interop.opening import open_sizes
 from whence.interop.readying import ATTRIBUTE, readied
 from whence.interop.signature import user_outputs
 from whence.interop.sites import ROOT_MODULE, Sites
@@ -30,7 +30,7 @@ from whence.interop.telling import Result, Slot, Told, Words, told
 from whence.program import Calls, Constant, Input, Named, Output, Program, Signature, Structure
 from whence.program.naming import state_name
 from whence.program.origins import origin_of, set_origin
-from whence.program.signature import describe
+from whence.program.sizes import Sizes
 from whence.program.wellformed import check
 from whence.provenance import ROOT, ModulePath, Origin
 from whence.schema import InputKind, OutputKind, Phase, Quality
@@ -48,11 +48,12 @@ def attach(graph: object, model: Any, words: Words) -> Program:
     module, spec = joint_parts(graph) or _plain(graph)
     subject = subject_of(model)
     state = state_tensors(subject)
-    _refuse(module, list(_size_faults(module)))
     ready = readied(module)
     found, structure = _told(ready, state, _with_names(words, module), spec)
     arguments = arguments_of(words, found.slots, subject)
     _refuse(ready, [*found.faults, *arguments.faults, *_kind_faults(ready)])
+    sizes, faults = open_sizes(ready, arguments.leaves)
+    _refuse(ready, faults)
     inputs = _Inputs(fx.Graph(), subject, state, found.slots, arguments)
     flat = _flat(ready, inputs)
     pairs = zip(flat.returned, found.results, strict=True)
@@ -66,7 +67,7 @@ def attach(graph: object, model: Any, words: Words) -> Program:
     sites = _attributed(nodes, phases, subject, inputs)
     results = _summed(flat.graph, results, inputs)
     functional = functional_form(flat)
-    program = _program(_Parts(inputs, flat, functional, sites, phases, results, structure))
+    program = _program(_Parts(inputs, flat, functional, sites, phases, results, structure), sizes)
     check(program)
     return program
 
@@ -106,16 +107,6 @@ def _told(
 def _refuse(ready: fx.GraphModule, faults: Sequence[Fault]) -> None:
     if faults:
         raise refusal(ready.graph, faults)
-
-
-def _size_faults(module: fx.GraphModule) -> Iterator[Fault]:
-    for node in module.graph.nodes:
-        value = node.meta.get("val", node.meta.get("example_value"))
-        if node.op == "placeholder" and any(map(is_symbolic, getattr(value, "shape", ()))):
-            yield Fault(
-                f"{node.name} has sizes that vary: {describe(value)}",
-                remedy="trace the graph with fixed sizes, or capture or export the model with dynamic_shapes",
-            )
 
 
 def _kind_faults(ready: fx.GraphModule) -> Iterator[Fault]:
@@ -284,7 +275,7 @@ class _Parts:
         return self.flat.graph
 
 
-def _program(parts: _Parts) -> Program:
+def _program(parts: _Parts, sizes: Sizes | None) -> Program:
     graph, inputs = parts.graph, parts.inputs
     outputs, values, result = _outputs(parts)
     graph.output(tuple(values))
@@ -292,11 +283,12 @@ def _program(parts: _Parts) -> Program:
     has_backward = _is_joint(parts, outputs, seed)
     straight = frozenset() if has_backward else _cut(parts)
     names = {id(tensor): name for name, tensor in inputs.state.items()}
+    convention = inputs.arguments.convention(any(reads_memory(node.target) for node in graph.nodes))
     program = Program(
         graph_module=graph_module(dict(parts.flat.nested), graph, inputs.subject.name),
         signature=Signature(tuple(_rows(parts, outputs, has_backward=has_backward)), tuple(outputs)),
         calls=parts.sites.calls,
-        convention=inputs.arguments.convention(any(reads_memory(node.target) for node in graph.nodes)),
+        convention=replace(convention, sizes=sizes),
         result=result,
         modules=module_records(inputs.subject, names),
         state=inputs.state,

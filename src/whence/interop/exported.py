@@ -14,6 +14,7 @@ from whence._torch.graphs import graph_module, name_plainly, nested_graph, own_c
 from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
 from whence.interop.apart import with_casts, without_hidden_writes
 from whence.interop.crossing import Held, Kept, leaf_of, leaves_of, with_structures
+from whence.interop.decomposed import made_by_decomposition
 from whence.interop.faults import refusal, scope_faults
 from whence.interop.frames import frames_of, root_type, spelling_of
 from whence.interop.inlining import Flat, flattened
@@ -60,7 +61,8 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     rows = state_of(exported, unused)
     flat, users = _flat(exported, rows)
     sites, chains = _sites(exported, flat, rows)
-    _set_origins(sites)
+    made = made_by_decomposition(exported.dialect, _operations(flat.graph))
+    _set_origins(sites, made)
     _set_nested_origins(flat, sites)
     functional = functional_form(flat)
     returned = _returned(exported, flat, functional)
@@ -158,10 +160,10 @@ def _site_of(name: str) -> tuple[ModulePath, int]:
     return ModulePath.parse(path), int(index) if index else 0
 
 
-def _set_origins(sites: Sites) -> None:
+def _set_origins(sites: Sites, made: frozenset[fx.Node]) -> None:
     for node, number in sites.homes.items():
         site = sites.calls.rows[number].site
-        quality = Quality.INFERRED if node in sites.inferred else Quality.EXACT
+        quality = Quality.INFERRED if node in sites.inferred or node in made else Quality.EXACT
         set_origin(node, Origin(Phase.FORWARD, (site,), quality, source_of(node), place=site))
 
 

@@ -7,6 +7,7 @@ from torch import Tensor, fx
 from whence._torch.graphs import nested_graph, own_copy
 from whence._torch.lowering import TRACE, in_one_mode, lowered
 from whence._torch.operators import HigherOrderOperator, OpOverload
+from whence._torch.sizes import SYMBOLIC
 
 ATTRIBUTE = "whence_attribute"
 """The key, in the metadata of a placeholder, of the tensor that the graph read as an attribute."""
@@ -58,6 +59,8 @@ def _held(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
 
 
 def _is_above_operators(node: fx.Node) -> bool:
+    if isinstance(node.meta.get("val"), SYMBOLIC):
+        return False  # sizes are computed by functions of Python's
     if node.op in ("call_method", "call_module"):
         return True
     known = isinstance(node.target, (OpOverload, HigherOrderOperator))
@@ -72,6 +75,7 @@ def _lowered(module: fx.GraphModule) -> fx.GraphModule:
     for old, new, value in zip(before, after, values, strict=True):
         new.meta = {**old.meta, "val": value}
         new.target = old.target
+    made.graph.output_node().meta |= module.graph.output_node().meta
     for node in made.graph.nodes:
         if (trace := node.meta.get("custom", {}).get(TRACE)) is not None:
             node.meta["stack_trace"] = trace

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
+from whence._torch.annotations import annotate_like
 from whence._torch.autograd import (
     is_custom_function,
     made_since,
@@ -48,6 +49,7 @@ from whence.tracing.unused import drop_unused, order_placeholders
 
 _OF_TORCH = (RuntimeError, AssertionError, TypeError, ValueError, LookupError, AttributeError)
 """What PyTorch's rules raise where they refuse."""
+_AS_COMPILED = "call it as torch.compile would accept it, or write the branch or loop in Python"
 _WRITE_OUTSIDE = "write to a copy, return the new value and write it outside"
 
 
@@ -163,20 +165,22 @@ class Branches:
         let_play(module, self.playing)
         return module
 
-    def refused(self, operator: Any, why: str) -> UnsupportedOperator:
+    def refused(self, operator: Any, why: str, remedy: str = _AS_COMPILED) -> UnsupportedOperator:
         """The error for an operator that cannot be recorded."""
-        return self._refused(op_name(operator), why)
+        return self._refused(op_name(operator), why, remedy=remedy)
 
     def composed(self, operator: Any, tensor: Tensor) -> UnsupportedOperator:
         """The error for an operator on a tensor that is made of others."""
         return self._refused(op_name(operator), f"it is given a {type(tensor).__name__}, made of others")
 
-    def _refused(self, name: str, why: str, where: Place | None = None) -> UnsupportedOperator:
+    def _refused(
+        self, name: str, why: str, where: Place | None = None, remedy: str = _AS_COMPILED
+    ) -> UnsupportedOperator:
         return UnsupportedOperator(
             f"{name} cannot be recorded",
             where=where or self._host.here(),
             why=why,
-            remedy="call it as torch.compile would accept it, or write the branch or loop in Python",
+            remedy=remedy,
         )
 
     def refuse_leaked(self, tensor: Tensor) -> None:
@@ -220,9 +224,9 @@ class Branches:
         return origin
 
     @property
-    def plays(self) -> bool:
-        """Whether a recorded graph runs again."""
-        return bool(self._played)
+    def playing_now(self) -> fx.Node | None:
+        """The node of a recorded graph that runs again."""
+        return self._played[-1] if self._played else None
 
     def seen(self, operator: HigherOrderOperator, function: Any, examples: Sequence[Any]) -> "Seen":
         """Run a function of the model on examples, and record it."""
@@ -279,8 +283,10 @@ class Listener:
         if node.op != "call_function":
             return
         origin = self.branches.origin()
-        if self.sees and not self.branches.plays:
+        if self.sees and self.branches.playing_now is None:
             origin = self._marked(node)
+        else:
+            annotate_like(node, self.branches.playing_now)
         if origin is not None:
             set_origin(node, origin)
 
@@ -396,8 +402,10 @@ class _Closing:
             if all(isinstance(value, Tensor) for value in values):
                 continue
             first = values[0]
-            if any(isinstance(value, (Tensor, *SYMBOLIC)) or value != first for value in values):
-                raise self._refused(f"its functions return {values}: tensors can differ, other values cannot")
+            if not all(_is_same(value, first) for value in values):
+                told = " or ".join(map(_told, values))
+                why = f"its functions return {told}: what is no tensor must be the same in each"
+                raise self.branches.refused(self.operator, why, "return a tensor that holds the number")
             found[at] = first
         return found
 
@@ -480,3 +488,12 @@ def _names(function: Any, count: int) -> list[str]:
     known = played(function)
     names = [] if known is None else [n.name for n in known.module.graph.nodes if n.op == "placeholder"]
     return names if len(names) == count else [f"arg_{at}" for at in range(count)]
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether two constants are of one type, and equal; numbers that follow from sizes are none."""
+    return not isinstance(value, (Tensor, *SYMBOLIC)) and type(value) is type(other) and value == other
+
+
+def _told(value: Any) -> str:
+    return "a tensor" if isinstance(value, Tensor) else repr(value)

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 
 from whence._torch.attribute_reads import TABLES, ReadObserver, has_attributes, own_attributes
 from whence._torch.hooks import HOOK_KINDS
+from whence._torch.scripting import is_script_object
+from whence.errors import Place
 from whence.program.observed import Change, Observed, Read
 from whence.provenance import ModulePath, Source
 from whence.tracing.changes import Before
 from whence.tracing.modules import Kept, Lines, object_kept, objects_reported
+from whence.tracing.refusals import object_used
 from whence.tracing.subject import Subject
 
 _ATOMS = (
@@ -112,6 +115,9 @@ class Reads:
         if id(holder) not in self._known:
             return False
         read = Read(holder, name, value, True, *self._place())
+        if is_script_object(value):
+            source = None if read.source is None else str(read.source)
+            raise object_used(f"forward reads {name},", value, Place(str(read.module or ""), source))
         if self._note(read):
             self._before.keep(holder, name, value)
         self._follow(value, (read.module or ModulePath()).child(name))

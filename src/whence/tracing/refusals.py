@@ -1,7 +1,16 @@
 """Errors for what a model does with its tensors while it is recorded."""
 
+import torch
+
 from whence._torch.operators import op_name
-from whence.errors import Place, UnsupportedGenerator, UnsupportedMutation
+from whence.errors import (
+    CaptureError,
+    Place,
+    UnsupportedGenerator,
+    UnsupportedHook,
+    UnsupportedInput,
+    UnsupportedMutation,
+)
 
 
 def data_replaced(where: Place) -> UnsupportedMutation:
@@ -24,11 +33,39 @@ def overwritten_before_backward(function: str, where: Place) -> UnsupportedMutat
     )
 
 
-def generator_met(operation: object, where: Place) -> UnsupportedGenerator:
-    """The error for an operation with a random generator of its own."""
-    return UnsupportedGenerator(
-        f"{op_name(operation)} draws from a generator of its own",
+def hook_kept(name: str, held: str, where: Place, *, is_parameter: bool) -> UnsupportedHook:
+    """The error for a gradient hook that forward puts on a parameter, or on what it was given."""
+    if is_parameter:
+        why, remedy = "it would stay there, once for every run", "register it once, outside forward"
+    else:
+        why = "it would stay there, and change what others do with the tensor, too"
+        remedy = "put it on a tensor that the model makes, such as x.view_as(x)"
+    return UnsupportedHook(
+        f"the gradient hook {name} is put on {held} while the model runs",
         where=where,
-        why="a program draws from the default generator; another one is an object outside the graph",
-        remedy="draw from the default generator, or pass the drawn tensor in as an input",
+        why=why,
+        remedy=remedy,
+    )
+
+
+def object_met(operation: object, met: object, where: Place) -> CaptureError:
+    """The error for an operation with a random generator of its own, or an object of a foreign class."""
+    user = op_name(operation)
+    if isinstance(met, torch.Generator):
+        return UnsupportedGenerator(
+            f"{user} draws from a generator of its own",
+            where=where,
+            why="a program draws from the default generator; another one is an object outside the graph",
+            remedy="draw from the default generator, or pass the drawn tensor in as an input",
+        )
+    return object_used(f"{user} is given", met, where)
+
+
+def object_used(how: str, met: object, where: Place) -> UnsupportedInput:
+    """The error for an object of TorchScript's, or an opaque one, that the model uses."""
+    return UnsupportedInput(
+        f"{how} a {type(met).__name__}, an object that is no tensor",
+        where=where,
+        why="a program holds tensors and constants, and neither what such an object holds nor what it does",
+        remedy="take it out of forward, and pass tensors instead",
     )

@@ -29,10 +29,9 @@ from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of, unknown_size
 from whence._torch.trees import tree_flatten
 from whence.errors import (
+    CaptureError,
     DataDependent,
     Place,
-    UnsupportedGenerator,
-    UnsupportedHook,
     UnsupportedMutation,
 )
 from whence.program import Absent, Constant, Named, Structure
@@ -48,7 +47,7 @@ from whence.tracing.modules import Lines
 from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
 from whence.tracing.noting import Noting
 from whence.tracing.reads import Reads
-from whence.tracing.refusals import data_replaced, generator_met
+from whence.tracing.refusals import data_replaced, hook_kept, object_met
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.replay.template import Doubt
@@ -365,13 +364,13 @@ class Session:
         self.notes.made.add(name)
 
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
-        """A gradient hook on an activation is part of the backward; one on a parameter would stay there."""
-        name = described(hook)
-        if isinstance(tensor, nn.Parameter):
-            what = f"the gradient hook {name} is put on a parameter while the model runs"
-            why, remedy = "it would stay there, once for every run", "register it once, outside forward"
-            raise UnsupportedHook(what, where=self.here(), why=why, remedy=remedy)
-        self.notes.hooks[f"the gradient hook {name}"] = None
+        """A gradient hook on an activation is part of the backward; one on anything else would stay there."""
+        node = self.recorder.node_of(tensor)
+        held = None if node is None else self.notes.inputs.get(node)
+        if isinstance(tensor, nn.Parameter) or held is not None:
+            is_parameter = isinstance(tensor, nn.Parameter)
+            raise hook_kept(described(hook), held or "a parameter", self.here(), is_parameter=is_parameter)
+        self.notes.hooks[f"the gradient hook {described(hook)}"] = None
 
     def layout_read(self, tensor: Tensor) -> None:
         """Python looked at strides: what it decided holds for inputs of this layout only."""
@@ -483,9 +482,9 @@ class Session:
         """The error for `tensor.data = …` on a tensor of the model."""
         return data_replaced(self.here())
 
-    def generator_met(self, operation: object) -> UnsupportedGenerator:
-        """The error for an operation with a random generator of its own."""
-        return generator_met(operation, self.here())
+    def object_met(self, operation: object, met: object) -> CaptureError:
+        """The error for an operation that is given a generator of its own, or another object."""
+        return object_met(operation, met, self.here())
 
     def composed_met(self, tensor: Tensor) -> None:
         """One from outside that requires a gradient would get none: raises `UnsupportedInput`."""

@@ -1,0 +1,190 @@
+"""What a tree does with state when other modules took the places of captured ones.
+
+The graph around a newcomer was captured with the original's state. A value of it that others use, too, is the
+newcomer's now where eager mode would say so; where the graph cannot tell, the call is refused.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from whence.errors import CallError, Fault
+from whence.hierarchy.composed import registered
+from whence.hierarchy.plan import Plan, first_within
+from whence.hierarchy.swapping import holds
+from whence.program import Input
+from whence.provenance import ROOT, ModulePath
+from whence.schema import Phase
+
+Replaced = Mapping[ModulePath, nn.Module]
+"""The modules that took captured ones' places, by their paths in the whole model."""
+
+
+@dataclass(frozen=True)
+class Touched:
+    """State that a preserved module holds, and the calls of the graph that use it.
+
+    `readers` read it from the module at a path, `writers` gave it a value, and `sources` contributed to its
+    gradient.
+    """
+
+    row: Input
+    paths: tuple[ModulePath, ...]
+    readers: tuple[tuple[int, ModulePath], ...]
+    writers: frozenset[int]
+    sources: frozenset[int]
+
+
+def places(plan: Plan, number: int) -> Iterator[tuple[int, ModulePath]]:
+    """The preserved calls in the module of a call, and their paths: those that its code makes as calls."""
+    around = plan.site(number).path
+    for call in sorted(plan.program.preserved):
+        path = plan.site(call).path
+        if call in plan.made and path.is_within(around) and path != around:
+            yield call, path
+
+
+def newcomers(plan: Plan, number: int, module: nn.Module) -> Replaced:
+    """The modules that took the places of preserved ones in the module of a call."""
+    around = plan.site(number).path
+    found: dict[ModulePath, nn.Module] = {}
+    for call, path in places(plan, number):
+        held: Any = module
+        for segment in path.relative_to(around):
+            held = None if held is None else held._modules.get(segment)
+        if held is not None and not holds(held, plan, call):
+            found[path] = held
+    return found
+
+
+def trainable(replaced: Replaced) -> tuple[Tensor, ...]:
+    """The parameters of the modules that took another's place, once each."""
+    found = {id(held): held for module in replaced.values() for held in module.parameters()}
+    return tuple(held for held in found.values() if held.requires_grad)
+
+
+def touched_of(plan: Plan) -> dict[str, Touched]:
+    """The state that preserved modules hold, by the name of its input."""
+    program = plan.program
+    preserved = {plan.site(number).path for number in program.preserved}
+    readers: dict[str, list[tuple[int, ModulePath]]] = {}
+    for number, call in plan.calls.items():
+        for body in filter(None, (call.forward, call.backward)):
+            for name, path in body.reads:
+                readers.setdefault(name, []).append((number, path.moved(ROOT, plan.site(number).path)))
+    found = {}
+    for row in program.signature.state:
+        paths = row.attribute_paths
+        if any(path.is_within(module) for path in paths for module in preserved):
+            adjoint = program.adjoints.get(row.name)
+            found[row.name] = Touched(
+                row,
+                paths,
+                tuple(readers.get(row.name, ())),
+                frozenset(_place(plan, value) for value in program.histories.get(row.name, ())),
+                frozenset(part.scope for part in adjoint.contributions) if adjoint else frozenset(),
+            )
+    return found
+
+
+def _place(plan: Plan, value: str) -> int:
+    return plan.regions.get(value, (Phase.FORWARD, 0))[1]
+
+
+@dataclass(frozen=True)
+class Replacing:
+    """The modules that took others' places when a call is made, and what becomes of the state of those."""
+
+    plan: Plan
+    touched: Mapping[str, Touched]
+    modules: Replaced
+
+    def holder(self, name: str, around: ModulePath) -> ModulePath | None:
+        """Where the module at `around` holds a parameter that the captured backward still has a gradient for.
+
+        That is under a name that no newcomer took, and None where only calls of replaced modules used it.
+        """
+        touched = self.touched.get(name)
+        if touched is not None and touched.sources and touched.sources <= self._gone:
+            return None
+        names = self.plan.program.input(name).attribute_paths
+        left = (path for path in names if not self.took(path))
+        return first_within(left, around)
+
+    def took(self, path: ModulePath) -> bool:
+        """Whether a newcomer has taken an attribute path."""
+        return any(path.is_within(gone) for gone in self.modules)
+
+    def refuse(self, number: int, *, trains: bool) -> None:
+        """Raise `CallError` where the graph cannot tell whether a newcomer's state is meant."""
+        made = range(number, self.plan.program.calls.ends[self.plan.original(number)])
+        faults = [
+            Fault(
+                f"{taken[0]} is of a module that was replaced, and {why}",
+                why="the graph around the new module was captured with the original's",
+                remedy="replace the module in the original model and capture again",
+            )
+            for touched in self.touched.values()
+            if (taken := [path for path in touched.paths if self.took(path)])
+            and (why := self._problem(touched, taken, made, trains))
+        ]
+        if faults:
+            raise CallError.of(faults)
+
+    def _problem(self, touched: Touched, taken: Sequence[ModulePath], made: range, trains: bool) -> str:
+        if touched.writers:
+            return self._written(touched, taken, made)
+        for call, path in touched.readers:
+            if call not in made or call in self._gone:
+                continue
+            names = [other for other in touched.paths if other.is_within(self.plan.site(call).path)]
+            if len({id(self._held(other)) for other in names}) > 1:
+                return f"{self._spelled(call)} reads {' or '.join(map(str, names))}, which were one"
+            if trains and path in taken and touched.sources:
+                return f"{self._spelled(call)} reads it, too, so that its gradient is a sum"
+        return ""
+
+    def _written(self, touched: Touched, taken: Sequence[ModulePath], made: range) -> str:
+        left = [path for path in touched.paths if path not in taken]
+        outside = sorted(call for call in touched.writers if call in made and call not in self._gone)
+        if left:
+            return f"it is written, and was {left[0]}, too"
+        if outside:
+            return f"{self._spelled(outside[0])} writes it"
+        if len({id(self._held(path)) for path in taken}) > 1:
+            return f"it is written, and was {' and '.join(map(str, taken[1:]))}, too"
+        return ""
+
+    def _held(self, path: ModulePath) -> Any:
+        """What is at an attribute path of a newcomer; None where it is the original's."""
+        for gone, module in self.modules.items():
+            if path.is_within(gone):
+                held: Any = module
+                for segment in path.relative_to(gone):
+                    held = registered(held, segment) if _has(held, segment) else None
+                return held
+        return None
+
+    def _spelled(self, call: int) -> str:
+        return str(self.plan.site(call)) or "the model's forward"
+
+    @property
+    def _gone(self) -> frozenset[int]:
+        return frozenset(self._numbers())
+
+    def _numbers(self) -> Iterator[int]:
+        program, numbering = self.plan.program, self.plan.numbering
+        for number in program.preserved:
+            if self.plan.site(number).path in self.modules:
+                for call in range(number, program.calls.ends[number]):
+                    yield call
+                    yield numbering.repeat_of.get(call, call)
+
+
+def _has(held: Any, segment: str) -> bool:
+    try:
+        return held is not None and registered(held, segment) is not None
+    except AttributeError:
+        return False
