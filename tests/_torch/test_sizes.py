@@ -29,9 +29,9 @@ from whence._torch.size_environment import SizeEnvironment, linear, unknown_cond
 from whence._torch.sizes import (
     Assumed,
     assumed_of,
-    dynamic_mode,
     expression,
     is_symbolic,
+    mode_for_sizes,
     names_in,
     number_of,
     sized_like,
@@ -42,7 +42,7 @@ from whence._torch.sizes import (
 
 def environment() -> SizeEnvironment:
     """A new environment."""
-    found = dynamic_mode().shape_env
+    found = mode_for_sizes(vary=True).shape_env
     assert isinstance(found, SizeEnvironment)
     return found
 
@@ -91,7 +91,7 @@ def test_a_decision_is_noted_with_its_place() -> None:
 def test_bookkeeping_decides_nothing() -> None:
     """`backed_size_oblivious` keeps fake tensors from asking whether a size is 1."""
     env = environment()
-    mode = dynamic_mode()
+    mode = mode_for_sizes(vary=True)
     size = env.base("n", 3, 0, None)
     with undecided_bookkeeping(wanted=True):
         assert _config.backed_size_oblivious
@@ -102,7 +102,7 @@ def test_bookkeeping_decides_nothing() -> None:
 
 def test_a_fake_tensor_is_laid_out_as_the_example() -> None:
     """Strides follow from sizes in the order of the example's."""
-    mode = dynamic_mode()
+    mode = mode_for_sizes(vary=True)
     assert isinstance(mode.shape_env, SizeEnvironment)
     size = mode.shape_env.base("n", 3, 0, None)
     fake = sized_like(mode, torch.zeros(4, 3).t(), [size, 4])

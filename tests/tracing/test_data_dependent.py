@@ -158,3 +158,26 @@ def test_known_number_is_no_value() -> None:
 
     program = whence.capture(scaled, (torch.ones(2),))
     assert program.verify(scaled, (torch.ones(2),)).ok
+
+
+class Jagged(nn.Module):
+    """Rows of different lengths, packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+
+    def forward(self, packed: Tensor, offsets: Tensor) -> Tensor:
+        rows = torch.nested.nested_tensor_from_jagged(packed, offsets)
+        return self.project(rows).values().sin()
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_a_jagged_tensor_inside_needs_sizes() -> None:
+    """Its row lengths are a symbol, for which a capture with fixed sizes has no place; it says so."""
+    model, inputs = Jagged(), (torch.randn(5, 4), torch.tensor([0, 2, 5]))
+    with pytest.raises(whence.DataDependent, match=r"jagged tensor[\s\S]*dynamic_shapes=\{\}"):
+        whence.capture(model, inputs)
+    for backward in (False, True):
+        program = whence.capture(model, inputs, backward=backward, dynamic_shapes={})
+        assert program.verify(model, inputs).ok

@@ -8,8 +8,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+import whence
 from tests.checks import backward_of, same_bits
 from tests.models import MODEL_CASES, ModelCase
+from tests.tracing import dynamic
 from tests.tracing.dynamic import dynamic_case
 
 QUICK = frozenset(
@@ -67,3 +69,21 @@ def _outputs(module: nn.Module, args: Any, kwargs: Any) -> list[Any]:
     args, kwargs = copy.deepcopy((args, kwargs))
     torch.manual_seed(3)
     return tree_leaves(module(*args, **kwargs))
+
+
+def test_the_batch_that_clip_fixes_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its contrastive loss counts rows with `len()`: both inputs are named with the line; what is left works."""
+    monkeypatch.setattr(dynamic, "FIXED", frozenset())
+    case = dynamic_case(next(row for row in MODEL_CASES if row.name == "clip"))
+    with pytest.raises(whence.SpecialisedShapes) as caught:
+        case.capture(backward=False)
+    fixed = {str(each.dimension): each.allowed for each in caught.value.dimensions}
+    assert fixed == {
+        "dim 0 of `kwargs['input_ids']`": "2",
+        "dim 0 of `kwargs['pixel_values']`": "2",
+    }
+    assert "modeling_clip.py" in str(caught.value)
+    assert "took batch as a Python number (range(), len(), int(), an index)" in str(caught.value)
+    model, args, kwargs = case.call
+    program = whence.capture(model, args, kwargs, dynamic_shapes=caught.value.suggested)
+    assert program.verify(model, args, kwargs).ok

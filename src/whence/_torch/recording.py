@@ -50,7 +50,7 @@ from whence._torch.plainly import PLAIN_ARGUMENTS, NotPlain, apart, is_plain
 from whence._torch.results import Results
 from whence._torch.scripting import object_among, takes_objects
 from whence._torch.size_nodes import SizeNodes, Slots
-from whence._torch.sizes import SYMBOLIC, dynamic_mode, environment_of, has_open_sizes, sized_like, spelled
+from whence._torch.sizes import SYMBOLIC, environment_of, has_open_sizes, mode_for_sizes, sized_like, spelled
 from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.tensors import PLAIN_TENSORS, is_simple, storage_of
 from whence._torch.trees import tree_map_only
@@ -74,7 +74,7 @@ def fake_mode_of(tensors: Iterator[Tensor], *, dynamic: bool = False) -> FakeTen
     """The mode that made the first fake tensor among `tensors`, or a new one; with sizes that are symbols
     where it is to be `dynamic`."""
     found = next((tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)), None)
-    return found or (dynamic_mode() if dynamic else FakeTensorMode())
+    return found or (mode_for_sizes(vary=dynamic))
 
 
 def note_function(tracer: Any, node: fx.Node) -> None:

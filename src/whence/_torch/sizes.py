@@ -25,13 +25,13 @@ __all__ = [
     "assumed_of",
     "bookkeeping_is_undecided",
     "comparable",
-    "dynamic_mode",
     "environment_of",
     "expression",
     "has_open_sizes",
     "is_symbolic",
     "known_about",
     "leave_bookkeeping_undecided",
+    "mode_for_sizes",
     "names_in",
     "number_of",
     "sized_like",
@@ -61,15 +61,27 @@ def unknown_size(error: RuntimeError) -> tuple[str, list[str]] | None:
     return found.unknown_condition(error) if isinstance(error, found.UnknownSize) else None
 
 
-def dynamic_mode() -> FakeTensorMode:
-    """A mode for fake tensors whose sizes may be symbols."""
+class RaggedSize(RuntimeError):
+    """A jagged tensor was made, whose rows differ in length, while no size may be a symbol."""
+
+
+class _FixedSizes(FakeTensorMode):
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:  # noqa: ARG002
+        """A jagged tensor asks for a symbol; without a place for one PyTorch asserts that there is."""
+        raise RaggedSize
+
+
+def mode_for_sizes(*, vary: bool) -> FakeTensorMode:
+    """A mode for fake tensors whose sizes are numbers, or may be symbols."""
+    if not vary:
+        return _FixedSizes()
     mode = FakeTensorMode(shape_env=_environments().SizeEnvironment())
     mode.cache_enabled = False  # with symbols, an entry costs as much as the kernel; `Results` remembers more
     return mode
 
 
 def environment_of(mode: FakeTensorMode) -> "SizeEnvironment | None":
-    """The symbols of a mode that `dynamic_mode` made."""
+    """The symbols of a mode whose sizes may vary."""
     if mode.shape_env is None:
         return None
     kind = _environments().SizeEnvironment

@@ -26,7 +26,7 @@ from whence._torch.hooks import described
 from whence._torch.module_calls import ObservedCall
 from whence._torch.operators import draws
 from whence._torch.recording import FakeTensorMode, Recorder
-from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of, unknown_size
+from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of
 from whence._torch.trees import tree_flatten
 from whence.errors import (
     CaptureError,
@@ -52,7 +52,7 @@ from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.replay.template import Doubt
 from whence.tracing.subject import Signatures, Subject
-from whence.tracing.valuereads import data_dependent, size_unknown, tensors_read, value_of
+from whence.tracing.valuereads import data_dependent, refused_size, tensors_read, value_of
 from whence.tracing.watching import Watch
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
@@ -440,9 +440,9 @@ class Session:
             try:
                 yield
             except RuntimeError as error:
-                if (unknown := unknown_size(error)) is None:
+                if (refused := refused_size(error, self.here_failed(error))) is None:
                     raise
-                raise size_unknown(*unknown, self.here_failed(error)) from error
+                raise refused from error
 
     def here(self) -> Place:
         """The module that is running and the user's line."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.operators import has_size_of_data, short_name
+from whence._torch.sizes import RaggedSize, unknown_size
 from whence.errors import DataDependent, Place
 from whence.program.printing import line
 
@@ -84,7 +85,19 @@ def data_dependent(
     )
 
 
-def size_unknown(condition: str, names: Sequence[str], where: Place) -> DataDependent:
+def refused_size(error: RuntimeError, where: Place) -> DataDependent | None:
+    """The error for what PyTorch could not do without knowing a size; None where it is another error."""
+    if isinstance(error, RaggedSize):
+        return DataDependent(
+            "the model makes a jagged tensor, whose rows have lengths that come from data",
+            where=where,
+            remedy="capture with dynamic_shapes={}, or with sizes that vary: there a symbol stands for them",
+        )
+    unknown = unknown_size(error)
+    return None if unknown is None else _size_unknown(*unknown, where)
+
+
+def _size_unknown(condition: str, names: Sequence[str], where: Place) -> DataDependent:
     """The error for a decision by a size, or a number, that only a run gives."""
     return DataDependent(
         f"whether {condition} decides what the model does, and is not known in a capture",
