@@ -72,7 +72,7 @@ def _outputs(module: nn.Module, args: Any, kwargs: Any) -> list[Any]:
 
 
 def test_the_batch_that_clip_fixes_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its contrastive loss counts rows with `len()`: both inputs are named with the line; what is left works."""
+    """Its contrastive loss counts rows with `len()`: both inputs are named with the line; the rest works."""
     monkeypatch.setattr(dynamic, "FIXED", frozenset())
     case = dynamic_case(next(row for row in MODEL_CASES if row.name == "clip"))
     with pytest.raises(whence.SpecialisedShapes) as caught:
