@@ -1,6 +1,6 @@
 """What `torch.fx.traceback.annotate` says of operations: it is kept with each node, under one key."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import fx
@@ -18,6 +18,11 @@ def annotations() -> dict[str, Any]:
     """
     found: dict[str, Any] = traceback.get_current_meta().get(CUSTOM) or {}
     return {key: value for key, value in found.items() if not key.startswith(_UNREAD)}
+
+
+def said_of(node: fx.Node) -> Mapping[str, Any]:
+    """What a node keeps."""
+    return node.meta.get(CUSTOM) or {}
 
 
 def annotations_restored() -> Callable[[], None]:

@@ -26,7 +26,7 @@ def nested_graph(node: fx.Node) -> fx.GraphModule | None:
     """The graph that a node reads from its own graph's module, for a branch or a loop to run; else None."""
     if node.op != "get_attr" or node.graph.owning_module is None:
         return None
-    held = _attribute(node.graph.owning_module, str(node.target))
+    held = attribute_at(node.graph.owning_module, str(node.target))
     return held if isinstance(held, fx.GraphModule) else None
 
 
@@ -41,12 +41,14 @@ def own_copy(module: fx.GraphModule, name: str | None = None) -> fx.GraphModule:
     targets = {str(node.target): node for node in module.graph.nodes if node.op == "get_attr"}
     nested = {name: nested_graph(node) for name, node in targets.items()}
     held = {
-        name: _attribute(module, name) if inner is None else own_copy(inner) for name, inner in nested.items()
+        name: attribute_at(module, name) if inner is None else own_copy(inner)
+        for name, inner in nested.items()
     }
     return graph_module(held, graph, name or type(module).__name__)
 
 
-def _attribute(module: nn.Module, path: str) -> Any:
+def attribute_at(module: nn.Module, path: str) -> Any:
+    """What a module holds at an attribute path; None where there is nothing."""
     held: Any = module
     for segment in path.split("."):
         held = getattr(held, segment, None)

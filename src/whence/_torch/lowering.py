@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from whence._torch.annotations import CUSTOM, said_of
 from whence._torch.trees import tree_map_only
 
 WITHOUT_GRAD = "whence_without_grad"
@@ -27,7 +28,7 @@ class _Noting(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
         noted = {WITHOUT_GRAD: not torch.is_grad_enabled(), TRACE: n.meta.get("stack_trace")}
-        n.meta["custom"] = {**n.meta.get("custom", {}), **noted}
+        n.meta[CUSTOM] = {**said_of(n), **noted}
         return super().run_node(n)
 
 

@@ -1,12 +1,13 @@
 """A graph that others made becomes a Program, step by step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from whence._torch.annotations import said_of
 from whence._torch.descriptors import joint_parts, names_of_state, returned_structure
 from whence._torch.exported import fakes_like
 from whence._torch.graphs import graph_module, name_plainly, own_copy
@@ -17,7 +18,7 @@ from whence.errors import Fault, UnsupportedGraph
 from whence.interop.apart import without_hidden_writes
 from whence.interop.arguments import Arguments, arguments_of
 from whence.interop.attributing import Modules, Phases, calls_of, phases_of, write_origins
-from whence.interop.crossing import Held, Kept, with_structures
+from whence.interop.crossing import held_by, whole_call, with_structures
 from whence.interop.exported import functional_form
 from whence.interop.faults import refusal
 from whence.interop.frames import spelling_of
@@ -401,7 +402,7 @@ def _cut(parts: _Parts) -> frozenset[str]:
     marks = {
         node: Mark(ROOT_MODULE, Phase.FORWARD, -1, None, cut=(node,))
         for node in parts.graph.nodes
-        if (node.meta.get("custom") or {}).get(WITHOUT_GRAD)
+        if said_of(node).get(WITHOUT_GRAD)
     }
     if not marks:
         return frozenset()
@@ -413,12 +414,5 @@ def _called(program: Program) -> Calls:
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     forward = [node for node in nodes if origin_of(node).phase is Phase.FORWARD]
     homes = {node: program.calls.number(origin_of(node).place) for node in forward}
-    paths: Mapping[str, tuple[ModulePath, ...]] = {
-        row.name: tuple(map(ModulePath.parse, (row.path, *row.aliases))) for row in program.signature.state
-    }
-    versions = {v: paths[name] for name, values in program.histories.items() if name in paths for v in values}
     results = set(program.result.names)
-    held = Held({name: found for name, found in {**paths, **versions}.items() if name not in results})
-    users = tuple(Named(row.name) for row in program.signature.inputs_of(InputKind.USER))
-    taken = Structure(program.convention.spec, users)
-    return with_structures(program.calls, homes, held, {(ROOT, 0): Kept(taken, program.result)}, results)
+    return with_structures(program.calls, homes, held_by(program), {(ROOT, 0): whole_call(program)}, results)

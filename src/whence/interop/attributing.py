@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from whence._torch.annotations import said_of
 from whence.interop.faults import refusal, scope_faults
 from whence.interop.frames import STACK, Frame, Spelling, frames_in, frames_of
 from whence.interop.lines import source_of
@@ -103,7 +104,7 @@ def _is_called(path: ModulePath, modules: Modules) -> bool:
 
 
 def _annotation(node: fx.Node) -> str | None:
-    name = (node.meta.get("custom") or {}).get("module_fqn")
+    name = said_of(node).get("module_fqn")
     return name if isinstance(name, str) and name else None
 
 

@@ -13,10 +13,11 @@ from torch import fx
 
 from whence._torch.graphs import value_inputs
 from whence._torch.trees import tree_flatten
-from whence.program import Absent, Call, Calls, Constant, Named, Structure
+from whence.program import Absent, Call, Calls, Constant, Named, Program, Structure
 from whence.program.calls import Leaf
 from whence.provenance import ModulePath
 from whence.provenance.places import ancestors
+from whence.schema import InputKind
 
 NO_LEAF = Absent("nothing in the program uses this value")
 
@@ -38,6 +39,20 @@ class Kept:
 
     inputs: Structure
     outputs: Structure
+
+
+def held_by(program: Program) -> Held:
+    """What the modules of a program find in themselves; what it returns they hand out."""
+    paths = {row.name: row.attribute_paths for row in program.signature.state}
+    versions = {v: paths[name] for name, values in program.histories.items() if name in paths for v in values}
+    results = set(program.result.names)
+    return Held({name: found for name, found in {**paths, **versions}.items() if name not in results})
+
+
+def whole_call(program: Program) -> Kept:
+    """What the program itself takes and returns."""
+    users = tuple(Named(row.name) for row in program.signature.inputs_of(InputKind.USER))
+    return Kept(Structure(program.convention.spec, users), program.result)
 
 
 def with_structures(

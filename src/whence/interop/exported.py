@@ -13,7 +13,7 @@ from whence._torch.exported import fakes_like
 from whence._torch.graphs import graph_module, name_plainly, nested_graph, own_copy
 from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
 from whence.interop.apart import with_casts, without_hidden_writes
-from whence.interop.crossing import Held, Kept, leaf_of, leaves_of, with_structures
+from whence.interop.crossing import Kept, held_by, leaf_of, leaves_of, whole_call, with_structures
 from whence.interop.decomposed import made_by_decomposition
 from whence.interop.faults import refusal, scope_faults
 from whence.interop.frames import frames_of, root_type, spelling_of
@@ -34,11 +34,10 @@ from whence.interop.signature import (
 )
 from whence.interop.sites import ROOT_MODULE, Sites, sites_of
 from whence.interop.state import State, state_of
-from whence.program import Calls, ModuleRecord, Named, Program, Signature, Structure
+from whence.program import Calls, ModuleRecord, Program, Signature, Structure
 from whence.program.origins import set_origin
 from whence.program.wellformed import check
 from whence.provenance import ROOT, ModulePath, Origin
-from whence.schema import InputKind as Kind
 from whence.schema import Phase, Quality
 from whence.tracing.cutting import cut_gradients
 from whence.tracing.functional import Functional, functionalize
@@ -291,22 +290,8 @@ def _called(parts: _Parts, program: Program) -> Calls:
     """The calls with their structures."""
     numbers = program.calls.number
     homes = {node: numbers(_place(program, node)) for node in _operations(program.graph)}
-    paths = {
-        row.name: tuple(map(ModulePath.parse, (row.path, *row.aliases))) for row in program.signature.state
-    }
-    paths |= {
-        value: paths[name] for name, values in program.histories.items() if name in paths for value in values
-    }
-    results = set(program.result.names)
-    paths = {name: found for name, found in paths.items() if name not in results}
-    kept = dict(_kept(parts)) | {(ROOT, 0): Kept(_taken(program), program.result)}
-    return with_structures(program.calls, homes, Held(paths), kept, results)
-
-
-def _taken(program: Program) -> Structure:
-    return Structure(
-        program.convention.spec, tuple(Named(row.name) for row in program.signature.inputs_of(Kind.USER))
-    )
+    kept = dict(_kept(parts)) | {(ROOT, 0): whole_call(program)}
+    return with_structures(program.calls, homes, held_by(program), kept, set(program.result.names))
 
 
 def _place(program: Program, node: fx.Node) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.exported import Autocast, HigherOrderOperator
-from whence._torch.graphs import name_plainly
+from whence._torch.graphs import attribute_at, name_plainly
 from whence._torch.operators import op_name
 from whence.errors import Fault
 from whence.interop.frames import STACK, segments
@@ -170,7 +170,7 @@ def _attribute(flat: Flat, module: fx.GraphModule, node: fx.Node) -> fx.Node | N
     """A graph of control flow under a name that nothing else has; wrappers' own are gone with them."""
     if all(_wrapped(user, Region()) is not None for user in node.users):
         return None
-    held = _found(module, str(node.target))
+    held = attribute_at(module, str(node.target))
     if not isinstance(held, fx.GraphModule):
         flat.faults.append(
             Fault(
@@ -186,13 +186,6 @@ def _attribute(flat: Flat, module: fx.GraphModule, node: fx.Node) -> fx.Node | N
     flat.nested[str(copied.target)] = held
     copied.meta = dict(node.meta)
     return copied
-
-
-def _found(module: fx.GraphModule, path: str) -> object:
-    held: object = module
-    for segment in path.split("."):
-        held = getattr(held, segment, None)
-    return held
 
 
 def _operation(flat: Flat, node: fx.Node, made: Mapping[str, Any], region: Region, name: str) -> fx.Node:

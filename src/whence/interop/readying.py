@@ -1,10 +1,9 @@
 """A graph from elsewhere in the form that a program has: operators, and all state through placeholders."""
 
-from typing import Any
-
 from torch import Tensor, fx
 
-from whence._torch.graphs import nested_graph, own_copy
+from whence._torch.annotations import said_of
+from whence._torch.graphs import attribute_at, nested_graph, own_copy
 from whence._torch.lowering import TRACE, in_one_mode, lowered
 from whence._torch.operators import HigherOrderOperator, OpOverload
 from whence._torch.sizes import SYMBOLIC
@@ -52,9 +51,7 @@ def _lift(module: fx.GraphModule) -> None:
 def _held(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
     if node.op != "get_attr" or nested_graph(node) is not None:
         return None
-    held: Any = module
-    for segment in str(node.target).split("."):
-        held = getattr(held, segment, None)
+    held = attribute_at(module, str(node.target))
     return held if isinstance(held, Tensor) else None
 
 
@@ -77,6 +74,6 @@ def _lowered(module: fx.GraphModule) -> fx.GraphModule:
         new.target = old.target
     made.graph.output_node().meta |= module.graph.output_node().meta
     for node in made.graph.nodes:
-        if (trace := node.meta.get("custom", {}).get(TRACE)) is not None:
+        if (trace := said_of(node).get(TRACE)) is not None:
             node.meta["stack_trace"] = trace
     return made
