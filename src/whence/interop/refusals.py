@@ -21,6 +21,7 @@ def refuse_unsupported(exported: object) -> ExportedProgram:
             remedy="pass what torch.export.export or torch.export.load returns",
         )
     faults = [*_joint(exported), *_inputs(exported), *_placeholders(exported), *_missing_state(exported)]
+    faults += _in_parts(exported)
     faults += nested_writes(exported.graph_module)
     if faults:
         specs = exported.graph_signature.input_specs
@@ -38,6 +39,24 @@ def _joint(exported: ExportedProgram) -> Iterator[Fault]:
             why="torch.export does not say which module call made which operation of the backward",
             remedy="capture the model with whence.capture(model, args, backward=loss), which does",
         )
+
+
+def _in_parts(exported: ExportedProgram) -> Iterator[Fault]:
+    """A decomposition takes tensors that are made of others apart, and does not say which parts belong
+    together."""
+    signature, spec = exported.graph_signature, exported.call_spec
+    sides = (
+        ("takes", spec.in_spec, sum(row.kind is InputKind.USER_INPUT for row in signature.input_specs)),
+        ("returns", spec.out_spec, sum(row.kind is OutputKind.USER_OUTPUT for row in signature.output_specs)),
+    )
+    for verb, structure, count in sides:
+        if structure is not None and structure.num_leaves < count:
+            yield Fault(
+                f"the graph {verb} {count} values, and the model {structure.num_leaves}",
+                why="a tensor that is made of others was taken apart by run_decompositions",
+                remedy="unflatten it before run_decompositions, or whence.capture the model, which puts such "
+                "tensors together again",
+            )
 
 
 def _inputs(exported: ExportedProgram) -> Iterator[Fault]:
