@@ -51,6 +51,11 @@ def pops(given: list[Any]) -> Tensor:
     return inner["gone"] * 2
 
 
+def fills(given: dict[int, Any]) -> Tensor:
+    given.update({number: number for number in range(9)})
+    return given[9] * 2
+
+
 X = torch.ones(2)
 CHANGES: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "a number in a dataclass": (counts, Batch(X), "changes what `args[0]` holds: .count is another"),
@@ -59,6 +64,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         {"x": X},
         "changes what `args[0]` holds: ['x'] is another, ['new'] is new",
     ),
+    "much": (fills, {9: X}, "[0] is new, [1] is new, [2] is new, [3] is new, and 5 more"),
     "inside another": (
         pops,
         [{"x": X}, 1],

@@ -65,16 +65,17 @@ class RaggedSize(RuntimeError):
     """A jagged tensor was made, whose rows differ in length, while no size may be a symbol."""
 
 
-class _FixedSizes(FakeTensorMode):
-    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:  # noqa: ARG002
-        """A jagged tensor asks for a symbol; without a place for one PyTorch asserts that there is."""
-        raise RaggedSize
+def _refuse_ragged(**_: Any) -> None:
+    """A jagged tensor asks for a symbol; without a place for one PyTorch asserts that there is."""
+    raise RaggedSize
 
 
 def mode_for_sizes(*, vary: bool) -> FakeTensorMode:
     """A mode for fake tensors whose sizes are numbers, or may be symbols."""
     if not vary:
-        return _FixedSizes()
+        fixed: Any = FakeTensorMode()  # not of a class of its own: operators find their rules by the class
+        fixed.create_symbolic_nested_int = _refuse_ragged
+        return fixed  # type: ignore[no-any-return]
     mode = FakeTensorMode(shape_env=_environments().SizeEnvironment())
     mode.cache_enabled = False  # with symbols, an entry costs as much as the kernel; `Results` remembers more
     return mode

@@ -10,6 +10,7 @@ from whence._torch.trees import children_of
 from whence.errors import Fault, SideEffect
 from whence.tracing.subject import Subject
 
+_SHOWN = 4
 _Children = tuple[tuple[str, Any], ...]
 
 
@@ -73,7 +74,8 @@ def _others(container: Container) -> list[str]:
     gone = [f"{access} is gone" for access in before if access not in after]
     both = [access for access in before if access in after]
     replaced = [f"{access} is another" for access in both if not _is_same(before[access], after[access])]
-    return [*replaced, *put, *gone]
+    found = [*replaced, *put, *gone]
+    return found if len(found) <= _SHOWN else [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"]
 
 
 def _is_same(before: Any, after: Any) -> bool:
