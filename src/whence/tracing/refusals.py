@@ -1,7 +1,8 @@
 """Errors for what a model does with its tensors while it is recorded."""
 
+from whence._torch.hooks import described
 from whence._torch.operators import op_name
-from whence.errors import Place, UnsupportedGenerator, UnsupportedMutation
+from whence.errors import Place, UnsupportedGenerator, UnsupportedHook, UnsupportedMutation
 
 
 def data_replaced(where: Place) -> UnsupportedMutation:
@@ -21,4 +22,14 @@ def generator_met(operation: object, where: Place) -> UnsupportedGenerator:
         where=where,
         why="a program draws from the default generator; another one is an object outside the graph",
         remedy="draw from the default generator, or pass the drawn tensor in as an input",
+    )
+
+
+def parameter_hooked(hook: object, where: Place) -> UnsupportedHook:
+    """A gradient hook that the model puts on a parameter while it runs."""
+    return UnsupportedHook(
+        f"the gradient hook {described(hook)} is put on a parameter while the model runs",
+        where=where,
+        why="it would stay there, once for every run",
+        remedy="register it once, outside forward",
     )

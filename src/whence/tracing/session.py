@@ -32,7 +32,6 @@ from whence.errors import (
     DataDependent,
     Place,
     UnsupportedGenerator,
-    UnsupportedHook,
     UnsupportedMutation,
 )
 from whence.program import Absent, Constant, Named, Structure
@@ -48,7 +47,7 @@ from whence.tracing.modules import Lines
 from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
 from whence.tracing.noting import Noting
 from whence.tracing.reads import Reads
-from whence.tracing.refusals import data_replaced, generator_met
+from whence.tracing.refusals import data_replaced, generator_met, parameter_hooked
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.replay.template import Doubt
@@ -62,6 +61,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 class Session:
     """Listens to modules, operations and autograd on one thread, and takes notes."""
 
+    recorder_kind, fills_gradients = Recorder, False
+
     def __init__(
         self,
         subject: Subject,
@@ -72,9 +73,11 @@ class Session:
         reuse: Reuse,
     ) -> None:
         self._interrupts = held
+        self.subject = subject
         self.notes = Notes()
-        self.recorder = Recorder(self, mode)
+        self.recorder = self.recorder_kind(self, mode)
         self.phase = Phase.FORWARD
+        self.is_plainly_eager: Callable[[], bool] = bool
         self.cuts_gradients = torch.is_grad_enabled()
         self.names = CallNames(subject)
         self.reads = Reads(subject, lines, self.reading)
@@ -366,12 +369,9 @@ class Session:
 
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         """A gradient hook on an activation is part of the backward; one on a parameter would stay there."""
-        name = described(hook)
         if isinstance(tensor, nn.Parameter):
-            what = f"the gradient hook {name} is put on a parameter while the model runs"
-            why, remedy = "it would stay there, once for every run", "register it once, outside forward"
-            raise UnsupportedHook(what, where=self.here(), why=why, remedy=remedy)
-        self.notes.hooks[f"the gradient hook {name}"] = None
+            raise parameter_hooked(hook, self.here())
+        self.notes.hooks[f"the gradient hook {described(hook)}"] = None
 
     def layout_read(self, tensor: Tensor) -> None:
         """Python looked at strides: what it decided holds for inputs of this layout only."""
