@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from whence._torch.patching import patched
 
 _HOOKED = Optimizer.profile_hook_step(lambda *_: None).__code__
 """What runs around every optimizer's own `step`."""
+_SCALER = torch.amp.GradScaler.step.__code__.co_filename
 
 
 class StepListener(BackwardListener, Protocol):
@@ -161,7 +163,16 @@ def note_step(optimizer: Optimizer) -> None:
 
 def is_stepping() -> bool:
     """Whether an optimizer's step is running on this thread."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not _HOOKED:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
+    return any(code is _HOOKED for code in _running())
+
+
+def is_scaling() -> bool:
+    """Whether a `GradScaler` is at work on this thread."""
+    return any(code.co_filename == _SCALER for code in _running())
+
+
+def _running() -> Iterator[CodeType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back

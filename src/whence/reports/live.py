@@ -62,10 +62,10 @@ class Live:
             for row in self.step.settings
             if row.path not in now or type(now[row.path]) is not type(row.value) or now[row.path] != row.value
         ] + [
-            Fault(f"`{path}` was a number at capture, is a {type(value).__name__} now", remedy=_AGAIN)
+            Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=_AGAIN)
             for slot in self.step.numbers
-            for path, value in [(Setting(slot.group, slot.key, None).path, groups[slot.group].get(slot.key))]
-            if isinstance(value, Tensor) != isinstance(self._row(slot).value, Tensor)
+            for row, value in [(self._row(slot), groups[slot.group].get(slot.key))]
+            if _kind(value) != _kind(row.value)
         ]
 
     def _hooked(self) -> list[Fault]:
@@ -85,7 +85,8 @@ class Live:
                 remedy="take one step with this optimizer, or capture with one that has not taken any",
             )
             for slot in self.step.states
-            if slot.initial is None and slot.key not in self._state(slot)
+            if slot.initial is None
+            and slot.key not in self.optimizer.state.get(self.tensors[slot.parameter], {})
         ]
 
     def _with_gradient(self) -> list[Fault]:
@@ -164,6 +165,12 @@ class Live:
             tensor.grad = gradient
         else:
             tensor.grad.add_(gradient)
+
+
+def _kind(value: object) -> str:
+    """A tensor, a number, or what else it is."""
+    kinds = {float: "a number", int: "a number"}
+    return "a tensor" if isinstance(value, Tensor) else kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def of(row: Output) -> str:

@@ -29,7 +29,7 @@ from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of, unknown_size
 from whence._torch.trees import tree_flatten
 from whence.errors import (
-    DataDependent,
+    CaptureError,
     Place,
     UnsupportedGenerator,
     UnsupportedMutation,
@@ -466,7 +466,7 @@ class Session:
         source = self._finder.raised_at(error)
         return Place(self._module(scope), str(source) if source else None)
 
-    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> DataDependent:
+    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> CaptureError:
         """The error for a Python decision that needs a tensor's value."""
         nodes = [self.recorder.node_of(tensor) for tensor in tensors_read(arguments)]
         values = [

@@ -67,7 +67,7 @@ def _owners(recorded: RecordedStep, step: StepNotes) -> Iterator[tuple[fx.Node, 
     parameters = {str(row.paths[0]): node for row, node in recorded.prepared.state}
     known = _Known(notes, {node: node for node in parameters.values()}, set(step.rates))
     known.owner |= {node: parameters[row.of] for row, node in recorded.rows if row.of is not None}
-    known.owner |= {node: step.leaves[leaf] for node, leaf in notes.kept.items()}
+    known.owner |= {node: step.leaves.get(leaf) for node, leaf in notes.kept.items()}
     for node in notes.order:
         if node in notes.kept:
             yield node, known.owner[node]

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from whence._torch.annotations import annotations_restored
 from whence._torch.composed import is_composed
+from whence._torch.hooks import gradient_hooks
 from whence._torch.modes import modes_restored
 from whence._torch.patching import patches_undone
 from whence._torch.sizes import undecided_bookkeeping
-from whence.errors import UnsupportedStep
+from whence.errors import UnsupportedHook, UnsupportedStep
 from whence.program import Program
 from whence.program.observed import Observed
 from whence.program.wellformed import check
@@ -80,6 +81,7 @@ def _captured(
 ) -> tuple[Program, Observed, StepSession]:
     refuse_uninitialised(subject)
     refuse_sharding(subject, differentiates=True)
+    _refuse_hooks(subject)
     _refuse_composed(subject, example)
     _refuse_history(example)
     recorded = record_step(subject, example, found, interrupts, wish)
@@ -96,6 +98,20 @@ def _captured(
     check(program)
     observed = replace(session.reads.observed(), call=subject.roots[0][1])
     return program, observed, session
+
+
+def _refuse_hooks(subject: Subject) -> None:
+    hooked = [
+        f"{row.paths[0]} ({', '.join(names)})"
+        for row in state_tensors(subject)
+        if (names := gradient_hooks(row.tensor))
+    ]
+    if hooked:
+        raise UnsupportedHook(
+            f"there are gradient hooks on parameters: {'; '.join(hooked)}",
+            why="what they do in Python would happen once, in the capture, and never again",
+            remedy="remove them, and do in the step what they do, between backward() and optimizer.step()",
+        )
 
 
 def _refuse_composed(subject: Subject, example: Example) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.hooks import described
+from whence._torch.sharding import name_of_class
 from whence._torch.stepping import optimizer_hooks, parameters_of
 from whence.errors import Fault, UnsupportedHook, UnsupportedStep, UsageError
 from whence.program.steps import Setting
@@ -90,7 +91,7 @@ def optimizing(subject: Subject, optimizer: object) -> Optimizing:
     strangers = [tensor for tensor in parameters_of(optimizer) if id(tensor) not in rows]
     if strangers:
         raise UnsupportedStep(
-            f"{len(strangers)} of the optimizer's parameters are not in {subject.name}",
+            f"{len(strangers)} of the optimizer's parameters are not in {name_of_class(subject.roots[0][1])}",
             why="they have no name in the model: "
             + ", ".join(f"a tensor {list(t.shape)}" for t in strangers[:5]),
             remedy="pass a model that holds all of them, such as nn.ModuleDict of what is trained together",

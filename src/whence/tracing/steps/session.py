@@ -11,8 +11,10 @@ from torch.optim import Optimizer
 
 from whence._torch.autograd import gradient_key, inside_backward, nodes_below_tensors, sequence_number
 from whence._torch.module_calls import ObservedCall
+from whence._torch.recording import FakeTensor
 from whence._torch.step_recording import StepRecorder
-from whence.errors import DataDependent, UnsupportedStep
+from whence._torch.stepping import is_scaling
+from whence.errors import CaptureError, DataDependent, UnsupportedStep
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.notes import Notes, Step
@@ -175,6 +177,8 @@ class StepSession(Session):
         """A gradient for a leaf: the first one must find none."""
         self._arriving = len(self.notes.order)
         key = id(leaf)
+        if isinstance(leaf, FakeTensor) and key not in self.step.leaves:
+            return  # the step has made it, and nobody sees its gradient but the step
         if key not in self.step.leaves:
             raise UnsupportedStep(
                 f"a tensor {list(leaf.shape)} from outside the model gets a gradient",
@@ -207,7 +211,7 @@ class StepSession(Session):
         """The step writes `.grad` itself; what was there before is gone."""
         if id(tensor) in self.step.leaves:
             self.step.cleared.add(id(tensor))
-        elif gradient is not None:
+        elif gradient is not None and not isinstance(tensor, FakeTensor):
             raise UnsupportedStep(
                 "the step sets the .grad of a tensor that is not in the model",
                 where=self.here(),
@@ -263,6 +267,17 @@ class StepSession(Session):
                 remedy="call optimizer.step() in the step, outside the model",
             )
 
+    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> CaptureError:
+        """Python needs a tensor's value; a scaler of gradients does so in every step."""
+        if not is_scaling():
+            return super().value_needed(operation, arguments, function)
+        return UnsupportedStep(
+            "a GradScaler looks whether all gradients are finite, and else skips the optimizer's step",
+            where=self.here(),
+            why="that is a decision of Python's by the value of a tensor, and a graph decides nothing",
+            remedy=f"train in bfloat16, which needs no scaler; or {_OTHERWISE}",
+        )
+
     def number_needed(self, node: fx.Node) -> Exception:
         """Python decides by a number of the optimizer."""
         if _roots(node) <= self.step.rates:
@@ -270,10 +285,10 @@ class StepSession(Session):
         value = value_of(node, self._made_at(node), self.notes.inputs)
         made = f"{value.made}; " if value.made else ""
         return DataDependent(
-            f"the optimizer needs the number {value.name} for a decision, which a capture does not have",
+            f"the optimizer decides by the number {value.name}, which a capture does not have",
             where=self.here(),
             why=f"{made}a capture runs on fake tensors, shapes without numbers",
-            remedy=f"use an option by which it decides with tensors (capturable=True), or {_OTHERWISE}",
+            remedy=f"use an option that decides with tensors (capturable=True), or {_OTHERWISE}",
         )
 
 

@@ -1,0 +1,123 @@
+"""Whatever a step is made of, the program is eager, bit for bit."""
+
+import pytest
+import torch
+from torch import nn
+
+import whence
+from tests.tracing.steps.small import STEPS, batch, by_hand, small
+from whence.schema import InputKind, OutputKind, Phase
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_step_verifies(name: str) -> None:
+    """Outputs, state, gradients, the optimizer and random numbers are eager's; all is left as it was."""
+    model, optimizer = small()
+    before = {key: held.clone() for key, held in model.named_parameters()}
+    program = whence.capture_step(STEPS[name](model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    result = program.verify(model, (batch(),))
+    assert result.ok, str(result)
+    assert str(result).endswith("bitwise equal to eager")
+    assert all(torch.equal(before[key], held) for key, held in model.named_parameters())
+    assert optimizer.state == {}
+    assert all(held.grad is None for held in model.parameters())
+
+
+def test_step_without_an_optimizer() -> None:
+    """A step may update parameters itself."""
+    model, optimizer = small()
+    program = whence.capture_step(by_hand(model, optimizer), (batch(),), model=model)
+    assert program.verify(model, (batch(),)).ok
+    assert program.signature.inputs_of(InputKind.OPTIMIZER_STATE) == ()
+    assert program.signature.outputs_of(OutputKind.GRADIENT) == ()
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_operation_has_a_phase(name: str) -> None:
+    """Of all phases there are operations, exact but for sums, and forward nodes lead to forward nodes."""
+    model, optimizer = small()
+    step = STEPS[name](model, optimizer)
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    origins = [program.where(node) for node in nodes]
+    assert {origin.phase for origin in origins} == set(Phase)
+    assert {origin.quality.value for origin in origins} <= {"exact", "accumulated", "inferred"}
+    assert all(origin.quality.value != "inferred" or origin.hook for origin in origins)
+    led = [program.where(origin.forward).phase for origin in origins if origin.forward]
+    assert led
+    assert set(led) == {Phase.FORWARD}
+    assert {
+        str(origin.calls[0].path) for origin in origins if origin.phase is Phase.OPTIMIZER and origin.calls
+    } == {
+        "0",
+        "2",
+    }
+
+
+def test_forward_and_backward_are_those_of_a_joint_capture() -> None:
+    """Origins and operations of forward and backward agree with what `capture` gives."""
+    model, optimizer = small()
+    joint = whence.capture(model, (batch(),), backward=lambda found: found.sin().mean())
+    step = whence.capture_step(
+        STEPS["zero_last"](model, optimizer), (batch(),), model=model, optimizer=optimizer
+    )
+    for phase in ("forward", "backward"):
+        left, right = ([*program.select(f"** :: * :: {phase}")] for program in (joint, step))
+        told = [
+            [(str(node.target), program.where(node).calls, program.where(node).forward) for node in found]
+            for program, found in ((joint, left), (step, right))
+        ]
+        kept = [row for row in told[1] if row not in told[0]]
+        assert [row for row in told[0] if row not in told[1]] == []
+        assert {name for name, *_ in kept} <= {"aten.detach.default"}
+
+
+def test_signature_names_everything() -> None:
+    """Optimizer state and learning rates are inputs with names of their own; changes are mutations."""
+    model, optimizer = small()
+    program = whence.capture_step(
+        STEPS["zero_first"](model, optimizer), (batch(),), model=model, optimizer=optimizer
+    )
+    row = program.input("optimizer.state['0.weight']['exp_avg']")
+    assert (row.name, row.kind, row.of) == ("o_0_weight_exp_avg", InputKind.OPTIMIZER_STATE, "0.weight")
+    assert list(row.value.shape) == [8, 4]
+    assert str(row.module) == "0"
+    rate = program.input("optimizer.param_groups[0]['lr']")
+    assert (rate.name, rate.kind, rate.value, rate.of) == (
+        "o_param_groups_0_lr",
+        InputKind.OPTIMIZER_STATE,
+        0.01,
+        None,
+    )
+    kinds = [output.kind.value for output in program.signature.outputs]
+    assert kinds == ["user"] + ["mutation"] * 16 + ["gradient"] * 4
+    assert program.output("grad_p_0_weight").of == "p_0_weight"
+    assert "optimizer  0" in str(program)
+    assert repr(program).endswith("forward, backward and optimizer>")
+    assert {str(program.where(node).calls[0]) for node in program.select("0 :: * :: optimizer")} == {"0"}
+    assert len(program.select(":: aten.addcdiv :: optimizer")) == 4
+
+
+def test_tied_weights_have_one_state() -> None:
+    """A parameter with two names is one input, with one piece of state of each kind."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.second(self.first(x).sin())
+            return result
+
+    model = Tied()
+    optimizer = torch.optim.Adam(model.parameters())
+    program = whence.capture_step(
+        STEPS["zero_first"](model, optimizer), (batch(),), model=model, optimizer=optimizer
+    )
+    assert program.verify(model, (batch(),)).ok
+    assert program.input("p_first_weight").aliases == ("second.weight",)
+    assert [row.of for row in program.signature.inputs_of(InputKind.OPTIMIZER_STATE)] == [
+        "first.weight"
+    ] * 3 + [None]
