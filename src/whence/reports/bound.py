@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from whence._torch.autograd import below_autograd
 from whence._torch.tensors import autocast_state, without_autocast
-from whence.errors import CallError, Fault, UsageError
+from whence.errors import CallError, Fault, StaleCapture, UsageError
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
 from whence.hierarchy.described import described
@@ -50,6 +50,8 @@ class Bound:
         checked = self._check(args, kwargs)
         if checked.violations:
             raise stale_capture(program, checked)
+        if checked.changes and not _settles(program):
+            raise _changes(checked.changes)
         tensors = tensors_by_name(self._subject)
         begun = Live(program, tensors, flat, self.optimizer)
         begun.refuse()
@@ -137,6 +139,20 @@ def _other_optimizer(program: Program, subject: Subject, optimizer: Optimizer) -
         return []
     what = "the optimizer's groups do not hold the parameters that they held at capture, in order"
     return [Fault(what, remedy="make the optimizer as the captured one was made")]
+
+
+def _settles(program: Program) -> bool:
+    """Whether a model that changes in its first run what it reads does the same ever after."""
+    settled = program.guards.settled
+    return settled is not None and not settled.changes
+
+
+def _changes(names: Sequence[str]) -> StaleCapture:
+    return StaleCapture(
+        f"the model changes {', '.join(names)} when it runs, and reads it",
+        why="the program leaves that out, so the next run would find it as it was",
+        remedy="where only the first run does so, run the model once before; else keep it in a buffer",
+    )
 
 
 def _other_autocast(program: Program) -> CallError:

@@ -293,3 +293,26 @@ def test_autocast_is_as_it_was() -> None:
     program, model, optimizer = captured()
     with torch.autocast("cpu", torch.bfloat16), pytest.raises((CallError, StaleCapture), match="autocast"):
         program.bind(model, optimizer)(batch())
+
+
+class Counted(nn.Module):
+    """Does something else after its third call, by a number of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        found: Tensor = self.inner(x)
+        return found.sin() if self.calls > 3 else found
+
+
+def test_model_that_changes_itself_is_refused() -> None:
+    """A number that the model counts is left out of the program, so that does not run."""
+    model = Counted()
+    optimizer = plain_sgd(model)
+    program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    with pytest.raises(StaleCapture, match="the model changes calls when it runs"):
+        program.bind(model, optimizer)(batch())

@@ -27,6 +27,8 @@ from whence.errors import (
 
 OUTSIDE = nn.Parameter(torch.ones(2))
 AVERAGE = torch.zeros(8, 4)
+OTHERS: dict[str, Any] = {}
+"""What the step of the test that runs changes beside the model."""
 
 
 class Counting(Optimizer):
@@ -109,12 +111,45 @@ def with_scaler(model: nn.Module, optimizer: Optimizer) -> Step:
 
 def with_schedule(model: nn.Module, optimizer: Optimizer) -> Step:
     schedule, inner = ExponentialLR(optimizer, 0.9), zero_first(model, optimizer)
+    optimizer.step()  # or the schedule warns
 
     def step(x: Tensor) -> Any:
         loss = inner(x)
         schedule.step()
         return loss
 
+    OTHERS["schedule"] = vars(schedule)
+    return step
+
+
+class Trainer:
+    """Counts its steps, and keeps losses."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.run = zero_first(model, optimizer)
+        self.taken = 0
+        self.losses: list[Tensor] = []
+
+    def step(self, x: Tensor) -> None:
+        self.taken += 1
+        self.losses.append(self.run(x))
+
+
+def counting_trainer(model: nn.Module, optimizer: Optimizer) -> Step:
+    OTHERS["trainer"] = vars(trainer := Trainer(model, optimizer))
+    return trainer.step
+
+
+def counting_variable(model: nn.Module, optimizer: Optimizer) -> Step:
+    inner, taken, losses = zero_first(model, optimizer), 0, []
+
+    def step(x: Tensor) -> None:
+        nonlocal taken
+        taken += 1
+        losses.append(inner(x).detach())
+        OTHERS["taken"] = taken
+
+    OTHERS["taken"] = taken
     return step
 
 
@@ -239,6 +274,8 @@ REFUSED = [
     Refused(with_closure, UnsupportedStep, "with a closure"),
     Refused(with_scaler, UnsupportedStep, "GradScaler"),
     Refused(with_schedule, UnsupportedStep, r"changes optimizer.param_groups\[0\]\['lr'\]"),
+    Refused(counting_trainer, UnsupportedStep, "changes Trainer.taken, Trainer.losses"),
+    Refused(counting_variable, UnsupportedStep, "changes taken, losses, OTHERS"),
     Refused(with_hook, UnsupportedHook, "hooks on the optimizer's step"),
     Refused(with_gradient_hook, UnsupportedHook, "between backward"),
     Refused(with_another, UnsupportedStep, "was not given"),
@@ -261,6 +298,7 @@ REFUSED = [
 def everything(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """All that a capture must leave as it is."""
     outside = {"gradient outside": id(OUTSIDE.grad), "written outside": AVERAGE.clone()}
+    outside |= {name: str(held) for name, held in OTHERS.items()}
     return {**parts(model), **held_by(optimizer), **surroundings(), **outside}
 
 

@@ -96,6 +96,8 @@ def test_signature_names_everything() -> None:
     assert repr(program).endswith("forward, backward and optimizer>")
     assert {str(program.where(node).calls[0]) for node in program.select("0 :: * :: optimizer")} == {"0"}
     assert len(program.select(":: aten.addcdiv :: optimizer")) == 4
+    assert program.select("0 :: optimizer") == program.select("0 :: * :: optimizer")
+    assert {program.where(node).phase for node in program.select(":: optimizer")} == {Phase.OPTIMIZER}
 
 
 def test_tied_weights_have_one_state() -> None:

@@ -33,6 +33,7 @@ from whence.tracing.record import (
     surroundings_kept,
 )
 from whence.tracing.replay.reuse import Reuse
+from whence.tracing.steps.around import around
 from whence.tracing.steps.beginning import refuse_unbegun
 from whence.tracing.steps.optimizer import RATE, Held, Key, Optimizing, is_plain, optimizer_restored
 from whence.tracing.steps.session import StepSession
@@ -86,8 +87,11 @@ def record_step(
         with keeping_what_was_recorded(session), surroundings_kept(session, subject, state, undoing, lines):
             tensors = [row.value for row in found.held() if isinstance(row.value, Tensor)]
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
-            undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer))
-            return _recorded(session, undoing, example, found, wish)
+            outside = around(subject.call)
+            undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
+            recorded = _recorded(session, undoing, example, found, wish)
+            outside.refuse_changes(Place(None, subject.place.line))
+            return recorded
 
     return undoing.around(run)
 
