@@ -214,6 +214,7 @@ def capture_step(
     model: nn.Module,
     optimizer: Optimizer | None = None,
     dynamic_shapes: Any = None,
+    reuse: bool = True,
 ) -> Program:
     """Record a whole training step: forward, backward, and what the optimizer does.
 
@@ -241,7 +242,7 @@ def capture_step(
     given = tracing.Given(args, kwargs, dynamic_shapes)
 
     def run() -> tuple[_Program, Observed]:
-        return tracing.capture_step(step, given, model, optimizer)
+        return tracing.capture_step(step, given, model, optimizer, reuse=reuse)
 
     def captured() -> Program:
         traced, observed = run()

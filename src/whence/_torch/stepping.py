@@ -82,6 +82,12 @@ def _engine(run: Callable[..., Any], listener: StepListener) -> Callable[..., An
     return observed
 
 
+def engine_code() -> CodeType:
+    """What stands on the stack where autograd runs: what is above it, that called the backward, computes none
+    of it."""
+    return next(code for code in _engine.__code__.co_consts if isinstance(code, CodeType))
+
+
 def _node_of(root: Any) -> Node:
     edge = (
         root

@@ -16,7 +16,7 @@ from whence.program.origins import set_origin
 from whence.provenance import CallSite, ModulePath, Origin
 from whence.schema import Phase
 from whence.tracing.attribution import attribute_rest, attribute_steps, first_of_each_moment, seen
-from whence.tracing.following import follow
+from whence.tracing.following import Gradients, follow
 from whence.tracing.notes import Notes
 from whence.tracing.steps.record import RecordedStep
 from whence.tracing.steps.session import StepNotes
@@ -25,26 +25,29 @@ Owner = fx.Node | None
 """The placeholder of a parameter; None for what is nobody's, or several parameters'."""
 
 
-def attribute_step(recorded: RecordedStep, step: StepNotes) -> None:
-    """Write an origin on every recorded node."""
+def attribute_step(recorded: RecordedStep, step: StepNotes) -> Gradients:
+    """Write an origin on every recorded node; return the gradients of the last pass of autograd."""
     notes = recorded.session.notes
     sites = [scope.site for scope in notes.scopes]
     for node in notes.order:
         if (phase := notes.marks[node].phase) is not Phase.BACKWARD:
             set_origin(node, seen(sites, notes, node, phase))
     makers = first_of_each_moment(notes)
-    since = 0
+    since, gradients = 0, Gradients()
     for run in step.runs:
         own = run.notes(notes)
         gradients = follow(own, run.roots, run.start)
         attribute_steps(own, sites, gradients, makers)
         attribute_rest(own, sites, gradients, since=since)
         since = run.end
+    for rehearsal in recorded.session.replayer.rehearsals():
+        attribute_steps(rehearsal.notes, sites, rehearsal.gradients, makers)
     calls = _calls(recorded)
     for node, owner in _owners(recorded, step):
         mark = notes.marks[node]
         named = calls.get(owner, ()) if owner is not None else ()
         set_origin(node, Origin(mark.phase, named, source=mark.source, hook=mark.hook))
+    return gradients
 
 
 def _calls(recorded: RecordedStep) -> dict[fx.Node, tuple[CallSite, ...]]:

@@ -24,7 +24,9 @@ from whence.tracing.functional import functionalize
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.kinds import refuse_uninitialised
 from whence.tracing.partial import keeping_what_was_recorded
-from whence.tracing.replay.expand import Exchanged
+from whence.tracing.replay.expand import expand
+from whence.tracing.replay.reuse import Reuse
+from whence.tracing.replay.template import Doubt
 from whence.tracing.session import Session
 from whence.tracing.settling import with_sizes
 from whence.tracing.sharding import refuse_sharding
@@ -40,19 +42,22 @@ from whence.tracing.undoing import Undoing
 
 
 def capture_step(
-    step: Callable[..., Any], given: Given, model: object, optimizer: object
+    step: Callable[..., Any], given: Given, model: object, optimizer: object, *, reuse: bool = True
 ) -> tuple[Program, Observed]:
     """The program of a training step on these example inputs, and what the model read.
 
     A run may find out that it must be done again: with the state that the optimizer makes in its first step,
-    or with the learning rate as a constant.
+    with the learning rate as a constant, or without replaying calls.
     """
-    wish = Wish()
+    wish = Wish(reuse=Reuse(reuse, joint=True))
     while True:
         try:
             return _attempted(step, given, model, optimizer, wish)
         except Unbegun as found:
             wish = replace(wish, created=found.created, operations=found.operations)
+        except Doubt as doubt:
+            without = {**wish.reuse.without, doubt.kind: doubt.why}
+            wish = replace(wish, reuse=replace(wish.reuse, without=without))
         except RateRead:
             wish = replace(wish, fixed_rates=True, operations=None, created={})
 
@@ -87,12 +92,12 @@ def _captured(
     recorded = record_step(subject, example, found, interrupts, wish)
     session = recorded.session
     with keeping_what_was_recorded(session):
-        attribute_step(recorded, session.step)
+        gradients = attribute_step(recorded, session.step)
         attribute_branches(session.recorder.graph, session.recorder.nested)
         functional = functionalize(session.recorder.graph, session.recorder.sizes)
-        session.replayer.markers.remove(session.recorder.graph)
+        exchanged = expand(session.replayer, session.notes, functional, gradients)
         program = with_sizes(
-            assemble(subject, example, recorded, functional, Exchanged((), {}), ()), example, recorded
+            assemble(subject, example, recorded, functional, exchanged, ()), example, recorded
         ).with_changes(step=recorded.step)
         _refuse_outside(program)
     check(program)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.stepping import observed_step
+from whence._torch.stepping import engine_code, observed_step
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, UnsupportedStep
 from whence.program.signature import Input
@@ -45,12 +45,14 @@ from whence.tracing.undoing import Undoing
 class Wish:
     """What a run takes for given: state that a first step would make, and whether learning rates are inputs.
 
-    `operations` are those of the optimizer in the run before, which this one must repeat.
+    `operations` are those of the optimizer in the run before, which this one must repeat. `reuse` says which
+    calls may be replayed.
     """
 
     created: Mapping[Key, Initial] = field(default_factory=dict)
     operations: tuple[str, ...] | None = None
     fixed_rates: bool = False
+    reuse: Reuse = field(default_factory=lambda: Reuse(joint=True))
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,8 @@ def record_step(
     """Run the step on fake twins of its inputs; everything is as before afterwards, also after an error."""
     refuse_kinds(subject, differentiates=True)
     state, undoing, lines = state_tensors(subject), Undoing(), Lines()
-    finder, mode = finder_for(record_step.__code__), mode_of(example, state)
-    reuse = Reuse(wanted=False, joint=True)
-    session = know_names(StepSession(subject, mode, finder, lines, interrupts, reuse))
+    finder, mode = finder_for(record_step.__code__, engine_code()), mode_of(example, state)
+    session = know_names(StepSession(subject, mode, finder, lines, interrupts, wish.reuse))
     session.optimizer = found.optimizer
 
     def run() -> RecordedStep:
@@ -113,6 +114,7 @@ def _recorded(
         active.enter_context(session.recorder.active())
         result = run_subject(session, subject, prepared.arguments)
         recorded = forward_half(session, subject, prepared, result)
+        session.replayer.check(recorded.result_nodes)
     _refuse_changed_settings(subject, found, taken)
     refuse_unbegun(session, found, taken.before, wish.operations)
     if not session.step.runs:

@@ -21,6 +21,8 @@ from whence.tracing.notes import Notes, Step
 from whence.tracing.session import Session
 from whence.tracing.valuereads import value_of
 
+SEVERAL = "the step runs several forwards or backwards"
+"""Why calls are not replayed."""
 _ONES = torch.ops.aten.ones_like.default
 _OTHERWISE = "capture the model with backward=loss and let the optimizer run by itself"
 
@@ -86,6 +88,7 @@ class StepSession(Session):
     ) -> Iterator[ObservedCall]:
         if self.phase is Phase.OPTIMIZER and not self.reads_numbers:
             self.phase = Phase.FORWARD
+            self.replayer.distrust(SEVERAL)
         with super()._call(module, args, kwargs) as call:
             yield call
 
@@ -107,12 +110,13 @@ class StepSession(Session):
         """A pass of autograd: the backward of the step, or one inside a module's forward."""
         if fills:
             self._refuse_pass(creates_graph)
-        if not self.is_outside or creates_graph or inside_backward():
+        if not self.is_outside or creates_graph or self.phase is Phase.BACKWARD:
             yield False
             return
         self._begin_pass(roots, gradients)
         try:
             yield True
+            self.replayer.doubt_what_was_written()
         finally:
             run = self.step.runs[-1]
             run.end, run.last = len(self.notes.order), len(self.notes.steps)
@@ -148,6 +152,8 @@ class StepSession(Session):
             if gradient is not None
         ]
         self._belated(roots)
+        if self.step.runs:
+            self.replayer.distrust(SEVERAL)
         start = self._seeds_begin([gradient for _, _, gradient in pairs])
         self.phase = Phase.BACKWARD
         self.arrived.clear()
