@@ -180,20 +180,25 @@ def of(row: Output) -> str:
 
 def _apart(rows: Sequence[tuple[Output, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
     """New values and gradients, each in memory of its own: what is written must not change another."""
-    taken = {storage_of(value) for value in values.values() if isinstance(value, Tensor)}
-    taken |= {storage_of(value) for row, value in rows if row.kind is OutputKind.USER and _is(value)}
+    taken = {_memory(value) for value in values.values() if isinstance(value, Tensor)}
+    taken |= {_memory(value) for row, value in rows if row.kind is OutputKind.USER and _is(value)}
     found: dict[str, Any] = {}
     for row, value in rows:
         if row.kind not in (OutputKind.MUTATION, OutputKind.GRADIENT) or not _is(value):
             continue
-        found[row.name] = value.clone() if storage_of(value) in taken else value
+        found[row.name] = value.clone() if _memory(value) in taken else value
         if row.kind is OutputKind.GRADIENT:
-            taken.add(storage_of(found[row.name]))
+            taken.add(_memory(found[row.name]))
     return found
 
 
 def _is(value: object) -> bool:
     return isinstance(value, Tensor)
+
+
+def _memory(value: Tensor) -> int:
+    """The memory that a tensor looks into; a sparse one shares none."""
+    return storage_of(value) if value.layout is torch.strided else id(value)
 
 
 def _made(slot: StateSlot) -> Any:

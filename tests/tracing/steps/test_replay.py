@@ -40,7 +40,17 @@ def _row(
     return str(node.target), arguments, forward, place, str(node.meta["val"])
 
 
-@pytest.mark.parametrize(("name", "least"), {"llama": 10, "bert": 10, "gru": 1, "shared_layer": 5}.items())
+SLOW = pytest.mark.slow
+CASES = [
+    pytest.param("shared_layer", 5, id="shared_layer"),
+    *(
+        pytest.param(name, least, id=name, marks=SLOW)
+        for name, least in (("llama", 10), ("bert", 10), ("gru", 1))
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "least"), CASES)
 def test_program_is_the_same(name: str, least: int) -> None:
     """With and without replay: operations, origins, signature; for an optimizer that has begun or not."""
     row = case(name)

@@ -31,6 +31,7 @@ def test_every_batch_is_eager(make: object) -> None:
         run(batch(9)[:, :3])
 
 
+@pytest.mark.slow
 def test_llama_at_every_size() -> None:
     """A language model, with batch and length that vary."""
     row = case("llama")

@@ -9,35 +9,8 @@ from tests.tracing.steps.small import STEPS, batch, by_hand, small
 from whence.schema import InputKind, OutputKind, Phase
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_step_verifies(name: str) -> None:
-    """Outputs, state, gradients, the optimizer and random numbers are eager's; all is left as it was."""
-    model, optimizer = small()
-    before = {key: held.clone() for key, held in model.named_parameters()}
-    program = whence.capture_step(STEPS[name](model, optimizer), (batch(),), model=model, optimizer=optimizer)
-    result = program.verify(model, (batch(),))
-    assert result.ok, str(result)
-    assert str(result).endswith("bitwise equal to eager")
-    assert all(torch.equal(before[key], held) for key, held in model.named_parameters())
-    assert optimizer.state == {}
-    assert all(held.grad is None for held in model.parameters())
-
-
-def test_step_without_an_optimizer() -> None:
-    """A step may update parameters itself."""
-    model, optimizer = small()
-    program = whence.capture_step(by_hand(model, optimizer), (batch(),), model=model)
-    assert program.verify(model, (batch(),)).ok
-    assert program.signature.inputs_of(InputKind.OPTIMIZER_STATE) == ()
-    assert program.signature.outputs_of(OutputKind.GRADIENT) == ()
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_every_operation_has_a_phase(name: str) -> None:
+def every_operation_has_a_phase(program: whence.Program) -> None:
     """Of all phases there are operations, exact but for sums, and forward nodes lead to forward nodes."""
-    model, optimizer = small()
-    step = STEPS[name](model, optimizer)
-    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     origins = [program.where(node) for node in nodes]
     assert {origin.phase for origin in origins} == set(Phase)
@@ -52,6 +25,33 @@ def test_every_operation_has_a_phase(name: str) -> None:
         "0",
         "2",
     }
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_step_verifies(name: str) -> None:
+    """Outputs, state, gradients, the optimizer and random numbers are eager's; all is left as it was.
+
+    Every operation has a phase.
+    """
+    model, optimizer = small()
+    before = {key: held.clone() for key, held in model.named_parameters()}
+    program = whence.capture_step(STEPS[name](model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    result = program.verify(model, (batch(),))
+    assert result.ok, str(result)
+    assert str(result).endswith("bitwise equal to eager")
+    assert all(torch.equal(before[key], held) for key, held in model.named_parameters())
+    assert optimizer.state == {}
+    assert all(held.grad is None for held in model.parameters())
+    every_operation_has_a_phase(program)
+
+
+def test_step_without_an_optimizer() -> None:
+    """A step may update parameters itself."""
+    model, optimizer = small()
+    program = whence.capture_step(by_hand(model, optimizer), (batch(),), model=model)
+    assert program.verify(model, (batch(),)).ok
+    assert program.signature.inputs_of(InputKind.OPTIMIZER_STATE) == ()
+    assert program.signature.outputs_of(OutputKind.GRADIENT) == ()
 
 
 def test_forward_and_backward_are_those_of_a_joint_capture() -> None:
@@ -98,6 +98,20 @@ def test_signature_names_everything() -> None:
     assert len(program.select(":: aten.addcdiv :: optimizer")) == 4
     assert program.select("0 :: optimizer") == program.select("0 :: * :: optimizer")
     assert {program.where(node).phase for node in program.select(":: optimizer")} == {Phase.OPTIMIZER}
+
+
+def test_sparse_gradients_are_eager() -> None:
+    """An embedding with sparse gradients: they are left in `.grad` as they are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step, ids = STEPS["never_zero"](model, optimizer), torch.tensor([1, 2, 2])
+    program = whence.capture_step(step, (ids,), model=model, optimizer=optimizer)
+    assert program.verify(model, (ids,)).ok
+    program.bind(model, optimizer)(ids)
+    gradient = next(model.parameters()).grad
+    assert gradient is not None
+    assert gradient.is_sparse
 
 
 def test_tied_weights_have_one_state() -> None:

@@ -257,12 +257,12 @@ class Replayer:
 
     def doubt_what_was_written(self) -> None:
         """Look for writes to what replayed calls take or give; what comes from now on does not matter."""
-        for application in self.applications:
-            if [None for tensor, version in application.watched if writes_to(tensor) != version]:
-                self._doubt(
-                    application.template.kind, "what it takes or gives is written in place afterwards"
-                )
-            application.watched = ()
+        with without_functions():
+            for application in self.applications:
+                if [None for tensor, version in application.watched if writes_to(tensor) != version]:
+                    kind = application.template.kind
+                    self._doubt(kind, "what it takes or gives is written in place afterwards")
+                application.watched = ()
 
     def _used(self) -> list[Template]:
         """The templates that stood for a call."""
