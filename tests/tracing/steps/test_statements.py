@@ -54,6 +54,31 @@ def test_step_without_an_optimizer() -> None:
     assert program.signature.outputs_of(OutputKind.GRADIENT) == ()
 
 
+def test_optimizer_between_backwards_is_the_optimizer() -> None:
+    """What runs without grad mode is no forward of the next backward; a loss that is computed late is."""
+    model, optimizer = small()
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        hidden = model[0](x)
+        (hidden.sin().mean()).backward(retain_graph=True)
+        late = hidden.detach().cos() * nn.functional.softsign(next(model.parameters())).sum()
+        nn.utils.clip_grad_norm_(model[0].parameters(), 0.1)
+        optimizer.step()
+        late.sum().backward()
+
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    assert program.verify(model, (batch(),)).ok
+    phases = {
+        str(node.target): program.where(node).phase
+        for node in program.graph.nodes
+        if node.op == "call_function"
+    }
+    for name in ("addcdiv.default", "linalg_vector_norm.default", "stack.default"):
+        assert phases[f"aten.{name}"] is Phase.OPTIMIZER
+    assert phases["aten.abs.default"] is Phase.FORWARD
+
+
 def test_forward_and_backward_are_those_of_a_joint_capture() -> None:
     """Origins and operations of forward and backward agree with what `capture` gives."""
     model, optimizer = small()

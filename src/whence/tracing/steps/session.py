@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
-from whence._torch.autograd import gradient_key, inside_backward, nodes_below_tensors, sequence_number
+from whence._torch.autograd import (
+    gradient_key,
+    inside_backward,
+    next_sequence_number,
+    nodes_below_tensors,
+    sequence_number,
+)
 from whence._torch.module_calls import ObservedCall
 from whence._torch.recording import FakeTensor
 from whence._torch.step_recording import StepRecorder
@@ -33,13 +39,17 @@ class RateRead(Exception):
 
 @dataclass
 class BackwardRun:
-    """One pass of autograd: the part of the recorded operations and of the steps that is its own."""
+    """One pass of autograd: the part of the recorded operations and of the steps that is its own.
+
+    `moment` is the number of the first autograd node that was made after it.
+    """
 
     roots: tuple[tuple[Any, fx.Node], ...]
     start: int
     first: int
     end: int = 0
     last: int = 0
+    moment: int = 0
 
     def notes(self, notes: Notes) -> Notes:
         """The notes as they were when it ended, with its steps alone."""
@@ -53,6 +63,7 @@ class StepNotes:
 
     `before` are gradients that were there when it began, by the identity of the tensor. `cleared` and
     `assumed` are parameters whose gradient was taken away, or was absent, before the first one arrived.
+    `tracked` are operations after a backward that autograd may go through again.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
@@ -62,6 +73,7 @@ class StepNotes:
     cleared: set[int] = field(default_factory=set)
     assumed: set[int] = field(default_factory=set)
     arrived: set[int] = field(default_factory=set)
+    tracked: set[fx.Node] = field(default_factory=set)
 
 
 class StepSession(Session):
@@ -120,6 +132,7 @@ class StepSession(Session):
         finally:
             run = self.step.runs[-1]
             run.end, run.last = len(self.notes.order), len(self.notes.steps)
+            run.moment = next_sequence_number()
             self.phase = Phase.OPTIMIZER
 
     def _refuse_pass(self, creates_graph: bool) -> None:
@@ -171,13 +184,21 @@ class StepSession(Session):
         return len(order)
 
     def _belated(self, roots: Sequence[Tensor]) -> None:
-        """What came after an earlier backward and is differentiated now was forward."""
+        """What came after an earlier backward, with grad mode on, and is differentiated now, was forward."""
+        if not self.step.runs:
+            return
+        before = self.step.runs[-1]
         made = {sequence_number(node) for node in nodes_below_tensors(roots)}
-        begin = self.step.runs[-1].end if self.step.runs else len(self.notes.order)
-        for node in self.notes.order[begin:]:
+        for node in self.notes.order[before.end :]:
             mark = self.notes.marks[node]
-            if mark.phase is Phase.OPTIMIZER and mark.moment in made:
+            if node in self.step.tracked and mark.moment >= before.moment and mark.moment in made:
                 self.notes.marks[node] = replace(mark, phase=Phase.FORWARD)
+
+    def recorded(self, node: fx.Node) -> None:
+        """Mark a node; after a backward, one that autograd follows may be differentiated yet."""
+        super().recorded(node)
+        if self.phase is Phase.OPTIMIZER and torch.is_grad_enabled():
+            self.step.tracked.add(node)
 
     def gradient_arrives(self, leaf: Tensor) -> None:
         """A gradient for a leaf: the first one must find none."""
