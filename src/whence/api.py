@@ -234,7 +234,8 @@ def capture_step(
     Other values in the optimizer's groups are constants, in `program.step.settings`, that `bind` compares in
     every call; so is a learning rate by which the optimizer decides. An optimizer that has not taken a step
     yet is captured as all steps from then on are, if its state begins as constants, as Adam's does.
-    `dynamic_shapes` is that of `capture`. Equal modules are run each, none is replayed.
+    `dynamic_shapes` and `reuse` are those of `capture`; where the model runs again after a backward, nothing
+    is replayed, and `program.replay` says so.
 
     Raises `UnsupportedStep` for what one program cannot repeat (a closure for the optimizer, changes of
     learning rates in the step, gradients that were there before), and everything that `capture` raises.
