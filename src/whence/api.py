@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar, overload
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram, FlatArgsAdapter
+from torch.optim import Optimizer
 
 from whence import hierarchy, interop, passes, tracing
 from whence.errors import (
@@ -37,6 +38,7 @@ from whence.errors import (
     UnsupportedModule,
     UnsupportedMutation,
     UnsupportedOperator,
+    UnsupportedStep,
     UsageError,
     WhenceError,
 )
@@ -50,6 +52,8 @@ from whence.program.guards import Guards
 from whence.program.observed import Observed
 from whence.program.state import view_faults, with_state
 from whence.provenance import CallSite, ModulePath, Origin, Source
+from whence.reports.bound import Bound, Check
+from whence.reports.steps import verify_step
 from whence.reports.validity import check, guarded, guards_for
 from whence.reports.verification import Verification, verify
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
@@ -137,6 +141,21 @@ class Program(_Program):
 
         return guarded(self, _plan_of, model, on_violation, again)
 
+    def bind(self, model: object, optimizer: Optimizer | None = None) -> Bound:
+        """A callable that runs the program on live state, and changes it in place.
+
+        It is called as what was captured is, and returns what that returns, without gradients: parameters,
+        buffers, arguments, the state of `optimizer`, and `.grad` are afterwards what eager makes of them. A
+        program of `capture_step` needs an optimizer with the captured one's groups; state that it has not
+        made yet is made as its first step would. A joint program with a loss returns `(loss, outputs)`, and
+        adds gradients to `.grad`.
+
+        `model` may be another instance of the captured class. Raises `UsageError` for what cannot be bound; a
+        call raises `StaleCapture` where anything that the program relies on is otherwise, such as a value in
+        the optimizer's groups, and `CallError` for other inputs. Nothing is changed then.
+        """
+        return Bound(self, model, optimizer, self._checks(model))
+
     def to_exported_program(self) -> ExportedProgram:
         """The program as a `torch.export.ExportedProgram` with the program's own tensors.
 
@@ -166,13 +185,73 @@ class Program(_Program):
         return plan_of(self.guards, self.convention)
 
     def verify(
-        self, model: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        optimizer: Optimizer | None = None,
     ) -> Verification:
         """Run eager and the program from the same seed, and compare everything bit for bit.
 
-        `model` may be another instance than the captured one; it is left as it was.
+        `model` may be another instance than the captured one; it is left as it was. For a program of
+        `capture_step` it is the captured one, with the captured `optimizer`, since that is what the step
+        runs; both are left as they were.
         """
-        return verify(self, model, args, kwargs)
+        if self.step is None:
+            return verify(self, model, args, kwargs)
+        return verify_step(self, model, (args, kwargs or {}), optimizer, self._checks(model))
+
+    def _checks(self, model: object) -> Check:
+        return lambda args, kwargs: check(self, self._plan, model, args, kwargs)
+
+
+def capture_step(
+    step: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    dynamic_shapes: Any = None,
+    reuse: bool = True,
+) -> Program:
+    """Record a whole training step: forward, backward, and what the optimizer does.
+
+    `step` is a function of yours that runs `model`, calls `loss.backward()`, `optimizer.step()`,
+    `zero_grad()` and the like; `args` and `kwargs` are what it takes. It runs once or twice on fake tensors;
+    model, gradients, optimizer and random numbers are as they were afterwards, also after an error.
+
+    The program is functional. Its inputs are parameters and buffers of `model`, the state of `optimizer`
+    (`InputKind.OPTIMIZER_STATE`, called `o_layers_0_weight_exp_avg`, with the path
+    `optimizer.state['layers.0.weight']['exp_avg']` and `of` the parameter), learning rates
+    (`optimizer.param_groups[0]['lr']`) and the arguments. Every new value of these is an output of kind
+    `mutation`, every gradient that the step leaves in `.grad` one of kind `gradient`, and what `step` returns
+    are user outputs. What the optimizer, clipping of gradients and `zero_grad` compute has the phase
+    `optimizer`; where it is about one parameter alone, its origin names the first call of the module that
+    holds it.
+
+    Other values in the optimizer's groups are constants, in `program.step.settings`, that `bind` compares in
+    every call; so is a learning rate by which the optimizer decides. An optimizer that has not taken a step
+    yet is captured as all steps from then on are, if its state begins as constants, as Adam's does.
+    `dynamic_shapes` and `reuse` are those of `capture`; where the model runs again after a backward, nothing
+    is replayed, and `program.replay` says so.
+
+    Raises `UnsupportedStep` for what one program cannot repeat (a closure for the optimizer, changes of
+    learning rates in the step, gradients that were there before), and everything that `capture` raises.
+    """
+    given = tracing.Given(args, kwargs, dynamic_shapes)
+
+    def run() -> tuple[_Program, Observed]:
+        return tracing.capture_step(step, given, model, optimizer, reuse=reuse)
+
+    def captured() -> Program:
+        traced, observed = run()
+        program = _full(traced)
+        return program.with_changes(guards=guards_for(program, observed, run))
+
+    program = without_collection(captured)
+    return program.with_changes(wanted=Wanted(dynamic_shapes))
 
 
 def _plan_of(program: _Program) -> Plan:
@@ -344,6 +423,7 @@ def unflatten(
 
 
 __all__ = [
+    "Bound",
     "Call",
     "CallError",
     "CallSite",
@@ -394,12 +474,14 @@ __all__ = [
     "UnsupportedModule",
     "UnsupportedMutation",
     "UnsupportedOperator",
+    "UnsupportedStep",
     "UsageError",
     "Verification",
     "Violation",
     "WhenceError",
     "attach",
     "capture",
+    "capture_step",
     "from_exported_program",
     "register_caches",
     "unflatten",

@@ -17,7 +17,8 @@
     │   ├── UnsupportedModule       WH113  a module is sharded, or averages gradients between processes
     │   ├── InvalidShapes           WH114  dynamic_shapes does not fit the inputs
     │   ├── SpecialisedShapes       WH115  the model fixes a size that was asked to vary
-    │   └── UnsupportedOperator     WH116  a branch or a loop that cannot be recorded as the model calls it
+    │   ├── UnsupportedOperator     WH116  a branch or a loop that cannot be recorded as the model calls it
+    │   └── UnsupportedStep         WH117  a training step that one program cannot repeat
     ├── (use of a program)            2xx
     │   ├── SelectionError          WH201  a pattern or a name that finds nothing
     │   ├── CallError               WH202  called in another way than it was captured
@@ -272,6 +273,12 @@ class UnsupportedOperator(CaptureError):
     """An operator that runs functions (a branch, a loop) cannot be recorded as the model calls it."""
 
     code = "WH116"
+
+
+class UnsupportedStep(CaptureError):
+    """A training step does something that one program cannot repeat, or its first step is another one."""
+
+    code = "WH117"
 
 
 class SelectionError(WhenceError, LookupError):

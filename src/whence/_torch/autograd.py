@@ -262,3 +262,8 @@ _AUTOGRAD_KEYS = tuple(
 def keeps_graph() -> bool:
     """Whether the backward that is running was asked to keep its graph."""
     return inside_backward() and torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def nodes_below_tensors(tensors: Sequence[Tensor]) -> list[Node]:
+    """Every node that leads to `tensors`."""
+    return nodes_below(_histories(tensors))

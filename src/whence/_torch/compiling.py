@@ -41,9 +41,10 @@ class _TrueOnThread:
     `is_over` says that it has been taken away: another thread's flag may still lead here.
     """
 
-    def __init__(self, asked: Callable[[], bool], before: object) -> None:
+    def __init__(self, asked: Callable[[], bool], before: object, unless: Callable[[], bool]) -> None:
         self._thread = threading.get_ident()
         self._asked = asked
+        self._unless = unless
         self._before = before
         self._ignored: set[CodeType] = set()
         self.is_over = False
@@ -53,7 +54,7 @@ class _TrueOnThread:
 
     def answer(self, asking: CodeType) -> bool:
         """What the code that asks is told."""
-        if self.is_over or threading.get_ident() != self._thread:
+        if self.is_over or threading.get_ident() != self._thread or self._unless():
             return (
                 self._before.answer(asking) if isinstance(self._before, _TrueOnThread) else bool(self._before)
             )
@@ -77,20 +78,27 @@ class _TrueOnThread:
         return hash(bool(self))
 
 
+def _never() -> bool:
+    return False
+
+
 @contextmanager
-def compiling_on_this_thread(asked: Callable[[], bool]) -> Iterator[None]:
+def compiling_on_this_thread(
+    asked: Callable[[], bool], unless: Callable[[], bool] = _never
+) -> Iterator[None]:
     """Make `torch.compiler.is_compiling()` and `is_exporting()` true for the calling thread.
 
     `asked` is called when code on this thread looks at the answer, and says whether that code is worth
     noting; code that is not (torch's own, which asks ten times for every operation) is not reported again.
+    The answer is no as long as `unless` says so.
     """
-    with _flag_up("_is_compiling_flag", asked), _flag_up("_is_exporting_flag", asked):
+    with _flag_up("_is_compiling_flag", asked, unless), _flag_up("_is_exporting_flag", asked, unless):
         yield
 
 
 @contextmanager
-def _flag_up(name: str, asked: Callable[[], bool]) -> Iterator[None]:
-    flag = _TrueOnThread(asked, vars(torch.compiler)[name])
+def _flag_up(name: str, asked: Callable[[], bool], unless: Callable[[], bool]) -> Iterator[None]:
+    flag = _TrueOnThread(asked, vars(torch.compiler)[name], unless)
     try:
         with patched(torch.compiler, name, flag):
             yield

@@ -14,6 +14,7 @@ from whence.program import Program
 from whence.schema import OnViolation
 
 _SHOWN = 10
+_REMEDY = "capture again, undo the change, or call program.guarded(model, on_violation='recapture')"
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,6 @@ def stale_capture(program: Program, checked: Checked) -> StaleCapture:
         f"the capture of {program.name} no longer holds",
         where=Place(module, line),
         why="\n       ".join([*shown, *([f"and {more} more"] if more else [])]),
-        remedy="capture again, undo the change, or call program.guarded(model, on_violation='recapture')",
+        remedy=_REMEDY if program.step is None else "capture the step again, or undo the change",
         violations=tuple(checked.violations),
     )

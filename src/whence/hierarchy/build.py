@@ -4,6 +4,7 @@ import warnings
 
 from torch import nn
 
+from whence.errors import UsageError
 from whence.hierarchy.check import check
 from whence.hierarchy.emit import emit
 from whence.hierarchy.onto import emit_onto
@@ -21,6 +22,7 @@ def unflatten(program: Program, *, copy: bool = False) -> Tree:
 
 def unflatten_onto(program: Program, model: object, *, copy: bool = False) -> nn.Module:
     """The module tree of a program as instances of the classes of `model`."""
+    refuse_step(program)
     wellformed.check(program)
     planned = plan(program)
     check(planned)
@@ -37,12 +39,23 @@ def flat_module(program: Program, *, copy: bool = False) -> Tree:
 
 
 def _emitted(program: Program, *, flat: bool, copy: bool) -> Tree:
+    refuse_step(program)
     wellformed.check(program)
     planned = plan(program, flat=flat)
     check(planned)
     if not flat:
         _warn_about_dissolved(planned)
     return emit(planned, copy=copy)
+
+
+def refuse_step(program: Program) -> None:
+    """A module computes a forward, and a backward when it is asked for one; a step is more than that."""
+    if program.step is not None:
+        raise UsageError(
+            f"the program of the training step {program.name} has no modules to give back",
+            why="a module is called, and a step changes parameters and the state of an optimizer",
+            remedy="run it with program.bind(model, optimizer); for modules, capture(model, backward=loss)",
+        )
 
 
 def _warn_about_dissolved(plan: Plan) -> None:

@@ -23,6 +23,7 @@ from whence.program.replay import Replays
 from whence.program.selecting import select
 from whence.program.shapes import Shapes, shapes_of
 from whence.program.signature import Input, Output, Signature
+from whence.program.steps import Step
 from whence.provenance import ModulePath, Origin, Source
 
 
@@ -119,7 +120,8 @@ class Program:
     that are made of several inputs; `state` holds those of the model, too, under names of their own.
     `unclear` pairs values with calls that contributed to their gradients, where a pass merged contributions.
     `is_foreign` marks a graph that others made (`attach`): of its operations the origin may not be known.
-    `wanted` is what the capture was asked for, to capture again in the same way.
+    `wanted` is what the capture was asked for, to capture again in the same way. `step` is there for a
+    program of a whole training step: what it needs of the optimizer.
     """
 
     graph_module: fx.GraphModule
@@ -151,6 +153,7 @@ class Program:
     is_foreign: bool = False
     wholes: tuple[Whole, ...] = ()
     wanted: Wanted = field(default_factory=Wanted)
+    step: Step | None = None
 
     @property
     def graph(self) -> fx.Graph:
@@ -226,6 +229,7 @@ class Program:
 
     def __repr__(self) -> str:
         phases = "forward and backward" if self.has_backward else "forward"
+        phases = phases if self.step is None else "forward, backward and optimizer"
         return f"<Program of {self.name}: {len(self.graph.nodes):,} nodes, {phases}>"
 
 

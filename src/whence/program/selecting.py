@@ -28,10 +28,12 @@ class Selection:
 
 
 def parse(pattern: str) -> Selection:
-    """Read `path :: operation :: phase`; raises `SelectionError` for a phase that does not exist."""
+    """Read `path :: operation :: phase` or `path :: phase`; raises `SelectionError` for an unknown phase."""
     parts = [part.strip() for part in pattern.split(SEPARATOR)]
     if len(parts) > 3 or not pattern.strip():
         raise SelectionError(f"{pattern!r} is not a pattern", remedy="write path :: operation :: phase")
+    if len(parts) == 2 and parts[1] in set(Phase):
+        parts.insert(1, "")
     path, operation, phase = [*parts, "", ""][:3]
     if phase and phase not in set(Phase):
         raise SelectionError(f"{phase!r} is not a phase", remedy=f"the phases are {', '.join(Phase)}")

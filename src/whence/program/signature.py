@@ -32,9 +32,11 @@ class Input:
 
     `path` is the fully qualified name for state, and for user inputs the access a person would write:
     `args[0]['mask']`, `kwargs['ids']`. `aliases` are the other names of a tied tensor. `of` is, for a
-    tangent, the name of the output it is the gradient of. `value` is a fake tensor (shape, dtype, strides,
-    device, `requires_grad`) or, for an input that is not a tensor, the constant it was captured with. A
-    tensor that is made of others is several inputs, and `part` says which of them each is.
+    tangent, the name of the output it is the gradient of, and for state of an optimizer the path of the
+    parameter; its own path is `optimizer.state['layers.0.weight']['exp_avg']`. `value` is a fake tensor
+    (shape, dtype, strides, device, `requires_grad`) or, for an input that is not a tensor, the constant it
+    was captured with. A tensor that is made of others is several inputs, and `part` says which of them each
+    is.
     """
 
     name: str

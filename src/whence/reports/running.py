@@ -136,14 +136,14 @@ def _finish(
     return Run(
         outputs=outputs
         | {n: leaf.detach().clone() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)},
-        gradients=_each((name, tensor.grad) for name, tensor in wanted),
-        state=_each(tensors.items()),
-        inputs=_each(arguments),
+        gradients=each((name, tensor.grad) for name, tensor in wanted),
+        state=each(tensors.items()),
+        inputs=each(arguments),
         generator=torch.get_rng_state(),
     )
 
 
-def _each(rows: Iterable[tuple[str, Tensor | None]]) -> dict[str, Any]:
+def each(rows: Iterable[tuple[str, Tensor | None]]) -> dict[str, Any]:
     """Copies by name, those of what a tensor is made of by that and the access."""
     return {
         ".".join((name, *access)): None if part is None else part.detach().clone()

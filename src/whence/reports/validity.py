@@ -90,7 +90,8 @@ def same_operations(left: Program, right: Program) -> bool:
 def guarded(
     program: Program, plan: Callable[[Program], Plan], model: Any, on_violation: str, capture: Capture
 ) -> Guarded:
-    """A callable that checks before it runs; raises `UsageError` for an unknown `on_violation`."""
+    """A callable that checks before it runs; raises `UsageError` for an unknown `on_violation`, or a step."""
+    hierarchy.refuse_step(program)
     if on_violation not in tuple(OnViolation):
         raise UsageError(
             f"on_violation cannot be {on_violation!r}",

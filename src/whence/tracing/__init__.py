@@ -2,5 +2,6 @@
 
 from whence.tracing.capture import capture
 from whence.tracing.example import Given
+from whence.tracing.steps.capture import capture_step
 
-__all__ = ["Given", "capture"]
+__all__ = ["Given", "capture", "capture_step"]

@@ -148,7 +148,9 @@ def _final_values(recorded: Recorded, functional: Functional) -> Values:
 
 
 def _last_of_forward(recorded: Recorded) -> fx.Node | None:
-    """The last operation of the forward that is still in the graph."""
+    """The last operation of the forward that is still in the graph; None in a step, which ends elsewhere."""
+    if recorded.is_step:
+        return None
     graph = recorded.session.recorder.graph
     forward = (
         node

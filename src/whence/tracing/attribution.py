@@ -35,12 +35,12 @@ def attribute(recorded: Recorded) -> Gradients:
     sites = [scope.site for scope in notes.scopes]
     for node in notes.order:
         if notes.marks[node].phase is Phase.FORWARD:
-            set_origin(node, _seen(sites, notes, node, Phase.FORWARD))
+            set_origin(node, seen(sites, notes, node, Phase.FORWARD))
     roots = [(notes.keys.get(value), tangent) for value, tangent in recorded.backward.roots]
     gradients = follow(notes, roots, _seed_end(notes, recorded))
     makers = first_of_each_moment(notes)
     attribute_steps(notes, sites, gradients, makers)
-    _attribute_rest(notes, sites, gradients)
+    attribute_rest(notes, sites, gradients)
     for rehearsal in recorded.session.replayer.rehearsals():
         attribute_steps(rehearsal.notes, sites, rehearsal.gradients, makers)
     return gradients
@@ -87,7 +87,8 @@ def _place(sites: Sequence[CallSite], scope: int) -> CallSite | None:
     return sites[scope] if scope != PROGRAM else None
 
 
-def _seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node, phase: Phase) -> Origin:
+def seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node, phase: Phase) -> Origin:
+    """The origin of an operation that ran while its call did."""
     mark = notes.marks[node]
     place = _place(sites, mark.scope)
     return Origin(phase, _site(sites, mark.scope), source=mark.source, place=place, hook=mark.hook)
@@ -122,16 +123,18 @@ def _of_sum(sites: Sequence[CallSite], total: Sum) -> Origin:
     return Origin(Phase.BACKWARD, calls, Quality.ACCUMULATED, place=_place(sites, total.place))
 
 
-def _attribute_rest(notes: Notes, sites: Sequence[CallSite], gradients: Gradients) -> None:
+def attribute_rest(notes: Notes, sites: Sequence[CallSite], gradients: Gradients, *, since: int = 0) -> None:
     """What autograd recorded between its nodes and is no sum: the seed, and what hooks on tensors computed.
 
     A hook on a tensor runs right before the autograd node that made the tensor, so it is given to that node's
     call; that is a deduction, and says so.
     """
     inside = {index for step in notes.steps for index in range(step.start, step.end)}
-    for index, node in enumerate(notes.order):
+    for index, node in enumerate(notes.order[since:], since):
         mark = notes.marks[node]
-        if mark.phase is Phase.FORWARD or index in inside or node in gradients.sums:
+        if mark.phase is not Phase.BACKWARD or index in inside or node in gradients.sums:
+            continue
+        if node in notes.kept:
             continue
         following = next((step for step in notes.steps if step.start >= index), None)
         is_seed = mark.hook is None and (following is notes.steps[0] if notes.steps else True)

@@ -67,8 +67,11 @@ def follow(notes: Notes, roots: Sequence[tuple[GradientKey | None, fx.Node]], st
 
 
 def _unclaimed(notes: Notes, start: int, end: int) -> Iterator[fx.Node]:
-    """What was recorded between two autograd nodes, but for what hooks computed: sums."""
-    return (node for node in notes.order[start:end] if notes.marks[node].hook is None)
+    """What was recorded between two autograd nodes, but for what hooks computed and what went into `.grad`:
+    sums."""
+    return (
+        node for node in notes.order[start:end] if notes.marks[node].hook is None and node not in notes.kept
+    )
 
 
 class _Producers:

@@ -202,14 +202,18 @@ def _move_view(state: Functional, node: fx.Node, recorded: Any, writer: _Writer)
 
 
 def _write_functionally(state: Functional, node: fx.Node, written: list[Any], writer: _Writer) -> None:
-    if not all(isinstance(tensor, fx.Node) for tensor in written):
-        raise _NoForm(node, "it writes to a list of tensors")
+    if not all(isinstance(tensor, (fx.Node, list, tuple)) for tensor in written):
+        raise _NoForm(node, "what it writes to is not known")
     twin = _twin_of(node)
     made = _computed(twin, node, writer)
     own = len(twin._schema.returns) - len(written)
     for offset, tensor in enumerate(written):
         value = made if len(twin._schema.returns) == 1 else writer(operator.getitem, made, own + offset)
-        _write(state, tensor, _as_before(value, tensor, writer), writer)
+        for part, new in _each(tensor, value, writer):
+            _write(state, part, _as_before(new, part, writer), writer)
+    if not isinstance(written[0], fx.Node):
+        state.replaced[node] = made
+        return
     if own > 0:
         target: Any = node.target
         lone = len(target._schema.returns) == 1
@@ -220,6 +224,13 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
         return
     state.same[node] = state.identity(written[0])
     state.replaced[node] = state.current(written[0], writer)
+
+
+def _each(written: Any, value: fx.Node, writer: _Writer) -> list[tuple[fx.Node, fx.Node]]:
+    """What is written, each with its new value: a tensor, or those of a list."""
+    if isinstance(written, fx.Node):
+        return [(written, value)]
+    return [(part, writer(operator.getitem, value, at)) for at, part in enumerate(written)]
 
 
 def _computed(twin: Any, node: fx.Node, writer: _Writer) -> fx.Node:

@@ -78,7 +78,8 @@ class Notes:
 
     `inputs` says of placeholders what they are. `literals` are tensors from outside the model by the names of
     their placeholders, `made` those among them that the model made of numbers while it ran. `composed` is
-    true once an operation got a tensor that is made of others.
+    true once an operation got a tensor that is made of others. `kept` are the operations that put a gradient
+    into the `.grad` of a leaf, each with the identity of that.
     """
 
     order: list[fx.Node] = field(default_factory=list)
@@ -97,6 +98,7 @@ class Notes:
     redraws: dict[fx.Node, fx.Node | None] = field(default_factory=dict)
     unpacked: list[fx.Node] = field(default_factory=list)
     composed: bool = False
+    kept: dict[fx.Node, int] = field(default_factory=dict)
 
     @property
     def parents(self) -> list[int]:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import CodeType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -25,7 +26,7 @@ from whence._torch.trees import TreeSpec, tree_flatten, whole_leaves
 from whence.errors import InvalidLoss, Place, UnsupportedHook, UnsupportedInput
 from whence.program.convention import parts_in
 from whence.program.naming import state_name
-from whence.program.signature import Part
+from whence.program.signature import Input, Part
 from whence.schema import InputKind
 from whence.tracing.backward import Backward, differentiate
 from whence.tracing.example import Example, is_plain_constant
@@ -46,13 +47,15 @@ from whence.tracing.undoing import Undoing
 from whence.tracing.valuereads import INPUT
 
 Loss = Callable[[Any], Tensor]
+S = TypeVar("S", bound=Session)
 
 
 @dataclass(frozen=True)
 class Recorded:
     """One finished run: the notes, and which nodes are results, tangents and gradients.
 
-    `reassigned` pairs the placeholder of a buffer with the node that replaced it.
+    `reassigned` pairs the placeholder of a buffer with the node that replaced it. `rows` are inputs of other
+    kinds. A run that `is_step` has no half that is the forward: what it leaves is what there is at the end.
     """
 
     session: Session
@@ -63,6 +66,8 @@ class Recorded:
     result_parts: tuple[Part | None, ...]
     reassigned: tuple[tuple[fx.Node, fx.Node], ...]
     backward: Backward = field(default_factory=Backward)
+    rows: tuple[tuple[Input, fx.Node], ...] = ()
+    is_step: bool = False
 
 
 def record(
@@ -72,10 +77,10 @@ def record(
     state = state_tensors(subject)
     refuse_kinds(subject, state, differentiates=bool(backward))
     undoing = Undoing()
-    session = _session(subject, example, state, lines := Lines(), interrupts, reuse)
+    session = new_session(subject, example, state, lines := Lines(), interrupts, reuse)
 
     def run() -> Recorded:
-        with keeping_what_was_recorded(session), _surroundings_kept(session, subject, state, undoing, lines):
+        with keeping_what_was_recorded(session), surroundings_kept(session, subject, state, undoing, lines):
             return _recorded(session, subject, example, state, backward)
 
     return undoing.around(run)
@@ -89,13 +94,13 @@ def rehearse(
     interrupts: Interrupts,
 ) -> None:
     """Run the forward of `subject` on fake tensors for an observer of its module calls; keep nothing."""
-    session = _session(subject, example, state, Lines(), interrupts, Reuse(wanted=False))
-    prepared = _prepare(session, example, state)
-    with _listening(session, observing(session)), session.recorder.active():
-        _run(session, subject, prepared.arguments)
+    session = new_session(subject, example, state, Lines(), interrupts, Reuse(wanted=False))
+    prepared = prepare(session, example, state)
+    with listening(session, observing(session)), session.recorder.active():
+        run_subject(session, subject, prepared.arguments)
 
 
-def _session(
+def new_session(
     subject: Subject,
     example: Example,
     state: Sequence[StateTensor],
@@ -104,25 +109,26 @@ def _session(
     reuse: Reuse,
 ) -> Session:
     mode = mode_of(example, state)
-    session = Session(
-        subject,
-        mode,
-        SourceFinder((record.__code__, rehearse.__code__, rehearsed.__code__)),
-        lines,
-        interrupts,
-        reuse,
-    )
-    session.know(
-        {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in attribute_names(subject).items()}
-    )
+    return know_names(Session(subject, mode, finder_for(rehearse.__code__), lines, interrupts, reuse))
+
+
+def finder_for(*begins: CodeType) -> SourceFinder:
+    """Finds lines of user code in what is called from here on, or from functions with these codes."""
+    return SourceFinder((record.__code__, *begins, rehearsed.__code__))
+
+
+def know_names(session: S) -> S:
+    """The session, told what tensors are called that modules hold as plain attributes."""
+    named = attribute_names(session.subject).items()
+    session.know({key: state_name(InputKind.CONSTANT, path) for key, (path, _) in named})
     return session
 
 
 @contextmanager
-def _listening(session: Session, observer: CallObserver) -> Iterator[None]:
+def listening(session: Session, observer: CallObserver) -> Iterator[None]:
     """Everything that a run tells: module calls, changes of modules, checkpoints, questions."""
     with ExitStack() as active:
-        active.enter_context(compiling_on_this_thread(session.asked))
+        active.enter_context(compiling_on_this_thread(session.asked, session.is_plainly_eager))
         active.enter_context(compiled_functions_run_eagerly())
         active.enter_context(operators_called_directly())
         active.enter_context(functions_traced(session.branches.traced, session.recorder.fake_mode))
@@ -142,17 +148,17 @@ def _recorded(
     backward: bool | Loss,
 ) -> Recorded:
     with ExitStack() as active:
-        prepared = _prepare(session, example, state)
-        active.enter_context(_listening(session, session))
+        prepared = prepare(session, example, state)
+        active.enter_context(listening(session, session))
         active.enter_context(
             torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled())
         )
         active.enter_context(session.recorder.active())
         given = containers_in(prepared.arguments)
-        result = _run(session, subject, prepared.arguments)
+        result = run_subject(session, subject, prepared.arguments)
         refuse_changes(subject, given, result)
         loss = _loss(session, backward, result) if callable(backward) else None
-        recorded = _forward_half(session, subject, prepared, result)
+        recorded = forward_half(session, subject, prepared, result)
         if backward:
             recorded = replace(
                 recorded, backward=differentiate(session, whole_leaves(result), prepared, loss)
@@ -161,7 +167,7 @@ def _recorded(
         return recorded
 
 
-def _prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:
+def prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:
     leaves, nodes = _user_placeholders(session, example)
     plain = plain_tensors(state)
     adopted = tuple((row, session.recorder.adopt(row.tensor, _name_of(row))) for row in plain)
@@ -194,12 +200,12 @@ def refuse_hooks(state: Sequence[StateTensor]) -> None:
 
 
 @contextmanager
-def _surroundings_kept(
+def surroundings_kept(
     session: Session, subject: Subject, state: Sequence[StateTensor], undoing: Undoing, lines: Lines
 ) -> Iterator[None]:
     """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
     modules = kept_of((*subject.named_modules(), *subject.named_wrappers()))
-    side_effects = SideEffects(subject, state)
+    side_effects = SideEffects(subject, state, fills_gradients=session.fills_gradients)
     tensors = [row.tensor for row in (*state, *(row for row in plain_tensors(state) if row.access))]
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
     undoing.later(
@@ -263,7 +269,7 @@ def _twin(
     return session.recorder.sized_input(leaf, name, sizes)
 
 
-def _run(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+def run_subject(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
     """Call the model."""
     args, kwargs = inputs
     with session.blaming(subject.name):
@@ -304,7 +310,7 @@ def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
     return loss
 
 
-def _forward_half(session: Session, subject: Subject, prepared: Prepared, result: Any) -> Recorded:
+def forward_half(session: Session, subject: Subject, prepared: Prepared, result: Any) -> Recorded:
     _refuse_results(subject, whole_leaves(result))
     session.note_wholes(result)
     leaves, spec = tree_flatten(result)

@@ -28,12 +28,7 @@ from whence._torch.operators import draws
 from whence._torch.recording import FakeTensorMode, Recorder
 from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of
 from whence._torch.trees import tree_flatten
-from whence.errors import (
-    CaptureError,
-    DataDependent,
-    Place,
-    UnsupportedMutation,
-)
+from whence.errors import CaptureError, Place, UnsupportedMutation
 from whence.program import Absent, Constant, Named, Structure
 from whence.provenance import CallSite, ModulePath, Source
 from whence.provenance.places import PROGRAM
@@ -61,6 +56,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 class Session:
     """Listens to modules, operations and autograd on one thread, and takes notes."""
 
+    recorder_kind, fills_gradients = Recorder, False
+
     def __init__(
         self,
         subject: Subject,
@@ -71,9 +68,11 @@ class Session:
         reuse: Reuse,
     ) -> None:
         self._interrupts = held
+        self.subject = subject
         self.notes = Notes()
-        self.recorder = Recorder(self, mode)
+        self.recorder = self.recorder_kind(self, mode)
         self.phase = Phase.FORWARD
+        self.is_plainly_eager: Callable[[], bool] = bool
         self.cuts_gradients = torch.is_grad_enabled()
         self.names = CallNames(subject)
         self.reads = Reads(subject, lines, self.reading)
@@ -465,7 +464,7 @@ class Session:
         source = self._finder.raised_at(error)
         return Place(self._module(scope), str(source) if source else None)
 
-    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> DataDependent:
+    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> CaptureError:
         """The error for a Python decision that needs a tensor's value."""
         nodes = [self.recorder.node_of(tensor) for tensor in tensors_read(arguments)]
         values = [

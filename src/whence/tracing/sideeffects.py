@@ -23,10 +23,16 @@ from whence.tracing.subject import StateTensor, Subject
 
 
 class SideEffects:
-    """Gradients and random generators as they were, and what this thread has done to them since."""
+    """Gradients and random generators as they were, and what this thread has done to them since.
 
-    def __init__(self, subject: Subject, state: Sequence[StateTensor]) -> None:
+    What `fills_gradients` may do so.
+    """
+
+    def __init__(
+        self, subject: Subject, state: Sequence[StateTensor], *, fills_gradients: bool = False
+    ) -> None:
         self._subject = subject
+        self._fills_gradients = fills_gradients
         self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in state]
         self._generators = {kind: read() for kind, read in _GENERATORS.items()}
         self._moved: dict[Kind, object] = {}
@@ -39,7 +45,7 @@ class SideEffects:
             yield
         written = [
             str(row.paths[0])
-            for row, gradient, writes in self._gradients
+            for row, gradient, writes in ([] if self._fills_gradients else self._gradients)
             if row.tensor.grad is not gradient or _writes(gradient) != writes
         ]
         faults = [_wrote_gradients(self._subject, written)] if written else []

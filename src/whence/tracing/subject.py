@@ -106,6 +106,23 @@ def _subject_of(model: object) -> Subject:
     return Subject(model, tuple(_modules_around(model)), name, False, _signature(model))
 
 
+def step_subject(step: object, model: object) -> Subject:
+    """A training step of a model; raises `NotCallable`."""
+    if not isinstance(model, nn.Module):
+        raise NotCallable(
+            f"the model of a step is a {type(model).__name__}",
+            remedy="pass the module whose parameters the step changes; several in an nn.ModuleDict",
+        )
+    if not callable(step) or isinstance(step, nn.Module | type):
+        raise NotCallable(
+            f"the step is a {type(step).__name__}",
+            remedy="pass a function that runs forward, loss.backward() and optimizer.step()",
+        )
+    within = subject_of(model)
+    name = getattr(step, "__name__", type(step).__name__)
+    return replace(within, call=step, name=name, is_module=False, parameters=_signature(step))
+
+
 def _scripted_within(path: ModulePath, module: nn.Module, above: tuple[int, ...] = ()) -> Iterator[Fault]:
     """The scripted ones among a module and those inside it; nothing is seen inside a scripted one."""
     if is_scripted(module):

@@ -50,7 +50,7 @@ def signature_of(
         )
         for i, node in recorded.backward.tangents
     ]
-    inputs = (*state, *constants, *user, *tangents)
+    inputs = (*state, *(row for row, _ in recorded.rows), *constants, *user, *tangents)
     by_name = {row.name: row for row in inputs}
     outputs = [
         *_loss_rows(values),

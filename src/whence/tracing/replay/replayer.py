@@ -248,16 +248,21 @@ class Replayer:
 
         `returned` are the results of the run.
         """
+        self.doubt_what_was_written()
         for doubt in self._doubts:
             raise doubt
-        for application in self.applications:
-            if [None for tensor, version in application.watched if writes_to(tensor) != version]:
-                raise Doubt(
-                    application.template.kind, "what it takes or gives is written in place afterwards"
-                )
         for template in self._used():
             if any(self._escapes(node, template, returned) for node in template.recorded):
                 raise Doubt(template.kind, "something inside it is used outside")
+
+    def doubt_what_was_written(self) -> None:
+        """Look for writes to what replayed calls take or give; what comes from now on does not matter."""
+        with without_functions():
+            for application in self.applications:
+                if [None for tensor, version in application.watched if writes_to(tensor) != version]:
+                    kind = application.template.kind
+                    self._doubt(kind, "what it takes or gives is written in place afterwards")
+                application.watched = ()
 
     def _used(self) -> list[Template]:
         """The templates that stood for a call."""
@@ -270,7 +275,7 @@ class Replayer:
             return False
         marks = self._host.notes.marks
         users = (user for user in node.users if user not in template.nodes and user in marks)
-        return node in returned or any(marks[user].phase is Phase.FORWARD for user in users)
+        return node in returned or any(marks[user].phase is not Phase.BACKWARD for user in users)
 
     def inside_templates(self) -> dict[fx.Node, type]:
         """What was computed inside recorded calls that stood for others, with the class of each."""

@@ -1,0 +1,73 @@
+"""What a program of a training step needs of an optimizer, and of gradients, beside its inputs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Initial:
+    """What an optimizer's first step puts under a key: a tensor like `like`, whose elements are all `value`.
+
+    Without `like` it is `value` itself.
+    """
+
+    value: Any
+    like: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class StateSlot:
+    """The input that holds `optimizer.state[parameter][key]`; `parameter` is a qualified name.
+
+    `initial` is what the first step makes where there is nothing; None where that is not known.
+    """
+
+    input: str
+    parameter: str
+    key: str
+    initial: Initial | None = None
+
+
+@dataclass(frozen=True)
+class GroupSlot:
+    """The input that holds `optimizer.param_groups[group][key]`, a number or a tensor."""
+
+    input: str
+    group: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value of a parameter group that the program was recorded with: another one is another program."""
+
+    group: int
+    key: str
+    value: Any
+
+    @property
+    def path(self) -> str:
+        """How a person reads it."""
+        return f"optimizer.param_groups[{self.group}][{self.key!r}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A training step that was captured.
+
+    `call` is the user's function and `optimizer` the captured one, by reference. `groups` are the parameters
+    of its groups by name. `without_gradient` are parameters whose `.grad` has to be None when the step
+    begins, `cleared` those whose `.grad` is None afterwards, whatever it was.
+    """
+
+    call: Callable[..., Any]
+    optimizer: Any = None
+    groups: tuple[tuple[str, ...], ...] = ()
+    settings: tuple[Setting, ...] = ()
+    states: tuple[StateSlot, ...] = ()
+    numbers: tuple[GroupSlot, ...] = ()
+    without_gradient: frozenset[str] = frozenset()
+    cleared: frozenset[str] = frozenset()

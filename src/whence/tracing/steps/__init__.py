@@ -1,0 +1,1 @@
+"""A training step becomes a program: forward, backward, and what the optimizer does."""

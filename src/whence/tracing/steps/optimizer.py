@@ -1,0 +1,182 @@
+"""What an optimizer holds, looked at before a step is captured and given back afterwards."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from whence._torch.hooks import described
+from whence._torch.sharding import name_of_class
+from whence._torch.stepping import optimizer_hooks, parameters_of
+from whence.errors import Fault, UnsupportedHook, UnsupportedStep, UsageError
+from whence.program.steps import Setting
+from whence.tracing.subject import StateTensor, Subject, state_tensors
+
+RATE = "lr"
+"""The value of a parameter group that schedules change between steps: an input, where that can be."""
+_PLAIN = (type(None), bool, int, float, str)
+
+
+Key = tuple[int, str]
+"""The identity of a parameter, and the name of a piece of its state."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A piece of the optimizer's state: whose it is, under which key, and what it is."""
+
+    parameter: StateTensor
+    key: str
+    value: Any
+
+    @property
+    def place(self) -> Key:
+        """Where it is."""
+        return id(self.parameter.tensor), self.key
+
+    @property
+    def path(self) -> str:
+        """How a person reads it."""
+        return f"optimizer.state[{str(self.parameter.paths[0])!r}][{self.key!r}]"
+
+
+@dataclass(frozen=True)
+class Optimizing:
+    """An optimizer and the model's parameters in its groups."""
+
+    optimizer: Optimizer | None
+    groups: tuple[tuple[StateTensor, ...], ...] = ()
+
+    @property
+    def parameters(self) -> Iterator[StateTensor]:
+        """Group by group."""
+        return (row for group in self.groups for row in group)
+
+    def held(self) -> list[Held]:
+        """The state, parameter by parameter, in the optimizer's order of keys."""
+        if self.optimizer is None:
+            return []
+        state = self.optimizer.state
+        return [
+            Held(row, key, value)
+            for row in self.parameters
+            if row.tensor in state
+            for key, value in state[row.tensor].items()
+        ]
+
+    def settings(self) -> list[Setting]:
+        """Everything else in the groups."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [
+            Setting(number, key, value)
+            for number, group in enumerate(groups)
+            for key, value in group.items()
+            if key != "params"
+        ]
+
+
+def optimizing(subject: Subject, optimizer: object) -> Optimizing:
+    """Look at an optimizer; raises a `WhenceError` for what cannot be captured."""
+    if optimizer is None:
+        return Optimizing(None)
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(
+            f"the optimizer is a {type(optimizer).__name__}",
+            remedy="pass a torch.optim.Optimizer, or None where the step updates parameters itself",
+        )
+    _refuse_hooks(optimizer)
+    rows = {id(row.tensor): row for row in state_tensors(subject)}
+    strangers = [tensor for tensor in parameters_of(optimizer) if id(tensor) not in rows]
+    if strangers:
+        raise UnsupportedStep(
+            f"{len(strangers)} of the optimizer's parameters are not in {name_of_class(subject.roots[0][1])}",
+            why="they have no name in the model: "
+            + ", ".join(f"a tensor {list(t.shape)}" for t in strangers[:5]),
+            remedy="pass a model that holds all of them, such as nn.ModuleDict of what is trained together",
+        )
+    groups = tuple(tuple(rows[id(p)] for p in group["params"]) for group in optimizer.param_groups)
+    found = Optimizing(optimizer, groups)
+    _refuse_values(found)
+    return found
+
+
+def _refuse_hooks(optimizer: Optimizer) -> None:
+    hooks = optimizer_hooks(optimizer)
+    if hooks:
+        raise UnsupportedHook(
+            f"there are hooks on the optimizer's step: {'; '.join(map(described, hooks))}",
+            why="what they do in Python would happen once, in the capture, and never again",
+            remedy="remove them for the capture, and do in the step what they do",
+        )
+
+
+def _refuse_values(found: Optimizing) -> None:
+    faults = [
+        Fault(
+            f"{row.path} is a {type(row.value).__name__}",
+            why="the state of an optimizer is recorded where it is made of tensors; this would be a constant "
+            "of the program",
+            remedy="use an optimizer that keeps its state in tensors, as those of torch.optim do; or capture "
+            "the model with backward=loss and run the optimizer itself",
+        )
+        for row in found.held()
+        if not isinstance(row.value, (Tensor, type(None)))
+    ]
+    faults += [
+        Fault(
+            f"{setting.path} is a {type(setting.value).__name__}",
+            why="only a number, a text, or a tensor for lr can be compared with what it is in later steps",
+            remedy="use plain numbers in parameter groups",
+        )
+        for setting in found.settings()
+        if not (is_plain(setting.value) or (setting.key == RATE and isinstance(setting.value, Tensor)))
+    ]
+    if faults:
+        raise UnsupportedStep.of(faults)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value can be kept and compared: Python's own, or tuples and lists of them."""
+    return isinstance(value, _PLAIN) or (isinstance(value, (tuple, list)) and all(map(is_plain, value)))
+
+
+def optimizer_restored(optimizer: Optimizer | None) -> Callable[[], None]:
+    """A way back to what an optimizer is now: its attributes, groups, and state."""
+    if optimizer is None:
+        return lambda: None
+    attributes = dict(vars(optimizer))
+    groups = [(group, dict(group)) for group in optimizer.param_groups]
+    lists = [(group["params"], list(group["params"])) for group in optimizer.param_groups]
+    state = {
+        key: (held, dict(held) if isinstance(held, dict) else None) for key, held in optimizer.state.items()
+    }
+
+    def restore() -> None:
+        held = vars(optimizer)
+        for name in [name for name in held if name not in attributes]:
+            del held[name]
+        held.update(attributes)
+        optimizer.param_groups[:] = [group for group, _ in groups]
+        for group, values in groups:
+            _refill(group, values)
+        for parameters, members in lists:
+            parameters[:] = members
+        _refill(optimizer.state, {key: inner for key, (inner, _) in state.items()})
+        for inner, before in state.values():
+            if before is not None:
+                _refill(inner, before)
+
+    return restore
+
+
+def _refill(held: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    if _identities(held) != _identities(before):
+        held.clear()
+        held.update(before)
+
+
+def _identities(held: Mapping[Any, Any]) -> list[tuple[int, int]]:
+    """Keys may be tensors, which are not to be compared."""
+    return [(id(key), id(value)) for key, value in held.items()]

@@ -1,0 +1,328 @@
+"""Listens while a training step runs: beside the model, to autograd's passes and to the optimizer."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.optim import Optimizer
+
+from whence._torch.autograd import (
+    gradient_key,
+    inside_backward,
+    next_sequence_number,
+    nodes_below_tensors,
+    sequence_number,
+)
+from whence._torch.module_calls import ObservedCall
+from whence._torch.recording import FakeTensor
+from whence._torch.step_recording import StepRecorder
+from whence._torch.stepping import is_scaling
+from whence.errors import CaptureError, DataDependent, UnsupportedStep
+from whence.provenance.places import PROGRAM
+from whence.schema import Phase
+from whence.tracing.notes import Notes, Step
+from whence.tracing.session import Session
+from whence.tracing.valuereads import value_of
+
+SEVERAL = "the step runs several forwards or backwards"
+"""Why calls are not replayed."""
+_ONES = torch.ops.aten.ones_like.default
+_OTHERWISE = "capture the model with backward=loss and let the optimizer run by itself"
+
+
+class RateRead(Exception):
+    """The optimizer decides by its learning rate: the program holds for this one only."""
+
+
+@dataclass
+class BackwardRun:
+    """One pass of autograd: the part of the recorded operations and of the steps that is its own.
+
+    `moment` is the number of the first autograd node that was made after it.
+    """
+
+    roots: tuple[tuple[Any, fx.Node], ...]
+    start: int
+    first: int
+    end: int = 0
+    last: int = 0
+    moment: int = 0
+
+    def notes(self, notes: Notes) -> Notes:
+        """The notes as they were when it ended, with its steps alone."""
+        steps: list[Step] = notes.steps[self.first : self.last]
+        return replace(notes, order=notes.order[: self.end], steps=steps)
+
+
+@dataclass
+class StepNotes:
+    """What is noted of a step: passes of autograd, and what became of gradients.
+
+    `before` are gradients that were there when it began, by the identity of the tensor. `cleared` and
+    `assumed` are parameters whose gradient was taken away, or was absent, before the first one arrived.
+    `tracked` are operations after a backward that autograd may go through again.
+    """
+
+    leaves: dict[int, fx.Node] = field(default_factory=dict)
+    before: dict[int, Tensor] = field(default_factory=dict)
+    rates: frozenset[fx.Node] = frozenset()
+    runs: list[BackwardRun] = field(default_factory=list)
+    cleared: set[int] = field(default_factory=set)
+    assumed: set[int] = field(default_factory=set)
+    arrived: set[int] = field(default_factory=set)
+    tracked: set[fx.Node] = field(default_factory=set)
+
+
+class StepSession(Session):
+    """A session of a whole step, with `optimizer` as the only one that may run."""
+
+    recorder_kind = StepRecorder  # type: ignore[assignment]
+    recorder: StepRecorder
+    fills_gradients = True
+    optimizer: Optimizer | None = None
+
+    def __init__(self, *args: Any) -> None:
+        self.step = StepNotes()
+        self.reads_numbers = False
+        self._arriving = 0
+        super().__init__(*args)
+        # an optimizer that is told that it is being compiled computes otherwise, and gives other bits
+        self.is_plainly_eager = lambda: self.reads_numbers
+
+    # --- phases --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[ObservedCall]:
+        if self.phase is Phase.OPTIMIZER and not self.reads_numbers:
+            self.phase = Phase.FORWARD
+            self.replayer.distrust(SEVERAL)
+        with super()._call(module, args, kwargs) as call:
+            yield call
+
+    def user_of_sizes(self) -> object:
+        """What follows the backward computes sizes once."""
+        return (self._stack[-1], "optimizer") if self.phase is Phase.OPTIMIZER else super().user_of_sizes()
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the step's own code runs, and no module's."""
+        return self._stack == [PROGRAM]
+
+    # --- autograd ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def backward(
+        self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], *, creates_graph: bool, fills: bool
+    ) -> Iterator[bool]:
+        """A pass of autograd: the backward of the step, or one inside a module's forward."""
+        if fills:
+            self._refuse_pass(creates_graph)
+        if not self.is_outside or creates_graph or self.phase is Phase.BACKWARD:
+            yield False
+            return
+        self._begin_pass(roots, gradients)
+        try:
+            yield True
+            self.replayer.doubt_what_was_written()
+        finally:
+            run = self.step.runs[-1]
+            run.end, run.last = len(self.notes.order), len(self.notes.steps)
+            run.moment = next_sequence_number()
+            self.phase = Phase.OPTIMIZER
+
+    def _refuse_pass(self, creates_graph: bool) -> None:
+        if creates_graph:
+            raise UnsupportedStep(
+                "backward(create_graph=True) fills .grad with values that are differentiated again",
+                where=self.here(),
+                why="a gradient that has a history is no number that a program could hand on",
+                remedy="take them with torch.autograd.grad(..., create_graph=True), which returns them",
+            )
+        if inside_backward():
+            raise UnsupportedStep(
+                "a backward runs inside the backward and fills .grad",
+                where=self.here(),
+                why="checkpoints with use_reentrant=True do that, and custom autograd functions",
+                remedy="use torch.utils.checkpoint with use_reentrant=False",
+            )
+        if not self.is_outside:
+            raise UnsupportedStep(
+                "a module calls backward() in its forward",
+                where=self.here(),
+                why="what runs inside a call is its forward, and filling .grad is none",
+                remedy="call backward() in the step, outside the model",
+            )
+
+    def _begin_pass(self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        pairs = [
+            (gradient_key(root), self.known(root), self.known(gradient))
+            for root, gradient in zip(roots, gradients, strict=True)
+            if gradient is not None
+        ]
+        self._belated(roots)
+        if self.step.runs:
+            self.replayer.distrust(SEVERAL)
+        start = self._seeds_begin([gradient for _, _, gradient in pairs])
+        self.phase = Phase.BACKWARD
+        self.arrived.clear()
+        self.arrived.update(key for key, *_ in pairs if key is not None)
+        run = BackwardRun(tuple((key, gradient) for key, _, gradient in pairs), start, len(self.notes.steps))
+        self.step.runs.append(run)
+
+    def _seeds_begin(self, seeds: Sequence[fx.Node]) -> int:
+        """Give what was made for the backward alone, just before it, to it; where sums may begin."""
+        order, marks = self.notes.order, self.notes.marks
+        for node in reversed(order):
+            if node not in seeds or node.target is not _ONES or node.users:
+                break
+            marks[node] = replace(marks[node], phase=Phase.BACKWARD)
+        return len(order)
+
+    def _belated(self, roots: Sequence[Tensor]) -> None:
+        """What came after an earlier backward, with grad mode on, and is differentiated now, was forward."""
+        if not self.step.runs:
+            return
+        before = self.step.runs[-1]
+        made = {sequence_number(node) for node in nodes_below_tensors(roots)}
+        for node in self.notes.order[before.end :]:
+            mark = self.notes.marks[node]
+            if node in self.step.tracked and mark.moment >= before.moment and mark.moment in made:
+                self.notes.marks[node] = replace(mark, phase=Phase.FORWARD)
+
+    def recorded(self, node: fx.Node) -> None:
+        """Mark a node; after a backward, one that autograd follows may be differentiated yet."""
+        super().recorded(node)
+        if self.phase is Phase.OPTIMIZER and torch.is_grad_enabled():
+            self.step.tracked.add(node)
+
+    def gradient_arrives(self, leaf: Tensor) -> None:
+        """A gradient for a leaf: the first one must find none."""
+        self._arriving = len(self.notes.order)
+        key = id(leaf)
+        if isinstance(leaf, FakeTensor) and key not in self.step.leaves:
+            return  # the step has made it, and nobody sees its gradient but the step
+        if key not in self.step.leaves:
+            raise UnsupportedStep(
+                f"a tensor {list(leaf.shape)} from outside the model gets a gradient",
+                where=self.here(),
+                why="it has no name in the model, so the program could not say whose gradient that is",
+                remedy="pass a model that holds it (nn.ModuleDict of what is trained together), or detach it",
+            )
+        if key in self.step.arrived:
+            return
+        self.step.arrived.add(key)
+        if leaf.grad is not None and leaf.grad is self.step.before.get(key):
+            raise UnsupportedStep(
+                f"{self.notes.inputs[self.step.leaves[key]]} has a gradient when the step begins",
+                where=self.here(),
+                why="the backward would add to it, and a program takes no gradients in",
+                remedy="call zero_grad() before the capture, or at the beginning of the step",
+            )
+        if key not in self.step.cleared:
+            self.step.assumed.add(key)
+
+    def gradient_is_kept(self, leaf: Tensor) -> None:
+        """What was recorded since has put the gradient into `.grad`."""
+        self.notes.kept.update(dict.fromkeys(self.notes.order[self._arriving :], id(leaf)))
+
+    def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
+        """`zero_grad` takes them away."""
+        self.step.cleared.update(map(id, parameters))
+
+    def gradient_set(self, tensor: Tensor, gradient: Tensor | None) -> None:
+        """The step writes `.grad` itself; what was there before is gone."""
+        if id(tensor) in self.step.leaves:
+            self.step.cleared.add(id(tensor))
+        elif gradient is not None and not isinstance(tensor, FakeTensor):
+            raise UnsupportedStep(
+                "the step sets the .grad of a tensor that is not in the model",
+                where=self.here(),
+                why="the program would not know where to put it",
+                remedy="pass a model that holds the tensor",
+            )
+
+    def met_tensor(self, tensor: Tensor) -> str:
+        """A tensor from outside; gradients of before are no inputs of the program."""
+        owner = next((key for key, held in self.step.before.items() if held is tensor), None)
+        if owner is not None:
+            raise UnsupportedStep(
+                f"the step reads a gradient of before: {self.notes.inputs[self.step.leaves[owner]]}",
+                where=self.here(),
+                why="a program takes no gradients in",
+                remedy="call zero_grad(), which sets gradients to None, before the capture and in the step",
+            )
+        return super().met_tensor(tensor)
+
+    # --- the optimizer -------------------------------------------------------------------------------
+
+    @contextmanager
+    def stepping(self, optimizer: Optimizer, arguments: Sequence[Any]) -> Iterator[None]:
+        """The optimizer's step: it reads numbers of its state, and is not being compiled."""
+        self._refuse_optimizer(optimizer, arguments)
+        self.phase, self.reads_numbers = Phase.OPTIMIZER, True
+        try:
+            yield
+        finally:
+            self.reads_numbers = False
+
+    def _refuse_optimizer(self, optimizer: Optimizer, arguments: Sequence[Any]) -> None:
+        name = type(optimizer).__name__
+        if optimizer is not self.optimizer:
+            raise UnsupportedStep(
+                f"the step runs an optimizer ({name}) that the capture was not given",
+                where=self.here(),
+                why="its state would be constants of the program",
+                remedy="pass it as optimizer=; several optimizers need a step, and a capture, for each",
+            )
+        if any(argument is not None for argument in arguments):
+            raise UnsupportedStep(
+                f"{name}.step is called with a closure",
+                where=self.here(),
+                why="the optimizer calls it as often as the loss makes it, and a graph decides nothing",
+                remedy=f"call backward() before optimizer.step(); where it needs a closure, {_OTHERWISE}",
+            )
+        if not self.is_outside:
+            raise UnsupportedStep(
+                f"a module runs the optimizer ({name}) in its forward",
+                where=self.here(),
+                why="what runs inside a call is its forward",
+                remedy="call optimizer.step() in the step, outside the model",
+            )
+
+    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> CaptureError:
+        """Python needs a tensor's value; a scaler of gradients does so in every step."""
+        if not is_scaling():
+            return super().value_needed(operation, arguments, function)
+        return UnsupportedStep(
+            "a GradScaler looks whether all gradients are finite, and else skips the optimizer's step",
+            where=self.here(),
+            why="that is a decision of Python's by the value of a tensor, and a graph decides nothing",
+            remedy=f"train in bfloat16, which needs no scaler; or {_OTHERWISE}",
+        )
+
+    def number_needed(self, node: fx.Node) -> Exception:
+        """Python decides by a number of the optimizer."""
+        if _roots(node) <= self.step.rates:
+            return RateRead()
+        value = value_of(node, self._made_at(node), self.notes.inputs)
+        made = f"{value.made}; " if value.made else ""
+        return DataDependent(
+            f"the optimizer decides by the number {value.name}, which a capture does not have",
+            where=self.here(),
+            why=f"{made}a capture runs on fake tensors, shapes without numbers",
+            remedy=f"use an option that decides with tensors (capturable=True), or {_OTHERWISE}",
+        )
+
+
+def _roots(node: fx.Node) -> set[fx.Node]:
+    waiting, found = [node], set()
+    while waiting:
+        current = waiting.pop()
+        waiting += current.all_input_nodes
+        found |= set() if current.all_input_nodes else {current}
+    return found

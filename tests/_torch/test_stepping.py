@@ -1,0 +1,123 @@
+"""Canaries: where a training step can be watched."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from whence._torch.stepping import (
+    is_stepping,
+    note_step,
+    observed_step,
+    optimizer_hooks,
+    parameters_of,
+)
+
+
+class Listener:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    @contextmanager
+    def backward(
+        self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], *, creates_graph: bool, fills: bool
+    ) -> Iterator[bool]:
+        self.told.append(("backward", len(roots), creates_graph, fills))
+        yield True
+
+    def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
+        self.told.append(node.name())
+
+    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> None:
+        self.told.append(len(produced))
+
+    def gradient_arrives(self, leaf: Tensor) -> None:
+        self.told.append(leaf.grad)
+
+    def gradient_is_kept(self, leaf: Tensor) -> None:
+        self.told.append(leaf.grad)
+
+    @contextmanager
+    def stepping(self, optimizer: Optimizer, arguments: Sequence[Any]) -> Iterator[None]:
+        self.told.append((type(optimizer), len(arguments)))
+        yield
+        self.told.append("stepped")
+
+    def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
+        self.told.append(len(parameters))
+
+
+def test_backward_is_told_node_by_node() -> None:
+    """Every node that fills `.grad` is told of, before and after; `torch.autograd.grad` fills none."""
+    listener, leaf = Listener(), nn.Parameter(torch.ones(2))
+    with observed_step(listener):
+        leaf.sum().backward()
+        torch.autograd.grad(leaf.sum(), leaf)
+    _, name, _, before, after, second, *_ = listener.told
+    assert listener.told[0] == ("backward", 1, False, True)
+    assert name == "SumBackward0"
+    assert before is None
+    assert after is leaf.grad
+    assert second == ("backward", 1, False, False)
+
+
+def test_optimizer_is_told_of() -> None:
+    """A step is seen with its arguments, `zero_grad` with its parameters, of optimizers and of modules."""
+    listener, model = Listener(), nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    assert not is_stepping()
+    with observed_step(listener):
+        optimizer.step()
+        optimizer.step(lambda: float(is_stepping()))
+        optimizer.zero_grad()
+        model.zero_grad(set_to_none=False)
+        model.zero_grad()
+    assert listener.told == [(SGD, 0), "stepped", (SGD, 1), "stepped", 2, 2]
+    assert optimizer.step(lambda: float(is_stepping())) == 1.0
+    assert len(parameters_of(optimizer)) == len(parameters_of(model)) == 2
+
+
+def test_nothing_stays_patched() -> None:
+    """After the block torch is as it was, also after an error."""
+    held = (torch.autograd._engine_run_backward, torch.autograd.profiler.record_function)
+    cleared = (vars(Optimizer)["zero_grad"], vars(nn.Module)["zero_grad"])
+    with pytest.raises(KeyError), observed_step(Listener()):
+        raise KeyError
+    assert held == (torch.autograd._engine_run_backward, torch.autograd.profiler.record_function)
+    assert cleared == (vars(Optimizer)["zero_grad"], vars(nn.Module)["zero_grad"])
+
+
+def test_hooks_of_optimizers_are_found() -> None:
+    """Its own before and after a step (`_optimizer_step_pre_hooks`), and those for all optimizers
+    (`_global_optimizer_pre_hooks`, `_global_optimizer_post_hooks`)."""
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    handles = [
+        optimizer.register_step_pre_hook(lambda *_: None),
+        optimizer.register_step_post_hook(lambda *_: None),
+        register_optimizer_step_pre_hook(lambda *_: None),
+        register_optimizer_step_post_hook(lambda *_: None),
+    ]
+    assert len(optimizer_hooks(optimizer)) == len(handles)
+    for handle in handles:
+        handle.remove()
+    assert optimizer_hooks(optimizer) == []
+
+
+def test_schedules_ask_for_steps() -> None:
+    """A schedule warns unless the optimizer has stepped (`_wrapped_by_lr_sched`, `_opt_called`)."""
+    first, second = (SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    with pytest.warns(UserWarning, match="before `optimizer.step"):
+        ExponentialLR(first, 0.9).step()
+    schedule = ExponentialLR(second, 0.9)
+    note_step(second)
+    schedule.step()
+    note_step(SGD([nn.Parameter(torch.ones(1))], lr=0.1))

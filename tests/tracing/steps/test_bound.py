@@ -1,0 +1,318 @@
+"""A program bound to live state: it runs where what it relies on holds, and says so in words where not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
+
+import whence
+from tests.checks import differing, gradients, state
+from tests.tracing.steps.small import batch, clipped, never_zero, plain_sgd, small, zero_first, zero_last
+from whence.errors import CallError, StaleCapture, UsageError
+
+
+def captured(make: Callable[..., Any] = zero_first) -> tuple[whence.Program, nn.Sequential, AdamW]:
+    model, optimizer = small()
+    program = whence.capture_step(make(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    return program, model, optimizer
+
+
+def test_schedule_runs_outside() -> None:
+    """A learning rate is an input: a schedule changes it between steps, and does not warn."""
+    (program, model, optimizer), (eager, theirs) = captured(), small()
+    run, step = program.bind(model, optimizer), zero_first(eager, theirs)
+    schedules = [ExponentialLR(optimizer, 0.5), ExponentialLR(theirs, 0.5)]
+    for _ in range(3):
+        assert torch.equal(run(batch()), step(batch()))
+        for schedule in schedules:
+            schedule.step()
+    assert differing(state(eager), state(model)) == []
+    assert optimizer.param_groups[0]["lr"] == theirs.param_groups[0]["lr"] == 0.00125
+
+
+def test_tensor_learning_rate_is_an_input() -> None:
+    """So is one that is a tensor, on whichever side it changes."""
+    (model, _), (eager, _) = small(), small()
+    optimizer, theirs = (Adam(one.parameters(), lr=torch.tensor(0.1)) for one in (model, eager))
+    program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    run, step = program.bind(model, optimizer), zero_first(eager, theirs)
+    for rate in (0.1, 0.05):
+        for one in (optimizer, theirs):
+            one.param_groups[0]["lr"].fill_(rate)
+        run(batch())
+        step(batch())
+        assert differing(state(eager), state(model)) == []
+    optimizer.param_groups[0]["lr"] = 0.1
+    with pytest.raises(StaleCapture, match="was a tensor at capture, is a number now"):
+        run(batch())
+
+
+def test_settings_are_guarded() -> None:
+    """Any other value of a group is a constant: another one is refused, and nothing is changed."""
+    program, model, optimizer = captured()
+    run = program.bind(model, optimizer)
+    optimizer.param_groups[0]["betas"] = (0.8, 0.999)
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    before = state(model)
+    with pytest.raises(StaleCapture) as caught:
+        run(batch())
+    assert "`optimizer.param_groups[0]['betas']` was (0.9, 0.999) at capture, is (0.8, 0.999) now" in str(
+        caught.value
+    )
+    assert "weight_decay" in str(caught.value)
+    assert differing(before, state(model)) == []
+    assert optimizer.state == {}
+
+
+def test_learning_rate_that_decides_is_guarded() -> None:
+    """Where code of the optimizer's needs the number, it is a constant: fused kernels take a number."""
+    model, _ = small()
+    optimizer = AdamW(model.parameters(), lr=0.01, fused=True)
+    program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    assert program.step is not None
+    assert "lr" in [row.key for row in program.step.settings]
+    assert program.step.numbers == ()
+    run = program.bind(model, optimizer)
+    run(batch())
+    optimizer.param_groups[0]["lr"] = 0.05
+    with pytest.raises(StaleCapture, match=r"was 0.01 at capture, is 0.05 now"):
+        run(batch())
+
+
+def test_model_is_guarded() -> None:
+    """What `check` finds keeps the program from running."""
+    program, model, optimizer = captured()
+    assert program.check(model, (batch(),)) == []
+    run = program.bind(model, optimizer)
+    model.eval()
+    assert program.check(model, (batch(),))
+    with pytest.raises(StaleCapture, match="training"):
+        run(batch())
+    model.train()
+    run(batch())
+    with pytest.raises(CallError, match="do not fit"):
+        run(batch(5))
+    next(model.parameters()).register_hook(lambda gradient: gradient)
+    with pytest.raises(StaleCapture, match="hook"):
+        run(batch())
+
+
+def test_gradients_of_before_are_refused() -> None:
+    """A step that does not zero gradients first holds where there are none."""
+    program, model, optimizer = captured(never_zero)
+    run = program.bind(model, optimizer)
+    run(batch())
+    assert model[0].weight.grad is not None
+    with pytest.raises(StaleCapture, match=r"0\.bias, 0\.weight, 2\.bias, 2\.weight have gradients"):
+        run(batch())
+    optimizer.zero_grad()
+    run(batch())
+    program, model, optimizer = captured(zero_last)
+    program.bind(model, optimizer)(batch())
+    assert all(held.grad is None for held in model.parameters())
+
+
+def test_argument_gets_its_gradient() -> None:
+    """An argument that requires a gradient gets it as in eager; one that has some is refused."""
+    program, model, optimizer = captured()
+    x = batch().requires_grad_()
+    program = whence.capture_step(zero_first(model, optimizer), (x,), model=model, optimizer=optimizer)
+    run = program.bind(model, optimizer)
+    (eager, theirs), given, expected = small(), batch().requires_grad_(), batch().requires_grad_()
+    run(given)
+    zero_first(eager, theirs)(expected)
+    assert torch.equal(given.grad, expected.grad)  # type: ignore[arg-type]
+    with pytest.raises(StaleCapture, match="have gradients"):
+        run(given)
+
+
+def test_hooks_on_the_optimizer_are_refused() -> None:
+    """The program does not run them."""
+    program, model, optimizer = captured()
+    run = program.bind(model, optimizer)
+    handle = optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(StaleCapture, match="hooks on the optimizer's step"):
+        run(batch())
+    handle.remove()
+    run(batch())
+
+
+def test_other_instances_may_be_bound() -> None:
+    """A copy of the model with an optimizer like the captured one trains as eager trains it."""
+    program, model, _ = captured(clipped)
+    copies = [copy.deepcopy(model) for _ in range(2)]
+    optimizers = [AdamW(one.parameters(), lr=0.01) for one in copies]
+    run, step = program.bind(copies[0], optimizers[0]), clipped(copies[1], optimizers[1])
+    before = state(model)
+    for _ in range(2):
+        assert differing(dict(enumerate(run(batch()))), dict(enumerate(step(batch())))) == []  # type: ignore[arg-type]
+    assert differing(*map(state, copies)) == []
+    assert differing(*map(gradients, copies)) == []
+    assert differing(before, state(model)) == []
+
+
+def test_missing_state_is_made_or_refused() -> None:
+    """What a first step makes is made where it is known; a program of a later step asks for one step."""
+    program, model, optimizer = captured()
+    program.bind(model, optimizer)(batch())
+    assert [*optimizer.state[next(model.parameters())]] == ["step", "exp_avg", "exp_avg_sq"]
+    later = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    fresh = AdamW(model.parameters(), lr=0.01)
+    with pytest.raises(StaleCapture, match="take one step with this optimizer"):
+        later.bind(model, fresh)(batch())
+    assert dict(fresh.state) == {}
+
+
+UNFIT: dict[str, tuple[Callable[[nn.Sequential], Optimizer | None], str]] = {
+    "none": (lambda model: None, "needs an optimizer"),
+    "another class": (plain_sgd, "captured with AdamW, not SGD"),
+    "other groups": (lambda model: AdamW([next(model.parameters())]), "groups do not hold"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_other_optimizers_are_refused(name: str) -> None:
+    """An optimizer must be made as the captured one was."""
+    (program, model, _), (make, words) = captured(), UNFIT[name]
+    with pytest.raises(UsageError, match=words):
+        program.bind(model, make(model))
+
+
+def test_verify_wants_what_the_step_runs() -> None:
+    """The step closes over its model and optimizer, so others cannot be compared."""
+    program, model, optimizer = captured()
+    assert program.verify(model, (batch(),), optimizer=optimizer).ok
+    with pytest.raises(UsageError, match="other tensors"):
+        program.verify(copy.deepcopy(model), (batch(),))
+    with pytest.raises(UsageError, match="another one"):
+        program.verify(model, (batch(),), optimizer=AdamW(model.parameters()))
+
+
+def test_verify_finds_differences() -> None:
+    """A program that computes something else is not said to be equal, and where it differs is named."""
+    program, model, _ = captured()
+    node = program.select(":: aten.addcdiv.default :: optimizer")[0]
+    node.kwargs = {**node.kwargs, "value": -1.0}
+    program.graph_module.recompile()
+    result = program.verify(model, (batch(),))
+    assert not result.ok
+    assert "state 0.weight differs" in str(result)
+
+
+def test_forward_runs_on_live_state() -> None:
+    """A captured forward changes buffers in place, and returns what the model does."""
+    ours, theirs = (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    run = whence.capture(ours, (batch(),)).bind(ours)
+    for _ in range(2):
+        found = run(batch())
+        assert torch.equal(found, theirs(batch()))
+    assert not found.requires_grad
+    assert differing(state(theirs), state(ours)) == []
+
+
+def test_joint_program_adds_gradients() -> None:
+    """A joint program with a loss returns both, and adds gradients as `loss.backward()` does."""
+    ours, theirs = (small()[0] for _ in range(2))
+    program = whence.capture(ours, (batch(),), backward=lambda found: found.sin().mean(), state="attributes")
+    run = program.bind(ours)
+    for _ in range(2):
+        loss, found = run(batch())
+        expected = theirs(batch())
+        expected.sin().mean().backward()
+        assert torch.equal(found, expected)
+        assert torch.equal(loss, expected.sin().mean())
+        assert differing(gradients(theirs), gradients(ours)) == []
+
+
+def test_program_without_a_loss_is_refused() -> None:
+    """Nobody says which gradients its outputs get."""
+    model, optimizer = small()
+    with pytest.raises(UsageError, match="backward=loss"):
+        whence.capture(model, (batch(),), backward=True).bind(model)
+    with pytest.raises(UsageError, match="knows no optimizer"):
+        whence.capture(model, (batch(),)).bind(model, optimizer)
+
+
+class Exchanging(nn.Module):
+    """Two buffers change places in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.first, self.second = nn.Buffer(torch.zeros(2)), nn.Buffer(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first, self.second = self.second, self.first
+        return x * self.weight + self.first
+
+
+def test_buffers_may_change_places() -> None:
+    """What is written does not change what is written next."""
+    ours, theirs = Exchanging(), Exchanging()
+    optimizer, other = plain_sgd(ours), plain_sgd(theirs)
+    x = torch.ones(2)
+    program = whence.capture_step(zero_first(ours, optimizer), (x,), model=ours, optimizer=optimizer)
+    run, step = program.bind(ours, optimizer), zero_first(theirs, other)
+    for _ in range(3):
+        assert torch.equal(run(x), step(x))
+        assert differing(state(theirs), state(ours)) == []
+
+
+class Sharing(nn.Module):
+    """Two parameters whose gradient is one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.first + self.second)
+
+
+def test_gradients_have_memory_of_their_own() -> None:
+    """A gradient that is changed afterwards changes no other."""
+    model = Sharing()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    program.bind(model, optimizer)(batch())
+    kept = model.second.grad.clone()  # type: ignore[union-attr]
+    model.first.grad.zero_()  # type: ignore[union-attr]
+    assert torch.equal(model.second.grad, kept)  # type: ignore[arg-type]
+
+
+def test_autocast_is_as_it_was() -> None:
+    """The casts are part of the program."""
+    program, model, optimizer = captured()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises((CallError, StaleCapture), match="autocast"):
+        program.bind(model, optimizer)(batch())
+
+
+class Counted(nn.Module):
+    """Does something else after its third call, by a number of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        found: Tensor = self.inner(x)
+        return found.sin() if self.calls > 3 else found
+
+
+def test_model_that_changes_itself_is_refused() -> None:
+    """A number that the model counts is left out of the program, so that does not run."""
+    model = Counted()
+    optimizer = plain_sgd(model)
+    program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    with pytest.raises(StaleCapture, match="the model changes calls when it runs"):
+        program.bind(model, optimizer)(batch())
