@@ -47,7 +47,7 @@ class Bound:
         """Run once; raises `CallError` for other inputs, `StaleCapture` where the capture does not hold."""
         program = self.program
         flat = program.convention.flatten(args, kwargs)
-        checked = self._check(args, kwargs)
+        checked = self._check(args, kwargs) if program.guards.rows else Checked([])
         if checked.violations:
             raise stale_capture(program, checked)
         if checked.changes and not _settles(program):

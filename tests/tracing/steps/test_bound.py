@@ -218,6 +218,17 @@ def test_forward_runs_on_live_state() -> None:
     assert differing(state(theirs), state(ours)) == []
 
 
+def test_exported_program_runs_on_live_state() -> None:
+    """A program without guards is checked against its inputs alone; arguments may be constants."""
+    model = small()[0]
+    run = whence.from_exported_program(torch.export.export(model, (batch(),))).bind(model)
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    assert torch.equal(run(batch()), model(batch()))
+    with pytest.raises(CallError):
+        run(batch(5))
+
+
 def test_joint_program_adds_gradients() -> None:
     """A joint program with a loss returns both, and adds gradients as `loss.backward()` does."""
     ours, theirs = (small()[0] for _ in range(2))
