@@ -169,3 +169,11 @@ def test_recapture_keeps_what_was_asked_for() -> None:
     assert torch.equal(guarded(torch.ones(20, 4)), model(torch.ones(20, 4)))
     assert guarded.program.preserved == program.preserved
     assert guarded.program.wanted.dynamic_shapes is None
+
+
+def test_a_program_without_guards_says_so() -> None:
+    """Of an exported graph nobody knows what it assumes of a model: no answer would be true."""
+    layer, x = nn.Linear(2, 2), torch.ones(1, 2)
+    program = whence.from_exported_program(torch.export.export(layer, (x,)))
+    with pytest.raises(whence.UsageError, match="has no guards"):
+        program.check(layer, (x,))

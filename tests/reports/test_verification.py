@@ -302,3 +302,18 @@ def test_rows_are_named_as_the_outputs(name: str) -> None:
     expected = [output.name for output in program.signature.outputs if output.kind is whence.OutputKind.USER]
     found = [entry.name for entry in program.verify(model, args, kwargs).rows if entry.kind == "output"]
     assert found == expected
+
+
+def test_tensors_from_outside_that_are_written_are_as_before() -> None:
+    """Each run starts from what they were, and afterwards they are that again."""
+    total = torch.zeros(3)
+
+    class Adding(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            total.add_(x)
+            return total * 2
+
+    model, x = Adding(), torch.ones(3)
+    program = whence.capture(model, (x,))
+    assert program.verify(model, (x,)).ok
+    assert torch.equal(total, torch.zeros(3))

@@ -335,3 +335,19 @@ def test_a_saved_tensor_that_is_written_is_named() -> None:
         whence.capture(Writes(), (x,), backward=True, dynamic_shapes=({0: Dim("rows")},))
     assert "a tensor that SigmoidBackward0 saved for its backward was written in place" in str(caught.value)
     assert "test_dynamic_sizes.py" in str(caught.value.where)
+
+
+def test_pieces_of_a_size_that_varies() -> None:
+    """What a chunk asks of a size divides by a quotient of it, which is no number for a size of 0."""
+
+    class Pieces(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            first, second, third = x.chunk(3, dim=1)
+            return first * second + third
+
+    model, x = Pieces(), torch.randn(2, 6)
+    program = whence.capture(model, (x,), dynamic_shapes=({1: Dim.AUTO},))
+    assert program.verify(model, (torch.randn(2, 12),)).ok
+    for size in (0, 4, 7):
+        with pytest.raises(whence.CallError, match=r"must be such that .* // 3"):
+            program.module()(torch.randn(2, size))

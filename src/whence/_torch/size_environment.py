@@ -245,7 +245,7 @@ def _divisor(condition: Any) -> int | None:
 
 def linear(found: Any) -> tuple[Any, int, int] | None:
     """The one symbol of an expression, how often it is taken, and what is added; None for other forms."""
-    if len(found.free_symbols) != 1:
+    if len(found.free_symbols) != 1 or found.has(sympy.Function):  # a quotient has no value where it is 0 / 0
         return None
     (symbol,) = found.free_symbols
     offset = found.subs(symbol, 0)

@@ -37,14 +37,18 @@ class Run:
 
 
 @contextmanager
-def same_start(subject: Subject, inputs: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
+def same_start(
+    subject: Subject, inputs: tuple[Any, Any], constants: Sequence[Tensor] = ()
+) -> Iterator[tuple[Any, Any]]:
     """The same seed, state and inputs for every run; afterwards everything is as it was before.
 
-    Gives copies of the inputs. The model's own tensors are used, and written back.
+    Gives copies of the inputs. The model's own tensors are used, and written back; so are `constants`, which
+    are tensors from outside that it reads.
     """
     modules = list(subject.named_modules())
     rows = state_tensors(subject)
-    tensors, plain = [row.tensor for row in rows], [row.tensor for row in plain_tensors(rows)]
+    tensors = [row.tensor for row in rows]
+    plain = [*(row.tensor for row in plain_tensors(rows)), *constants]
     before = [(tensor, tensor.grad, tensor.requires_grad) for tensor in tensors]
     numbers = [(tensor, tensor.detach().clone()) for tensor in plain]
     python, cpu = random.getstate(), torch.get_rng_state()

@@ -49,8 +49,14 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
 def check(program: Program, plan: Plan, model: object, args: object, kwargs: object) -> Checked:
     """Every guard that does not hold for this model and, where they are given, these inputs.
 
-    Never raises: where looking at what was given fails, that is what was found.
+    Where looking at what was given fails, that is what was found. Raises `UsageError` for a program that has
+    no guards.
     """
+    if not plan.guards:
+        raise UsageError(
+            f"{program.name} has no guards: nobody watched what its graph assumes of the model",
+            remedy="whence.capture the model; program.verify compares the numbers of any graph",
+        )
     checked = attempt(lambda: _check(program, plan, model, args, kwargs))
     if isinstance(checked, Failed):
         return Checked([Violation(plan.guards[0], str(checked))])

@@ -6,7 +6,10 @@ buffers, everything the run changes, and the random number generator's state are
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from whence import hierarchy
 from whence.program import Program
@@ -14,6 +17,7 @@ from whence.program.state import bound_state
 from whence.reports.comparing import Comparison, compare
 from whence.reports.divergence import first_divergence
 from whence.reports.running import run_eager, run_module, same_start
+from whence.schema import InputKind
 from whence.tracing.kinds import refuse_uninitialised
 from whence.tracing.subject import Subject, subject_of, tensors_by_name
 
@@ -64,26 +68,30 @@ def verify(
     inputs = (args, kwargs or {})
     program.convention.flatten(*inputs)
     bound = program.with_changes(state=bound_state(program, tensors_by_name(subject)))
-    eager = _run(subject, inputs, lambda given: run_eager(program, subject, *given))
-    captured = _run(subject, inputs, lambda given: run_module(hierarchy.flat_module(bound), bound, *given))
+    names = [row.name for row in bound.signature.state if row.kind is InputKind.CONSTANT]
+    constants = tuple(bound.state[name] for name in names if name in bound.state)
+    run = partial(_run, subject, inputs, constants)
+    eager = run(lambda given: run_eager(program, subject, *given))
+    captured = run(lambda given: run_module(hierarchy.flat_module(bound), bound, *given))
     rows = compare(eager, captured)
     if all(row.equal for row in rows):
         return Verification(rows)
-    told = (
-        _run(subject, inputs, lambda given: run_eager(program, subject, *given, told=True))
-        if program.asked
-        else None
-    )
+    told = run(lambda given: run_eager(program, subject, *given, told=True)) if program.asked else None
     return Verification(
         rows=rows,
-        divergence=_run(subject, inputs, lambda given: first_divergence(bound, subject, *given)),
+        divergence=run(lambda given: first_divergence(bound, subject, *given)),
         asked=tuple(map(str, program.asked)),
         explained=told is not None and all(row.equal for row in compare(told, captured)),
     )
 
 
-def _run(subject: Subject, inputs: tuple[Any, Any], work: Callable[[tuple[Any, Any]], Any]) -> Any:
-    with same_start(subject, inputs) as given:
+def _run(
+    subject: Subject,
+    inputs: tuple[Any, Any],
+    constants: Sequence[Tensor],
+    work: Callable[[tuple[Any, Any]], Any],
+) -> Any:
+    with same_start(subject, inputs, constants) as given:
         return work(given)
 
 
