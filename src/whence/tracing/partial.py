@@ -16,6 +16,7 @@ from whence.tracing.following import Gradients
 from whence.tracing.functional import Functional
 from whence.tracing.notes import Mark, Notes
 from whence.tracing.replay.expand import expand
+from whence.tracing.replay.markers import Markers
 from whence.tracing.replay.template import Doubt
 from whence.tracing.session import Session
 
@@ -54,7 +55,7 @@ def keeping_what_was_recorded(session: Session) -> Iterator[None]:
 
 def _partial(session: Session, error: CaptureError) -> Partial:
     graph = session.recorder.graph
-    _drop_failed(graph)
+    _drop_failed(graph, session.replayer.markers)
     for node in graph.nodes:
         if not has_origin(node) and (mark := session.notes.marks.get(node)) is not None:
             set_origin(node, _origin(mark, session.notes))
@@ -64,10 +65,10 @@ def _partial(session: Session, error: CaptureError) -> Partial:
     return Partial(session.notes.scopes[PROGRAM].site.type, graph, stopped)
 
 
-def _drop_failed(graph: fx.Graph) -> None:
-    """An operation that failed has a node, and no value."""
+def _drop_failed(graph: fx.Graph, markers: Markers) -> None:
+    """An operation that failed has a node, and no value; a marker has none, either."""
     for node in reversed(list(graph.nodes)):
-        if node.op != "call_function" or "val" in node.meta or node.users:
+        if node.op != "call_function" or "val" in node.meta or node.users or node in markers.nodes:
             return
         graph.erase_node(node)
 
