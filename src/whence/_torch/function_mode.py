@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 
 from whence._torch.operators import HigherOrderOperator
+from whence._torch.recurrent import forgets_dropout, layer_by_layer
 from whence._torch.trees import tree_flatten
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class FunctionMode(TorchFunctionMode):
             self.recorder.listener.layout_read(args[0])
         if func is Tensor.register_hook:
             self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
+        if self.recorder.environment is not None and forgets_dropout(func, args):
+            with self:
+                return layer_by_layer(func, args)
         tracer: Any = self.recorder.tracer
         tracer.torch_fn_metadata = func
         tracer.torch_fn_counts[func] = tracer.torch_fn_counts.get(func, 0) + 1
