@@ -100,3 +100,34 @@ def test_parameter_as_input() -> None:
     frozen = nn.Parameter(torch.ones(6, 4), requires_grad=False)
     assert _found(nn.ReLU(), (X,), (frozen,)) == []
     assert _found(nn.ReLU(), (X,), (nn.Parameter(X),)) == ["args[0]"]
+
+
+class Branching(nn.Module):
+    """Does something else for another layout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.is_contiguous() else x * 3
+
+
+def test_a_layout_that_the_model_asked_for_is_checked_in_calls() -> None:
+    """The branch that was recorded is that of the example's strides."""
+    x = torch.randn(4, 4)
+    program = whence.capture(Branching(), (x,))
+    for module in (program.module(), program.unflatten()):
+        with pytest.raises(
+            whence.CallError, match=r"had strides \(4, 1\) at capture, has \(1, 4\); the model"
+        ):
+            module(x.t())
+        assert torch.equal(module(x + 1), (x + 1) * 2)
+
+
+def test_a_copy_of_any_layout_is_taken() -> None:
+    """`contiguous` decides nothing: what comes is laid out as the example was."""
+
+    class Copying(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.contiguous() * 2
+
+    x = torch.randn(4, 4)
+    program = whence.capture(Copying(), (x,))
+    assert torch.equal(program.module()(x.t()), x.t() * 2)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist)
 _MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
 """They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
-_LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.contiguous, Tensor.storage_offset})
+_LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.storage_offset})
 _TENSOR: Any = Tensor
 _HISTORY_READERS = (
     *(_TENSOR.grad_fn.__get__, _TENSOR._base.__get__, _TENSOR.output_nr.__get__),

@@ -45,5 +45,5 @@ def layer_by_layer(function: Callable[..., Any], args: Sequence[Any]) -> tuple[T
 
 
 def _weights_at(args: Sequence[Any]) -> int:
-    """The position of the weights: behind input and hidden state; or packed rows, their sizes and the state."""
+    """The position of the weights: behind input and hidden state, or packed rows, their sizes and state."""
     return 2 if isinstance(args[2], list | tuple) else 3

@@ -144,7 +144,7 @@ def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
     node = writer.plan.nodes[step]
     arguments = [writer.spelled(argument) for argument in node.args]
     arguments += [f"{key}={writer.spelled(value)}" for key, value in node.kwargs.items()]
-    callee = writer.callee(_reshaping(node.target), node.args)
+    callee = writer.callee(run_as(node.target), node.args)
     if step in writer.plan.program.straight_through:
         arguments.insert(0, callee)
         callee = writer.callee(straight_through)
@@ -152,7 +152,7 @@ def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
     writer.origins[len(writer.lines) + 1] = origin_of(node).source
 
 
-def _reshaping(target: Any) -> Any:
+def run_as(target: Any) -> Any:
     """A view in the layout of the capture, in another perhaps a copy.
 
     Autograd reshapes gradients, and some kernels lay their results out otherwise than their fakes do.

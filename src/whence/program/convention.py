@@ -46,7 +46,8 @@ class Convention:
 
     `parameters` is the Python signature of the callable where it has one. `leaves` are fake tensors or
     constants, in flat order; `paths` their spelled accesses. `same` pairs leaves that were one tensor.
-    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`). `sizes` says
+    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`), and `layouts`
+    are the paths of those whose strides the model asked for. `sizes` says
     which sizes may vary, and how far; None where all are those of the capture. Of an exported program
     `limits` are the smallest and largest value of every size that it left open, by its symbol, and `adapter`
     makes the leaves of another structure fit.
@@ -58,6 +59,7 @@ class Convention:
     parameters: inspect.Signature | None = None
     same: tuple[tuple[int, int], ...] = ()
     reads_memory: bool = False
+    layouts: frozenset[str] = frozenset()
     sizes: Sizes | None = None
     limits: Mapping[str, Limits] = field(default_factory=dict)
     adapter: Adapter | None = None
@@ -126,11 +128,8 @@ class Convention:
         problems = [problem for _, problem in misfits]
         if self.sizes is not None and not problems:
             self._check_sizes(self.sizes, flat)
-        if self.reads_memory and not problems:
-            rows = zip(self.paths, self.leaves, flat, strict=True)
-            problems += [
-                problem for path, expected, given in rows if (problem := misplaced(path, expected, given))
-            ]
+        if (self.reads_memory or self.layouts) and not problems:
+            problems += self._misplaced(flat)
         if self.sizes is None:
             problems += OpenSizes(self.limits).faults(self._open(flat))
         problems += [
@@ -145,6 +144,12 @@ class Convention:
             error = CallError("the arguments do not fit the capture", why="; ".join(problems), remedy=remedy)
             error.misfits = tuple(misfits)
             raise error
+
+    def _misplaced(self, flat: Sequence[Any]) -> list[str]:
+        """The leaves whose layout matters and is another."""
+        rows = zip(self.paths, self.leaves, flat, strict=True)
+        wanted = (row for row in rows if self.reads_memory or row[0] in self.layouts)
+        return [problem for row in wanted if (problem := misplaced(*row, asked=not self.reads_memory))]
 
     def _open(self, flat: Sequence[Any]) -> list[tuple[str, Any, Any]]:
         """The leaves whose sizes the capture left open."""
@@ -282,13 +287,15 @@ def _misfit_but_for_size(path: str, expected: Any, given: Any) -> str | None:
     return None
 
 
-def misplaced(path: str, expected: Any, given: Any) -> str | None:
-    """Say in words how the memory layout of a tensor differs from the capture's, or None."""
+def misplaced(path: str, expected: Any, given: Any, *, asked: bool = False) -> str | None:
+    """Say in words how the memory layout of a tensor differs from the capture's, or None.
+
+    It matters because the program reads memory, or because the model `asked` for it.
+    """
     if not isinstance(expected, Tensor) or is_open(expected) or expected.stride() == given.stride():
         return None
-    return (
-        f"{path} had strides {expected.stride()} at capture, has {given.stride()}; the program reads memory"
-    )
+    why = "the model asked for them" if asked else "the program reads memory"
+    return f"{path} had strides {expected.stride()} at capture, has {given.stride()}; {why}"
 
 
 def _same_constant(expected: Any, given: Any) -> bool:

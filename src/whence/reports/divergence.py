@@ -15,6 +15,7 @@ from whence._torch.graphs import nested_graph
 from whence._torch.module_calls import ObservedCall, observed_modules
 from whence._torch.sharding import whole
 from whence._torch.trees import tree_flatten
+from whence.hierarchy.source import run_as
 from whence.program import Named, Program
 from whence.program.origins import origin_of
 from whence.provenance import CallSite
@@ -68,7 +69,7 @@ def _forward_values(program: Program, flat: list[Any]) -> dict[str, Any]:
                 values[node.name] = whole(program.state[node.name].detach()).clone()
             elif node.op == "call_function" and origin_of(node).phase is Phase.FORWARD:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])
-                values[node.name] = node.target(*args, **kwargs)
+                values[node.name] = run_as(node.target)(*args, **kwargs)
     return values
 
 

@@ -85,7 +85,7 @@ def assemble(
         graph_module=graph_module(session.recorder.nested, graph, subject.name),
         signature=signature,
         calls=_calls(recorded, names),
-        convention=_convention(subject, example, recorded),
+        convention=_convention(subject, example, recorded, layouts_read),
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded, wholes)),
         state=_state(recorded, graph, wholes),
@@ -109,7 +109,10 @@ def assemble(
     )
 
 
-def _convention(subject: Subject, example: Example, recorded: Recorded) -> Convention:
+def _convention(
+    subject: Subject, example: Example, recorded: Recorded, layouts_read: frozenset[str]
+) -> Convention:
+    nodes = zip(example.paths, recorded.prepared.nodes, strict=True)
     return Convention(
         spec=example.spec,
         leaves=tuple(node.meta["val"] for node in recorded.prepared.nodes),
@@ -117,6 +120,7 @@ def _convention(subject: Subject, example: Example, recorded: Recorded) -> Conve
         parameters=subject.parameters,
         same=repeated_positions([id(x) if isinstance(x, Tensor) else None for x in example.leaves]),
         reads_memory=any(map(reads_memory, _targets(recorded.session.recorder.graph))),
+        layouts=frozenset(path for path, node in nodes if node.name in layouts_read),
     )
 
 
