@@ -91,7 +91,8 @@ class Program(_Program):
         It shares the captured model's tensors unless `copy`, so training the tree trains the model.
         With `onto`, the captured model or another instance of its class, every module is an instance of the
         user's own class, with its methods and the attributes of that instance (shared, but for modules among
-        them), made without `__init__`; only `forward` is the captured one. `onto` is left as it is. Raises
+        them), made without `__init__`; only `forward` is the captured one. Parameters and buffers are those
+        of the captured model, also where `onto` is another instance, which is left as it is. Raises
         `UsageError` naming every module that does not fit, or cannot be made.
         """
         if onto is None:

@@ -180,7 +180,7 @@ def test_later_call_that_differentiates_its_input() -> None:
 
 
 def test_unused_result_cannot_be_differentiated_silently() -> None:
-    """A result that the loss did not depend on carries no gradient, so differentiating it is an error."""
+    """The captured backward has no place for its gradient: differentiating it is an error, also in a sum."""
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -192,5 +192,6 @@ def test_unused_result_cannot_be_differentiated_silently() -> None:
             return hidden.sin(), hidden.cos()
 
     tree: Any = whence.capture(Two(), (X,), backward=lambda results: results[0].sum()).unflatten()
-    _, (_, unused) = tree(X)
-    assert not unused.requires_grad
+    loss, (_, unused) = tree(X)
+    with pytest.raises(whence.NotDifferentiable, match="used no gradient"):
+        (loss + unused.sum()).backward()

@@ -351,3 +351,18 @@ def test_pieces_of_a_size_that_varies() -> None:
     for size in (0, 4, 7):
         with pytest.raises(whence.CallError, match=r"must be such that .* // 3"):
             program.module()(torch.randn(2, size))
+
+
+def test_what_is_suggested_of_two_sizes_works() -> None:
+    """One is a multiple and gets a new name; the other, which follows from it, is spelled by that name."""
+
+    class Related(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            x = x * 2 if x.shape[0] % 2 == 0 else x
+            return (x - 1 if y.shape[0] == x.shape[0] + 1 else x), y
+
+    model, inputs = Related(), (torch.randn(6, 5), torch.randn(7, 5))
+    with pytest.raises(whence.SpecialisedShapes) as caught:
+        whence.capture(model, inputs, dynamic_shapes=({0: Dim("a")}, {0: Dim("c")}))
+    program = whence.capture(model, inputs, dynamic_shapes=caught.value.suggested)
+    assert program.verify(model, (torch.randn(8, 5), torch.randn(9, 5))).ok

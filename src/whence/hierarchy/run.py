@@ -322,7 +322,7 @@ class CallBody(_OfThisProcess):
             for name in interface.result.names
             if name in outputs and name in known and name not in reached
         ]
-        if not unreached or interface.loss is not None:
+        if not unreached:
             return outputs
         reason = f"the captured program used no gradient of {', '.join(unreached)}"
         tensors = [outputs[name].detach().requires_grad_() for name in unreached]

@@ -81,9 +81,17 @@ def _tied(
     if found is None or there is None or asked.wishes[there].freedom is not Freedom.NAMED:
         return Less("tied", allowed, cause, Wish(Freedom.AUTO, "Dim.AUTO"))
     _, scale, offset = found
-    narrowed = _narrowed(environment, asked.wishes[there], environment.bases[names[there]])
-    root = asked.wishes[there] if narrowed is None else narrowed.wish
-    changed = replace(root, scale=wish.scale * scale, offset=wish.scale * offset + wish.offset, text=allowed)
+    asked_there = asked.wishes[there]
+    narrowed = _narrowed(environment, asked_there, environment.bases[names[there]])
+    less = narrowed or _multiple(environment, asked_there)
+    root = asked_there if less is None else less.wish
+    times = root.scale // asked_there.scale  # more than 1 where the other is a multiple, and has a new name
+    changed = replace(
+        root,
+        scale=wish.scale * scale * times,
+        offset=wish.scale * offset + wish.offset,
+        text=allowed if times == 1 else "",
+    )
     words = allowed if (scale, offset) != (1, 0) else f"what {there} is"
     return Less("tied", words, cause, changed)
 
