@@ -54,7 +54,7 @@ from whence.program.state import view_faults, with_state
 from whence.provenance import CallSite, ModulePath, Origin, Source
 from whence.reports.bound import Bound, Check
 from whence.reports.steps import verify_step
-from whence.reports.validity import check, guarded, guards_for
+from whence.reports.validity import check, check_inputs, guarded, guards_for
 from whence.reports.verification import Verification, verify
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
 from whence.tracing.caches import register_caches
@@ -110,7 +110,14 @@ class Program(_Program):
         `model` may be the captured one, a copy, or another instance of its class. Without `args` and `kwargs`
         only the model and the process are looked at. Nothing runs and nothing is raised, whatever is given:
         what does not fit is a violation.
+
+        A program that was read, attached or captured with `strict=True` has no guards on the model, because
+        nobody watched what its graph assumes of it. There the arguments alone are looked at: everything for
+        which a call would be refused is a violation, and an empty list says nothing of the model. Without
+        arguments that is a `UsageError`.
         """
+        if not self.guards.rows and (args is not None or kwargs is not None):
+            return check_inputs(self, args, kwargs)
         return check(self, self._plan, model, args, kwargs).violations
 
     def guarded(self, model: Callable[..., Any], on_violation: str = "raise") -> Guarded:

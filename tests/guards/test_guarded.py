@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import whence
 from tests.checks import same_bits
@@ -171,9 +172,65 @@ def test_recapture_keeps_what_was_asked_for() -> None:
     assert guarded.program.wanted.dynamic_shapes is None
 
 
+def exported_layer(rows: Dim | None = None) -> tuple[nn.Module, whence.Program]:
+    layer = nn.Linear(4, 2)
+    shapes = None if rows is None else ({0: rows},)
+    return layer, whence.from_exported_program(
+        torch.export.export(layer, (torch.ones(3, 4),), dynamic_shapes=shapes)
+    )
+
+
 def test_a_program_without_guards_says_so() -> None:
-    """Of an exported graph nobody knows what it assumes of a model: no answer would be true."""
-    layer, x = nn.Linear(2, 2), torch.ones(1, 2)
-    program = whence.from_exported_program(torch.export.export(layer, (x,)))
+    """Of an exported graph nobody knows what it assumes of a model: without arguments there is no answer."""
+    layer, program = exported_layer()
     with pytest.raises(whence.UsageError, match="has no guards"):
-        program.check(layer, (x,))
+        program.check(layer)
+    with pytest.raises(whence.UsageError, match="has no guards"):
+        program.guarded(layer)(torch.ones(3, 4))
+
+
+def test_inputs_of_a_program_without_guards() -> None:
+    """What a call would refuse is told in words, and what it takes is no violation, whatever else it is."""
+    layer, program = exported_layer()
+    assert program.check(layer, (torch.ones(3, 4),)) == []
+    assert program.check(layer, (torch.ones(4, 3).T.requires_grad_(),)) == []
+    (violation,) = program.check(layer, (torch.ones(5, 4),))
+    words = "`args[0]` was Tensor float32[3, 4] at capture, is Tensor float32[5, 4] now"
+    assert (violation.guard.what, violation.change) == ("args[0]", words)
+    (violation,) = program.check(layer, (torch.ones(3, 4).double(),))
+    assert "float64" in violation.found
+    (violation,) = program.check(layer, (), {"x": torch.ones(3, 4), "y": 1})
+    assert violation.guard.what == "the arguments"
+    (violation,) = program.check(layer, torch.ones(3, 4))  # type: ignore[arg-type]
+    assert "args of Tensor" in violation.found
+
+
+def test_open_sizes_of_a_program_without_guards() -> None:
+    """Sizes that the export left open are compared with their ranges."""
+    layer, program = exported_layer(Dim("rows", min=2, max=9))
+    assert program.check(layer, (torch.ones(7, 4),)) == []
+    (violation,) = program.check(layer, (torch.ones(11, 4),))
+    assert violation.change == "dim 0 of `args[0]` is 11, and must be at most 9 (the capture)"
+    (violation,) = program.check(layer, (torch.ones(7, 5),))
+    assert violation.guard.what == "args[0]" and violation.found == "Tensor float32[7, 5]"
+    assert [row.guard.what for row in program.check(layer, (torch.ones(4),))] == ["args[0]"]
+
+
+def test_other_arguments_of_a_program_without_guards() -> None:
+    """Memory that a program reads, numbers and constants."""
+
+    class Reads(nn.Module):
+        def forward(self, x: Tensor, rows: int) -> Tensor:
+            return x.as_strided((2, 2), (1, 2)) * rows
+
+    model, x = Reads(), torch.ones(2, 4)
+    program = whence.from_exported_program(
+        torch.export.export(model, (x, 3), dynamic_shapes=({}, Dim.DYNAMIC))
+    )
+    assert program.check(model, (x, 5)) == []
+    (violation,) = program.check(model, (torch.ones(4, 2).T, 5))
+    assert violation.guard.what == "args[0]" and "strides" in violation.found
+    (violation,) = program.check(model, (x, "5"))
+    assert violation.guard.what == "args[1]"
+    strict = whence.capture(model, (x, 3), strict=True)
+    assert [row.guard.what for row in strict.check(model, (x, 4))] == ["args[1]"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from whence._torch.sizes import SYMBOLIC
+from whence._torch.sizes import SYMBOLIC, names_in
 
 Limits = tuple[int | None, int | None]
 
@@ -35,6 +35,37 @@ def _number(bound: Any) -> int | None:
         return int(bound)
     except (OverflowError, TypeError, ValueError, AttributeError):
         return None
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A size that is `scale` times a symbol, and `offset` more.
+
+    The symbol is called `symbol` where limits are kept, and `name` where sizes are spelled.
+    """
+
+    symbol: str
+    name: str
+    scale: int
+    offset: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the size is the symbol itself."""
+        return (self.scale, self.offset) == (1, 0)
+
+
+def multiple_of(size: SymInt) -> Multiple | None:
+    """A size as a multiple of a symbol; None where it is made of several, or in another way."""
+    found = size.node.expr
+    if len(found.free_symbols) != 1:
+        return None
+    (symbol,) = found.free_symbols
+    scale, offset = found.coeff(symbol), found.subs(symbol, 0)
+    if not (scale.is_Integer and offset.is_Integer and scale > 0 and found == scale * symbol + offset):
+        return None
+    (name,) = names_in(size)
+    return Multiple(str(symbol), name, int(scale), int(offset))
 
 
 def is_number(value: object) -> bool:

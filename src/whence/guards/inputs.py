@@ -31,7 +31,21 @@ _EMBEDDING = torch.ops.aten.embedding.default
 def input_guards(program: Program) -> Iterator[Guard]:
     """The structure of the arguments, every leaf, and which leaves are one tensor."""
     convention = program.convention
-    yield Guard(
+    yield structure_guard(convention)
+    strided = _layout_sensitive(program)
+    for position, (path, leaf) in enumerate(zip(convention.paths, convention.leaves, strict=True)):
+        yield leaf_guard(position, path, leaf, with_strides=position in strided)
+    for rule in () if convention.sizes is None else convention.sizes.rules:
+        yield size_guard(rule)
+    yield from tie_guards(convention)
+    if _writes_inputs(program):
+        what = "the inputs, some of which are written,"
+        yield Guard(GuardKind.ALIASING, what, Words(APART), Strictness.SAME, _APART, APART)
+
+
+def structure_guard(convention: Convention) -> Guard:
+    """How the arguments are nested."""
+    return Guard(
         GuardKind.INPUT,
         STRUCTURE,
         Words(convention.shown),
@@ -39,24 +53,21 @@ def input_guards(program: Program) -> Iterator[Guard]:
         "every tensor and constant among the arguments is one input of the program",
         STRUCTURE,
     )
-    strided = _layout_sensitive(program)
-    for position, (path, leaf) in enumerate(zip(convention.paths, convention.leaves, strict=True)):
-        yield _leaf_guard(position, path, leaf, with_strides=position in strided)
-    for rule in () if convention.sizes is None else convention.sizes.rules:
-        yield _size_guard(rule)
+
+
+def tie_guards(convention: Convention) -> Iterator[Guard]:
+    """Which leaves are one tensor."""
     for first, second in convention.same:
         what = f"{convention.paths[first]} and {convention.paths[second]}"
         yield Guard(GuardKind.ALIASING, what, Words(TIED), Strictness.SAME, _ONE, positions=(first, second))
-    if _writes_inputs(program):
-        what = "the inputs, some of which are written,"
-        yield Guard(GuardKind.ALIASING, what, Words(APART), Strictness.SAME, _APART, APART)
 
 
 _ONE = "a write to one was a write to both, and their gradients were summed"
 _APART = "a write to one would be a write to another"
 
 
-def _leaf_guard(position: int, path: str, leaf: object, *, with_strides: bool) -> Guard:
+def leaf_guard(position: int, path: str, leaf: object, *, with_strides: bool) -> Guard:
+    """What one tensor, number or constant among the arguments is."""
     expected: Expectation
     if isinstance(leaf, Tensor):
         facts = tensor_facts(leaf)
@@ -77,7 +88,8 @@ def _leaf_guard(position: int, path: str, leaf: object, *, with_strides: bool) -
     return Guard(GuardKind.INPUT, path, reference(leaf), Strictness.IDENTITY, reason, positions=(position,))
 
 
-def _size_guard(rule: SizeRule) -> Guard:
+def size_guard(rule: SizeRule) -> Guard:
+    """What sizes must keep."""
     return Guard(
         GuardKind.SIZE,
         str(rule.dimensions[0]),

@@ -30,7 +30,7 @@ from whence.hierarchy.swapping import Place
 from whence.hierarchy.tree import Inside
 from whence.program import Absent, Convention
 from whence.program.program import Program
-from whence.program.sizes import Sizes, function_of, shape_of, sizes_of
+from whence.program.sizes import function_of, shape_of
 from whence.provenance import ModulePath
 from whence.schema import Phase
 
@@ -170,25 +170,15 @@ def _spelled(
 
 def looking(convention: Convention) -> Looking:
     """What is looked at before a call is made."""
-    sizes = _sizes(convention)
+    sizes = convention.varying
     names = () if sizes is None else [reading.name for reading in sizes.readings]
     rules = [] if sizes is None else [(row.condition, f"sizes must be {row}") for row in sizes.rules]
-    for symbol, (low, high) in convention.limits.items():
-        if symbol in names:
-            rules += [] if low is None else [(f"{symbol} >= {low}", f"a size is less than {low}")]
-            rules += [] if high is None else [(f"{symbol} <= {high}", f"a size is more than {high}")]
     return Looking(
         tuple(_leaves(convention)),
         () if sizes is None else sizes.readings,
         tuple((function_of(condition, names), words) for condition, words in rules),
         convention.same,
     )
-
-
-def _sizes(convention: Convention) -> Sizes | None:
-    if convention.sizes is not None or not convention.limits:
-        return convention.sizes
-    return sizes_of(convention.leaves, convention.paths)
 
 
 def _leaves(convention: Convention) -> Iterator[Leaf]:
@@ -204,7 +194,7 @@ def running(interface: Interface, call: Call) -> Running:
     """How flat arguments become a result."""
     body, nodes = call.call_plan.forward, call.plan.nodes
     convention, program = interface.convention, call.plan.program
-    sizes = _sizes(convention)
+    sizes = convention.varying
     names = () if sizes is None else [reading.name for reading in sizes.readings]
     given = {name for name in interface.leaves if name is not None}
     after = [

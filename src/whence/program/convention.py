@@ -32,7 +32,7 @@ from whence.errors import CallError
 from whence.program.binding import binding_faults
 from whence.program.calls import Absent
 from whence.program.signature import Part, describe
-from whence.program.sizes import Sizes, told
+from whence.program.sizes import Sizes, sizes_within, told
 
 _LEAVES = frozenset({Tensor, Parameter, bool, int, float, str, type(None)})
 """Kinds of arguments that hold no others."""
@@ -66,7 +66,10 @@ class Convention:
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order; raises `CallError` naming every misfit."""
-        flat = self.spelled_out(args, kwargs)
+        return self.checked(self.spelled_out(args, kwargs))
+
+    def checked(self, flat: list[Any]) -> list[Any]:
+        """The leaves as they are, where the program takes them; raises `CallError` naming every misfit."""
         self._check(flat)
         return flat
 
@@ -108,6 +111,13 @@ class Convention:
     def shown(self) -> str:
         """The captured arguments as they were written, each leaf described."""
         return _shape_of(self.spec, self.leaves)
+
+    @cached_property
+    def varying(self) -> Sizes | None:
+        """The sizes that may vary, and how far, whoever left them open; None where all are fixed."""
+        if self.sizes is not None or not self._open_positions:
+            return self.sizes
+        return sizes_within(self.leaves, self.paths, self.limits)
 
     def unflatten(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` of the captured structure over these leaves."""

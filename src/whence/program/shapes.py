@@ -1,12 +1,12 @@
 """The shape of every input and output as a table, with who constrained it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from whence._torch.sizes import is_symbolic
+from whence._torch.sizes import is_symbolic, names_in
 from whence.program.signature import SHORT_DTYPES, Input, Output
 from whence.program.sizes import Sized, SizeRule, sized
 from whence.schema import InputKind, OutputKind
@@ -108,15 +108,39 @@ def _gradients(rows: Sequence[Shape]) -> Iterator[str]:
 
 def shapes_of(program: "Program") -> Shapes:
     """The shapes of a program."""
-    sizes = program.convention.sizes
+    sizes = program.convention.varying
     rules = () if sizes is None else sizes.rules
     readings = () if sizes is None else sizes.readings
-    names = tuple((row.name, row.in_words) for row in readings if not row.name.startswith("_"))
+    names = {row.name: row.in_words for row in readings if not row.name.startswith("_")}
     users = enumerate(row for row in program.signature.inputs if row.kind is InputKind.USER)
     inputs = [_input(row, tuple(r for r in rules if r.dimensions[0].position == at)) for at, row in users]
     kinds = (OutputKind.LOSS, OutputKind.USER, OutputKind.GRADIENT)
     outputs = [_output(program, row) for row in program.signature.outputs_of(*kinds)]
-    return Shapes((*inputs, *outputs), names)
+    return Shapes((*inputs, *outputs), tuple((names | _unread(program, names)).items()))
+
+
+def _unread(program: "Program", known: Container[str]) -> dict[str, str]:
+    """Sizes that are no argument's own, and where they come from."""
+    found: dict[str, str] = {}
+    for row in program.signature.inputs:
+        for name in _names(row.value):
+            found.setdefault(name, f"a part of the sizes of `{row.path}`")
+    for output in program.signature.outputs:
+        for name in _names(_value(program, output)):
+            bounds = _range(*program.convention.limits.get(name, (None, None)))
+            found.setdefault(name, f"known once the program has run{bounds}")
+    return {name: words for name, words in found.items() if name not in known}
+
+
+def _range(low: int | None, high: int | None) -> str:
+    words = [f"at least {low}"] if low else []
+    words += [] if high is None else [f"at most {high}"]
+    return f": {' and '.join(words)}" if words else ""
+
+
+def _names(value: Any) -> list[str]:
+    sizes = value.shape if isinstance(value, Tensor) else [value]
+    return sorted({name for size in sizes if is_symbolic(size) for name in names_in(size)})
 
 
 def _input(row: Input, rules: tuple[SizeRule, ...]) -> Shape:
@@ -124,8 +148,12 @@ def _input(row: Input, rules: tuple[SizeRule, ...]) -> Shape:
 
 
 def _output(program: "Program", row: Output) -> Shape:
-    value = row.value if row.node is None else program.node(row.node).meta["val"]
-    return _described("output" if row.kind is OutputKind.USER else row.kind.value, row.path, value, ())
+    kind = "output" if row.kind is OutputKind.USER else row.kind.value
+    return _described(kind, row.path, _value(program, row), ())
+
+
+def _value(program: "Program", row: Output) -> Any:
+    return row.value if row.node is None else program.node(row.node).meta["val"]
 
 
 def _described(kind: str, path: str, value: Any, rules: tuple[SizeRule, ...]) -> Shape:

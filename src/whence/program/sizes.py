@@ -5,7 +5,7 @@ from sizes is Python source over these names.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import CodeType
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence._torch.sizes import is_symbolic, number_of, spelled
+from whence._torch.sizes import is_symbolic, names_in, number_of, spelled
+from whence._torch.symbolic_sizes import Limits, Multiple, is_number, multiple_of
 from whence.provenance import ModulePath, Source
 
 Sized = int | str
@@ -270,25 +271,71 @@ def sizes_of(leaves: Sequence[Any], paths: Sequence[str]) -> Sizes:
     readings: dict[str, Reading] = {}
     rules: list[SizeRule] = []
     rows = [
-        (Dimension(position, dim, paths[position]), size)
+        (Dimension(position, dim, paths[position]), spelled(size), names_in(size))
         for position, leaf in enumerate(leaves)
         for dim, size in _own_sizes(leaf)
-        if isinstance(size, str)
+        if is_symbolic(size)
     ]
-    for dimension, size in rows:
+    for dimension, size, _ in rows:
         if size.isidentifier():
             readings.setdefault(size, Reading(size, dimension))
-    for dimension, size in rows:
+    own = dict(readings)
+    for dimension, size, names in rows:
         if size not in readings or readings[size].dimension != dimension:
             reading = Reading(f"_{dimension.position}_{dimension.dim or 0}", dimension)
             readings[reading.name] = reading
-            rules.append(SizeRule((dimension,), f"{reading.name} == {size}", size, Asker()))
+            rules.append(
+                SizeRule((dimension,), f"{reading.name} == {size}", _same(size, names, own), Asker())
+            )
     shapes = tuple(shape_of(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves)
     return Sizes(tuple(readings.values()), shapes, tuple(rules))
 
 
-def _own_sizes(leaf: Any) -> Iterator[tuple[int | None, Sized]]:
+def _same(size: str, names: Set[str], own: Mapping[str, Reading]) -> str:
+    """What a size must be that is another one, or computed from others."""
+    if size in own:
+        return f"what {own[size].dimension} is"
+    if not names <= set(own):
+        return f"of the form {size}"
+    return f"{size}, where {' and '.join(f'{name} is {own[name].dimension}' for name in sorted(names))}"
+
+
+def sizes_within(leaves: Sequence[Any], paths: Sequence[str], limits: Mapping[str, Limits]) -> Sizes:
+    """The sizes that can be read from these leaves, and what is left of each within the limits of symbols."""
+    sizes = sizes_of(leaves, paths)
+    readings = {reading.name: reading for reading in sizes.readings}
+    rules = list(sizes.rules)
+    bounded: set[str] = set()
+    for dimension, found in sorted(_multiples(leaves, paths), key=lambda row: not row[1].is_plain):
+        if found.name in bounded:
+            continue
+        bounded.add(found.name)
+        readings.setdefault(found.name, Reading(found.name, dimension, found.scale, found.offset))
+        rules += _bounds(dimension, found, limits.get(found.symbol, (None, None)))
+    return Sizes(tuple(readings.values()), sizes.shapes, tuple(rules))
+
+
+def _multiples(leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[tuple[Dimension, Multiple]]:
+    for position, leaf in enumerate(leaves):
+        for dim, size in _own_sizes(leaf):
+            found = multiple_of(size) if is_number(size) and is_symbolic(size) else None
+            if found is not None:
+                yield Dimension(position, dim, paths[position]), found
+
+
+def _bounds(dimension: Dimension, found: Multiple, limits: Limits) -> Iterator[SizeRule]:
+    low, high = limits
+    if low is not None and (low > 0 or dimension.dim is None):  # no dimension has less than 0
+        words = f"at least {found.scale * low + found.offset}"
+        yield SizeRule((dimension,), f"{found.name} >= {low}", words, Asker())
+    if high is not None:
+        words = f"at most {found.scale * high + found.offset}"
+        yield SizeRule((dimension,), f"{found.name} <= {high}", words, Asker())
+
+
+def _own_sizes(leaf: Any) -> Iterator[tuple[int | None, Any]]:
+    """What may be a symbol in a leaf, by dimension."""
     if isinstance(leaf, Tensor):
-        yield from enumerate(shape_of(leaf))
-    elif is_symbolic(leaf):
-        yield None, sized(leaf)
+        yield from enumerate(leaf.shape)
+    else:
+        yield None, leaf

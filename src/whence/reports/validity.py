@@ -11,9 +11,10 @@ from whence.errors import NotCallable, UsageError
 from whence.guards import Plan, guards_of
 from whence.guards.asking import Failed, attempt
 from whence.guards.check import Checked, check_model
+from whence.guards.fitting import misfits
 from whence.guards.guarded import Guarded, Ways
 from whence.guards.input_glance import inputs_are_as_they_were
-from whence.guards.inputs import input_violations
+from whence.guards.inputs import input_violations, structure_guard
 from whence.program import Program
 from whence.program.guard_rows import Violation
 from whence.program.guards import Guards
@@ -55,13 +56,23 @@ def check(program: Program, plan: Plan, model: object, args: object, kwargs: obj
     if not plan.guards:
         raise UsageError(
             f"{program.name} has no guards: nobody watched what its graph assumes of the model",
-            remedy="whence.capture the model; program.verify compares the numbers of any graph",
+            remedy="pass the arguments, which are compared with the graph's; whence.capture the model; "
+            "or program.verify, which compares the numbers of any graph",
         )
     checked = attempt(lambda: _check(program, plan, model, args, kwargs))
     if isinstance(checked, Failed):
         return Checked([Violation(plan.guards[0], str(checked))])
     found: Checked = checked
     return found
+
+
+def check_inputs(program: Program, args: object, kwargs: object) -> list[Violation]:
+    """What would be refused of a call of a program that has no guards, of which only the inputs are known."""
+    found = attempt(lambda: misfits(program.convention, () if args is None else args, kwargs))
+    if isinstance(found, Failed):
+        return [Violation(structure_guard(program.convention), str(found))]
+    violations: list[Violation] = found
+    return violations
 
 
 def _check(program: Program, plan: Plan, model: object, args: object, kwargs: object) -> Checked:
