@@ -70,6 +70,10 @@ EVERYWHERE = (
             *("mul.Scalar", "bmm.default", "_safe_softmax.default", "clone.default"),
         ),
     ),
+    Difference(
+        "what is written into a strided piece has its layout afterwards: other kernels run on other strides",
+        captured=ops("slice_scatter.default"),
+    ),
     Difference("we keep the gradient stopped where no_grad stopped it", captured=ops("detach.default")),
 )
 BY_TAG = {

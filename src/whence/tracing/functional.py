@@ -31,6 +31,7 @@ from whence.errors import Fault, Place, UnsupportedMutation
 from whence.program.origins import origin_of, set_origin
 from whence.schema import Phase
 from whence.tracing.inverse import inverse_of
+from whence.tracing.layouts import have_one_layout
 
 aten = torch.ops.aten
 
@@ -207,10 +208,12 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
     twin = _twin_of(node)
     made = _computed(twin, node, writer)
     own = len(twin._schema.returns) - len(written)
+    values: list[fx.Node] = []
     for offset, tensor in enumerate(written):
         value = made if len(twin._schema.returns) == 1 else writer(operator.getitem, made, own + offset)
         for part, new in _each(tensor, value, writer):
-            _write(state, part, _as_before(new, part, writer), writer)
+            values.append(_as_before(new, part, writer))
+            _write(state, part, values[-1], writer)
     if not isinstance(written[0], fx.Node):
         state.replaced[node] = made
         return
@@ -223,7 +226,7 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
         state.replaced[node] = result
         return
     state.same[node] = state.identity(written[0])
-    state.replaced[node] = state.current(written[0], writer)
+    state.replaced[node] = values[0]
 
 
 def _each(written: Any, value: fx.Node, writer: _Writer) -> list[tuple[fx.Node, fx.Node]]:
@@ -286,11 +289,19 @@ def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _Writer
     tensor = state.identity(recorded)
     view = state.views.get(tensor)
     base = tensor if view is None else view.base
-    state.latest[base] = value if view is None else _written_through(state, view, value, writer)
+    before, whole = state.current(tensor, writer), state.latest.get(base, base)
+    written = value if view is None else _written_through(state, view, value, writer)
+    state.latest[base] = _laid_out_as(whole, written, writer)
     state.versions[base] = state.versions.get(base, 0) + 1
     state.history.setdefault(base, []).append(state.latest[base])
     if view is not None:
-        state.taken[tensor] = (state.versions[base], value)
+        state.taken[tensor] = (state.versions[base], _laid_out_as(before, value, writer))
+
+
+def _laid_out_as(before: fx.Node, value: fx.Node, writer: _Writer) -> fx.Node:
+    """`value` in the memory of the tensor that is written: other strides can give later readers other last
+    bits."""
+    return value if have_one_layout(before, value) else writer(aten.slice_scatter.default, before, value)
 
 
 def _looked_through(state: Functional, view: View, writer: _Writer) -> list[fx.Node]:

@@ -1,8 +1,12 @@
 """Whose strides a value has."""
 
-from torch import fx
+from typing import Any
+
+import torch
+from torch import Tensor, fx
 
 from whence._torch.operators import is_elementwise
+from whence._torch.sizes import comparable
 
 
 def inputs_behind(node: fx.Node) -> set[str]:
@@ -21,3 +25,16 @@ def inputs_behind(node: fx.Node) -> set[str]:
         elif is_elementwise(value.target):
             waiting += value.all_input_nodes
     return found
+
+
+def have_one_layout(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two values of one shape lie in memory alike; nothing is decided about sizes that vary."""
+    return _layout(node.meta["val"]) == _layout(other.meta["val"])
+
+
+def _layout(value: Any) -> list[Any]:
+    """The strides along which there is more than one element; none where strides say nothing."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return []
+    shape, strides = comparable(value.shape), comparable(value.stride())
+    return [] if 0 in shape else [stride for size, stride in zip(shape, strides, strict=True) if size != 1]
