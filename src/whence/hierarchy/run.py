@@ -322,7 +322,8 @@ class CallBody(_OfThisProcess):
             for name in interface.result.names
             if name in outputs and name in known and name not in reached
         ]
-        if not unreached:
+        is_loss = interface.loss is not None
+        if not unreached or (is_loss and torch.compiler.is_compiling()):  # another capture reads it as it is
             return outputs
         reason = f"the captured program used no gradient of {', '.join(unreached)}"
         tensors = [outputs[name].detach().requires_grad_() for name in unreached]
