@@ -32,13 +32,13 @@ def dynamic(layers: int, repeats: Repeats) -> Figures:
     return compared(partial(whence.capture, model, (), batch(), dynamic_shapes=shapes), export, repeats)
 
 
-def varying(layers: int, repeats: Repeats, *, differentiated: bool) -> Figures:
-    """A capture with a batch and a length that may vary, against one of fixed sizes; nothing is replayed."""
+def varying(layers: int, repeats: Repeats, *, differentiated: bool, reuse: bool) -> Figures:
+    """A capture with a batch and a length that may vary, against one of fixed sizes."""
     _warm()
     model, inputs = llama(layers), labelled(batch()) if differentiated else batch()
     free = {0: Dim("batch", min=2, max=64), 1: Dim("length", min=2, max=1024)}
     shapes = {name: free if isinstance(value, torch.Tensor) else None for name, value in inputs.items()}
-    fixed = partial(whence.capture, model, (), inputs, backward=differentiated and loss, reuse=False)
+    fixed = partial(whence.capture, model, (), inputs, backward=differentiated and loss, reuse=reuse)
     return compared(partial(fixed, dynamic_shapes=shapes), fixed, repeats)
 
 

@@ -93,11 +93,18 @@ def _dynamic(layers: int, repeats: Repeats) -> Row:
 
 def _varying(layers: int, repeats: Repeats) -> Iterator[Row]:
     """What sizes that may vary cost."""
-    subject = partial(Subject, "Sizes that may vary", against="fixed sizes, no replay", layers=layers)
-    forward, joint = subject("varying-forward", "forward capture"), subject("varying-joint", "joint capture")
-    measure = partial(captures.varying, layers, repeats)
-    yield Row(forward, longer(1.5), partial(measure, differentiated=False), "varying")
-    yield Row(joint, longer(1.5), partial(measure, differentiated=True), "varying")
+    for name, against, reuse in (
+        ("varying", "fixed sizes", True),
+        ("varying-traced", "fixed sizes, no replay", False),
+    ):
+        subject = partial(Subject, "Sizes that may vary", against=against, layers=layers)
+        measure = partial(captures.varying, layers, repeats, reuse=reuse)
+        forward, joint = (
+            subject(f"{name}-forward", "forward capture"),
+            subject(f"{name}-joint", "joint capture"),
+        )
+        yield Row(forward, longer(1.5), partial(measure, differentiated=False), name)
+        yield Row(joint, longer(1.5), partial(measure, differentiated=True), name)
     check = Subject("Sizes that may vary", "varying-check", "check of an input")
     yield Row(check, amount(30), partial(running.check_of_sizes, 32), "varying")
 

@@ -29,7 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 import whence
 from whence._torch.composed import is_composed
-from whence._torch.recording import Recorder, fake_mode_of
+from whence._torch.recording import Recorder
+from whence._torch.sizes import fake_mode_of
 from whence._torch.trees import tree_flatten
 
 aten = torch.ops.aten

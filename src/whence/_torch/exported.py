@@ -11,6 +11,7 @@ from torch._export.verifier import Verifier
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from whence._torch.fakes import fake_like
 from whence._torch.operators import HigherOrderOperator, OpOverload
 from whence._torch.tensors import storage_of
 from whence._torch.trees import tree_map_only
@@ -120,9 +121,7 @@ def in_a_mode_for_all() -> Callable[[Any], Any]:
         old = fake.fake_mode
         mode = modes.setdefault(id(old), FakeTensorMode(allow_non_fake_inputs=True, shape_env=old.shape_env))
         with torch._C.DisableTorchFunction():
-            shape, strides = fake.shape, fake.stride()
-            plain = torch.empty_strided(shape, strides, dtype=fake.dtype, device="meta")
-            return FakeTensor(mode, plain, fake.device).requires_grad_(fake.requires_grad)
+            return fake_like(mode, fake, fake.shape, fake.stride()).requires_grad_(fake.requires_grad)
 
     return lambda value: tree_map_only(
         FakeTensor, lambda fake: moved(fake) if is_strided(fake) else fake, value

@@ -43,9 +43,13 @@ PLAIN_ARGUMENTS = frozenset(
 )
 
 
+def is_plain(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator returns tensors, is no composite, and needs no tensor's value."""
+    return _is_always_plain(func) or _is_index_by_numbers(func, args)
+
+
 @cache
-def is_plain(func: Any) -> bool:
-    """Whether an operator returns tensors, is no composite, and never needs a tensor's value."""
+def _is_always_plain(func: Any) -> bool:
     if not isinstance(func, OpOverload) or func in _SPECIAL or torch.Tag.data_dependent_output in func.tags:
         return False
     if func.namespace != "aten" or has_size_of_data(func):
@@ -55,6 +59,13 @@ def is_plain(func: Any) -> bool:
         return False
     returned = [str(result.type) for result in func._schema.returns]
     return bool(returned) and (set(returned) == {"Tensor"} or returned == ["List[Tensor]"])
+
+
+def _is_index_by_numbers(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether it is an indexing whose result has a size that follows from sizes: not by True and False."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1])
 
 
 _SPECIAL = frozenset({torch.ops.aten.lift_fresh.default, torch.ops.aten.is_nonzero.default})

@@ -39,6 +39,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from whence._torch.autograd import inside_backward
 from whence._torch.composed import is_composed
+from whence._torch.fakes import fake_like
 from whence._torch.function_graphs import functions_traced
 from whence._torch.function_mode import FunctionMode
 from whence._torch.graphs import name_plainly
@@ -48,9 +49,10 @@ from whence._torch.listening import RecordingListener
 from whence._torch.operators import ASSERT, HigherOrderOperator
 from whence._torch.plainly import PLAIN_ARGUMENTS, NotPlain, apart, is_plain
 from whence._torch.results import Results
+from whence._torch.sampled import Samples
 from whence._torch.scripting import object_among, takes_objects
 from whence._torch.size_nodes import SizeNodes, Slots
-from whence._torch.sizes import SYMBOLIC, environment_of, has_open_sizes, mode_for_sizes, sized_like, spelled
+from whence._torch.sizes import SYMBOLIC, environment_of, has_open_sizes, sized_like, spelled
 from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.tensors import PLAIN_TENSORS, is_simple, storage_of
 from whence._torch.trees import tree_map_only
@@ -60,7 +62,6 @@ __all__ = [
     "FakeTensorMode",
     "Recorder",
     "RecordingListener",
-    "fake_mode_of",
 ]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
@@ -68,13 +69,6 @@ _DEVICE = torch.ops.prim.device.default
 """Asked for every result with a history, from where an exception would end the process: answered first."""
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
-
-
-def fake_mode_of(tensors: Iterator[Tensor], *, dynamic: bool = False) -> FakeTensorMode:
-    """The mode that made the first fake tensor among `tensors`, or a new one; with sizes that are symbols
-    where it is to be `dynamic`."""
-    found = next((tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)), None)
-    return found or (mode_for_sizes(vary=dynamic))
 
 
 def note_function(tracer: Any, node: fx.Node) -> None:
@@ -137,6 +131,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.environment = environment_of(fake_mode)
         self.sizes: SizeNodes | None = None
         self._results = Results()
+        self._samples = Samples(fake_mode)
         if self.environment is not None:
             self.environment.where = listener.reading
             self.environment.required = self._require
@@ -192,8 +187,19 @@ class Recorder(ProxyTorchDispatchMode):
 
     def adopt(self, tensor: Tensor, name: str) -> fx.Node:
         """Let the real (or the caller's own fake) `tensor` be known by a placeholder from now on."""
-        if isinstance(tensor, FakeTensor):
-            return self.placeholder(tensor, name)
+        return self.adopt_all([(tensor, name)])[0]
+
+    def adopt_all(self, named: Sequence[tuple[Tensor, str]]) -> list[fx.Node]:
+        """Adopt many tensors, each under its name."""
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            return [
+                self.placeholder(tensor, name)
+                if isinstance(tensor, FakeTensor)
+                else self._adopted_as(tensor, name)
+                for tensor, name in named
+            ]
+
+    def _adopted_as(self, tensor: Tensor, name: str) -> fx.Node:
         node = self._named_placeholder(name)
         node.meta["val"] = self._fake_of(tensor)
         self._adopted[id(tensor)] = node
@@ -202,15 +208,14 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _fake_of(self, tensor: Tensor) -> Tensor:
         """A fake tensor that shows what `tensor` is; made directly where it is nothing special."""
-        with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            if not is_simple(tensor) or (storage := storage_of(tensor)) in self._storages:
-                return self.fake_mode.from_tensor(tensor, static_shapes=True)
-            self._storages.add(storage)
-            with torch._C.DisableTorchFunction():
-                shown = self._fresh(tensor)
-                if isinstance(tensor, nn.Parameter):
-                    shown._is_param = True
-                return shown.requires_grad_(tensor.requires_grad)
+        if not is_simple(tensor) or (storage := storage_of(tensor)) in self._storages:
+            return self.fake_mode.from_tensor(tensor, static_shapes=True)
+        self._storages.add(storage)
+        with torch._C.DisableTorchFunction():
+            shown = self._fresh(tensor)
+            if isinstance(tensor, nn.Parameter):
+                shown._is_param = True
+            return shown.requires_grad_(tensor.requires_grad)
 
     def _stand_in_of(self, tensor: Tensor) -> Tensor | None:
         """The fake tensor that operations get in the place of an adopted one, made when the first asks."""
@@ -281,9 +286,7 @@ class Recorder(ProxyTorchDispatchMode):
     def _fresh(self, like: Tensor) -> Tensor:
         if has_open_sizes(like):
             return snapshot_fake(like)  # type: ignore[return-value]
-        shape, strides = like.shape, like.stride()
-        empty = torch.empty_strided(shape, strides, dtype=like.dtype, device="meta")
-        return FakeTensor(self.fake_mode, empty, like.device)
+        return fake_like(self.fake_mode, like, like.shape, like.stride())
 
     def calls_of_functions(self) -> dict[Any, int]:
         """How often each torch function has been called."""
@@ -395,9 +398,9 @@ class Recorder(ProxyTorchDispatchMode):
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         try:
-            if is_plain(func):
-                return self._record_untold(func, args, kwargs)
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            if not is_plain(func, args):
+                raise NotPlain
+            return self._record_untold(func, args, kwargs)
         except NotPlain:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except (
@@ -424,16 +427,12 @@ class Recorder(ProxyTorchDispatchMode):
 
         Anything uncommon among the arguments (symbolic sizes, known constants, subclasses) goes the long way.
         """
-        node_args, node_kwargs = (
-            self._as_nodes(args),
-            {key: self._as_nodes(value) for key, value in kwargs.items()},
-        )
+        node_args = self._as_nodes(args)
+        node_kwargs = {key: self._as_nodes(value) for key, value in kwargs.items()}
         result, shown = self._result_of(func, args, kwargs)
-        tracer = self.tracer
-        node = tracer.graph.create_node(
-            "call_function", func, node_args, node_kwargs, func.overloadpacket.__name__
-        )
-        note_function(tracer, node)
+        name = func.overloadpacket.__name__
+        node = self.graph.create_node("call_function", func, node_args, node_kwargs, name)
+        note_function(self.tracer, node)
         self._track(result, node, shown)
         self.listener.recorded(node)
         if not isinstance(result, Tensor):
@@ -456,6 +455,8 @@ class Recorder(ProxyTorchDispatchMode):
             return apart(as_kernel_lays_out(func, args, func(*args, **kwargs))), None
 
         def run() -> Any:
+            if (known := self._samples.result(func, args, kwargs)) is not None:
+                return known
             own = has_own_fake(func)
             given = run_on_symbols(func, args, kwargs, environment) if own else func(*args, **kwargs)
             return apart(as_kernel_lays_out(func, args, given))

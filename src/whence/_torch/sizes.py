@@ -15,6 +15,8 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config
 
+from whence._torch.fakes import fake_like
+
 if TYPE_CHECKING:
     from whence._torch.size_environment import SizeEnvironment
 
@@ -68,6 +70,13 @@ class RaggedSize(RuntimeError):
 def _refuse_ragged(**_: Any) -> None:
     """A jagged tensor asks for a symbol; without a place for one PyTorch asserts that there is."""
     raise RaggedSize
+
+
+def fake_mode_of(tensors: Iterable[Tensor], *, dynamic: bool = False) -> FakeTensorMode:
+    """The mode that made the first fake tensor among `tensors`, or a new one; with sizes that are symbols
+    where it is to be `dynamic`."""
+    found = next((tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)), None)
+    return found or mode_for_sizes(vary=dynamic)
 
 
 def mode_for_sizes(*, vary: bool) -> FakeTensorMode:
@@ -125,8 +134,7 @@ def sized_like(mode: FakeTensorMode, tensor: Tensor, sizes: Sequence[Any]) -> Te
     """A fake leaf with the sizes given, some of which are symbols, laid out as `tensor` is."""
     strides = _strides(tensor, sizes)
     with torch._C.DisableTorchFunction():
-        empty = torch.empty_strided(tuple(sizes), strides, dtype=tensor.dtype, device="meta")
-        return FakeTensor(mode, empty, tensor.device).requires_grad_(tensor.requires_grad)
+        return fake_like(mode, tensor, sizes, strides).requires_grad_(tensor.requires_grad)
 
 
 def _strides(tensor: Tensor, sizes: Sequence[Any]) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """What was read while a model ran becomes guards."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -160,10 +160,8 @@ class _Builder:
         yield from self._code(row, module, read)
         mode, what = Constant(module.training), row.spelled("training")
         yield Guard(GuardKind.TRAINING, what, mode, Strictness.EQUAL, _MODE, "training", *_placed(row, read))
-        hooks, what = (
-            described_hooks(hook_rows(module, row.wrappers), self.describer),
-            f"hooks of {row.holder.path or 'the model'}",
-        )
+        hooks = described_hooks(hook_rows(module, row.wrappers), self.describer)
+        what = f"hooks of {row.holder.path or 'the model'}"
         yield Guard(GuardKind.HOOKS, what, hooks, Strictness.IDENTITY, _HOOKED, "hooks", *_placed(row, read))
 
     def _code(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
@@ -172,9 +170,7 @@ class _Builder:
         else:
             yield from self._of_class(row, read, CALL)
         yield from self._of_class(row, read, "__call__")
-        for base in row.holder.type.__mro__[
-            1:
-        ]:  # super().forward() is looked up on classes, where none sees it
+        for base in row.holder.type.__mro__[1:]:  # super().forward() looks on classes, where none sees it
             if CALL in vars(base) and base is not nn.Module:
                 yield from self._of_class(row, read, CALL, base)
 
@@ -209,10 +205,12 @@ class _Builder:
     def _of_class(self, row: Located, read: Read, name: str, base: type | None = None) -> Iterator[Guard]:
         """An attribute that the class (or a base of it) has, guarded once for all instances."""
         kind = base or row.holder.type
-        found = class_attribute(kind, name)
-        if (kind, name) in self._classes or found is NOTHING or _is_machinery(kind, name):
+        if (kind, name) in self._classes:
             return
         self._classes.add((kind, name))
+        found = class_attribute(kind, name)
+        if found is NOTHING or _is_machinery(kind, name):
+            return
         is_data = is_constant(found) or isinstance(found, Tensor | list | tuple | dict | set)
         what, reason = f"{kind.__name__}.{name}", _DECIDED if is_data else _RECORDED
         guard_kind, expected = (
@@ -220,7 +218,7 @@ class _Builder:
             self.describer.describe(found),
         )
         guard = Guard(guard_kind, what, expected, _strictness(expected), reason, name, *_placed(row, read))
-        yield replace(guard, holder=None, owner=kind)
+        yield guard._replace(holder=None, owner=kind)
 
     def _of_object(self, row: Located, read: Read) -> Iterator[Guard]:
         if not read.is_there:

@@ -5,7 +5,7 @@ by guard.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -151,7 +151,7 @@ def _is_own_method(module: nn.Module, name: str) -> bool:
 def _shadowing(row: HolderPlan, guard: Guard, value: object) -> Violation:
     """The class had the last word at capture; now the instance has an attribute of that name."""
     path = f"{row.holder.path}.{guard.name}" if row.holder.path else guard.name
-    own = replace(guard, what=path, holder=row.holder.number)
+    own = guard._replace(what=path, holder=row.holder.number)
     return Violation(own, shown(value))
 
 
@@ -170,7 +170,7 @@ def _object_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
             walk.at = f"{path}.{guard.name}"
             found = _found_in_object(guard, thing, walk)
             if found is not None:
-                yield Violation(replace(guard, what=f"{path}.{guard.name}"), found)
+                yield Violation(guard._replace(what=f"{path}.{guard.name}"), found)
 
 
 def _found_in_object(guard: Guard, thing: object, walk: Walk) -> str | None:
@@ -199,7 +199,7 @@ def _gradient_hook_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
         tensor = hooked.get(guard.expected.number) if isinstance(guard.expected, TensorFacts) else None
         if tensor is not None:
             what = f"gradient hooks of {guard.what}"
-            none = replace(guard, what=what, kind=GuardKind.HOOKS, expected=Hooks())
+            none = guard._replace(what=what, kind=GuardKind.HOOKS, expected=Hooks())
             yield Violation(none, ", ".join(gradient_hooks(tensor)))
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from whence._torch.sharding import class_as_written
 from whence._torch.wrappers import wrappers_around
 from whence.program.guard_rows import Holder
-from whence.program.observed import Observed, Read
+from whence.program.observed import Observed
 from whence.provenance import ModulePath
 
 
@@ -50,14 +50,15 @@ def _modules(observed: Observed) -> list[Located]:
     for path, module in observed.modules:
         if path not in wanted:
             continue
-        above = numbers.get(path.parent) if path else None
+        parent = path.parent
+        above = numbers.get(parent) if path else None
         names = () if above is None else ((above, path.name),)
         known = rows.get(id(module))
         if known is None:
             holder = Holder(
                 len(rows), str(path), class_as_written(type(module)), True, names, roots.get(path)
             )
-            rows[id(module)] = Located(module, holder, wrappers=_wrappers(path, modules.get(path.parent)))
+            rows[id(module)] = Located(module, holder, wrappers=_wrappers(path, module, modules.get(parent)))
         else:
             holder = replace(known.holder, names=(*known.holder.names, *names))
             aliases = (*known.aliases, str(path)) if names else known.aliases
@@ -66,16 +67,18 @@ def _modules(observed: Observed) -> list[Located]:
     return list(rows.values())
 
 
-def _wrappers(path: ModulePath, parent: nn.Module | None) -> tuple[nn.Module, ...]:
+def _wrappers(path: ModulePath, module: nn.Module, parent: nn.Module | None) -> tuple[nn.Module, ...]:
     """What a module is seen through where its parent holds it."""
     held = None if parent is None or not path else parent._modules.get(path.name)
-    return () if held is None else wrappers_around(held)
+    return () if held is None or held is module else wrappers_around(held)
 
 
 def _wanted_paths(observed: Observed) -> set[ModulePath]:
     """The paths of modules that were read or found by a read, and all paths above them."""
     met = {id(read.holder) for read in observed.reads}
-    met |= {id(child) for read in observed.reads for child in _children(read)}
+    met |= {id(read.value) for read in observed.reads if isinstance(read.value, nn.Module)}
+    tables = (read.value for read in observed.reads if read.name == "_modules")
+    met |= {id(child) for table in tables if isinstance(table, dict) for child in table.values()}
     wanted: set[ModulePath] = {path for path, _ in observed.roots}
     above: ModulePath | None = None
     for path, module in reversed(observed.modules):  # children come after their parents
@@ -85,12 +88,6 @@ def _wanted_paths(observed: Observed) -> set[ModulePath]:
         elif id(module) in met:
             wanted.add(path)
     return wanted
-
-
-def _children(read: Read) -> Iterator[nn.Module]:
-    """The modules that a read led to: one, or all of a table that was gone through."""
-    found = read.value.values() if read.name == "_modules" and isinstance(read.value, dict) else (read.value,)
-    return (value for value in found if isinstance(value, nn.Module))
 
 
 def _object_paths(observed: Observed, paths: dict[int, str]) -> dict[int, str]:

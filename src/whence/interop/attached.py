@@ -38,7 +38,7 @@ from whence.schema import InputKind, OutputKind, Phase, Quality
 from whence.tracing.cutting import cut_gradients
 from whence.tracing.functional import Functional
 from whence.tracing.notes import Mark
-from whence.tracing.subject import StateTensor, Subject, module_records, state_tensors, subject_of
+from whence.tracing.subject import StateTensor, Subject, module_records, subject_of
 
 _NO_SEED = "the graph returns gradients, and it is not known where its backward begins"
 _SEED = "a backward begins with the seed of its loss, `ones_like`, or with tangents"
@@ -48,7 +48,7 @@ def attach(graph: object, model: Any, words: Words) -> Program:
     """The program of a graph, over the model's own tensors; raises `UnsupportedGraph` with every fault."""
     module, spec = joint_parts(graph) or _plain(graph)
     subject = subject_of(model)
-    state = state_tensors(subject)
+    state = subject.state
     ready = readied(module)
     found, structure = _told(ready, state, _with_names(words, module), spec)
     arguments = arguments_of(words, found.slots, subject)

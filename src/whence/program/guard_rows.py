@@ -1,7 +1,7 @@
 """One thing that a capture assumed, and one that does not hold."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from whence.program.expectations import Expectation
 from whence.program.sizes import SizeRule
@@ -9,9 +9,8 @@ from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind, Strictness
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """One thing the capture assumed.
+class Guard(NamedTuple):
+    """One thing the capture assumed; a model has thousands, and a tuple is made quickly.
 
     `what` spells it as the model's author would: `layers.3.mlp.act_fn`, `kwargs['input_ids']`, `grad mode`.
     `holder` is the number of the module or object that holds it (None for inputs and modes), `name` its name

@@ -1,7 +1,8 @@
 """The rules every program keeps, checked."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -12,6 +13,7 @@ from whence.program.origins import has_origin, origin_of
 from whence.program.printing import marked
 from whence.program.program import Program
 from whence.program.signature import describe
+from whence.provenance import Origin
 from whence.schema import Phase, Quality
 
 _REMEDY = (
@@ -30,7 +32,17 @@ class Broken:
     remedy: str = ""
 
 
-Rule = Callable[[Program], Iterator[Broken]]
+@dataclass(frozen=True)
+class Looked:
+    """A program with the nodes of its graph and their origins: gone through once, for all rules."""
+
+    program: Program
+    nodes: Sequence[fx.Node]
+    origins: Sequence[Origin]
+    operations: Sequence[tuple[fx.Node, Origin]]
+
+
+Rule = Callable[[Looked], Iterator[Broken]]
 
 
 def check(program: Program) -> None:
@@ -46,7 +58,12 @@ def check(program: Program) -> None:
 
 def faults(program: Program) -> list[Broken]:
     """Every broken rule."""
-    return [fault for rule in RULES for fault in rule(program)]
+    nodes = tuple(program.graph.nodes)
+    origins = tuple(map(origin_of, nodes))
+    pairs = zip(nodes, origins, strict=True)
+    operations = [(node, origin) for node, origin in pairs if node.op == "call_function"]
+    looked = Looked(program, nodes, origins, operations)
+    return [fault for rule in RULES for fault in rule(looked)]
 
 
 def shown(graph: fx.Graph, broken: Iterable[Broken]) -> str:
@@ -58,29 +75,29 @@ def shown(graph: fx.Graph, broken: Iterable[Broken]) -> str:
     return marked(graph, notes)
 
 
-def inputs_match(program: Program) -> Iterator[Broken]:
+def inputs_match(looked: Looked) -> Iterator[Broken]:
     """One input per placeholder, in order."""
-    placeholders = [node.name for node in program.graph.nodes if node.op == "placeholder"]
-    rows = [row.name for row in program.signature.inputs]
+    placeholders = [node.name for node in looked.nodes if node.op == "placeholder"]
+    rows = [row.name for row in looked.program.signature.inputs]
     if placeholders != rows:
         differing = list({*placeholders} ^ {*rows}) or ["their order"]
         here = next((name for name in placeholders if name in differing), None)
         yield Broken(f"placeholders and inputs differ: {', '.join(sorted(differing))}", here)
 
 
-def attributes_match(program: Program) -> Iterator[Broken]:
+def attributes_match(looked: Looked) -> Iterator[Broken]:
     """One attribute row per `get_attr` node that reads no nested graph."""
-    attributes = (node for node in program.graph.nodes if node.op == "get_attr")
+    attributes = (node for node in looked.nodes if node.op == "get_attr")
     read = {node.name for node in attributes if nested_graph(node) is None}
-    rows = {row.name for row in program.signature.attributes}
+    rows = {row.name for row in looked.program.signature.attributes}
     if read - rows:
         yield Broken(f"get_attr nodes without a row: {', '.join(sorted(read - rows))}", min(read - rows))
 
 
-def state_present(program: Program) -> Iterator[Broken]:
+def state_present(looked: Looked) -> Iterator[Broken]:
     """One tensor for each piece of state, of the shape and dtype that the graph was made for."""
-    for row in program.signature.state:
-        held = program.state.get(row.name)
+    for row in looked.program.signature.state:
+        held = looked.program.state.get(row.name)
         if held is None:
             what = f"{row.path} is in the signature and not in the state"
             yield Broken(what, row.name, _STATE)
@@ -89,10 +106,10 @@ def state_present(program: Program) -> Iterator[Broken]:
             yield Broken(f"{row.path} was {was} at capture, and is {now} in the state", row.name, _STATE)
 
 
-def outputs_match(program: Program) -> Iterator[Broken]:
+def outputs_match(looked: Looked) -> Iterator[Broken]:
     """One output row per returned value, in order."""
-    returned = _returned(program.graph)
-    rows = program.signature.outputs
+    returned = _returned(looked.nodes)
+    rows = looked.program.signature.outputs
     if len(returned) != len(rows):
         yield Broken(f"{len(returned)} values are returned, {len(rows)} are described", "output")
         return
@@ -102,27 +119,29 @@ def outputs_match(program: Program) -> Iterator[Broken]:
             yield Broken(f"output {row.name} is {held}, not {row.node}", held or "output")
 
 
-def _returned(graph: fx.Graph) -> tuple[object, ...]:
-    last = next(iter(reversed(graph.nodes)), None)
-    return tuple(last.args[0]) if last is not None and last.op == "output" else ()
+def _returned(nodes: Sequence[fx.Node]) -> tuple[object, ...]:
+    last = nodes[-1] if nodes else None
+    if last is None or last.op != "output":
+        return ()
+    returned: Any = last.args[0]
+    return tuple(returned)
 
 
-def origins_present(program: Program) -> Iterator[Broken]:
+def origins_present(looked: Looked) -> Iterator[Broken]:
     """Every operation says where it came from."""
-    for node in program.graph.nodes:
-        known = program.is_foreign and has_origin(node)
-        if node.op == "call_function" and origin_of(node).quality is Quality.NONE and not known:
+    is_foreign = looked.program.is_foreign
+    for node, origin in looked.operations:
+        if origin.quality is Quality.NONE and not (is_foreign and has_origin(node)):
             yield Broken(f"{node.name} has no origin", node.name)
 
 
-def origins_known(program: Program) -> Iterator[Broken]:
+def origins_known(looked: Looked) -> Iterator[Broken]:
     """The calls and forward nodes that origins name exist."""
-    names = {node.name for node in program.graph.nodes}
-    made = {id(call.site) for call in program.calls}
-    sites = {(call.site.path, call.site.index) for call in program.calls}
+    names = {node.name for node in looked.nodes}
+    made = {id(call.site) for call in looked.program.calls}
+    sites = {(call.site.path, call.site.index) for call in looked.program.calls}
     sound: set[int] = set()  # many nodes share an origin
-    for node in program.graph.nodes:
-        origin = origin_of(node)
+    for node, origin in zip(looked.nodes, looked.origins, strict=True):
         if id(origin) in sound:
             continue
         found = []
@@ -136,24 +155,19 @@ def origins_known(program: Program) -> Iterator[Broken]:
             sound.add(id(origin))
 
 
-def is_functional(program: Program) -> Iterator[Broken]:
+def is_functional(looked: Looked) -> Iterator[Broken]:
     """No node changes an input."""
-    for node in program.graph.nodes:
-        if node.op != "call_function" or not traits(node.target).mutates:
-            continue
-        if written_arguments(node.target, node.args, node.kwargs):
+    changing = {target for node, _ in looked.operations if traits(target := node.target).mutates}
+    for node, _ in looked.operations if changing else ():
+        if node.target in changing and written_arguments(node.target, node.args, node.kwargs):
             yield Broken(f"{node.name} ({op_name(node.target)}) changes an input", node.name)
 
 
-def phases_in_order(program: Program) -> Iterator[Broken]:
+def phases_in_order(looked: Looked) -> Iterator[Broken]:
     """No forward operation reads a backward one; but a step may run several forwards."""
-    if program.step is not None:
+    if looked.program.step is not None:
         return
-    later = {
-        node
-        for node in program.graph.nodes
-        if node.op == "call_function" and origin_of(node).phase is not Phase.FORWARD
-    }
+    later = {node for node, origin in looked.operations if origin.phase is not Phase.FORWARD}
     for node in later:
         for user in node.users:
             if user.op == "call_function" and user not in later:

@@ -1,26 +1,37 @@
 """Kinds of modules and tensors that cannot be recorded: refused before the run, all at once."""
 
-from collections.abc import Sequence
-
 from torch import nn
 
 from whence._torch.composed import kind_of, untraceable
-from whence._torch.hooks import has_own_hooks
+from whence._torch.hooks import gradient_hooks, has_own_hooks
 from whence._torch.lazy import uninitialised
 from whence._torch.scripting import is_packed_weight
 from whence._torch.wrappers import processes_averaged
 from whence.errors import Fault, NotCallable, Place, UnsupportedHook, UnsupportedInput, UnsupportedModule
 from whence.provenance import ModulePath
-from whence.tracing.subject import StateTensor, Subject, loose_tensors
+from whence.tracing.subject import Subject, loose_tensors
 
 
-def refuse_kinds(subject: Subject, state: Sequence[StateTensor], *, differentiates: bool) -> None:
+def refuse_kinds(subject: Subject, *, differentiates: bool) -> None:
     """Raise a `CaptureError` that names every module or tensor of a kind that cannot be recorded."""
     refuse_uninitialised(subject)
-    _refuse_subclasses(subject, state)
+    _refuse_subclasses(subject)
     _refuse_hooks_of_wrappers(subject)
     if differentiates:
         _refuse_averaging(subject)
+
+
+def refuse_gradient_hooks(subject: Subject, *, why: str, remedy: str) -> None:
+    """Raise `UnsupportedHook` for hooks that fire when the gradient of a parameter arrives, naming all."""
+    hooked = [
+        f"{row.paths[0]} ({', '.join(names)})"
+        for row in subject.state
+        if (names := gradient_hooks(row.tensor))
+    ]
+    if hooked:
+        raise UnsupportedHook(
+            f"there are gradient hooks on parameters: {'; '.join(hooked)}", why=why, remedy=remedy
+        )
 
 
 def refuse_uninitialised(subject: Subject) -> None:
@@ -41,9 +52,9 @@ def _described(path: ModulePath, module: nn.Module) -> str:
     return f"{path or '(root)'} ({type(module).__name__})"
 
 
-def _refuse_subclasses(subject: Subject, state: Sequence[StateTensor]) -> None:
+def _refuse_subclasses(subject: Subject) -> None:
     """Tensors whose operations a recording does not see, and packed weights."""
-    held = {row.paths[0]: row.tensor for row in state}
+    held = {row.paths[0]: row.tensor for row in subject.state}
     held |= dict(loose_tensors(subject))
     faults = [
         Fault(

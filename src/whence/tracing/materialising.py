@@ -30,7 +30,7 @@ from whence.tracing.interrupts import Interrupts
 from whence.tracing.modules import kept_of, way_back
 from whence.tracing.record import rehearse
 from whence.tracing.session import Session
-from whence.tracing.subject import StateTensor, Subject, state_tensors, subject_of
+from whence.tracing.subject import StateTensor, Subject, subject_of
 from whence.tracing.undoing import Undoing, WayBack
 
 
@@ -41,7 +41,7 @@ def materialised(subject: Subject, example: Example, interrupts: Interrupts) -> 
         return subject
     waiting = {id(module) for module in lazy}
     settled = [(path, module) for path, module in subject.named_modules() if id(module) not in waiting]
-    state = [row for row in state_tensors(subject) if row.is_initialised]
+    state = [row for row in subject.state if row.is_initialised]
     undoing = Undoing()
     initialisation = _Initialisation(subject, undoing, {id(module) for _, module in settled})
     undoing.later(

@@ -13,17 +13,16 @@ from whence._torch.checkpoints import observed_checkpoints
 from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
 from whence._torch.composed import is_composed, layout_of, sizes_are_known
 from whence._torch.function_graphs import functions_traced, operators_called_directly
-from whence._torch.hooks import gradient_hooks
 from whence._torch.modes import modes_restored
 from whence._torch.module_calls import CallObserver, observed_modules
 from whence._torch.module_writes import observed_writes
 from whence._torch.patching import patches_undone
-from whence._torch.recording import FakeTensorMode, fake_mode_of
+from whence._torch.recording import FakeTensorMode
 from whence._torch.saving import observed_packing
-from whence._torch.sizes import SYMBOLIC, is_symbolic, number_of
+from whence._torch.sizes import SYMBOLIC, fake_mode_of, is_symbolic, number_of
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
 from whence._torch.trees import TreeSpec, tree_flatten, whole_leaves
-from whence.errors import InvalidLoss, Place, UnsupportedHook, UnsupportedInput
+from whence.errors import InvalidLoss, Place, UnsupportedInput
 from whence.program.convention import parts_in
 from whence.program.naming import state_name
 from whence.program.signature import Input, Part
@@ -41,7 +40,7 @@ from whence.tracing.replay.rehearsing import rehearsed
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.session import Session
 from whence.tracing.sideeffects import SideEffects
-from whence.tracing.subject import StateTensor, Subject, attribute_names, plain_tensors, state_tensors
+from whence.tracing.subject import StateTensor, Subject, attribute_names, plain_tensors
 from whence.tracing.symbols import Symbols, symbols_for
 from whence.tracing.undoing import Undoing
 from whence.tracing.valuereads import INPUT
@@ -74,14 +73,13 @@ def record(
     subject: Subject, example: Example, backward: bool | Loss, interrupts: Interrupts, reuse: Reuse
 ) -> Recorded:
     """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
-    state = state_tensors(subject)
-    refuse_kinds(subject, state, differentiates=bool(backward))
+    refuse_kinds(subject, differentiates=bool(backward))
     undoing = Undoing()
-    session = new_session(subject, example, state, lines := Lines(), interrupts, reuse)
+    session = new_session(subject, example, subject.state, lines := Lines(), interrupts, reuse)
 
     def run() -> Recorded:
-        with keeping_what_was_recorded(session), surroundings_kept(session, subject, state, undoing, lines):
-            return _recorded(session, subject, example, state, backward)
+        with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
+            return _recorded(session, example, backward)
 
     return undoing.around(run)
 
@@ -140,15 +138,10 @@ def listening(session: Session, observer: CallObserver) -> Iterator[None]:
         yield
 
 
-def _recorded(
-    session: Session,
-    subject: Subject,
-    example: Example,
-    state: Sequence[StateTensor],
-    backward: bool | Loss,
-) -> Recorded:
+def _recorded(session: Session, example: Example, backward: bool | Loss) -> Recorded:
+    subject = session.subject
     with ExitStack() as active:
-        prepared = prepare(session, example, state)
+        prepared = prepare(session, example, subject.state)
         active.enter_context(listening(session, session))
         active.enter_context(
             torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled())
@@ -170,7 +163,8 @@ def _recorded(
 def prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:
     leaves, nodes = _user_placeholders(session, example)
     plain = plain_tensors(state)
-    adopted = tuple((row, session.recorder.adopt(row.tensor, _name_of(row))) for row in plain)
+    nodes_of_state = session.recorder.adopt_all([(row.tensor, _name_of(row)) for row in plain])
+    adopted = tuple(zip(plain, nodes_of_state, strict=True))
     described = [
         (node, f"{INPUT} `{node.name}` ({path})") for node, path in zip(nodes, example.paths, strict=True)
     ]
@@ -185,28 +179,14 @@ def prepare(session: Session, example: Example, state: Sequence[StateTensor]) ->
     return prepared
 
 
-def refuse_hooks(state: Sequence[StateTensor]) -> None:
-    """A hook on a parameter fires when its gradient arrives: in the capture, and again in every run."""
-    hooked = [
-        f"{row.paths[0]} ({', '.join(names)})" for row in state if (names := gradient_hooks(row.tensor))
-    ]
-    if hooked:
-        raise UnsupportedHook(
-            f"there are gradient hooks on parameters: {'; '.join(hooked)}",
-            why="the captured backward would contain what they do, and autograd would run them once more",
-            remedy="remove them for the capture and register them again afterwards: the program's modules "
-            "share the parameters, so they fire there as they do in eager",
-        )
-
-
 @contextmanager
-def surroundings_kept(
-    session: Session, subject: Subject, state: Sequence[StateTensor], undoing: Undoing, lines: Lines
-) -> Iterator[None]:
+def surroundings_kept(session: Session, undoing: Undoing, lines: Lines) -> Iterator[None]:
     """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
+    subject = session.subject
     modules = kept_of((*subject.named_modules(), *subject.named_wrappers()))
-    side_effects = SideEffects(subject, state, fills_gradients=session.fills_gradients)
-    tensors = [row.tensor for row in (*state, *(row for row in plain_tensors(state) if row.access))]
+    side_effects = SideEffects(subject, fills_gradients=session.fills_gradients)
+    parts = [row for row in plain_tensors(subject.state) if row.access]
+    tensors = [row.tensor for row in (*subject.state, *parts)]
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
     undoing.later(
         lambda: clear_autocast_cache(forced=not undoing.finished),
@@ -225,7 +205,7 @@ def surroundings_kept(
 def mode_of(example: Example, state: Sequence[StateTensor]) -> FakeTensorMode:
     """The fake mode of a run: that of inputs or state which are fake already, else a new one."""
     leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
-    return fake_mode_of(iter([*leaves, *(row.tensor for row in state)]), dynamic=example.asked is not None)
+    return fake_mode_of([*leaves, *(row.tensor for row in state)], dynamic=example.asked is not None)
 
 
 def _name_of(row: StateTensor) -> str:

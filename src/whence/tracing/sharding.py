@@ -26,6 +26,8 @@ _BEFORE = "capture the model before fully_shard: module paths and names of param
 
 def refuse_sharding(subject: Subject, *, differentiates: bool) -> None:
     """Raise `UnsupportedModule` that names everything FSDP does to the model that a program does not."""
+    if not any(is_sharded(module) or is_part_of_a_group(module) for _, module in subject.named_modules()):
+        return
     faults = [
         *_method(subject),
         *_faults(subject),

@@ -19,7 +19,7 @@ from whence._torch.generators import (
 from whence._torch.tensors import generator_state, set_generator_state, writes_to
 from whence.errors import Fault, SideEffect
 from whence.tracing.session import Session
-from whence.tracing.subject import StateTensor, Subject
+from whence.tracing.subject import Subject
 
 
 class SideEffects:
@@ -28,12 +28,10 @@ class SideEffects:
     What `fills_gradients` may do so.
     """
 
-    def __init__(
-        self, subject: Subject, state: Sequence[StateTensor], *, fills_gradients: bool = False
-    ) -> None:
+    def __init__(self, subject: Subject, *, fills_gradients: bool = False) -> None:
         self._subject = subject
         self._fills_gradients = fills_gradients
-        self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in state]
+        self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in subject.state]
         self._generators = {kind: read() for kind, read in _GENERATORS.items()}
         self._moved: dict[Kind, object] = {}
         self._was_alone = is_only_thread()

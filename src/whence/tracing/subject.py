@@ -59,6 +59,11 @@ class Subject:
         return tuple(pair for path, root in self.roots for pair in modules_within(path, root))
 
     @cached_property
+    def state(self) -> tuple["StateTensor", ...]:
+        """Its parameters and buffers (`state_tensors`) as they were the first time it was asked."""
+        return tuple(state_tensors(self))
+
+    @cached_property
     def things(self) -> tuple[tuple[ModulePath, nn.Module, str, Any], ...]:
         """What modules hold themselves (`things_held`): the module of each with its path, and the name."""
         return tuple(
@@ -213,15 +218,24 @@ _ORDINARY = frozenset({type(None), bool, int, float, str, dict, OrderedDict, set
 def module_records(subject: Subject, names: dict[int, str]) -> tuple[ModuleRecord, ...]:
     """The hierarchy as data; `names` gives the program input of a tensor by its identity."""
     first: dict[int, ModulePath] = {}
+    loose: dict[int, dict[str, str]] = {}
+    for _, module, name, value in subject.things:
+        if isinstance(value, Tensor) and id(value) in names:
+            loose.setdefault(id(module), {})[name] = names[id(value)]
     records = []
     for path, module in subject.named_modules():
         same_as = first.setdefault(id(module), path)
-        records.append(_record(path, module, names, None if same_as == path else same_as))
+        tensors = tuple(loose.get(id(module), {}).items())
+        records.append(_record(path, module, names, tensors, None if same_as is path else same_as))
     return tuple(records)
 
 
 def _record(
-    path: ModulePath, module: nn.Module, names: dict[int, str], same_as: ModulePath | None
+    path: ModulePath,
+    module: nn.Module,
+    names: dict[int, str],
+    tensors: tuple[tuple[str, str], ...],
+    same_as: ModulePath | None,
 ) -> ModuleRecord:
     def held(tensor: Tensor | None) -> str | None:
         return None if tensor is None else names[id(tensor)]
@@ -238,14 +252,8 @@ def _record(
         absent=tuple(name for name, child in module._modules.items() if child is None),
         same_as=same_as,
         children=tuple(module._modules),
-        tensors=tuple(
-            (name, names[id(value)]) for name, value in _loose_tensors(module) if id(value) in names
-        ),
+        tensors=tensors,
     )
-
-
-def _loose_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((name, value) for name, value in things_held(module) if isinstance(value, Tensor))
 
 
 def things_held(module: nn.Module) -> list[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from whence.schema import InputKind, OutputKind
 from whence.tracing.composed import Composed
 from whence.tracing.example import Example
 from whence.tracing.record import Recorded
-from whence.tracing.subject import StateTensor, Subject, attribute_names, loose_tensors, state_tensors
+from whence.tracing.subject import StateTensor, Subject, attribute_names, loose_tensors
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _gradient_rows(
 
 def wholes_of(subject: Subject, recorded: Recorded) -> tuple[Whole, ...]:
     """The tensors that are made of several inputs: parameters, buffers, arguments, attributes."""
-    state = {id(row.tensor): row for row in state_tensors(subject)} if recorded.prepared.wholes else {}
+    state = {id(row.tensor): row for row in subject.state} if recorded.prepared.wholes else {}
     found = [_whole(whole, state, recorded) for whole in recorded.prepared.wholes]
     literals = {id(tensor): name for name, tensor in recorded.session.notes.literals.items()}
     for path, value in loose_tensors(subject):

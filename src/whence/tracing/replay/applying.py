@@ -93,11 +93,11 @@ def _reads(host: Host, template: Template, found: Likeness, scope: int) -> Itera
     scopes, caller = host.notes.scopes, host.reading()[1]
     before, now = scopes[template.scopes.start].site.path, scopes[scope].site.path
     paths = {path: None if path is None else path.moved(before, now) for path in template.readers}
-    for read, look in zip(template.reads, template.conditions.looks, strict=True):
-        module = paths[read.module]
-        source = caller if read.source == template.caller else read.source
+    rows = zip(template.reads, template.conditions.looks, template.read_by_caller, strict=True)
+    for read, look, by_caller in rows:
         holder, value = _found_again(read, look, found)
-        yield Read(holder, read.name, value, read.is_there, module, source)
+        source = caller if by_caller else read.source
+        yield Read(holder, read.name, value, read.is_there, paths[read.module], source)
 
 
 def _found_again(read: Read, look: Look, found: Likeness) -> tuple[object, Any]:

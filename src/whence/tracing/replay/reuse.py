@@ -1,7 +1,7 @@
 """What may be replayed in a capture."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -14,3 +14,7 @@ class Reuse:
     wanted: bool = True
     joint: bool = False
     without: Mapping[type | None, str] = field(default_factory=dict)
+
+    def but_for(self, kind: type | None, why: str) -> "Reuse":
+        """The same without one class more; None is every class."""
+        return replace(self, without={**self.without, kind: why})

@@ -78,6 +78,11 @@ class Template:
         return [i for i, (_, tensor) in enumerate(self.inside.inputs) if tensor.requires_grad]
 
     @cached_property
+    def read_by_caller(self) -> list[bool]:
+        """Of each read, whether it was at the line that made the call."""
+        return [read.source == self.caller for read in self.reads]
+
+    @cached_property
     def readers(self) -> frozenset[ModulePath | None]:
         """The modules that read something."""
         return frozenset(read.module for read in self.reads)

@@ -12,7 +12,7 @@ from whence._torch.sharding import name_of_class
 from whence._torch.stepping import optimizer_hooks, parameters_of
 from whence.errors import Fault, UnsupportedHook, UnsupportedStep, UsageError
 from whence.program.steps import Setting
-from whence.tracing.subject import StateTensor, Subject, state_tensors
+from whence.tracing.subject import StateTensor, Subject
 
 RATE = "lr"
 """The value of a parameter group that schedules change between steps: an input, where that can be."""
@@ -87,7 +87,7 @@ def optimizing(subject: Subject, optimizer: object) -> Optimizing:
             remedy="pass a torch.optim.Optimizer, or None where the step updates parameters itself",
         )
     _refuse_hooks(optimizer)
-    rows = {id(row.tensor): row for row in state_tensors(subject)}
+    rows = {id(row.tensor): row for row in subject.state}
     strangers = [tensor for tensor in parameters_of(optimizer) if id(tensor) not in rows]
     if strangers:
         raise UnsupportedStep(

@@ -38,7 +38,7 @@ from whence.tracing.steps.around import around
 from whence.tracing.steps.beginning import refuse_unbegun
 from whence.tracing.steps.optimizer import RATE, Held, Key, Optimizing, is_plain, optimizer_restored
 from whence.tracing.steps.session import StepSession
-from whence.tracing.subject import Subject, state_tensors
+from whence.tracing.subject import Subject
 from whence.tracing.undoing import Undoing
 
 
@@ -79,14 +79,14 @@ def record_step(
     subject: Subject, example: Example, found: Optimizing, interrupts: Interrupts, wish: Wish
 ) -> RecordedStep:
     """Run the step on fake twins of its inputs; everything is as before afterwards, also after an error."""
-    state, undoing, lines = state_tensors(subject), Undoing(), Lines()
-    refuse_kinds(subject, state, differentiates=True)
-    finder, mode = finder_for(record_step.__code__, engine_code()), mode_of(example, state)
+    undoing, lines = Undoing(), Lines()
+    refuse_kinds(subject, differentiates=True)
+    finder, mode = finder_for(record_step.__code__, engine_code()), mode_of(example, subject.state)
     session = know_names(StepSession(subject, mode, finder, lines, interrupts, wish.reuse))
     session.optimizer = found.optimizer
 
     def run() -> RecordedStep:
-        with keeping_what_was_recorded(session), surroundings_kept(session, subject, state, undoing, lines):
+        with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
             tensors = [row.value for row in found.held() if isinstance(row.value, Tensor)]
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
             outside = around(subject.call)
@@ -103,7 +103,7 @@ def _recorded(
 ) -> RecordedStep:
     subject = session.subject
     with ExitStack() as active:
-        prepared = prepare(session, example, state_tensors(subject))
+        prepared = prepare(session, example, subject.state)
         taken = _taken(session, found, wish)
         leaves = _leaves(prepared)
         session.step.leaves = {id(tensor): node for tensor, node in leaves}
@@ -263,7 +263,7 @@ def _backward(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) ->
 
 
 def _step(subject: Subject, session: StepSession, found: Optimizing, taken: _Taken) -> Step:
-    rows, notes = state_tensors(subject), session.step
+    rows, notes = subject.state, session.step
     names = {id(row.tensor): str(row.paths[0]) for row in rows}
     gone = {id(row.tensor) for row in rows if row.tensor.grad is None} & (notes.cleared | notes.arrived)
     inputs = {(slot.group, slot.key) for slot in taken.groups}

@@ -1,0 +1,20 @@
+"""Fake tensors made directly, without the converter that PyTorch keeps for special ones."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+def fake_like(
+    mode: FakeTensorMode,
+    like: Tensor,
+    shape: Sequence[Any],
+    strides: Sequence[Any],
+    dtype: torch.dtype | None = None,
+) -> FakeTensor:
+    """A fake tensor on the device of `like` with a layout of its own; of its dtype, if no other is given."""
+    empty = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype or like.dtype, device="meta")
+    return FakeTensor(mode, empty, like.device)

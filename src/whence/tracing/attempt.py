@@ -1,0 +1,37 @@
+"""One attempt at a capture: who takes turns, what is undone."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from whence._torch.annotations import annotations_restored
+from whence._torch.modes import modes_restored
+from whence._torch.patching import patches_undone
+from whence._torch.sizes import undecided_bookkeeping
+from whence.program import Program
+from whence.program.observed import Observed
+from whence.tracing.example import Given
+from whence.tracing.interrupts import Interrupts
+from whence.tracing.session import Session
+from whence.tracing.sideeffects import warn_about_kept
+from whence.tracing.turns import take_turn
+from whence.tracing.undoing import Undoing
+
+S = TypeVar("S", bound=Session)
+
+
+def attempted(
+    given: Given, work: Callable[[Interrupts], tuple[Program, Observed, S]]
+) -> tuple[Program, Observed]:
+    """Do `work`, one at a time, and give PyTorch back as it was; warns of tensors that modules keep."""
+    undoing, interrupts = Undoing(), Interrupts()
+
+    def run() -> tuple[Program, Observed, S]:
+        take_turn(undoing)
+        interrupts.hold(undoing)
+        undoing.later(patches_undone(), modes_restored(), annotations_restored())
+        with undecided_bookkeeping(given.dynamic_shapes is not None):
+            return work(interrupts)
+
+    program, observed, session = undoing.around(run)
+    warn_about_kept(session)
+    return program, observed
