@@ -398,9 +398,9 @@ class Recorder(ProxyTorchDispatchMode):
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         try:
-            if not is_plain(func, args):
-                raise NotPlain
-            return self._record_untold(func, args, kwargs)
+            if is_plain(func, args):
+                return self._record_untold(func, args, kwargs)
+            return super().__torch_dispatch__(func, types, args, kwargs)
         except NotPlain:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except (
