@@ -148,7 +148,7 @@ def likeness(
     if type(module) is not type(conditions.module) or spec != conditions.spec:
         raise Different("it is called with other arguments")
     if modes != conditions.modes:
-        raise Different("a mode (of gradients, autocast, attention, preserved calls …) is another")
+        raise Different("a mode (of gradients, autocast, attention …) is another")
     comparison = _Comparison(conditions, Likeness({id(conditions.module): module}))
     comparison.not_told_apart(conditions.module, module, lambda: f"this {type(module).__name__}")
     for position, (before, now) in enumerate(zip(conditions.leaves, leaves, strict=True)):

@@ -70,7 +70,7 @@ class Replayer:
             leaves, spec = tree_flatten((args, kwargs))
             given = Given(spec, tuple(leaves), args, kwargs)
             with without_functions():
-                modes = (*modes_now(), self.preserving.below(self._path(scope)))
+                modes = modes_now()
                 answer = self._answer(kind, module, scope, given, modes)
             if answer is not None or kind.closed:
                 yield ObservedCall(_ignore, answer)
@@ -79,6 +79,9 @@ class Replayer:
 
     def _path(self, scope: int) -> ModulePath:
         return self._host.notes.scopes[scope].site.path
+
+    def _preserved_in(self, scope: int) -> frozenset[ModulePath]:
+        return self.preserving.below(self._path(scope))
 
     def _objection(self, kind: type, scope: int) -> str:
         """Why a call has to run where it is; empty if it need not."""
@@ -186,6 +189,9 @@ class Replayer:
         for template in reversed(kind.templates):
             if known_about(self._host.recorder.environment) != template.start.sizes_known:
                 difference = "something has been found out about sizes since"
+                continue
+            if self._preserved_in(template.scopes.start) != self._preserved_in(scope):
+                difference = difference or "other calls in it keep their convention"
                 continue
             try:
                 found = likeness(template.conditions, module, given.spec, given.leaves, modes)
