@@ -146,8 +146,9 @@ class Listener:
     def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
         self.events.append(("starts", type(node).__name__, len(received)))
 
-    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> None:
+    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         self.events.append(("ends", type(node).__name__, len(produced)))
+        return produced
 
 
 def test_watched_backward_is_told_in_order() -> None:

@@ -37,8 +37,9 @@ class Listener:
     def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
         self.told.append(node.name())
 
-    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> None:
+    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         self.told.append(len(produced))
+        return produced
 
     def gradient_arrives(self, leaf: Tensor) -> None:
         self.told.append(leaf.grad)

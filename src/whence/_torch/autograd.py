@@ -5,7 +5,7 @@ ties a node of the backward graph to the moment of the forward pass that made it
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
@@ -31,8 +31,9 @@ class BackwardListener(Protocol):
     def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
         """`node` is about to run on the gradients of its outputs."""
 
-    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> None:
-        """`node` has run; `produced` are the gradients along its outgoing edges, in order."""
+    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """`node` has run; `produced` are the gradients along its outgoing edges, in order. Returns what is
+        handed on instead, which may be the same."""
 
 
 def next_sequence_number() -> int:
@@ -156,8 +157,11 @@ def _before(node: Node, listener: BackwardListener) -> Any:
 
 
 def _after(node: Node, listener: BackwardListener) -> Any:
-    def ends(produced: Sequence[Tensor | None], _received: Sequence[Tensor | None]) -> None:
-        listener.node_ends(node, produced)
+    def ends(
+        produced: Sequence[Tensor | None], _received: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...] | None:
+        instead = listener.node_ends(node, produced)
+        return None if instead is produced else tuple(instead)
 
     return ends
 
@@ -172,6 +176,43 @@ def run_backward(
     nodes = nodes_below(_histories(outputs))
     with torch.autograd.set_multithreading_enabled(False), watched(nodes, listener):
         return torch.autograd.grad(outputs, inputs, tangents, allow_unused=True)
+
+
+def gradients_in_pieces(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], tangents: Sequence[Tensor], *, retain_graph: bool
+) -> list[tuple[Tensor, ...]]:
+    """Gradients of `outputs` for leaf `inputs`, each as what arrived for it, in the order of arrival.
+
+    One that is an output itself, too, has the sum for its only piece.
+    """
+    pieces: dict[int, list[Tensor]] = {id(leaf): [] for leaf in inputs}
+    with ExitStack() as hooks:
+        for node in nodes_below(_histories(outputs)):
+            leaves = [_leaf_of(target, pieces) for target, _ in node.next_functions]
+            if any(leaf is not None for leaf in leaves):
+                hooks.callback(node.register_hook(_collecting(leaves, pieces)).remove)
+        totals = torch.autograd.grad(outputs, inputs, tangents, allow_unused=True, retain_graph=retain_graph)
+    direct = set(map(id, outputs))
+    return [
+        () if total is None else tuple(pieces[id(leaf)]) if id(leaf) not in direct else (total,)
+        for leaf, total in zip(inputs, totals, strict=True)
+    ]
+
+
+def _leaf_of(target: Node | None, known: Mapping[int, object]) -> int | None:
+    if target is None or not is_leaf_node(target):
+        return None
+    found = id(target.variable)  # type: ignore[attr-defined]
+    return found if found in known else None
+
+
+def _collecting(leaves: Sequence[int | None], pieces: Mapping[int, list[Tensor]]) -> Any:
+    def ends(produced: Sequence[Tensor | None], _received: Sequence[Tensor | None]) -> None:
+        for leaf, gradient in zip(leaves, produced, strict=True):
+            if leaf is not None and gradient is not None:
+                pieces[leaf].append(gradient)
+
+    return ends
 
 
 def run_part_of_backward(

@@ -12,6 +12,7 @@ from whence._torch.symbolic_sizes import in_order_of
 from whence.errors import NotDifferentiable
 from whence.hierarchy.described import Described
 from whence.hierarchy.interface import Gradients
+from whence.hierarchy.pieces import added
 from whence.hierarchy.plan import CallPlan
 from whence.hierarchy.trials import Trial
 
@@ -178,7 +179,7 @@ def _gradient(
     total: Tensor | None = None
     for term in terms:
         value = values[term]  # None for a parameter whose module was replaced
-        total = value if total is None else total if value is None else total + value
+        total = total if value is None else added(total, value)
     return total
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.autograd import above_autograd, keeps_graph
+from whence._torch.autograd import above_autograd, gradients_in_pieces, keeps_graph
 from whence._torch.composed import carries_gradients
 from whence.errors import CallError, NotDifferentiable
 from whence.hierarchy.interface import Gradients, Interface
+from whence.hierarchy.pieces import Pieces, is_added, whole
 from whence.hierarchy.plan import Body, Plan
 
 _MOMENTS = count()
@@ -68,22 +69,36 @@ class Trial:
             return "a checkpoint computes the original again in the backward"
         if backward is None or not (backward.inputs and self.plan.calls[self.number].forward.kept):
             return "the captured backward does not call the original, which had no gradient to compute"
+        if handed_on := sorted(self._handed_on(backward)):
+            return f"the original hands on gradients as it gets them, of {', '.join(handed_on)}"
         return self.gradients.refusal
+
+    def _handed_on(self, backward: Body) -> set[str]:
+        """Arguments with a gradient that is no value of the call: the graph around adds it by itself."""
+        return {
+            name
+            for name in self.leaves
+            for term in self.gradients.terms.get(name, ())
+            if term not in backward.outputs and not self._is_inside(term)
+        }
+
+    def _is_inside(self, value: str) -> bool:
+        """Whether the original computed a value."""
+        _, call = self.plan.regions.get(value, (None, -1))
+        return call in range(self.number, self.plan.program.calls.ends[self.number])
 
     def backward(self, body: Body, received: Sequence[Tensor]) -> tuple[Any, ...]:
         """The gradients that leave the call, as the captured backward gives them."""
         arrived, self.moment = dict(zip(body.inputs, received, strict=True)), next(_MOMENTS)
         pairs = [(self.results[n], arrived[t]) for n, t in self.gradients.tangents if n in self.results]
         sources = [*self.leaves.values(), *self.parameters]
-        gradients: Sequence[Tensor | None] = [None] * len(sources)
+        gradients: Sequence[tuple[Tensor, ...]] = [()] * len(sources)
         if pairs and sources:
             results, tangents = zip(*pairs, strict=True)
-            gradients = torch.autograd.grad(
-                results, sources, tangents, allow_unused=True, retain_graph=keeps_graph()
-            )
+            gradients = gradients_in_pieces(results, sources, tangents, retain_graph=keeps_graph())
         count = len(self.leaves)
         own = zip(self.parameters, gradients[count:], strict=True)
-        self.found = [(parameter, gradient) for parameter, gradient in own if gradient is not None]
+        self.found = [(parameter, piece) for parameter, pieces in own for piece in pieces]
         return self._produced(body, dict(zip(self.leaves, gradients[:count], strict=True)))
 
     def take(self) -> list[tuple[Tensor, Tensor]]:
@@ -91,9 +106,9 @@ class Trial:
         found, self.found = self.found, []
         return found
 
-    def _produced(self, body: Body, gradients: Mapping[str, Tensor | None]) -> tuple[Any, ...]:
+    def _produced(self, body: Body, gradients: Mapping[str, tuple[Tensor, ...]]) -> tuple[Any, ...]:
         terms = self.gradients.terms
-        lost = [name for name, found in gradients.items() if found is not None and not terms.get(name)]
+        lost = [name for name, found in gradients.items() if found and not terms.get(name)]
         owners = {term: (name, not at) for name, found in terms.items() for at, term in enumerate(found)}
         strange = [name for name in body.outputs if name not in owners]
         if lost or strange:
@@ -107,12 +122,15 @@ class Trial:
             )
         return tuple(self._term(name, *owners[name], gradients) for name in body.outputs)
 
-    def _term(self, term: str, name: str, is_first: bool, gradients: Mapping[str, Tensor | None]) -> Any:
+    def _term(self, term: str, name: str, is_first: bool, gradients: Mapping[str, tuple[Tensor, ...]]) -> Any:
         """The first term of an argument is its whole gradient; that of a parameter that went is none."""
         found = gradients.get(name)
-        if is_first and found is not None:
-            return found
         node = self.plan.nodes[term]
+        if is_first and found:
+            pieces = Pieces(found)
+            around = [user for user in node.users if not self._is_inside(user.name)]
+            is_sum = len(found) > 1 and all(is_added(node, user) for user in around)
+            return pieces if is_sum else whole(pieces)
         if name not in self.leaves and all(user.op == "output" for user in node.users):
             return None
         like = self.leaves.get(name)

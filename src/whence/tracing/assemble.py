@@ -55,7 +55,6 @@ def assemble(
     recorded: Recorded,
     functional: Functional,
     exchanged: Exchanged,
-    preserve: Sequence[str],
 ) -> Program:
     """The program of one finished run."""
     session, graph = recorded.session, recorded.session.recorder.graph
@@ -72,7 +71,7 @@ def assemble(
     if session.recorder.environment is not None:
         decide_again(graph, functional.history)
     repeated = reuse_random_draws(functional, session.notes.redraws)
-    preserved = preserved_calls(_plain_calls(recorded), preserve, int(subject.is_module))
+    preserved = preserved_calls(_plain_calls(recorded), example.preserve, int(subject.is_module))
     keep = {row.name for row in signature.inputs if row.name not in session.notes.literals}
     drop_unused(graph, session.recorder.nested, repeated, keep | _arguments(recorded, functional, preserved))
     present = placeholders_of(graph)

@@ -105,7 +105,8 @@ def _made_at(session: Session, node: Node) -> Place:
 
 
 def _wanted(session: Session, prepared: Prepared) -> list[_Wanted]:
-    """Everything that requires a gradient, in the order of the placeholders; literals come last."""
+    """Everything that requires a gradient, in the order of the placeholders; tensors from outside the model,
+    such as those that a function closes over, come last."""
     plain = [_Wanted(tensor, (node,)) for tensor, node in prepared.differentiable()]
     composed = [
         _Wanted(whole.tensor, whole.nodes, whole)
@@ -114,7 +115,8 @@ def _wanted(session: Session, prepared: Prepared) -> list[_Wanted]:
     ]
     nodes = [*(node for _, node in prepared.state), *prepared.nodes]
     order = {node: at for at, node in reversed([*enumerate(nodes)])}
-    literals = [_Wanted(tensor, (node,)) for tensor, node in session.differentiable_literals()]
+    outside = [tensor for tensor in session.notes.literals.values() if gradient_key(tensor)]
+    literals = [_Wanted(tensor, (session.known(tensor),)) for tensor in outside]
     return [*sorted([*plain, *composed], key=lambda row: order[row.nodes[0]]), *literals]
 
 

@@ -83,7 +83,7 @@ def _captured(
         recorded = record(subject, example, backward, interrupts, reuse)
         with keeping_what_was_recorded(recorded.session):
             gradients = attribute(recorded)
-            program = finished(example, recorded, gradients, given.preserve)
+            program = finished(example, recorded, gradients)
         check(program)
         observed = recorded.session.reads.observed()
     return with_shards(program, subject, sharded), observed, recorded.session

@@ -42,7 +42,8 @@ class Example:
     """The inputs a capture runs on: their structure, and for every leaf its value, path and name.
 
     `asked` says which sizes may vary; None where nobody asked, and all are numbers. `wholes` are the tensors
-    that are made of others, and `parts` says for every leaf whether it is one of theirs.
+    that are made of others, and `parts` says for every leaf whether it is one of theirs. `preserve` are
+    patterns of the modules whose calling convention the program keeps.
     """
 
     spec: TreeSpec
@@ -52,6 +53,7 @@ class Example:
     asked: Asked | None = None
     wholes: tuple[Tensor, ...] = ()
     parts: tuple[Part | None, ...] = ()
+    preserve: Sequence[str] = ()
 
     def with_leaves(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` of the same structure over other leaves."""
@@ -79,6 +81,7 @@ def example_of(subject: Subject, given: Given) -> Example:
         asked,
         wholes,
         argument_parts(args, kwargs),
+        given.preserve,
     )
 
 

@@ -1,7 +1,5 @@
 """What was recorded and attributed → a Program."""
 
-from collections.abc import Sequence
-
 from whence.program import Program
 from whence.program.known import known_of
 from whence.tracing.assemble import assemble
@@ -14,13 +12,13 @@ from whence.tracing.replay.expand import expand
 from whence.tracing.settling import with_sizes
 
 
-def finished(example: Example, recorded: Recorded, gradients: Gradients, preserve: Sequence[str]) -> Program:
+def finished(example: Example, recorded: Recorded, gradients: Gradients) -> Program:
     """The program of an attributed run; raises `Doubt` where a record cannot be used after all."""
     session = recorded.session
     recorder = session.recorder
     attribute_branches(recorder.graph, recorder.nested)
     functional = functionalize(recorder.graph, recorder.sizes)
     exchanged = expand(session.replayer, session.notes, functional, gradients)
-    program = assemble(session.subject, example, recorded, functional, exchanged, preserve)
+    program = assemble(session.subject, example, recorded, functional, exchanged)
     program = with_sizes(program, example, recorded)
     return program.with_changes(known=known_of(program.graph, exchanged.copies))

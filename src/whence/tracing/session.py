@@ -41,6 +41,7 @@ from whence.tracing.interrupts import Interrupts
 from whence.tracing.modules import Lines
 from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
 from whence.tracing.noting import Noting
+from whence.tracing.preserving import OwnGradients
 from whence.tracing.reads import Reads
 from whence.tracing.refusals import data_replaced, hook_kept, object_met
 from whence.tracing.replay.replayer import Replayer
@@ -57,6 +58,7 @@ class Session:
     """Listens to modules, operations and autograd on one thread, and takes notes."""
 
     recorder_kind, fills_gradients = Recorder, False
+    own_gradients: OwnGradients | None = None
 
     def __init__(
         self,
@@ -280,12 +282,6 @@ class Session:
         outermost = (1, None) if len(self.notes.scopes) > 1 else None
         return sizes.argument(leaf, outermost)  # type: ignore[no-any-return]
 
-    def differentiable_literals(self) -> list[tuple[Tensor, fx.Node]]:
-        """Tensors from outside the model that require a gradient, such as those a function closes over."""
-        return [
-            (tensor, self.known(tensor)) for tensor in self.notes.literals.values() if gradient_key(tensor)
-        ]
-
     def know(self, names: dict[int, str]) -> None:
         """Names for tensors that may turn up: attributes that are neither parameters nor buffers."""
         self._known_tensors |= names
@@ -366,8 +362,8 @@ class Session:
         """A gradient hook on an activation is part of the backward; one on anything else would stay there."""
         node = self.recorder.node_of(tensor)
         held = None if node is None else self.notes.inputs.get(node)
-        if isinstance(tensor, nn.Parameter) or held is not None:
-            is_parameter = isinstance(tensor, nn.Parameter)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        if is_parameter or held is not None:
             raise hook_kept(described(hook), held or "a parameter", self.here(), is_parameter=is_parameter)
         self.notes.hooks[f"the gradient hook {described(hook)}"] = None
 
@@ -394,14 +390,17 @@ class Session:
         """An autograd node begins: what is recorded until it ends is its backward."""
         self._started.append((node, len(self.notes.order), self._nodes(in_parts((), received)[1])))
 
-    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> None:
+    def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """An autograd node has ended: note what it hands on, edge by edge."""
         _, start, received = self._started.pop()
+        if self.own_gradients is not None:
+            produced = self.own_gradients.of(self.notes, node, start, produced)
         keys, plain = in_parts(keys_out(node), produced)
         handed = self._nodes(plain)
         scopes, self.replayer.handed_on = self.replayer.handed_on, None
         self.notes.steps.append(Step(node, start, len(self.notes.order), received, handed, keys, scopes))
         self.arrived.update(key for key, value in zip(keys, handed, strict=False) if key and value)
+        return produced
 
     def _nodes(self, tensors: Sequence[Tensor | None]) -> tuple[fx.Node | None, ...]:
         return tuple(None if tensor is None else self.recorder.node_of(tensor) for tensor in tensors)

@@ -76,7 +76,7 @@ def _captured(
     session = recorded.session
     with keeping_what_was_recorded(session):
         gradients = attribute_step(recorded, session.step)
-        program = finished(example, recorded, gradients, ()).with_changes(step=recorded.step)
+        program = finished(example, recorded, gradients).with_changes(step=recorded.step)
         _refuse_outside(program)
     check(program)
     observed = replace(session.reads.observed(), call=subject.roots[0][1])
