@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from whence._torch.sizes import without_decisions
 from whence.program import Program
 from whence.program.known import known_of
 from whence.tracing.assemble import assemble
@@ -19,7 +20,8 @@ def finished(example: Example, recorded: Recorded, gradients: Gradients, preserv
     session = recorded.session
     recorder = session.recorder
     attribute_branches(recorder.graph, recorder.nested)
-    functional = functionalize(recorder.graph, recorder.sizes)
+    with without_decisions(recorder.environment):  # recorded writes have decided already
+        functional = functionalize(recorder.graph, recorder.sizes)
     exchanged = expand(session.replayer, session.notes, functional, gradients)
     program = assemble(session.subject, example, recorded, functional, exchanged, preserve)
     program = with_sizes(program, example, recorded)
