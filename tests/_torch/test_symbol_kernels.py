@@ -1,6 +1,12 @@
 """Kernels for symbols: PyTorch's come back, and ours compute in eager's steps."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
 import torch
+from torch import Tensor, nn
 from torch._C import DispatchKey
 from torch._decomp.decompositions import lstm_impl, upsample_compute_output_size
 from torch._dispatch.python import enable_python_dispatcher
@@ -26,6 +32,47 @@ def test_kernels_come_back() -> None:
         assert DispatchKey.Autograd not in aten.upsample_bilinear2d.default.py_kernels
     assert dict(aten.upsample_bilinear2d.vec.py_kernels) == before
     assert DispatchKey.Autograd in aten.upsample_bilinear2d.default.py_kernels
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, partial(nn.RNN, nonlinearity="relu")])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "batch_first": True}]
+)
+def test_recurrent_networks_compute_what_eager_computes(
+    kind: Callable[..., nn.RNNBase], options: dict[str, Any], batch: int
+) -> None:
+    """Results and gradients of networks whose hidden size fills no register."""
+    torch.manual_seed(0)
+    network, x = kind(4, 5, **options), torch.randn(6, batch, 4, requires_grad=True)
+    wanted = [x, *network.parameters()]
+
+    def run() -> list[Tensor]:
+        results, last = network(x)
+        return [results, last, *torch.autograd.grad(results.square().sum() + last.sin().sum(), wanted)]
+
+    expected = run()
+    with kernels_for_symbols(wanted=True):
+        found = run()
+    assert all(map(torch.equal, found, expected))
+
+
+def test_recurrent_networks_drop_between_layers() -> None:
+    """As eager does, with the same random numbers."""
+    network, x = nn.GRU(4, 5, num_layers=3, dropout=0.5), torch.randn(6, 3, 4)
+    torch.manual_seed(1)
+    expected, _ = network(x)
+    torch.manual_seed(1)
+    with kernels_for_symbols(wanted=True):
+        found, _ = network(x)
+    assert torch.equal(found, expected)
+
+
+def test_recurrent_networks_elsewhere_are_pytorchs() -> None:
+    """Another device has other kernels in eager mode, too."""
+    network, x = nn.GRU(4, 5, device="meta"), torch.randn(6, 3, 4, device="meta")
+    with kernels_for_symbols(wanted=True):
+        assert network(x)[0].shape == (6, 3, 5)
 
 
 def test_kernels_compute_what_eager_computes() -> None:

@@ -49,6 +49,20 @@ def test_gradients_of_one_row_are_eagers(name: str) -> None:
         assert result.ok, str(result)
 
 
+def test_one_row_is_ruled_out_where_a_backward_multiplies_in_another_order() -> None:
+    """The view that eager takes of one row lies column by column, and its backward follows that."""
+    torch.manual_seed(0)
+    config = transformers.ConvBertConfig(**SMALL, intermediate_size=64, embedding_size=32, conv_kernel_size=3)
+    model, ids = transformers.ConvBertModel(config).eval(), torch.randint(3, 90, (2, 8))
+    shapes = {"input_ids": {0: Dim.AUTO}}
+    program = whence.capture(model, (), {"input_ids": ids}, backward=loss, dynamic_shapes=shapes)
+    assert program.verify(model, (), {"input_ids": torch.randint(3, 90, (5, 8))}).ok
+    with pytest.raises(whence.CallError, match=r"must be other than 1: modeling_convbert.py:\d+ \(enc"):
+        program.verify(model, (), {"input_ids": ids[:1]})
+    forward = whence.capture(model, (), {"input_ids": ids}, dynamic_shapes=shapes)
+    assert forward.verify(model, (), {"input_ids": ids[:1]}).ok  # autograd chooses in every run
+
+
 def test_a_copy_by_matmul_is_a_reshape() -> None:
     """Where sizes vary it decides in the run; with fixed sizes it is the clone that export records, too."""
     _, program = captured("Mpt")

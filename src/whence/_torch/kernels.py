@@ -2,15 +2,19 @@
 
 Fake convolutions ask for the backend to know the memory format of the result: oneDNN is not taken for a batch
 below 16, for example. Which kernel runs is chosen anew in every run, by the program as by eager, so the
-question is not to limit sizes. What the operator really requires of sizes is required here.
+question is not to limit sizes. What the operator really requires of sizes is required here. A write in place
+asks whether what it writes to overlaps with itself: eager refuses that, too, whatever the sizes.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from whence._torch.sizes import without_decisions
+from whence._torch.sizes import comparable, without_decisions
 
 if TYPE_CHECKING:
     from whence._torch.size_environment import SizeEnvironment
@@ -39,13 +43,16 @@ _INPUT_SIZE = 2
 
 def has_own_fake(func: Any) -> bool:
     """Whether an operator has a rule here for what it gives on symbols."""
-    return func in _CONVOLUTIONS or func in _RESAMPLING
+    return func in _CONVOLUTIONS or func in _RESAMPLING or _writes_in_place(func)
 
 
 def run_on_symbols(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], environment: "SizeEnvironment | None"
 ) -> Any:
     """What an operator gives; the choice of a real kernel decides nothing."""
+    if _writes_in_place(func):
+        with _overlap_undecided(args, environment):
+            return func(*args, **kwargs)
     if func in _RESAMPLING:
         with without_decisions(environment):
             layout = suggest_memory_format(args[0])
@@ -57,3 +64,18 @@ def run_on_symbols(
     torch._check(tensor.shape[1] == taken)
     with without_decisions(environment):
         return func(*args, **kwargs)
+
+
+@cache
+def _writes_in_place(func: Any) -> bool:
+    """Whether an operator writes what belongs at each place to its first argument."""
+    written = func._schema.is_mutable and func._schema.name.endswith("_")
+    return written and (func is aten.copy_.default or torch.Tag.pointwise in func.tags)
+
+
+def _overlap_undecided(
+    args: tuple[Any, ...], environment: "SizeEnvironment | None"
+) -> AbstractContextManager[Any]:
+    """Decides nothing where all tensors have the same sizes; otherwise some are broadcast to the first."""
+    sizes = {comparable(value.shape) for value in args if isinstance(value, Tensor)}
+    return without_decisions(environment) if len(sizes) == 1 else nullcontext()

@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch import SymBool
+from torch import SymBool, SymInt
 from torch._guards import Source
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -143,6 +143,21 @@ class SizeEnvironment(ShapeEnv):
     def is_free(self, symbol: Any) -> bool:
         """Whether a symbol stands for itself still, and not for a number or for other symbols."""
         return bool(self.replace(symbol) == symbol)
+
+    def with_one(self, size: Any, symbol: Any) -> int:
+        """The number that a size of the example would be if this symbol were 1."""
+        if not isinstance(size, SymInt):
+            return int(size)
+        found = self.replace(size.node.expr).xreplace({**self.backed_var_to_val, symbol: sympy.Integer(1)})
+        return int(found)
+
+    def rule_out_one(self, symbol: Any, place: Any) -> None:
+        """Require of a symbol, which is not 1 in the example, that it is not 1; `place` says where."""
+        before, self.where = self.where, lambda: place
+        try:
+            self.evaluate_expr(sympy.Ne(symbol, 1))
+        finally:
+            self.where = before
 
     def range_of(self, symbol: Any) -> tuple[int, int | None]:
         """The smallest and the largest value that a symbol may have; None for no largest."""

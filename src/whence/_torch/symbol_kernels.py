@@ -1,13 +1,14 @@
 """Kernels in Python for operators whose C++ kernel takes numbers only.
 
 PyTorch has such kernels for its python dispatcher, and a capture with symbols needs it. Those of resampling
-and of LSTMs compute otherwise than eager does, in other steps and so with other last bits. Here are kernels
-that call what eager calls; PyTorch's own come back when the capture is over. They are put in place for the
-process, and only threads that trace look at them.
+and of recurrent networks compute otherwise than eager does, in other steps and so with other last bits. Here
+are kernels that call what eager calls, in `recurrent_cells` those of a network's cells; PyTorch's own come
+back when the capture is over. They are put in place for the process, where only threads that trace look.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp.decompositions import lstm_impl, upsample_compute_output_size
 from torch._dispatch.python import enable_python_dispatcher
+
+from whence._torch.recurrent_cells import Cell, gru_cell, recurrent, simple_cell
 
 aten = torch.ops.aten
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
@@ -80,6 +83,18 @@ def _runs_in_onednn(
     return bool(has_biases and same_width and plain and torch._C._get_mkldnn_enabled())
 
 
+def _stepwise(operator: Any, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A recurrent network step by step on the CPU; elsewhere PyTorch's kernel."""
+    elsewhere = operator.py_kernels[DispatchKey.CompositeImplicitAutograd]
+
+    def kernel(inputs: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        if inputs.device.type != "cpu":
+            return elsewhere(inputs, *rest)  # type: ignore[no-any-return]
+        return recurrent(cell, inputs, *rest)
+
+    return kernel
+
+
 _RESAMPLED = [
     *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
     *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
@@ -90,6 +105,9 @@ _KERNELS: dict[Any, Callable[..., Any] | None] = {
     **{getattr(aten, name).vec: _resampled(getattr(aten, name).default) for name in _RESAMPLED},
     **{getattr(aten, name).default: None for name in _RESAMPLED},
     aten.lstm.input: _lstm,
+    aten.gru.input: _stepwise(aten.gru.input, gru_cell),
+    aten.rnn_tanh.input: _stepwise(aten.rnn_tanh.input, partial(simple_cell, torch.tanh)),
+    aten.rnn_relu.input: _stepwise(aten.rnn_relu.input, partial(simple_cell, torch.relu)),
 }
 """What runs instead of PyTorch's kernel in Python; None for the C++ kernel, which takes symbols."""
 

@@ -39,7 +39,7 @@ from whence.tracing.notes import Notes
 from whence.tracing.recomputation import reuse_random_draws
 from whence.tracing.record import Recorded
 from whence.tracing.replay.expand import Exchanged
-from whence.tracing.reshapes import decide_again
+from whence.tracing.reshapes import decide_again, rule_out_ones
 from whence.tracing.sharing import refuse_shared_writes
 from whence.tracing.subject import Subject, module_records
 from whence.tracing.tables import Values, signature_of, wholes_of
@@ -70,6 +70,8 @@ def assemble(
     graph.output(tuple(outputs))
     if session.recorder.environment is not None:
         decide_again(graph, functional.history)
+        if recorded.backward.roots:
+            rule_out_ones(graph, session.recorder.environment)
     repeated = reuse_random_draws(functional, session.notes.redraws)
     preserved = preserved_calls(_plain_calls(recorded), example.preserve, int(subject.is_module))
     keep = {row.name for row in signature.inputs if row.name not in session.notes.literals}

@@ -1,5 +1,6 @@
 """What was recorded and attributed → a Program."""
 
+from whence._torch.sizes import without_decisions
 from whence.program import Program
 from whence.program.known import known_of
 from whence.tracing.assemble import assemble
@@ -17,7 +18,8 @@ def finished(example: Example, recorded: Recorded, gradients: Gradients) -> Prog
     session = recorded.session
     recorder = session.recorder
     attribute_branches(recorder.graph, recorder.nested)
-    functional = functionalize(recorder.graph, recorder.sizes)
+    with without_decisions(recorder.environment):  # recorded writes have decided already
+        functional = functionalize(recorder.graph, recorder.sizes)
     exchanged = expand(session.replayer, session.notes, functional, gradients)
     program = assemble(session.subject, example, recorded, functional, exchanged)
     program = with_sizes(program, example, recorded)
