@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.autograd import below_autograd
-from whence._torch.tensors import autocast_state, without_autocast
+from whence._torch.tensors import autocast_in_words, autocast_state, without_autocast
 from whence.errors import CallError, Fault, StaleCapture, UsageError
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
@@ -157,11 +157,8 @@ def _changes(names: Sequence[str]) -> StaleCapture:
 
 def _other_autocast(program: Program) -> CallError:
     return CallError(
-        f"autocast was {_spelled(program.autocast)} at capture, is {_spelled(autocast_state())} now",
+        f"autocast was {autocast_in_words(program.autocast)} at capture, "
+        f"is {autocast_in_words(autocast_state())} now",
         why="the casts are part of the captured graph",
         remedy="call it as it was captured, or capture inside the autocast region",
     )
-
-
-def _spelled(state: tuple[tuple[str, str], ...]) -> str:
-    return ", ".join(f"{kind} {dtype}" for kind, dtype in state) or "off"
