@@ -15,13 +15,12 @@ from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import laid_out
 from whence.program import Program
 from whence.program.state import with_state
-from whence.reports.live import Live, of
+from whence.reports.live import AGAIN, Live, of
 from whence.schema import InputKind, OutputKind
 from whence.tracing.subject import Subject, subject_of, tensors_by_name
 
 Check = Callable[[tuple[Any, ...], dict[str, Any]], Checked]
 """Looks whether the capture holds for a call."""
-_AGAIN = "capture again"
 
 
 class Bound:
@@ -134,7 +133,7 @@ def _other_optimizer(program: Program, subject: Subject, optimizer: Optimizer) -
         what = (
             f"the program was captured with {type(step.optimizer).__name__}, not {type(optimizer).__name__}"
         )
-        return [Fault(what, remedy=_AGAIN)]
+        return [Fault(what, remedy=AGAIN)]
     if groups == step.groups:
         return []
     what = "the optimizer's groups do not hold the parameters that they held at capture, in order"
