@@ -35,7 +35,7 @@ def attribute(recorded: Recorded) -> Gradients:
     sites = [scope.site for scope in notes.scopes]
     for node in notes.order:
         if notes.marks[node].phase is Phase.FORWARD:
-            set_origin(node, seen(sites, notes, node, Phase.FORWARD))
+            set_origin(node, seen(sites, notes, node))
     roots = [(notes.keys.get(value), tangent) for value, tangent in recorded.backward.roots]
     gradients = follow(notes, roots, _seed_end(notes, recorded))
     makers = first_of_each_moment(notes)
@@ -87,11 +87,11 @@ def _place(sites: Sequence[CallSite], scope: int) -> CallSite | None:
     return sites[scope] if scope != PROGRAM else None
 
 
-def seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node, phase: Phase) -> Origin:
+def seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node) -> Origin:
     """The origin of an operation that ran while its call did."""
     mark = notes.marks[node]
     place = _place(sites, mark.scope)
-    return Origin(phase, _site(sites, mark.scope), source=mark.source, place=place, hook=mark.hook)
+    return Origin(mark.phase, _site(sites, mark.scope), source=mark.source, place=place, hook=mark.hook)
 
 
 def _of_step(
