@@ -35,8 +35,10 @@ __all__ = [
     "leave_bookkeeping_undecided",
     "mode_for_sizes",
     "names_in",
+    "names_of_sizes",
     "number_of",
     "sized_like",
+    "sizes_in",
     "spelled",
     "undecided_bookkeeping",
     "unknown_size",
@@ -209,8 +211,7 @@ class Assumed:
 
 def assumed_of(values: Iterable[Any]) -> Assumed:
     """What the tracers of these fake values assumed; what always holds is left out."""
-    shapes: Any = (value.shape if isinstance(value, Tensor) else (value,) for value in values)
-    sizes = [size for shape in shapes for size in shape]
+    sizes = [size for value in values for size in sizes_in(value)]
     known = {id(size.node.shape_env): size.node.shape_env for size in sizes if is_symbolic(size)}.values()
     guards = [environment.replace(guard.expr) for environment in known for guard in environment.guards]
     return Assumed(
@@ -236,3 +237,13 @@ def names_in(value: Any) -> set[str]:
     """The names of the sizes that a number is made of."""
     names = getattr(value.node.shape_env, "names", {}) if isinstance(value, SYMBOLIC) else {}
     return {names.get(symbol, str(symbol)) for symbol in expression(value).free_symbols}
+
+
+def sizes_in(value: Any) -> tuple[Any, ...]:
+    """The sizes of a tensor; anything else stands for itself."""
+    return tuple(value.shape) if isinstance(value, Tensor) else (value,)
+
+
+def names_of_sizes(value: Any) -> set[str]:
+    """The names in the open sizes of a tensor, or in a number."""
+    return {name for size in sizes_in(value) if is_symbolic(size) for name in names_in(size)}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from whence._torch.sizes import SYMBOLIC, names_in
+from whence._torch.sizes import SYMBOLIC, names_in, sizes_in
 
 Limits = tuple[int | None, int | None]
 
@@ -90,8 +90,7 @@ def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, 
 
 
 def _sizes(value: object) -> list[SymInt]:
-    sizes = (*value.shape,) if isinstance(value, Tensor) else (value,)
-    return [size for size in sizes if isinstance(size, SymInt)]
+    return [size for size in sizes_in(value) if isinstance(size, SymInt)]
 
 
 @dataclass
