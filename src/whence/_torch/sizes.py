@@ -42,6 +42,7 @@ __all__ = [
     "spelled",
     "undecided_bookkeeping",
     "unknown_size",
+    "whole_bound",
     "without_decisions",
 ]
 
@@ -221,7 +222,7 @@ def assumed_of(values: Iterable[Any]) -> Assumed:
             if guard.free_symbols
         ),
         tuple(
-            (str(symbol), _whole(bounds.lower), _whole(bounds.upper))
+            (str(symbol), whole_bound(bounds.lower), whole_bound(bounds.upper))
             for environment in known
             for symbol, bounds in environment.var_to_range.items()
         ),
@@ -229,7 +230,8 @@ def assumed_of(values: Iterable[Any]) -> Assumed:
     )
 
 
-def _whole(bound: Any) -> int | None:
+def whole_bound(bound: Any) -> int | None:
+    """A bound of a symbol as a number; None where it is infinite, or not of whole numbers."""
     return int(bound) if getattr(bound, "is_Integer", False) else None
 
 

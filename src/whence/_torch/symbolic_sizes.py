@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from whence._torch.sizes import SYMBOLIC, names_in, sizes_in
+from whence._torch.sizes import SYMBOLIC, names_in, sizes_in, whole_bound
 
 Limits = tuple[int | None, int | None]
 
@@ -27,14 +27,10 @@ def _is_symbol(size: object) -> bool:
 
 def limits_of(ranges: Mapping[Any, Any]) -> dict[str, Limits]:
     """The smallest and largest value of each symbol; None where there is none."""
-    return {str(symbol): (_number(bounds.lower), _number(bounds.upper)) for symbol, bounds in ranges.items()}
-
-
-def _number(bound: Any) -> int | None:
-    try:
-        return int(bound)
-    except (OverflowError, TypeError, ValueError, AttributeError):
-        return None
+    return {
+        str(symbol): (whole_bound(bounds.lower), whole_bound(bounds.upper))
+        for symbol, bounds in ranges.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, 
     found = {}
     for symbol in sorted(own, key=str):
         known = own[symbol].var_to_range.get(symbol, known_ranges.ValueRanges(0, infinity))
-        low, high = limits.get(str(symbol), (_number(known.lower), _number(known.upper)))
+        low, high = limits.get(str(symbol), (whole_bound(known.lower), whole_bound(known.upper)))
         found[symbol] = known_ranges.ValueRanges(low or 0, infinity if high is None else high)
     return found
 
