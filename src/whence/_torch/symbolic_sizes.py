@@ -53,15 +53,12 @@ class Multiple:
 
 def multiple_of(size: SymInt) -> Multiple | None:
     """A size as a multiple of a symbol; None where it is made of several, or in another way."""
-    found = size.node.expr
-    if len(found.free_symbols) != 1:
+    found = importlib.import_module("whence._torch.size_environment").linear(size.node.expr)
+    if found is None or found[1] <= 0:
         return None
-    (symbol,) = found.free_symbols
-    scale, offset = found.coeff(symbol), found.subs(symbol, 0)
-    if not (scale.is_Integer and offset.is_Integer and scale > 0 and found == scale * symbol + offset):
-        return None
+    symbol, scale, offset = found
     (name,) = names_in(size)
-    return Multiple(str(symbol), name, int(scale), int(offset))
+    return Multiple(str(symbol), name, scale, offset)
 
 
 def is_number(value: object) -> bool:
