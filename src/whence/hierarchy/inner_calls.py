@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from whence.errors import CallError
-from whence.hierarchy.captured import KEY, captured_of
+from whence.hierarchy.captured import body_of, captured_of
 from whence.hierarchy.hooked import has_hooks, is_watched, run_hooked
 from whence.hierarchy.swapping import Place
 from whence.hierarchy.tree import CapturedCall, FlatCall, Inside, Tree
@@ -38,7 +38,7 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) 
                 raise _replaced(path, held)
         met, call, function, calls = last
         if met() is not module:
-            call = _body_in(module, place)
+            call = body_of(module, place.plan, place.number)
             if call is None:
                 return _run_newcomer(path, place, phase, module, values)
             function, calls = call.forward_function if is_forward else call.backward_function
@@ -52,13 +52,6 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) 
 
 def _none() -> None:
     """What a reference to no module gives."""
-
-
-def _body_in(module: nn.Module, place: Place) -> CapturedCall | None:
-    """The captured call that a module holds for a place; None where it took another's."""
-    holder = module if isinstance(module, Tree) else module.__dict__.get(KEY)
-    call = None if holder is None else holder.bodies.get(place.number)
-    return None if call is None or call.plan is not place.plan else call
 
 
 def _run_newcomer(
