@@ -6,6 +6,7 @@ newcomer's now where eager mode would say so; where the graph cannot tell, the c
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -170,7 +171,7 @@ class Replacing:
     def _spelled(self, call: int) -> str:
         return str(self.plan.site(call)) or "the model's forward"
 
-    @property
+    @cached_property
     def _gone(self) -> frozenset[int]:
         return frozenset(self._numbers())
 
