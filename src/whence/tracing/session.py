@@ -366,8 +366,8 @@ class Session:
         """A gradient hook on an activation is part of the backward; one on anything else would stay there."""
         node = self.recorder.node_of(tensor)
         held = None if node is None else self.notes.inputs.get(node)
-        if isinstance(tensor, nn.Parameter) or held is not None:
-            is_parameter = isinstance(tensor, nn.Parameter)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        if is_parameter or held is not None:
             raise hook_kept(described(hook), held or "a parameter", self.here(), is_parameter=is_parameter)
         self.notes.hooks[f"the gradient hook {described(hook)}"] = None
 
