@@ -250,16 +250,8 @@ def capture_step(
     """
     given = tracing.Given(args, kwargs, dynamic_shapes)
 
-    def run() -> tuple[_Program, Observed]:
-        return tracing.capture_step(step, given, model, optimizer, reuse=reuse)
-
-    def captured() -> Program:
-        traced, observed = run()
-        program = _full(traced)
-        return program.with_changes(guards=guards_for(program, observed, run))
-
-    program = without_collection(captured)
-    return program.with_changes(wanted=Wanted(dynamic_shapes))
+    run = partial(tracing.capture_step, step, given, model, optimizer, reuse=reuse)
+    return _traced(run).with_changes(wanted=Wanted(dynamic_shapes))
 
 
 def _plan_of(program: _Program) -> Plan:
@@ -322,25 +314,19 @@ def capture(
     if strict:
         program = _full(interop.strict_program(model, given, backward))
     else:
-        program = without_collection(lambda: _traced(model, given, backward, reuse=reuse))
+        program = _traced(partial(tracing.capture, model, given, backward, reuse=reuse))
     return program.with_changes(wanted=wanted).with_state(state)
 
 
-def _traced(
-    model: Callable[..., Any],
-    given: tracing.Given,
-    backward: bool | Callable[[Any], Tensor],
-    *,
-    reuse: bool,
-) -> Program:
+def _traced(run: Callable[[], tuple[_Program, Observed]]) -> Program:
     """The program of a run, with what it assumed."""
 
-    def run() -> tuple[_Program, Observed]:
-        return tracing.capture(model, given, backward, reuse=reuse)
+    def captured() -> Program:
+        traced, observed = run()
+        program = _full(traced)
+        return program.with_changes(guards=guards_for(program, observed, run))
 
-    traced, observed = run()
-    program = _full(traced)
-    return program.with_changes(guards=guards_for(program, observed, run))
+    return without_collection(captured)
 
 
 def _backward_faults(backward: object) -> list[Fault]:

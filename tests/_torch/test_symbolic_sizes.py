@@ -9,7 +9,16 @@ from torch.export import Dim
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from whence._torch.symbolic_sizes import OpenSizes, in_order_of, is_number, is_open, limits_of, ranges_of
+from whence._torch.symbolic_sizes import (
+    Multiple,
+    OpenSizes,
+    in_order_of,
+    is_number,
+    is_open,
+    limits_of,
+    multiple_of,
+    ranges_of,
+)
 
 
 class Adds(nn.Module):
@@ -37,6 +46,15 @@ def test_open_sizes_are_known() -> None:
     assert is_number(values[0].shape[0])
     assert not is_open(torch.ones(2))
     assert not is_open(3)
+
+
+def test_multiples_are_told_from_other_sizes() -> None:
+    """A size is a multiple of one symbol; what is divided by the symbol is none, nor is a power of it."""
+    rows = opened()[0][0].shape[0]
+    name = str(rows.node.expr)
+    assert multiple_of(2 * rows + 1) == Multiple(name, name, 2, 1)
+    others = (64 // rows, 64 % rows, rows // 2, rows * rows, 3 - rows)
+    assert [multiple_of(other) for other in others] == [None] * len(others)
 
 
 def test_limits_go_there_and_back() -> None:

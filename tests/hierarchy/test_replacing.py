@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import whence
 from tests.hierarchy.test_flattening import chain, with_the_last_given_to_the_first
-from tests.hierarchy.test_preserve import X, check_swap, newcomer, same, trained
+from tests.hierarchy.test_preserve import Counting, X, check_swap, newcomer, same, trained
 from tests.program.small import sine_loss
 
 WIDTH = 4
@@ -53,20 +53,6 @@ def test_name_that_is_not_called(backward: bool) -> None:
         trained(one, X)
         assert one.get_parameter("b.weight").grad is None
         assert one.get_parameter("a.weight").grad is not None
-
-
-class Counting(nn.Module):
-    """Counts its calls in a buffer."""
-
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count += 1
-        return x + self.count
 
 
 class Counted(nn.Module):

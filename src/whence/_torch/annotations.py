@@ -53,7 +53,7 @@ def annotate_like(node: fx.Node, other: fx.Node | None) -> None:
 
 def common_annotations(nodes: Iterable[fx.Node]) -> dict[str, Any]:
     """What is said of all these operations alike."""
-    found = [node.meta.get(CUSTOM) or {} for node in nodes]
+    found = [said_of(node) for node in nodes]
     first, *others = found or [{}]
     return {
         key: value

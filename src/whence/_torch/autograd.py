@@ -106,13 +106,18 @@ def nodes_below(roots: Sequence[Node], since: int = 0) -> list[Node]:
     return list(seen.values())
 
 
+def nodes_below_tensors(tensors: Sequence[Tensor]) -> list[Node]:
+    """Every node that leads to `tensors`."""
+    return nodes_below(_histories(tensors))
+
+
 def overwritten(outputs: Sequence[Tensor], ran: Iterable[Node]) -> Node | None:
     """An autograd node that leads to `outputs` and whose saved tensors somebody has written in place since.
 
     Those that `ran` have let go of theirs.
     """
     gone = {id(node) for node in ran}
-    nodes = (node for node in nodes_below(_histories(outputs)) if id(node) not in gone)
+    nodes = (node for node in nodes_below_tensors(outputs) if id(node) not in gone)
     return next((node for node in nodes if _has_lost(node)), None)
 
 
@@ -173,7 +178,7 @@ def run_backward(
     listener: BackwardListener,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `outputs` for `inputs`, run on the calling thread and reported node by node."""
-    nodes = nodes_below(_histories(outputs))
+    nodes = nodes_below_tensors(outputs)
     with torch.autograd.set_multithreading_enabled(False), watched(nodes, listener):
         return torch.autograd.grad(outputs, inputs, tangents, allow_unused=True)
 
@@ -303,8 +308,3 @@ _AUTOGRAD_KEYS = tuple(
 def keeps_graph() -> bool:
     """Whether the backward that is running was asked to keep its graph."""
     return inside_backward() and torch._C._autograd._get_current_graph_task_keep_graph()
-
-
-def nodes_below_tensors(tensors: Sequence[Tensor]) -> list[Node]:
-    """Every node that leads to `tensors`."""
-    return nodes_below(_histories(tensors))

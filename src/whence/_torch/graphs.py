@@ -22,11 +22,15 @@ def graph_module(root: nn.Module | dict[str, Any], graph: fx.Graph, name: str) -
     return _LazyGraphModule(root, graph, name)
 
 
-def nested_graph(node: fx.Node) -> fx.GraphModule | None:
-    """The graph that a node reads from its own graph's module, for a branch or a loop to run; else None."""
-    if node.op != "get_attr" or node.graph.owning_module is None:
+def nested_graph(node: fx.Node, within: nn.Module | None = None) -> fx.GraphModule | None:
+    """The graph that a node reads, for a branch or a loop to run; else None.
+
+    It is looked for `within` a module, or else in that of the node's own graph.
+    """
+    if node.op != "get_attr":
         return None
-    held = attribute_at(node.graph.owning_module, str(node.target))
+    holder = node.graph.owning_module if within is None else within
+    held = None if holder is None else attribute_at(holder, str(node.target))
     return held if isinstance(held, fx.GraphModule) else None
 
 

@@ -118,6 +118,7 @@ class Recorder(ProxyTorchDispatchMode):
     """A recording in progress: a graph, and the fake tensor that stands for each real one."""
 
     supports_higher_order_operators = True
+    function_mode = FunctionMode
 
     def __init__(self, listener: RecordingListener, fake_mode: FakeTensorMode) -> None:
         super().__init__(_Tracer(listener), "fake")
@@ -330,7 +331,7 @@ class Recorder(ProxyTorchDispatchMode):
     def active(self) -> Iterator[None]:
         """Record everything that runs on this thread inside the block."""
         symbols = kernels_for_symbols(self.environment is not None)
-        with symbols, self.fake_mode, FunctionMode(self), self:
+        with symbols, self.fake_mode, self.function_mode(self), self:
             yield
 
     def watching_functions(self) -> AbstractContextManager[Any]:

@@ -35,11 +35,14 @@ __all__ = [
     "leave_bookkeeping_undecided",
     "mode_for_sizes",
     "names_in",
+    "names_of_sizes",
     "number_of",
     "sized_like",
+    "sizes_in",
     "spelled",
     "undecided_bookkeeping",
     "unknown_size",
+    "whole_bound",
     "without_decisions",
 ]
 
@@ -209,8 +212,7 @@ class Assumed:
 
 def assumed_of(values: Iterable[Any]) -> Assumed:
     """What the tracers of these fake values assumed; what always holds is left out."""
-    shapes: Any = (value.shape if isinstance(value, Tensor) else (value,) for value in values)
-    sizes = [size for shape in shapes for size in shape]
+    sizes = [size for value in values for size in sizes_in(value)]
     known = {id(size.node.shape_env): size.node.shape_env for size in sizes if is_symbolic(size)}.values()
     guards = [environment.replace(guard.expr) for environment in known for guard in environment.guards]
     return Assumed(
@@ -220,7 +222,7 @@ def assumed_of(values: Iterable[Any]) -> Assumed:
             if guard.free_symbols
         ),
         tuple(
-            (str(symbol), _whole(bounds.lower), _whole(bounds.upper))
+            (str(symbol), whole_bound(bounds.lower), whole_bound(bounds.upper))
             for environment in known
             for symbol, bounds in environment.var_to_range.items()
         ),
@@ -228,7 +230,8 @@ def assumed_of(values: Iterable[Any]) -> Assumed:
     )
 
 
-def _whole(bound: Any) -> int | None:
+def whole_bound(bound: Any) -> int | None:
+    """A bound of a symbol as a number; None where it is infinite, or not of whole numbers."""
     return int(bound) if getattr(bound, "is_Integer", False) else None
 
 
@@ -236,3 +239,13 @@ def names_in(value: Any) -> set[str]:
     """The names of the sizes that a number is made of."""
     names = getattr(value.node.shape_env, "names", {}) if isinstance(value, SYMBOLIC) else {}
     return {names.get(symbol, str(symbol)) for symbol in expression(value).free_symbols}
+
+
+def sizes_in(value: Any) -> tuple[Any, ...]:
+    """The sizes of a tensor; anything else stands for itself."""
+    return tuple(value.shape) if isinstance(value, Tensor) else (value,)
+
+
+def names_of_sizes(value: Any) -> set[str]:
+    """The names in the open sizes of a tensor, or in a number."""
+    return {name for size in sizes_in(value) if is_symbolic(size) for name in names_in(size)}

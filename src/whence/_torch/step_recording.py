@@ -1,7 +1,5 @@
 """Record a training step: what an optimizer computes with Python's numbers, too."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +16,6 @@ from whence._torch.numbers import (
 )
 from whence._torch.plainly import apart
 from whence._torch.recording import FakeTensorMode, Recorder, RecordingListener, note_function
-from whence._torch.symbol_kernels import kernels_for_symbols
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
@@ -59,6 +56,7 @@ class StepRecorder(Recorder):
     """Knows the numbers that are read from tensors, where the listener says so."""
 
     listener: NumberListener
+    function_mode = StepFunctionMode
 
     def __init__(self, listener: NumberListener, fake_mode: FakeTensorMode) -> None:
         super().__init__(listener, fake_mode)
@@ -68,13 +66,6 @@ class StepRecorder(Recorder):
         """A number that is an input of the program, and its placeholder."""
         node = self.constant_input(None, name)
         return self.arithmetic.number(node), node
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Record everything that runs on this thread inside the block, writes to `.grad` included."""
-        symbols = kernels_for_symbols(self.environment is not None)
-        with symbols, self.fake_mode, StepFunctionMode(self), self:
-            yield
 
     def _append_number(self, target: Any, args: tuple[Any, ...]) -> fx.Node:
         node = self.tracer.graph.create_node("call_function", target, args, {})

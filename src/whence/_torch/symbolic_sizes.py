@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from whence._torch.sizes import SYMBOLIC, names_in
+from whence._torch.sizes import SYMBOLIC, names_in, sizes_in, whole_bound
 
 Limits = tuple[int | None, int | None]
 
@@ -27,14 +27,10 @@ def _is_symbol(size: object) -> bool:
 
 def limits_of(ranges: Mapping[Any, Any]) -> dict[str, Limits]:
     """The smallest and largest value of each symbol; None where there is none."""
-    return {str(symbol): (_number(bounds.lower), _number(bounds.upper)) for symbol, bounds in ranges.items()}
-
-
-def _number(bound: Any) -> int | None:
-    try:
-        return int(bound)
-    except (OverflowError, TypeError, ValueError, AttributeError):
-        return None
+    return {
+        str(symbol): (whole_bound(bounds.lower), whole_bound(bounds.upper))
+        for symbol, bounds in ranges.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -57,15 +53,12 @@ class Multiple:
 
 def multiple_of(size: SymInt) -> Multiple | None:
     """A size as a multiple of a symbol; None where it is made of several, or in another way."""
-    found = size.node.expr
-    if len(found.free_symbols) != 1:
+    found = importlib.import_module("whence._torch.size_environment").linear(size.node.expr)
+    if found is None or found[1] <= 0:
         return None
-    (symbol,) = found.free_symbols
-    scale, offset = found.coeff(symbol), found.subs(symbol, 0)
-    if not (scale.is_Integer and offset.is_Integer and scale > 0 and found == scale * symbol + offset):
-        return None
+    symbol, scale, offset = found
     (name,) = names_in(size)
-    return Multiple(str(symbol), name, int(scale), int(offset))
+    return Multiple(str(symbol), name, scale, offset)
 
 
 def is_number(value: object) -> bool:
@@ -84,14 +77,13 @@ def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, 
     found = {}
     for symbol in sorted(own, key=str):
         known = own[symbol].var_to_range.get(symbol, known_ranges.ValueRanges(0, infinity))
-        low, high = limits.get(str(symbol), (_number(known.lower), _number(known.upper)))
+        low, high = limits.get(str(symbol), (whole_bound(known.lower), whole_bound(known.upper)))
         found[symbol] = known_ranges.ValueRanges(low or 0, infinity if high is None else high)
     return found
 
 
 def _sizes(value: object) -> list[SymInt]:
-    sizes = (*value.shape,) if isinstance(value, Tensor) else (value,)
-    return [size for size in sizes if isinstance(size, SymInt)]
+    return [size for size in sizes_in(value) if isinstance(size, SymInt)]
 
 
 @dataclass

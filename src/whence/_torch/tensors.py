@@ -126,6 +126,11 @@ def autocast_state() -> tuple[tuple[str, str], ...]:
     )
 
 
+def autocast_in_words(state: tuple[tuple[str, str], ...]) -> str:
+    """`cpu torch.bfloat16`, or `off`."""
+    return ", ".join(f"{kind} {dtype}" for kind, dtype in state) or "off"
+
+
 @contextmanager
 def without_autocast(state: tuple[tuple[str, str], ...]) -> Iterator[None]:
     """Run operations as they are: the casts that autocast chose are part of the captured graph."""

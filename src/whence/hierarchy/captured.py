@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from whence.hierarchy.plan import Plan
 from whence.hierarchy.tree import CapturedCall, FlatCall, Readables, Tree, fitting, is_read, read
 
 KEY = "_whence_captured"
@@ -24,6 +25,13 @@ class Captured:
 def captured_of(module: nn.Module) -> Any:
     """What holds the `calls`, `bodies` and `root` of a module; None for a module that was not captured."""
     return module if isinstance(module, Tree) else module.__dict__.get(KEY)
+
+
+def body_of(module: nn.Module, plan: Plan, number: int) -> CapturedCall | None:
+    """The call with this number of this plan that a module holds; None for one that took another's place."""
+    holder = captured_of(module)
+    call: CapturedCall | None = None if holder is None else holder.bodies.get(number)
+    return None if call is None or call.plan is not plan else call
 
 
 def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

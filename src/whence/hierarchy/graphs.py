@@ -71,9 +71,10 @@ def _said_of(plan: Plan, phase: Phase, number: int) -> dict[str, Any]:
     ends = plan.program.calls.ends
     inside = range(number, ends[number] if number < len(ends) else number + 1)
     return common_annotations(
-        plan.nodes[name]
-        for name, (found, owner) in plan.regions.items()
-        if found is phase and owner in inside and plan.nodes[name].op == "call_function"
+        node
+        for owner in inside
+        for node in plan.operations.get((phase, owner), ())
+        if node.op == "call_function"
     )
 
 

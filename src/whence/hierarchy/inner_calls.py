@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from whence.errors import CallError
-from whence.hierarchy.captured import KEY, captured_of
+from whence.hierarchy.captured import body_of, captured_of
 from whence.hierarchy.hooked import has_hooks, is_watched, run_hooked
 from whence.hierarchy.swapping import Place
 from whence.hierarchy.tree import CapturedCall, FlatCall, Inside, Tree
@@ -27,7 +27,7 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) 
     does everything itself, and has at hand what it needs of the module that it met last.
     """
     is_forward = phase is Phase.FORWARD
-    last: tuple[Callable[[], nn.Module | None], Any, Any] = (_none, None, ())
+    last: tuple[Callable[[], nn.Module | None], Any, Any, Any] = (_none, None, None, ())
 
     def run(caller: Tree, *values: Any) -> tuple[Any, ...]:
         nonlocal last
@@ -36,15 +36,15 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) 
             held, module = module, module._modules.get(segment)
             if module is None:
                 raise _replaced(path, held)
-        met, function, calls = last
+        met, call, function, calls = last
         if met() is not module:
-            call = _body_in(module, place)
+            call = body_of(module, place.plan, place.number)
             if call is None:
                 return _run_newcomer(path, place, phase, module, values)
             function, calls = call.forward_function if is_forward else call.backward_function
-            last = ref(module), function, calls
+            last = ref(module), call, function, calls
         if is_forward and (is_watched(module) or torch.compiler.is_compiling()):
-            return _run_watched(module, place, values)
+            return _run_watched(call, module, values)
         return function(module, calls, *values)  # type: ignore[no-any-return]
 
     return run
@@ -52,13 +52,6 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) 
 
 def _none() -> None:
     """What a reference to no module gives."""
-
-
-def _body_in(module: nn.Module, place: Place) -> CapturedCall | None:
-    """The captured call that a module holds for a place; None where it took another's."""
-    holder = module if isinstance(module, Tree) else module.__dict__.get(KEY)
-    call = None if holder is None else holder.bodies.get(place.number)
-    return None if call is None or call.plan is not place.plan else call
 
 
 def _run_newcomer(
@@ -69,15 +62,12 @@ def _run_newcomer(
     return place.run(module, phase, values)
 
 
-def _run_watched(module: nn.Module, place: Place, values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _run_watched(call: CapturedCall, module: nn.Module, values: tuple[Any, ...]) -> tuple[Any, ...]:
     """A call that hooks, a compiler or a capture see."""
-    call = _body_in(module, place)
-    if call is None:
-        raise _replaced(place.plan.site(place.number).path, module)
     if has_hooks(module):
         return run_hooked(call, module, values)
     if module._compiled_call_impl is not None:
-        return module(Inside, place.number, *values)  # type: ignore[no-any-return]
+        return module(Inside, call.number, *values)  # type: ignore[no-any-return]
     return module(FlatCall(call, values))  # type: ignore[no-any-return]
 
 

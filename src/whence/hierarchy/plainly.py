@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whence._torch.compiling import constant_to_tracers
 from whence._torch.tensors import autocast_state
 from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten
-from whence.hierarchy.captured import captured_of
+from whence.hierarchy.captured import body_of
 from whence.program import Constant, Named, Structure
 from whence.program.sizes import Reading
 
@@ -195,8 +195,7 @@ class Places:
             held: Any = module
             for segment in path:
                 held = held._modules[segment]
-            holder = captured_of(held)
-            if holder is None or number not in holder.bodies or holder.bodies[number].plan is not self.plan:
+            if body_of(held, self.plan, number) is None:
                 return True
         return False
 

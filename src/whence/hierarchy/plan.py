@@ -104,6 +104,14 @@ class Plan:
         """The nodes of the program by name."""
         return {node.name: node for node in self.program.graph.nodes}
 
+    @cached_property
+    def operations(self) -> dict[Region, list[fx.Node]]:
+        """What each call computes itself in each phase, in order."""
+        found: dict[Region, list[fx.Node]] = {}
+        for name, region in self.regions.items():
+            found.setdefault(region, []).append(self.nodes[name])
+        return found
+
     @property
     def distinct(self) -> list[int]:
         """The calls that do not share the body of an earlier one."""

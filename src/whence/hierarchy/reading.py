@@ -11,7 +11,7 @@ from whence._torch.sizes import is_symbolic
 from whence._torch.symbolic_sizes import order_of
 from whence._torch.trees import KeyPath, tree_flatten_with_path
 from whence.errors import CallError
-from whence.hierarchy.captured import captured_of
+from whence.hierarchy.captured import body_of, captured_of
 from whence.hierarchy.hooked import has_hooks, run_hooked
 from whence.hierarchy.interface import Interface
 from whence.hierarchy.plainly import (
@@ -95,13 +95,13 @@ def _plain_call(child: PlainChild) -> Body:
         module: Any = caller if from_caller else captured_of(caller).root
         for segment in path:
             module = module._modules[segment]
-        holder = captured_of(module)
-        if holder is None or number not in holder.bodies or holder.bodies[number].plan is not plan:
+        call = body_of(module, plan, number)
+        if call is None:
             return other(module, forward, values)  # type: ignore[no-any-return]
         if has_hooks(module):
             return hooked(module, values)  # type: ignore[no-any-return]
         if not torch.compiler.is_dynamo_compiling():  # `torch.fx` would keep modules of torch.nn whole
-            return holder.bodies[number].readable_body()(module, *values)  # type: ignore[no-any-return]
+            return call.readable_body()(module, *values)
         return module(Inside, number, *values)  # type: ignore[no-any-return]
 
     return run

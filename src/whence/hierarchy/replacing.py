@@ -6,14 +6,15 @@ newcomer's now where eager mode would say so; where the graph cannot tell, the c
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
 from whence.errors import CallError, Fault
+from whence.hierarchy.captured import body_of
 from whence.hierarchy.composed import registered
 from whence.hierarchy.plan import Plan, first_within
-from whence.hierarchy.swapping import holds
 from whence.program import Input
 from whence.provenance import ROOT, ModulePath
 from whence.schema import Phase
@@ -54,7 +55,7 @@ def newcomers(plan: Plan, number: int, module: nn.Module) -> Replaced:
         held: Any = module
         for segment in path.relative_to(around):
             held = None if held is None else held._modules.get(segment)
-        if held is not None and not holds(held, plan, call):
+        if held is not None and body_of(held, plan, call) is None:
             found[path] = held
     return found
 
@@ -170,7 +171,7 @@ class Replacing:
     def _spelled(self, call: int) -> str:
         return str(self.plan.site(call)) or "the model's forward"
 
-    @property
+    @cached_property
     def _gone(self) -> frozenset[int]:
         return frozenset(self._numbers())
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from whence._torch.sharding import whole
-from whence._torch.tensors import autocast_state, without_autocast
+from whence._torch.tensors import autocast_in_words, autocast_state, without_autocast
 from whence.errors import CallError
 from whence.hierarchy.composed import (
     assign,
@@ -429,11 +429,8 @@ class CallBody(_OfThisProcess):
 
 
 def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str, str], ...]) -> CallError:
-    def spelled(state: tuple[tuple[str, str], ...]) -> str:
-        return ", ".join(f"{kind} {dtype}" for kind, dtype in state) or "off"
-
     return CallError(
-        f"autocast was {spelled(captured)} at capture, and is {spelled(now)}",
+        f"autocast was {autocast_in_words(captured)} at capture, and is {autocast_in_words(now)}",
         why="the casts are part of the captured graph",
         remedy="call it as it was captured, or capture inside the autocast region",
     )

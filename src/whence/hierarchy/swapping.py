@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from whence._torch.sizes import is_symbolic
 from whence._torch.trees import tree_flatten
 from whence.errors import CallError, Fault
-from whence.hierarchy.captured import captured_of
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import laid_out
 from whence.hierarchy.interface import Interface, interface_of
@@ -244,13 +243,6 @@ class Place:
             why=why,
             remedy="replace the module in the original model and capture again",
         )
-
-
-def holds(module: nn.Module, plan: Plan, number: int) -> bool:
-    """Whether a module is the captured one, with the call of this plan."""
-    holder = captured_of(module)
-    call = None if holder is None else holder.bodies.get(number)
-    return call is not None and call.plan is plan
 
 
 @contextmanager

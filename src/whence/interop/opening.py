@@ -7,9 +7,9 @@ so that every assumption becomes a rule of the program, or the graph is refused.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from torch import Tensor, fx
+from torch import fx
 
-from whence._torch.sizes import Assumed, assumed_of, is_symbolic, names_in
+from whence._torch.sizes import Assumed, assumed_of, is_symbolic, names_of_sizes, sizes_in
 from whence.errors import Fault
 from whence.interop.arguments import Leaf
 from whence.program.sizes import Asker, Dimension, SizeRule, Sizes, relation, sizes_of
@@ -33,14 +33,14 @@ def open_sizes(ready: fx.GraphModule, leaves: Sequence[Leaf]) -> tuple[Sizes | N
 
 
 def _varies(value: object) -> bool:
-    return any(map(is_symbolic, value.shape)) if isinstance(value, Tensor) else is_symbolic(value)
+    return any(map(is_symbolic, sizes_in(value)))
 
 
 def _faults(
     placeholders: Sequence[fx.Node], assumed: Assumed, known: dict[str, Dimension]
 ) -> Iterator[Fault]:
     for node in placeholders:
-        if unknown := sorted(_names(node.meta.get("val")) - set(known)):
+        if unknown := sorted(names_of_sizes(node.meta.get("val")) - set(known)):
             yield Fault(
                 f"{node.name} has the size {unknown[0]}, which is the size of no argument", remedy=_FIXED
             )
@@ -51,12 +51,6 @@ def _faults(
             )
     if assumed.of_data:
         yield Fault("sizes in the graph depend on the values of tensors", remedy=_FIXED)
-
-
-def _names(value: object) -> set[str]:
-    """The names of open sizes in a value's shape, or in a number."""
-    sizes = value.shape if isinstance(value, Tensor) else [value]
-    return {name for size in sizes if is_symbolic(size) for name in names_in(size)}
 
 
 def _rules(assumed: Assumed, known: dict[str, Dimension]) -> Iterator[SizeRule]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from whence._torch.sizes import is_symbolic, names_in
+from whence._torch.sizes import is_symbolic, names_of_sizes
 from whence.program.signature import SHORT_DTYPES, Input, Output
 from whence.program.sizes import Sized, SizeRule, sized
 from whence.schema import InputKind, OutputKind
@@ -123,10 +123,10 @@ def _unread(program: "Program", known: Container[str]) -> dict[str, str]:
     """Sizes that are no argument's own, and where they come from."""
     found: dict[str, str] = {}
     for row in program.signature.inputs:
-        for name in _names(row.value):
+        for name in sorted(names_of_sizes(row.value)):
             found.setdefault(name, f"a part of the sizes of `{row.path}`")
     for output in program.signature.outputs:
-        for name in _names(_value(program, output)):
+        for name in sorted(names_of_sizes(_value(program, output))):
             bounds = _range(*program.convention.limits.get(name, (None, None)))
             found.setdefault(name, f"known once the program has run{bounds}")
     return {name: words for name, words in found.items() if name not in known}
@@ -136,11 +136,6 @@ def _range(low: int | None, high: int | None) -> str:
     words = [f"at least {low}"] if low else []
     words += [] if high is None else [f"at most {high}"]
     return f": {' and '.join(words)}" if words else ""
-
-
-def _names(value: Any) -> list[str]:
-    sizes = value.shape if isinstance(value, Tensor) else [value]
-    return sorted({name for size in sizes if is_symbolic(size) for name in names_in(size)})
 
 
 def _input(row: Input, rules: tuple[SizeRule, ...]) -> Shape:

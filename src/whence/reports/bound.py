@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.autograd import below_autograd
-from whence._torch.tensors import autocast_state, without_autocast
+from whence._torch.tensors import autocast_in_words, autocast_state, without_autocast
 from whence.errors import CallError, Fault, StaleCapture, UsageError
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
@@ -15,13 +15,12 @@ from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import laid_out
 from whence.program import Program
 from whence.program.state import with_state
-from whence.reports.live import Live, of
+from whence.reports.live import AGAIN, Live, of
 from whence.schema import InputKind, OutputKind
 from whence.tracing.subject import Subject, subject_of, tensors_by_name
 
 Check = Callable[[tuple[Any, ...], dict[str, Any]], Checked]
 """Looks whether the capture holds for a call."""
-_AGAIN = "capture again"
 
 
 class Bound:
@@ -134,7 +133,7 @@ def _other_optimizer(program: Program, subject: Subject, optimizer: Optimizer) -
         what = (
             f"the program was captured with {type(step.optimizer).__name__}, not {type(optimizer).__name__}"
         )
-        return [Fault(what, remedy=_AGAIN)]
+        return [Fault(what, remedy=AGAIN)]
     if groups == step.groups:
         return []
     what = "the optimizer's groups do not hold the parameters that they held at capture, in order"
@@ -157,11 +156,8 @@ def _changes(names: Sequence[str]) -> StaleCapture:
 
 def _other_autocast(program: Program) -> CallError:
     return CallError(
-        f"autocast was {_spelled(program.autocast)} at capture, is {_spelled(autocast_state())} now",
+        f"autocast was {autocast_in_words(program.autocast)} at capture, "
+        f"is {autocast_in_words(autocast_state())} now",
         why="the casts are part of the captured graph",
         remedy="call it as it was captured, or capture inside the autocast region",
     )
-
-
-def _spelled(state: tuple[tuple[str, str], ...]) -> str:
-    return ", ".join(f"{kind} {dtype}" for kind, dtype in state) or "off"

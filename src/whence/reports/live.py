@@ -16,7 +16,7 @@ from whence.program.signature import Input, Output
 from whence.program.steps import GroupSlot, Setting, StateSlot, Step
 from whence.schema import InputKind, OutputKind
 
-_AGAIN = "capture again"
+AGAIN = "capture again"
 
 
 class Live:
@@ -57,12 +57,12 @@ class Live:
             Fault(
                 f"`{row.path}` was {row.value!r} at capture, is {now.get(row.path)!r} now",
                 why="it is a constant of the program",
-                remedy=_AGAIN,
+                remedy=AGAIN,
             )
             for row in self.step.settings
             if row.path not in now or type(now[row.path]) is not type(row.value) or now[row.path] != row.value
         ] + [
-            Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=_AGAIN)
+            Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=AGAIN)
             for slot in self.step.numbers
             for row, value in [(self._row(slot), groups[slot.group].get(slot.key))]
             if _kind(value) != _kind(row.value)

@@ -127,24 +127,33 @@ def _finish(
     differentiated = loss is not None or not program.opaque
     if differentiated:
         _differentiate(whole_leaves(result), loss)
-    leaves, _ = tree_flatten(result)
-    given = zip(whole_paths_of(*inputs), whole_leaves(inputs), strict=True)
-    arguments = [(path, leaf) for path, leaf in given if _is(leaf)]
-    names = [row.name for row in program.signature.outputs_of(OutputKind.USER)]
+    arguments = arguments_by_path(inputs)
     outputs = {} if loss is None else {"loss": loss.detach()}
     wanted = [
         (name, tensor)
-        for name, tensor in (*tensors.items(), *arguments)
+        for name, tensor in (*tensors.items(), *arguments.items())
         if differentiated and tensor.requires_grad and tensor.is_leaf
     ]
     return Run(
-        outputs=outputs
-        | {n: leaf.detach().clone() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)},
+        outputs=outputs | outputs_by_name(program, result),
         gradients=each((name, tensor.grad) for name, tensor in wanted),
         state=each(tensors.items()),
-        inputs=each(arguments),
+        inputs=each(arguments.items()),
         generator=torch.get_rng_state(),
     )
+
+
+def arguments_by_path(inputs: tuple[Any, Any]) -> dict[str, Tensor]:
+    """The tensors among the arguments of a call."""
+    given = zip(whole_paths_of(*inputs), whole_leaves(inputs), strict=True)
+    return {path: leaf for path, leaf in given if _is(leaf)}
+
+
+def outputs_by_name(program: Program, result: Any) -> dict[str, Any]:
+    """What a run returned, with copies of the tensors."""
+    leaves, _ = tree_flatten(result)
+    names = [row.name for row in program.signature.outputs_of(OutputKind.USER)]
+    return {n: leaf.detach().clone() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)}
 
 
 def each(rows: Iterable[tuple[str, Tensor | None]]) -> dict[str, Any]:

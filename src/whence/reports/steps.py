@@ -14,15 +14,12 @@ from torch.optim import Optimizer
 from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
 from whence._torch.stepping import is_stepping
 from whence._torch.tensors import untouched
-from whence._torch.trees import tree_flatten, whole_leaves
 from whence.errors import UsageError
 from whence.program import Program
-from whence.program.convention import whole_paths_of
 from whence.reports.bound import Bound, Check
 from whence.reports.comparing import compare
-from whence.reports.running import Run, each, same_start
+from whence.reports.running import Run, arguments_by_path, each, outputs_by_name, same_start
 from whence.reports.verification import Verification
-from whence.schema import OutputKind
 from whence.tracing.kinds import refuse_uninitialised
 from whence.tracing.steps.optimizer import Optimizing, optimizer_restored, optimizing
 from whence.tracing.subject import Subject, subject_of, tensors_by_name
@@ -96,19 +93,11 @@ def _optimizer_kept(found: Optimizing) -> Iterator[None]:
 
 
 def _noted(program: Program, subject: Subject, found: Optimizing, given: Any, result: Any) -> Run:
-    leaves, _ = tree_flatten(result)
-    names = [row.name for row in program.signature.outputs_of(OutputKind.USER)]
-    tensors = tensors_by_name(subject)
-    paths = zip(whole_paths_of(*given), whole_leaves(given), strict=True)
-    arguments = {path: leaf for path, leaf in paths if isinstance(leaf, Tensor)}
+    tensors, arguments = tensors_by_name(subject), arguments_by_path(given)
     held = {row.path: row.value for row in found.held() if isinstance(row.value, Tensor)}
-    outputs = {
-        name: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
-        for name, leaf in zip(names, leaves, strict=False)
-    }
     leafs = {name: tensor for name, tensor in (tensors | arguments).items() if tensor.is_leaf}
     return Run(
-        outputs=outputs,
+        outputs=outputs_by_name(program, result),
         gradients=each((name, tensor.grad) for name, tensor in leafs.items() if tensor.requires_grad),
         state=each({**tensors, **held}.items()),
         inputs=each(arguments.items()),

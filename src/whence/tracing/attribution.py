@@ -24,7 +24,7 @@ from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase, Quality
 from whence.tracing.following import Gradients, Sum, follow
-from whence.tracing.notes import Notes, Step, first_of_each_moment
+from whence.tracing.notes import Notes, Step, first_of_each_moment, maker_of
 from whence.tracing.record import Recorded
 from whence.tracing.replay.differentiating import is_stand_in
 
@@ -35,7 +35,7 @@ def attribute(recorded: Recorded) -> Gradients:
     sites = [scope.site for scope in notes.scopes]
     for node in notes.order:
         if notes.marks[node].phase is Phase.FORWARD:
-            set_origin(node, seen(sites, notes, node, Phase.FORWARD))
+            set_origin(node, seen(sites, notes, node))
     roots = [(notes.keys.get(value), tangent) for value, tangent in recorded.backward.roots]
     gradients = follow(notes, roots, _seed_end(notes, recorded))
     makers = first_of_each_moment(notes)
@@ -53,7 +53,7 @@ def attribute_steps(
     for step in notes.steps:
         for node in notes.order[step.start : step.end]:
             set_origin(node, _of_step(sites, notes, step, node, makers))
-            annotate_like(node, _maker(step, makers))
+            annotate_like(node, maker_of(step.node, makers))
     for node, total in gradients.sums.items():
         set_origin(node, _of_sum(sites, total))
 
@@ -87,18 +87,18 @@ def _place(sites: Sequence[CallSite], scope: int) -> CallSite | None:
     return sites[scope] if scope != PROGRAM else None
 
 
-def seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node, phase: Phase) -> Origin:
+def seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node) -> Origin:
     """The origin of an operation that ran while its call did."""
     mark = notes.marks[node]
     place = _place(sites, mark.scope)
-    return Origin(phase, _site(sites, mark.scope), source=mark.source, place=place, hook=mark.hook)
+    return Origin(mark.phase, _site(sites, mark.scope), source=mark.source, place=place, hook=mark.hook)
 
 
 def _of_step(
     sites: Sequence[CallSite], notes: Notes, step: Step, node: fx.Node, makers: Mapping[int, fx.Node]
 ) -> Origin:
     mark = notes.marks[node]
-    maker = _maker(step, makers)
+    maker = maker_of(step.node, makers)
     scope = mark.scope if mark.recomputed else notes.scope_of(step.node)
     source = mark.source or (notes.marks[maker].source if maker else None)
     return Origin(
@@ -110,12 +110,6 @@ def _of_step(
         recomputed=mark.recomputed,
         hook=mark.hook,
     )
-
-
-def _maker(step: Step, makers: Mapping[int, fx.Node]) -> fx.Node | None:
-    """The operation that an autograd node differentiates."""
-    number = sequence_number(step.node)
-    return None if number is None else makers.get(number)
 
 
 def _of_sum(sites: Sequence[CallSite], total: Sum) -> Origin:

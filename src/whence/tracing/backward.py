@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.graph import Node
 
-from whence._torch.autograd import gradient_key, overwritten, run_backward, sequence_number
+from whence._torch.autograd import gradient_key, overwritten, run_backward
 from whence._torch.composed import carries_gradients, is_composed, plain_parts
 from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten
 from whence.errors import InvalidLoss, Place, UnsupportedInput
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.composed import Composed, gradient_parts, made_otherwise
-from whence.tracing.notes import first_of_each_moment
+from whence.tracing.notes import first_of_each_moment, maker_of
 from whence.tracing.prepared import Prepared
 from whence.tracing.refusals import overwritten_before_backward
 from whence.tracing.session import Session
@@ -97,8 +97,8 @@ def _gradients(
 
 def _made_at(session: Session, node: Node) -> Place:
     """The module and line of the operation that an autograd node differentiates."""
-    notes, number = session.notes, sequence_number(node)
-    maker = None if number is None else first_of_each_moment(notes).get(number)
+    notes = session.notes
+    maker = maker_of(node, first_of_each_moment(notes))
     scope = notes.scope_of(node)
     source = None if maker is None else notes.marks[maker].source
     return Place(None if scope == PROGRAM else str(notes.scopes[scope].site), str(source) if source else None)

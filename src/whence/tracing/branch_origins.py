@@ -5,6 +5,7 @@ from dataclasses import replace
 from torch import fx, nn
 
 from whence._torch.function_graphs import stop_playing
+from whence._torch.graphs import nested_graph
 from whence._torch.operators import HigherOrderOperator
 from whence.program.origins import has_origin, origin_of, set_origin
 from whence.provenance import Origin
@@ -18,8 +19,7 @@ def attribute_branches(graph: fx.Graph, nested: nn.Module) -> None:
             continue
         origin = origin_of(node)
         for reader in node.all_input_nodes:
-            inner = getattr(nested, str(reader.target), None) if reader.op == "get_attr" else None
-            if isinstance(inner, fx.GraphModule):
+            if (inner := nested_graph(reader, nested)) is not None:
                 set_origin(reader, origin)
                 stop_playing(inner)
                 _attribute_inside(inner.graph, origin)

@@ -2,6 +2,7 @@
 
 import inspect
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -121,3 +122,9 @@ def first_of_each_moment(notes: Notes) -> dict[int, fx.Node]:
         if mark.phase is Phase.FORWARD and not mark.packs:
             makers.setdefault(mark.moment, node)
     return makers
+
+
+def maker_of(node: Node, makers: Mapping[int, fx.Node]) -> fx.Node | None:
+    """The operation that an autograd node differentiates."""
+    number = sequence_number(node)
+    return None if number is None else makers.get(number)

@@ -65,7 +65,7 @@ def _less(
         return None
     if stands_for != symbol:
         return _tied(environment, asked, names, at)
-    return _narrowed(environment, wish, symbol) or _multiple(environment, wish)
+    return _smaller(environment, wish, symbol)
 
 
 def _tied(
@@ -82,8 +82,7 @@ def _tied(
         return Less("tied", allowed, cause, Wish(Freedom.AUTO, "Dim.AUTO"))
     _, scale, offset = found
     asked_there = asked.wishes[there]
-    narrowed = _narrowed(environment, asked_there, environment.bases[names[there]])
-    less = narrowed or _multiple(environment, asked_there)
+    less = _smaller(environment, asked_there, environment.bases[names[there]])
     root = asked_there if less is None else less.wish
     times = root.scale // asked_there.scale  # more than 1 where the other is a multiple, and has a new name
     changed = replace(
@@ -94,6 +93,11 @@ def _tied(
     )
     words = allowed if (scale, offset) != (1, 0) else f"what {there} is"
     return Less("tied", words, cause, changed)
+
+
+def _smaller(environment: "SizeEnvironment", wish: Wish, symbol: Any) -> Less | None:
+    """A size that stays free, and may be fewer numbers than were asked for."""
+    return _narrowed(environment, wish, symbol) or _multiple(environment, wish)
 
 
 def _narrowed(environment: "SizeEnvironment", wish: Wish, symbol: Any) -> Less | None:

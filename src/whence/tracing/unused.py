@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from torch import fx, nn
 
+from whence._torch.graphs import nested_graph
 from whence._torch.operators import ASSERT, draws
 
 
@@ -22,13 +23,9 @@ def _does_something(node: fx.Node, nested: nn.Module) -> bool:
     """Whether a run is another one without the operation, although nobody reads its results."""
     if node.target is ASSERT or draws(node.target, node.args, node.kwargs):
         return True
-    read = [getattr(nested, str(source.target), None) for source in node.all_input_nodes if _reads(source)]
-    graphs = [inner for inner in read if isinstance(inner, fx.GraphModule)]
+    read = (nested_graph(source, nested) for source in node.all_input_nodes)
+    graphs = (inner for inner in read if inner is not None)
     return any(_does_something(part, inner) for inner in graphs for part in inner.graph.nodes)
-
-
-def _reads(node: fx.Node) -> bool:
-    return node.op == "get_attr"
 
 
 def placeholders_of(graph: fx.Graph) -> dict[str, fx.Node]:

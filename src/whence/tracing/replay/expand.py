@@ -1,6 +1,6 @@
 """Put in the place of every stand-in what it stands for."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import is_not
 from typing import Any
@@ -12,6 +12,7 @@ from whence._torch.graphs import Inserter, NameCounts
 from whence._torch.size_nodes import bases_of
 from whence.program import Adjoint
 from whence.program.calls import Leaf, Named
+from whence.program.convention import repeated_positions
 from whence.program.known import Copies
 from whence.program.origins import has_origin
 from whence.provenance.places import PROGRAM
@@ -105,7 +106,7 @@ class _Expansion:
         records = {
             application.scopes.start: (
                 id(application.template),
-                _pattern(application.given),
+                repeated_positions(application.given),
                 tuple((id(each.rehearsal), each.returned, each.whole) for each in application.backwards),
             )
             for application in self._written
@@ -346,12 +347,6 @@ def _read_by(node: fx.Node) -> tuple[fx.Node, ...]:
     """The values that a marker or a stand-in reads, in order."""
     values: Any = node.args
     return tuple(values)
-
-
-def _pattern(nodes: Sequence[fx.Node]) -> tuple[int, ...]:
-    """Which of some values are one."""
-    first: dict[fx.Node, int] = {}
-    return tuple(first.setdefault(node, at) for at, node in enumerate(nodes))
 
 
 def _position(item: fx.Node) -> int:

@@ -30,8 +30,8 @@ def attribute_step(recorded: RecordedStep, step: StepNotes) -> Gradients:
     notes = recorded.session.notes
     sites = [scope.site for scope in notes.scopes]
     for node in notes.order:
-        if (phase := notes.marks[node].phase) is not Phase.BACKWARD:
-            set_origin(node, seen(sites, notes, node, phase))
+        if notes.marks[node].phase is not Phase.BACKWARD:
+            set_origin(node, seen(sites, notes, node))
     makers = first_of_each_moment(notes)
     since, gradients = 0, Gradients()
     for run in step.runs:
