@@ -13,6 +13,7 @@ import whence
 from tests.checks import differing, gradients
 from tests.hierarchy.test_preserve import WIDTH, X, newcomer
 from whence.hierarchy.pieces import Pieces, added, whole
+from whence.provenance import ModulePath
 
 BOTH = pytest.mark.parametrize("backward", [True, lambda y: y.square().sum()], ids=["tangents", "loss"])
 
@@ -184,3 +185,66 @@ def test_pieces_are_added_one_by_one() -> None:
     assert torch.equal(added(None, pieces), first + second)
     assert torch.equal(added(total, first), total + first)
     assert whole(total) is total
+
+
+class Applies(nn.Module):
+    """Calls what it is given."""
+
+    def forward(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return function(x).tanh()
+
+
+class Given(nn.Module):
+    """One module under two names, which another module is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.applies = nn.Linear(WIDTH, WIDTH), Applies()
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.applies(self.first, x))
+
+
+class TwoNames(nn.Module):
+    """One module under two names, each read as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh())
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_one_of_several_names_that_nobody_saw(backward: bool) -> None:
+    """Which calls a newcomer under one name takes is not known: refused; all names together are eager's."""
+    torch.manual_seed(0)
+    model = Given()
+    program = whence.capture(model, (X,), backward=backward, preserve_calls=["first", "second"])
+    assert [(str(call.site), call.others) for call in program.calls if call.others] == [
+        ("first", (ModulePath(("second",)),))
+    ]
+    new = nn.Linear(WIDTH, WIDTH)
+    half, whole_tree, eager = program.unflatten(copy=True), program.unflatten(copy=True), deepcopy(model)
+    half.set_submodule("first", new)
+    with pytest.raises(whence.CallError, match=r"were one module, and another took first alone"):
+        half(X)
+    for path in ("first", "second"):
+        whole_tree.set_submodule(path, new)
+        eager.set_submodule(path, new)
+    assert torch.equal(whole_tree(X), eager(X))
+
+
+def test_one_of_two_names_that_were_read() -> None:
+    """Each call is known by its name, and a newcomer takes those of its own."""
+    torch.manual_seed(0)
+    model, new = TwoNames(), nn.Linear(WIDTH, WIDTH)
+    program = whence.capture(model, (X,), preserve_calls=["first", "second"])
+    assert not [call for call in program.calls if call.others]
+    tree = program.unflatten(copy=True)
+    tree.set_submodule("first", new)
+    model.set_submodule("first", new)
+    assert torch.equal(tree(X), model(X))

@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence.errors import CallError, Fault
-from whence.hierarchy.captured import body_of
+from whence.hierarchy.captured import body_of, captured_of
 from whence.hierarchy.composed import registered
 from whence.hierarchy.plan import Plan, first_within
 from whence.program import Input
-from whence.provenance import ROOT, ModulePath
+from whence.provenance import ROOT, CallSite, ModulePath
 from whence.schema import Phase
 
 Replaced = Mapping[ModulePath, nn.Module]
@@ -52,12 +52,43 @@ def newcomers(plan: Plan, number: int, module: nn.Module) -> Replaced:
     around = plan.site(number).path
     found: dict[ModulePath, nn.Module] = {}
     for call, path in places(plan, number):
-        held: Any = module
-        for segment in path.relative_to(around):
-            held = None if held is None else held._modules.get(segment)
+        held = _module_at(module, path.relative_to(around))
         if held is not None and body_of(held, plan, call) is None:
             found[path] = held
     return found
+
+
+def _module_at(module: nn.Module, path: ModulePath) -> nn.Module | None:
+    held: nn.Module | None = module
+    for segment in path:
+        held = None if held is None else held._modules.get(segment)
+    return held
+
+
+def refuse_half(plan: Plan, number: int, module: nn.Module) -> None:
+    """Raise `CallError` where a newcomer took one name of a module that may have been called by another."""
+    around, faults = plan.site(number).path, []
+    for call, path in places(plan, number):
+        names = [name for name in plan.program.calls.rows[call].others if name.is_within(around)]
+        held = {name: _module_at(module, name.relative_to(around)) for name in (path, *names)}
+        new = {name: found for name, found in held.items() if found is not None and _is_new(found, plan)}
+        if new and (len(new) < len(held) or len(set(map(id, new.values()))) > 1):
+            faults.append(_half(plan.site(call), list(held), list(new)))
+    if faults:
+        raise CallError.of(dict.fromkeys(faults))
+
+
+def _is_new(module: nn.Module, plan: Plan) -> bool:
+    holder = captured_of(module)
+    return holder is None or all(call.plan is not plan for call in holder.bodies.values())
+
+
+def _half(site: CallSite, names: Sequence[ModulePath], new: Sequence[ModulePath]) -> Fault:
+    return Fault(
+        f"{', '.join(map(str, names))} were one module, and another took {', '.join(map(str, new))} alone",
+        why=f"nobody saw by which of the names the call {site} reached it: its caller did not read it",
+        remedy="put one module under all of the names, or replace it in the original model and capture again",
+    )
 
 
 def trainable(replaced: Replaced) -> tuple[Tensor, ...]:

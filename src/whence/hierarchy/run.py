@@ -30,7 +30,7 @@ from whence.hierarchy.overlap import refuse_overlap
 from whence.hierarchy.plainly import Alone, carries_gradient
 from whence.hierarchy.plan import CallPlan, Plan, Region
 from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
-from whence.hierarchy.replacing import Replacing, Touched, newcomers, touched_of, trainable
+from whence.hierarchy.replacing import Replacing, Touched, newcomers, refuse_half, touched_of, trainable
 from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place
 from whence.program.printing import marked
@@ -299,6 +299,7 @@ class CallBody(_OfThisProcess):
         if not self.plan.program.preserved:
             return Replacing(self.plan, {}, {})
         replacing = Replacing(self.plan, self.compiler.touched, newcomers(self.plan, self.number, module))
+        refuse_half(self.plan, self.number, module)
         if replacing.modules:
             trains = self.plan.program.has_backward and torch.is_grad_enabled()
             replacing.refuse(self.number, trains=trains)

@@ -79,7 +79,8 @@ class Call:
     """One call of one module, or (number 0) the program itself.
 
     `number` is the position in the order of calls and `parent` the call it was made from. `inputs` is the
-    structure of `(args, kwargs)` and `outputs` that of the result.
+    structure of `(args, kwargs)` and `outputs` that of the result. `others` are further names of the module,
+    where its caller did not read it by one of them: it was handed the module, or a function that holds it.
     """
 
     number: int
@@ -88,6 +89,7 @@ class Call:
     inputs: Structure | None = None
     outputs: Structure | None = None
     parameters: inspect.Signature | None = None
+    others: tuple[ModulePath, ...] = ()
 
     @property
     def label(self) -> str:

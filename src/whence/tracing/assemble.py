@@ -28,14 +28,16 @@ from whence.program.calls import Leaf
 from whence.program.convention import repeated_positions
 from whence.program.origins import origin_of, set_origin
 from whence.program.preserving import preserved_calls
+from whence.provenance import ModulePath
 from whence.schema import Phase
 from whence.tracing.attribution import custom_functions, without_operators
+from whence.tracing.callnames import CallNames
 from whence.tracing.composed import OPAQUE
 from whence.tracing.cutting import cut_gradients
 from whence.tracing.example import Example
 from whence.tracing.functional import Functional
 from whence.tracing.layouts import inputs_behind
-from whence.tracing.notes import Notes
+from whence.tracing.notes import Notes, Scope
 from whence.tracing.recomputation import reuse_random_draws
 from whence.tracing.record import Recorded
 from whence.tracing.replay.expand import Exchanged
@@ -262,10 +264,18 @@ def _calls(recorded: Recorded, names: "_Names") -> Calls:
             scope.inputs.renamed(names) if scope.inputs else None,
             scope.outputs.renamed(names) if scope.outputs else None,
             scope.parameters,
+            _others(scope, recorded.session.names),
         )
         for number, scope in enumerate(recorded.session.notes.scopes)
     ]
     return Calls(tuple(rows))
+
+
+def _others(scope: Scope, names: CallNames) -> tuple[ModulePath, ...]:
+    """Further names of the module of a call that its caller did not read by a name."""
+    if scope.is_reached or scope.module is None:
+        return ()
+    return tuple(name for name in names.names_of(scope.module) if name != scope.site.path)
 
 
 def _opaque(functions: Mapping[int, str], recorded: Recorded, graph: fx.Graph) -> tuple[str, ...]:

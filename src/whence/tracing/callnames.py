@@ -15,7 +15,7 @@ class CallNames:
     """Names module calls while a model runs.
 
     A module with several names is known by the one that its caller last reached it through, as the model's
-    own code spells it.
+    own code spells it; one that the caller was handed, by the one that the nearest caller around it read.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -28,8 +28,21 @@ class CallNames:
 
     def path(self, module: nn.Module) -> ModulePath | None:
         """The path a call of `module` would have now; None for a module the model did not start with."""
-        reached = self._reached[-1].get(id(module))
+        reached = self._read(module)
         return reached[-1] if reached else self._current.get(id(module))
+
+    def _read(self, module: nn.Module) -> list[ModulePath]:
+        """The names by which the nearest caller that has read a module did so, the newest last."""
+        frames = (frame.get(id(module)) for frame in reversed(self._reached))
+        return next(filter(None, frames), [])
+
+    def is_reached(self, module: nn.Module) -> bool:
+        """Whether the module that is running has read `module` by a name, and not called it since."""
+        return bool(self._reached[-1].get(id(module)))
+
+    def names_of(self, module: nn.Module) -> tuple[ModulePath, ...]:
+        """All names of a module."""
+        return self._names.get(id(module), ())
 
     def reached(self, parent: nn.Module, name: str, child: nn.Module) -> None:
         """`child` was read as the submodule `name` of `parent`, by the module that is running."""
@@ -64,6 +77,6 @@ class CallNames:
 
     def _use_up(self, module: nn.Module) -> None:
         """In `second(first(x))` Python reads `second` first: a call takes the newest name with it."""
-        reached = self._reached[-1].get(id(module), [])
+        reached = self._read(module)
         if len(reached) > 1:
             reached.pop()

@@ -46,7 +46,7 @@ class Repeat:
 
 @dataclass
 class Scope:
-    """One module call while it is being recorded."""
+    """One module call while it is being recorded; `is_reached` if its caller read the module by a name."""
 
     site: CallSite
     parent: int
@@ -54,6 +54,7 @@ class Scope:
     parameters: inspect.Signature | None = None
     inputs: Structure | None = None
     outputs: Structure | None = None
+    is_reached: bool = True
 
 
 @dataclass(frozen=True)

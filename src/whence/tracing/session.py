@@ -116,12 +116,14 @@ class Session:
             with self._inside(self._repeated(path)):
                 yield ObservedCall(_ignore)
         else:
+            is_reached = self.names.is_reached(module)
             with self.names.calling(module, path) as site:
                 if self.branches.recorder is not self.recorder:
                     with self._inside(self._open(site, self._stack[-1])):
                         yield ObservedCall(_ignore)
                     return
                 scope = self._begin(module, site, (args, kwargs))
+                self.notes.scopes[scope].is_reached = is_reached
                 with self._inside(scope), self.replayer.call(module, scope, args, kwargs) as call:
                     if call.answer is not None:
                         self._describe_result(scope, call.answer[0])

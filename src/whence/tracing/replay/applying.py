@@ -75,7 +75,8 @@ def _open_scopes(host: Host, template: Template, found: Likeness, scope: int) ->
         like = scopes[number]
         site = host.names.repeat(like.site, before, now)
         module = None if like.module is None else found.thing(like.module)
-        scopes.append(Scope(site, like.parent - first + scope, module, like.parameters))
+        parent = like.parent - first + scope
+        scopes.append(Scope(site, parent, module, like.parameters, is_reached=like.is_reached))
 
 
 def _result(template: Template, found: Likeness, results: Sequence[Tensor]) -> Any:
