@@ -68,12 +68,12 @@ def _module_at(module: nn.Module, path: ModulePath) -> nn.Module | None:
 def refuse_half(plan: Plan, number: int, module: nn.Module) -> None:
     """Raise `CallError` where a newcomer took one name of a module that may have been called by another."""
     around, faults = plan.site(number).path, []
-    for call, path in places(plan, number):
-        names = [name for name in plan.program.calls.rows[call].others if name.is_within(around)]
-        held = {name: _module_at(module, name.relative_to(around)) for name in (path, *names)}
+    for row in plan.program.calls:
+        names = [name for name in (row.site.path, *row.others) if row.others and name.is_within(around)]
+        held = {name: _module_at(module, name.relative_to(around)) for name in names}
         new = {name: found for name, found in held.items() if found is not None and _is_new(found, plan)}
         if new and (len(new) < len(held) or len(set(map(id, new.values()))) > 1):
-            faults.append(_half(plan.site(call), list(held), list(new)))
+            faults.append(_half(row.site, list(held), list(new)))
     if faults:
         raise CallError.of(dict.fromkeys(faults))
 
