@@ -68,6 +68,47 @@ def test_recurrent_networks_drop_between_layers() -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options", [{}, {"proj_size": 3}, {"bias": False}, {"bidirectional": True, "batch_first": True}]
+)
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_lstms_compute_what_eager_computes(options: dict[str, Any], dtype: torch.dtype) -> None:
+    """In oneDNN or cell by cell, with dropout between layers: results, gradients and random numbers."""
+    torch.manual_seed(0)
+    network = nn.LSTM(4, 5, num_layers=2, dropout=0.5, **options).to(dtype)
+    x = torch.randn(6, 3, 4, dtype=dtype, requires_grad=True)
+    wanted = [x, *network.parameters()]
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        results, (last, cells) = network(x)
+        loss = results.square().sum() + last.sin().sum() + cells.sum()
+        return [results, last, cells, *torch.autograd.grad(loss, wanted), torch.get_rng_state()]
+
+    expected = run()
+    with kernels_for_symbols(wanted=True):
+        found = run()
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.0, 0.15, 0.5, 1.0])
+def test_dropout_is_eagers(p: float, dtype: torch.dtype) -> None:
+    """The same numbers are drawn and multiplied."""
+    x = torch.randn(40, 3, dtype=dtype, requires_grad=True)
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        dropped = torch.dropout(x, p, train=True)
+        return [dropped, *torch.autograd.grad(dropped.square().sum(), x), torch.get_rng_state()]
+
+    expected = run()
+    with kernels_for_symbols(wanted=True):
+        found = run()
+    assert all(map(torch.equal, found, expected))
+
+
 def test_recurrent_networks_elsewhere_are_pytorchs() -> None:
     """Another device has other kernels in eager mode, too."""
     network, x = nn.GRU(4, 5, device="meta"), torch.randn(6, 3, 4, device="meta")

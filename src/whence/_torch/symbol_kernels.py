@@ -17,7 +17,7 @@ from torch._C import DispatchKey
 from torch._decomp.decompositions import lstm_impl, upsample_compute_output_size
 from torch._dispatch.python import enable_python_dispatcher
 
-from whence._torch.recurrent_cells import Cell, gru_cell, recurrent, simple_cell
+from whence._torch.recurrent_cells import Cell, gru_cell, lstm, recurrent, simple_cell
 
 aten = torch.ops.aten
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
@@ -38,10 +38,12 @@ def _resampled(operator: Any) -> Callable[..., Tensor]:
 
 
 def _lstm(tensor: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], *options: Any) -> Any:
-    """An LSTM in eager's steps: one oneDNN layer for each layer and direction."""
-    has_biases, layers, dropout, train, bidirectional, batch_first = options
-    if not _runs_in_onednn(tensor, hidden, params, has_biases):
+    """An LSTM in eager's steps: one oneDNN layer for each layer and direction, or cell by cell."""
+    _, layers, dropout, train, bidirectional, batch_first = options
+    if tensor.device.type != "cpu":
         return lstm_impl(tensor, hidden, params, *options)
+    if not _runs_in_onednn(tensor, hidden, params):
+        return lstm(tensor, hidden, params, *options)
     value = (tensor.transpose(0, 1) if batch_first else tensor).contiguous()
     directions = 2 if bidirectional else 1
     last: list[Any] = []
@@ -65,22 +67,44 @@ def _layer(
     options: Sequence[Any],
 ) -> Any:
     has_biases, layers, _, train, bidirectional, batch_first = options
-    count = 4
-    weights = params[row * count : (row + 1) * count]
+    count = 4 if has_biases else 2
+    weights = list(params[row * count : (row + 1) * count])
+    if not has_biases:
+        weights += [torch.zeros_like(weight) for weight in weights]
     kind = (_LSTM, hidden[0].shape[2], layers, has_biases, bidirectional, batch_first, train)
     return aten.mkldnn_rnn_layer.default(
         value, *weights, hidden[0][row], hidden[1][row], row % directions == 1, [], *kind
     )
 
 
-def _runs_in_onednn(
-    tensor: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool
-) -> bool:
-    """Whether eager takes oneDNN's layers: biases, numbers of 32 bits on the CPU, no projection."""
-    tensors = (tensor, *hidden, *params)
+def _runs_in_onednn(tensor: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor]) -> bool:
+    """Whether eager takes oneDNN's layers: numbers that it computes with, on the CPU, no projection."""
     same_width = hidden[0].shape[2] == hidden[1].shape[2]
-    plain = all(row.device.type == "cpu" and row.dtype == torch.float for row in tensors)
-    return bool(has_biases and same_width and plain and torch._C._get_mkldnn_enabled())
+    here = all(row.device.type == "cpu" for row in (tensor, *hidden, *params))
+    return bool(same_width and here and _computes_with(tensor.dtype) and torch._C._get_mkldnn_enabled())
+
+
+def _computes_with(dtype: torch.dtype) -> bool:
+    onednn = torch.ops.mkldnn
+    match dtype:
+        case torch.float32:
+            return True
+        case torch.bfloat16:
+            return bool(onednn._is_mkldnn_bf16_supported())
+        case torch.float16:
+            return not torch.is_grad_enabled() and bool(onednn._is_mkldnn_fp16_supported())
+    return False
+
+
+def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
+    """Dropout in eager's steps, with eager's random numbers."""
+    if not train or p == 0:
+        return tensor
+    if p == 1:
+        return tensor * torch.zeros((), dtype=tensor.dtype, device=tensor.device)
+    if tensor.device.type != "cpu":
+        return torch.native_dropout(tensor, p, train)[0]
+    return tensor * torch.empty_like(tensor).bernoulli_(1 - p).div_(1 - p)
 
 
 def _stepwise(operator: Any, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -104,6 +128,7 @@ _RESAMPLED = [
 _KERNELS: dict[Any, Callable[..., Any] | None] = {
     **{getattr(aten, name).vec: _resampled(getattr(aten, name).default) for name in _RESAMPLED},
     **{getattr(aten, name).default: None for name in _RESAMPLED},
+    aten.dropout.default: _dropout,
     aten.lstm.input: _lstm,
     aten.gru.input: _stepwise(aten.gru.input, gru_cell),
     aten.rnn_tanh.input: _stepwise(aten.rnn_tanh.input, partial(simple_cell, torch.tanh)),
