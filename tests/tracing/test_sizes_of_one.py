@@ -1,5 +1,6 @@
 """A size of 1, which no example may have: what PyTorch decides there is decided in the run."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import transformers
 from torch import Tensor
 from torch.export import Dim
+from torch.nn.functional import scaled_dot_product_attention
 
 import whence
 
@@ -69,3 +71,49 @@ def test_a_copy_by_matmul_is_a_reshape() -> None:
     views = program.select(":: aten._unsafe_view.default")
     assert {view.all_input_nodes[0].target for view in views} == {torch.ops.aten.mm.default}
     assert program.select("transformer.blocks.0 :: aten.reshape.default")
+
+
+class Applied(torch.nn.Module):
+    """A function of the input and a weight."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.weight = function, torch.nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight)
+
+
+RULED_OUT: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], int]] = {
+    "a matrix times several": (lambda x, w: w @ x, (3, 8, 6), 1),
+    "a product of three": (lambda x, w: torch.einsum("bij,jk,bik->bk", x, w, x), (3, 6, 8), 1),
+    "a variance": (lambda x, w: (x @ w).var(0), (3, 8), 1),
+    "a deviation": (lambda x, w: (x @ w).std(0), (3, 8), 1),
+    "attention": (lambda x, w: scaled_dot_product_attention(x @ w, x, x).transpose(0, 1), (2, 3, 8), 0),
+}
+
+
+@pytest.mark.parametrize("name", RULED_OUT)
+def test_a_size_that_goes_another_way_is_ruled_out(name: str) -> None:
+    """Other bits, a division by zero that is none in C++, or a kernel that would end the process."""
+    torch.manual_seed(0)
+    function, shape, size = RULED_OUT[name]
+    dim = 1 if name == "attention" else 0
+    model, x = Applied(function), torch.randn(shape, requires_grad=True)
+    program = whence.capture(
+        model, (x,), backward=lambda y: y.square().sum(), dynamic_shapes=({dim: Dim.AUTO},)
+    )
+    for other in (2, 5):
+        given = torch.randn([other if at == dim else extent for at, extent in enumerate(shape)])
+        assert program.verify(model, (given.requires_grad_(),)).ok
+    given = torch.randn([size if at == dim else extent for at, extent in enumerate(shape)])
+    with pytest.raises(whence.CallError, match=rf"is {size}, and must be (other than 1|at least [12])"):
+        program.verify(model, (given.requires_grad_(),))
+
+
+def test_a_composite_that_asks_for_sizes_is_explained() -> None:
+    """`torch.kron` takes sizes as Python numbers, in an operator that no dispatcher knows."""
+    with pytest.raises(whence.SpecialisedShapes, match="was fixed to 3"):
+        whence.capture(
+            lambda x: torch.kron(x, torch.ones(2, 2)), (torch.randn(3, 4),), dynamic_shapes=({0: Dim("b")},)
+        )

@@ -55,10 +55,22 @@ class FunctionMode(TorchFunctionMode):
             self.recorder.listener.layout_read(args[0])
         if func is Tensor.register_hook:
             self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
-        if self.recorder.environment is not None and forgets_dropout(func, args):
-            with self:
-                return layer_by_layer(func, args)
+        if self.recorder.environment is not None:
+            if func is torch.einsum:
+                _decide_on_ones(args)
+            if forgets_dropout(func, args):
+                with self:
+                    return layer_by_layer(func, args)
         tracer: Any = self.recorder.tracer
         tracer.torch_fn_metadata = func
         tracer.torch_fn_counts[func] = tracer.torch_fn_counts.get(func, 0) + 1
         return func(*args, **(kwargs or {}))
+
+
+def _decide_on_ones(args: Any) -> None:
+    """Ask of every size whether it is 1, as a product of three tensors or more does in eager mode: sizes of 1
+    are left out of it, and what is multiplied first follows from the others."""
+    tensors = [leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)]
+    sizes: list[Any] = [size for tensor in tensors for size in tensor.shape]
+    for size in sizes if len(tensors) > 2 else ():
+        bool(size == 1)

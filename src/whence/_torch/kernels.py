@@ -40,16 +40,23 @@ _RESAMPLING = frozenset(
 )
 _INPUT_SIZE = 2
 
+# For an empty sequence eager takes another kernel; this one divides by its length, and the process ends.
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+
 
 def has_own_fake(func: Any) -> bool:
     """Whether an operator has a rule here for what it gives on symbols."""
-    return func in _CONVOLUTIONS or func in _RESAMPLING or _writes_in_place(func)
+    return func in _CONVOLUTIONS or func in _RESAMPLING or func is _ATTENTION or _writes_in_place(func)
 
 
 def run_on_symbols(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], environment: "SizeEnvironment | None"
 ) -> Any:
     """What an operator gives; the choice of a real kernel decides nothing."""
+    if func is _ATTENTION:
+        if environment is not None:
+            environment.require_filled(*(tensor.shape[-2] for tensor in args[:2]))
+        return func(*args, **kwargs)
     if _writes_in_place(func):
         with _overlap_undecided(args, environment):
             return func(*args, **kwargs)

@@ -68,4 +68,6 @@ def _is_index_by_numbers(func: Any, args: tuple[Any, ...]) -> bool:
     return all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1])
 
 
-_SPECIAL = frozenset({torch.ops.aten.lift_fresh.default, torch.ops.aten.is_nonzero.default})
+_SPECIAL = frozenset(
+    {torch.ops.aten.lift_fresh.default, torch.ops.aten.is_nonzero.default, torch.ops.aten.size.default}
+)

@@ -67,7 +67,8 @@ class SizeEnvironment(ShapeEnv):
     """The symbols of one capture, their names, and what was decided by them.
 
     `bases` are the symbols of inputs by name, `names` says how every symbol is spelled. `where` is asked
-    for the place of a decision, and `required` is told what code states of numbers that only a run knows.
+    for the place of a decision; `filled` are the symbols that must not be 0, with the place of that.
+    `required` is told what code states of numbers that only a run knows.
     Inside `kernels` statements are PyTorch's own, which it makes again in every run.
     """
 
@@ -77,6 +78,7 @@ class SizeEnvironment(ShapeEnv):
         self.names: dict[Any, str] = {}
         self.decisions: list[Decision] = []
         self.where: Callable[[], Any] = lambda: None
+        self.filled: dict[Any, Any] = {}
         self.required: Callable[[SymBool], None] = lambda _: None
         self._in_kernel = False
 
@@ -158,6 +160,13 @@ class SizeEnvironment(ShapeEnv):
             self.evaluate_expr(sympy.Ne(symbol, 1))
         finally:
             self.where = before
+
+    def require_filled(self, *sizes: Any) -> None:
+        """Note that sizes must not be 0; symbols count as positive, so a condition would say nothing."""
+        for found in [self.replace(size.node.expr) for size in sizes if isinstance(size, SymInt)]:
+            for symbol in found.free_symbols:
+                if found.xreplace({symbol: sympy.Integer(0)}) == 0 and self.range_of(symbol)[0] < 1:
+                    self.filled.setdefault(symbol, self.where())
 
     def range_of(self, symbol: Any) -> tuple[int, int | None]:
         """The smallest and the largest value that a symbol may have; None for no largest."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from whence._torch.sizes import expression, number_of
+from whence._torch.sizes import expression, is_symbolic, number_of
 
 if TYPE_CHECKING:
     from whence._torch.size_environment import SizeEnvironment
@@ -105,7 +105,9 @@ class SizeNodes:
         def appended(_kind: str, target: Any, args: Any, kwargs: Any, *_rest: Any, **_options: Any) -> Any:
             args, kwargs = tracer.create_arg(args), tracer.create_arg(kwargs)
             node = create(target, args, kwargs)
-            values = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
+            values: Any = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
+            if target is operator.truediv and is_symbolic(values[0][1]):
+                bool(values[0][1] != 0)  # in C++ a division by zero gives infinity, in Python an error
             node.meta["val"] = target(*values[0], **values[1])
             return fx.Proxy(node, tracer)
 

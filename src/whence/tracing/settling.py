@@ -98,6 +98,7 @@ def _rules(settled: Settled, leaves: Sequence[Any]) -> tuple[tuple[Reading, ...]
         if at in own:
             rules += _asked_bounds(at, wish, settled.names[at])
     rules += [rule for found in settled.decisions if (rule := _decided(settled, found)) is not None]
+    rules += _filled(settled)
     return tuple(hidden), tuple(_without_repeats(rules))
 
 
@@ -143,6 +144,15 @@ def _decided(settled: Settled, found: "Found") -> SizeRule | None:
     if not concerned:
         return None
     return SizeRule(tuple(concerned), found.text, found.words, asker(found.decision))
+
+
+def _filled(settled: Settled) -> Iterator[SizeRule]:
+    """Sizes that must not be 0."""
+    for symbol, (module, source) in settled.environment.filled.items():
+        name = settled.environment.spelled(symbol)
+        concerned = tuple(at for at, known in settled.names.items() if known == name)
+        if concerned:
+            yield SizeRule(concerned, f"{name} >= 1", "at least 1", Asker(module=module, source=source))
 
 
 def _without_repeats(rules: Sequence[SizeRule]) -> Iterator[SizeRule]:
