@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import sympy
 import torch
 from torch import fx
 from torch._guards import Source
@@ -18,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_symbols,
     free_unbacked_symbols,
 )
+from torch.utils._sympy.functions import ToFloat
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
@@ -56,6 +58,7 @@ def test_pytorch_makes_a_symbol_of_a_size_between_bounds() -> None:
     symbol = env.create_symbol(4, env_source("x"), DimDynamic.DYNAMIC, limits)
     assert (env.var_to_range[symbol].lower, env.var_to_range[symbol].upper) == (1, 8)
     assert ValueRanges(0, int_oo).upper == int_oo
+    assert ToFloat(sympy.Symbol("n", integer=True)).args == (sympy.Symbol("n", integer=True),)
 
 
 def env_source(name: str) -> Source:

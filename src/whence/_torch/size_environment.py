@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode as UnknownSize
+from torch.utils._sympy.functions import ToFloat
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -160,6 +161,11 @@ class SizeEnvironment(ShapeEnv):
             self.evaluate_expr(sympy.Ne(symbol, 1))
         finally:
             self.where = before
+
+    def require_nonzero(self, divisor: Any) -> None:
+        """Require of a divisor that it is not 0: C++ gives infinity then, and Python an error."""
+        found = self.replace(divisor.node.expr).replace(ToFloat, lambda whole: whole)
+        self.evaluate_expr(sympy.Ne(sympy.nsimplify(found), 0))
 
     def require_filled(self, *sizes: Any) -> None:
         """Note that sizes must not be 0; symbols count as positive, so a condition would say nothing."""

@@ -107,7 +107,7 @@ class SizeNodes:
             node = create(target, args, kwargs)
             values: Any = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
             if target is operator.truediv and is_symbolic(values[0][1]):
-                bool(values[0][1] != 0)  # in C++ a division by zero gives infinity, in Python an error
+                self._environment.require_nonzero(values[0][1])
             node.meta["val"] = target(*values[0], **values[1])
             return fx.Proxy(node, tracer)
 
