@@ -119,3 +119,17 @@ def test_calling_conventions_are_preserved() -> None:
         whence.capture(model, (x,), strict=True, preserve_calls="nope")
     with pytest.raises(whence.UsageError, match="does not work with strict=True and a backward"):
         whence.capture(model, (x,), backward=True, strict=True, preserve_calls="blocks.1")
+
+
+class Asks(nn.Module):
+    """Goes another way when it is compiled."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if torch.compiler.is_compiling() else x * 3
+
+
+def test_what_a_model_does_because_it_is_read_is_explained() -> None:
+    """The front end says that it compiles: eager that is told so is compared, too."""
+    found = whence.capture(Asks(), (torch.ones(2),), strict=True).verify(Asks(), (torch.ones(2),))
+    assert found.explained and not found.ok
+    assert "as torch.export says, is equal, bit for bit" in str(found)

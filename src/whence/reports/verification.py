@@ -76,7 +76,8 @@ def verify(
     rows = compare(eager, captured)
     if all(row.equal for row in rows):
         return Verification(rows)
-    told = run(lambda given: run_eager(program, subject, *given, told=True)) if program.asked else None
+    may_ask = program.asked or program.is_foreign or program.wanted.strict  # nobody noted what others trace
+    told = run(lambda given: run_eager(program, subject, *given, told=True)) if may_ask else None
     return Verification(
         rows=rows,
         divergence=run(lambda given: first_divergence(bound, subject, *given)),
@@ -102,6 +103,8 @@ def _lines(result: Verification) -> Sequence[str]:
     lines = [_summary(kind, rows) for kind, rows in counts.items()]
     lines += [f"  {row}" for row in result.rows if not row.equal][:20]
     lines += [f"first module that differs: {result.divergence}"] if result.divergence else []
+    if result.explained and not result.asked:
+        lines.append("eager that is told that it is compiled, as torch.export says, is equal, bit for bit")
     if result.asked:
         outcome = "equal, bit for bit" if result.explained else "still different"
         lines += [f"the model asks whether it is being compiled; eager that is told so is {outcome}:"]
