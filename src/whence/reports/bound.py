@@ -15,7 +15,8 @@ from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import laid_out
 from whence.program import Program
 from whence.program.state import with_state
-from whence.reports.live import AGAIN, Live, of
+from whence.reports.live import Live, of
+from whence.reports.outside import AGAIN
 from whence.schema import InputKind, OutputKind
 from whence.tracing.subject import Subject, subject_of, tensors_by_name
 

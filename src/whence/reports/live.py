@@ -14,9 +14,8 @@ from whence.errors import CallError, Fault, StaleCapture
 from whence.program import Program
 from whence.program.signature import Input, Output
 from whence.program.steps import GroupSlot, Setting, StateSlot, Step
+from whence.reports.outside import AGAIN, other_values
 from whence.schema import InputKind, OutputKind
-
-AGAIN = "capture again"
 
 
 class Live:
@@ -41,7 +40,8 @@ class Live:
 
     def refuse(self) -> None:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""
-        faults = [*self._other_settings(), *self._hooked(), *self._unbegun(), *self._with_gradient()]
+        faults = [*self._other_settings(), *other_values(self.step.outside)]
+        faults += [*self._hooked(), *self._unbegun(), *self._with_gradient()]
         if faults:
             raise StaleCapture.of(faults)
         self._refuse_overlap()
