@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from whence._torch.numbers import refuse_recorded
 from whence._torch.stepping import engine_code, observed_step
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, UnsupportedStep
@@ -126,6 +127,7 @@ def _recorded(
         given = containers_in(prepared.arguments)
         result = run_subject(session, subject, prepared.arguments)
         refuse_changes(subject, given, result)
+        refuse_recorded(result)
         recorded = forward_half(session, subject, prepared, result)
         session.replayer.check(recorded.result_nodes)
     _refuse_changed_settings(subject, found, taken)
