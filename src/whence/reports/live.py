@@ -1,6 +1,7 @@
 """One run of a program on live state: what it takes, and where it puts what it gives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -40,11 +41,32 @@ class Live:
 
     def refuse(self) -> None:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""
+        if strangers := [*self._other_parameters()]:
+            raise StaleCapture.of(strangers)
         faults = [*self._other_settings(), *other_values(self.step.outside)]
         faults += [*self._hooked(), *self._unbegun(), *self._with_gradient()]
         if faults:
             raise StaleCapture.of(faults)
         self._refuse_overlap()
+
+    def _other_parameters(self) -> Iterator[Fault]:
+        """Each group must hold the parameters that the model has now, and no others."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        held = [group["params"] for group in groups]
+        named = [[self.tensors.get(name) for name in names] for names in self.step.groups]
+        if len(held) == len(named) and all(map(_same_tensors, held, named)):
+            return
+        known = {id(tensor) for group in held for tensor in group}
+        missing = [
+            name for names in self.step.groups for name in names if id(self.tensors.get(name)) not in known
+        ]
+        yield Fault(
+            f"the optimizer does not hold {', '.join(missing)}"
+            if missing
+            else "the optimizer's groups have changed",
+            why="parameters were replaced, or groups edited; eager trains only what the optimizer holds",
+            remedy="make the optimizer anew of the model's parameters, and bind the program to it",
+        )
 
     def _other_settings(self) -> list[Fault]:
         groups = [] if self.optimizer is None else self.optimizer.param_groups
@@ -165,6 +187,10 @@ class Live:
             tensor.grad = gradient
         else:
             tensor.grad.add_(gradient)
+
+
+def _same_tensors(left: Sequence[Tensor], right: Sequence[Tensor | None]) -> bool:
+    return len(left) == len(right) and all(map(is_, left, right))
 
 
 def _kind(value: object) -> str:

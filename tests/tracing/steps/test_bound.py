@@ -158,6 +158,57 @@ def test_other_instances_may_be_bound() -> None:
     assert differing(before, state(model)) == []
 
 
+def assigned(model: nn.Sequential, _optimizer: Optimizer) -> None:
+    model.load_state_dict({name: held.clone() for name, held in model.state_dict().items()}, assign=True)
+
+
+def replaced(model: nn.Sequential, _optimizer: Optimizer) -> None:
+    held: Any = model[0]
+    held.weight = nn.Parameter(held.weight.detach().clone())
+
+
+def taken_out(_model: nn.Sequential, optimizer: Optimizer) -> None:
+    optimizer.param_groups[0]["params"].pop()
+
+
+def put_in_another_order(_model: nn.Sequential, optimizer: Optimizer) -> None:
+    optimizer.param_groups[0]["params"].reverse()
+
+
+def in_another_group(_model: nn.Sequential, optimizer: Optimizer) -> None:
+    optimizer.add_param_group({"params": [optimizer.param_groups[0]["params"].pop()]})
+
+
+def without_groups(_model: nn.Sequential, optimizer: Optimizer) -> None:
+    optimizer.param_groups.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (assigned, "the optimizer does not hold 0.weight, 0.bias, 2.weight, 2.bias"),
+        (replaced, "the optimizer does not hold 0.weight"),
+        (taken_out, "the optimizer does not hold 2.bias"),
+        (put_in_another_order, "the optimizer's groups have changed"),
+        (in_another_group, "the optimizer's groups have changed"),
+        (without_groups, "the optimizer does not hold 0.weight, 0.bias, 2.weight, 2.bias"),
+    ],
+)
+def test_optimizer_holds_what_the_model_has(change: Callable[..., None], said: str) -> None:
+    """In every call, not only when it is bound: what it does not hold is not trained."""
+    program, model, optimizer = captured()
+    run = program.bind(model, optimizer)
+    run(batch())
+    change(model, optimizer)
+    before = state(model)
+    with pytest.raises(StaleCapture) as caught:
+        run(batch())
+    assert caught.value.what == said
+    assert differing(before, state(model)) == []
+    anew = AdamW(model.parameters(), lr=0.01)
+    program.bind(model, anew)(batch())
+
+
 def test_missing_state_is_made_or_refused() -> None:
     """What a first step makes is made where it is known; a program of a later step asks for one step."""
     program, model, optimizer = captured()
