@@ -371,6 +371,27 @@ class Counted(nn.Module):
         return found.sin() if self.calls > 3 else found
 
 
+def test_inference_mode_is_refused() -> None:
+    """What is made in it could not be trained with later; `no_grad` does no harm, and a forward runs."""
+    program, model, optimizer = captured()
+    joint = whence.capture(model, (batch(),), backward=lambda out: out.sum()).bind(model)
+    with torch.no_grad():
+        forward = whence.capture(model, (batch(),)).bind(model)
+    before = state(model)
+    with torch.inference_mode():
+        forward(batch())
+        for run in (program.bind(model, optimizer), joint):
+            with pytest.raises(CallError, match=r"the program trains, and torch.inference_mode\(\) is on"):
+                run(batch())
+    assert differing(before, state(model)) == []
+    assert optimizer.state == {} and all(held.grad is None for held in model.parameters())
+    (eager, theirs), run = small(), program.bind(model, optimizer)
+    with torch.no_grad():
+        found = run(batch())
+    assert torch.equal(found, zero_first(eager, theirs)(batch()))
+    assert differing(state(eager), state(model)) == []
+
+
 def test_model_that_changes_itself_is_refused() -> None:
     """A number that the model counts is left out of the program, so that does not run."""
     model = Counted()
