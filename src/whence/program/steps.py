@@ -55,6 +55,11 @@ class Setting:
         """How a person reads it."""
         return f"optimizer.param_groups[{self.group}][{self.key!r}]"
 
+    @property
+    def is_beginning(self) -> bool:
+        """Whether it is the learning rate that a schedule began with, which optimizers do not read."""
+        return self.key == "initial_lr"
+
 
 @dataclass(frozen=True, eq=False)
 class Outside:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whence._torch.attribute_reads import NOTHING
 from whence._torch.hooks import described
 from whence._torch.stepping import note_step, optimizer_hooks
 from whence._torch.tensors import share_memory, storage_of
@@ -82,7 +83,7 @@ class Live:
                 remedy=AGAIN,
             )
             for row in self.step.settings
-            if row.path not in now or type(now[row.path]) is not type(row.value) or now[row.path] != row.value
+            if not _is_as_it_was(row, now.get(row.path, NOTHING))
         ] + [
             Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=AGAIN)
             for slot in self.step.numbers
@@ -187,6 +188,13 @@ class Live:
             tensor.grad = gradient
         else:
             tensor.grad.add_(gradient)
+
+
+def _is_as_it_was(row: Setting, now: object) -> bool:
+    """What a rate began with may be absent: schedules note it, and optimizers do not read it."""
+    if row.is_beginning and (now is NOTHING or isinstance(now, Tensor)):
+        return True
+    return type(now) is type(row.value) and bool(now == row.value)
 
 
 def _same_tensors(left: Sequence[Tensor], right: Sequence[Tensor | None]) -> bool:

@@ -392,6 +392,31 @@ def test_inference_mode_is_refused() -> None:
     assert differing(state(eager), state(model)) == []
 
 
+@pytest.mark.parametrize("make", [SGD, Adam])
+def test_schedule_of_a_tensor_rate(make: Callable[..., Optimizer]) -> None:
+    """A schedule notes what a rate began with as another tensor, which no step reads."""
+    (model, _), (eager, _) = small(), small()
+    optimizer, theirs = (make(one.parameters(), lr=torch.tensor(0.1)) for one in (model, eager))
+    schedules = [ExponentialLR(one, 0.5) for one in (optimizer, theirs)]
+    program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    run, step = program.bind(model, optimizer), zero_first(eager, theirs)
+    for _ in range(2):
+        assert torch.equal(run(batch()), step(batch()))
+        for schedule in schedules:
+            schedule.step()
+    optimizer.param_groups[0]["initial_lr"] = torch.tensor(0.1)
+    assert torch.equal(run(batch()), step(batch()))
+    assert differing(state(eager), state(model)) == []
+
+
+def test_optimizer_without_a_schedule() -> None:
+    """What a rate began with is of no concern where it is not known."""
+    (model, optimizer), (other, theirs) = small(), small()
+    ExponentialLR(optimizer, 0.5)
+    program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    program.bind(other, theirs)(batch())
+
+
 def test_model_that_changes_itself_is_refused() -> None:
     """A number that the model counts is left out of the program, so that does not run."""
     model = Counted()

@@ -283,7 +283,11 @@ def _step(subject: Subject, session: StepSession, found: Optimizing, taken: _Tak
         call=subject.call,
         optimizer=found.optimizer,
         groups=tuple(tuple(str(row.paths[0]) for row in group) for group in found.groups),
-        settings=tuple(row for row in taken.settings if (row.group, row.key) not in inputs),
+        settings=tuple(
+            row
+            for row in taken.settings
+            if (row.group, row.key) not in inputs and not isinstance(row.value, Tensor)
+        ),
         states=tuple(slot for slot, _ in taken.states),
         numbers=taken.groups,
         without_gradient=frozenset(names[key] for key in notes.assumed if key in names),
