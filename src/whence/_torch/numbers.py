@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import SymFloat, fx
 
-from whence._torch.trees import tree_map_only
+from whence._torch.trees import tree_flatten, tree_map_only
 
 Append = Callable[[Any, tuple[Any, ...]], fx.Node]
 """Appends a node that calls a function on these arguments."""
@@ -117,17 +117,21 @@ class Recorded(SymFloat):
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _needed
     __bool__ = __int__ = __float__ = __trunc__ = __round__ = __floor__ = __ceil__ = _needed
     is_integer = as_integer_ratio = hex = __sym_max__ = __sym_min__ = __sym_int__ = _needed
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __format__(self, _spec: str) -> str:
-        return self._needed()  # type: ignore[no-any-return]
+    __divmod__ = __rdivmod__ = __hash__ = __str__ = __repr__ = __format__ = __array__ = _needed
+    conjugate, real, imag = _needed, property(_needed), property(_needed)
+    __class__ = property(lambda _: float)
+    """What `isinstance` asks for, of a number that the step takes for one of Python's."""
 
 
 def is_recorded(value: object) -> bool:
     """Whether a value is such a number; C++ gives one back as a bare `SymFloat`."""
     return isinstance(value, SymFloat) and isinstance(value.node, _Held)
+
+
+def refuse_recorded(values: Any) -> None:
+    """Raise where such a number is among the leaves of a tree."""
+    for value in filter(is_recorded, tree_flatten(values)[0]):
+        raise value.node.arithmetic.refuse(value.node.node)
 
 
 def as_recorded(value: Any) -> Any:

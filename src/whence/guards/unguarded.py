@@ -32,7 +32,7 @@ from whence.program.observed import Observed
 def unguarded(program: Program, observed: Observed, guards: Sequence[Guard]) -> tuple[Unguarded, ...]:
     """Globals and closures of the functions that ran, insides of objects that cannot be watched."""
     rows = [*_outside_names(observed), *_opaque_objects(guards), *_own_ways(observed)]
-    rows += [*_loss(program), _CODE_CALLED]
+    rows += [*_loss(program), *_step(program), _CODE_CALLED]
     return tuple(dict.fromkeys(rows))
 
 
@@ -133,3 +133,13 @@ def _loss(program: Program) -> Iterator[Unguarded]:
     if program.loss_function is not None:
         name = getattr(program.loss_function, "__qualname__", type(program.loss_function).__name__)
         yield Unguarded(f"the loss function {name}", "it is kept with the program, and taken as it is")
+
+
+def _step(program: Program) -> Iterator[Unguarded]:
+    if program.step is not None:
+        yield Unguarded(
+            "what the step reads through objects of torch's and of libraries written in C, and from files of "
+            "other packages",
+            "variables, attributes and entries of containers are compared when it is bound; what such an "
+            "object holds (a schedule, an array) is taken as it is",
+        )

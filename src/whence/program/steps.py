@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from whence._torch.attribute_reads import NOTHING
+
 
 @dataclass(frozen=True)
 class Initial:
@@ -53,6 +55,34 @@ class Setting:
         """How a person reads it."""
         return f"optimizer.param_groups[{self.group}][{self.key!r}]"
 
+    @property
+    def is_beginning(self) -> bool:
+        """Whether it is the learning rate that a schedule began with, which optimizers do not read."""
+        return self.key == "initial_lr"
+
+
+@dataclass(frozen=True, eq=False)
+class Outside:
+    """A value that the step reads outside of itself: a constant of the program.
+
+    `path` is how a person reads it. `way` leads from `root` to whatever is there by now.
+    """
+
+    path: str
+    root: Any
+    way: tuple[Callable[[Any], Any], ...]
+    value: Any
+
+    def now(self) -> Any:
+        """What is there; `NOTHING` where nothing is."""
+        held = self.root
+        try:
+            for step in self.way:
+                held = step(held)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return NOTHING
+        return held
+
 
 @dataclass(frozen=True, eq=False)
 class Step:
@@ -61,6 +91,7 @@ class Step:
     `call` is the user's function and `optimizer` the captured one, by reference. `groups` are the parameters
     of its groups by name. `without_gradient` are parameters whose `.grad` has to be None when the step
     begins, `cleared` those whose `.grad` is None afterwards, whatever it was.
+    `outside` are values that it reads from variables and objects around it.
     """
 
     call: Callable[..., Any]
@@ -71,3 +102,4 @@ class Step:
     numbers: tuple[GroupSlot, ...] = ()
     without_gradient: frozenset[str] = frozenset()
     cleared: frozenset[str] = frozenset()
+    outside: tuple[Outside, ...] = ()

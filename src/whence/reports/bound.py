@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -15,7 +16,8 @@ from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import laid_out
 from whence.program import Program
 from whence.program.state import with_state
-from whence.reports.live import AGAIN, Live, of
+from whence.reports.live import Live, of
+from whence.reports.outside import AGAIN
 from whence.schema import InputKind, OutputKind
 from whence.tracing.subject import Subject, subject_of, tensors_by_name
 
@@ -45,6 +47,8 @@ class Bound:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run once; raises `CallError` for other inputs, `StaleCapture` where the capture does not hold."""
         program = self.program
+        if torch.is_inference_mode_enabled() and _trains(program):
+            raise _in_inference_mode()
         flat = program.convention.flatten(args, kwargs)
         checked = self._check(args, kwargs) if program.guards.rows else Checked([])
         if checked.violations:
@@ -151,6 +155,19 @@ def _changes(names: Sequence[str]) -> StaleCapture:
         f"the model changes {', '.join(names)} when it runs, and reads it",
         why="the program leaves that out, so the next run would find it as it was",
         remedy="where only the first run does so, run the model once before; else keep it in a buffer",
+    )
+
+
+def _trains(program: Program) -> bool:
+    """Whether gradients are left, which are to be added to and read later."""
+    return program.step is not None or bool(program.signature.outputs_of(OutputKind.GRADIENT))
+
+
+def _in_inference_mode() -> CallError:
+    return CallError(
+        "the program trains, and torch.inference_mode() is on",
+        why="gradients and state of the optimizer that are made in it cannot be written outside of it",
+        remedy="call it outside of torch.inference_mode(); under torch.no_grad() it runs, too",
     )
 
 

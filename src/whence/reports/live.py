@@ -1,12 +1,14 @@
 """One run of a program on live state: what it takes, and where it puts what it gives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whence._torch.attribute_reads import NOTHING
 from whence._torch.hooks import described
 from whence._torch.stepping import note_step, optimizer_hooks
 from whence._torch.tensors import share_memory, storage_of
@@ -14,9 +16,8 @@ from whence.errors import CallError, Fault, StaleCapture
 from whence.program import Program
 from whence.program.signature import Input, Output
 from whence.program.steps import GroupSlot, Setting, StateSlot, Step
+from whence.reports.outside import AGAIN, other_values
 from whence.schema import InputKind, OutputKind
-
-AGAIN = "capture again"
 
 
 class Live:
@@ -41,10 +42,32 @@ class Live:
 
     def refuse(self) -> None:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""
-        faults = [*self._other_settings(), *self._hooked(), *self._unbegun(), *self._with_gradient()]
+        if strangers := [*self._other_parameters()]:
+            raise StaleCapture.of(strangers)
+        faults = [*self._other_settings(), *other_values(self.step.outside)]
+        faults += [*self._hooked(), *self._unbegun(), *self._with_gradient()]
         if faults:
             raise StaleCapture.of(faults)
         self._refuse_overlap()
+
+    def _other_parameters(self) -> Iterator[Fault]:
+        """Each group must hold the parameters that the model has now, and no others."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        held = [group["params"] for group in groups]
+        named = [[self.tensors.get(name) for name in names] for names in self.step.groups]
+        if len(held) == len(named) and all(map(_same_tensors, held, named)):
+            return
+        known = {id(tensor) for group in held for tensor in group}
+        missing = [
+            name for names in self.step.groups for name in names if id(self.tensors.get(name)) not in known
+        ]
+        yield Fault(
+            f"the optimizer does not hold {', '.join(missing)}"
+            if missing
+            else "the optimizer's groups have changed",
+            why="parameters were replaced, or groups edited; eager trains only what the optimizer holds",
+            remedy="make the optimizer anew of the model's parameters, and bind the program to it",
+        )
 
     def _other_settings(self) -> list[Fault]:
         groups = [] if self.optimizer is None else self.optimizer.param_groups
@@ -60,7 +83,7 @@ class Live:
                 remedy=AGAIN,
             )
             for row in self.step.settings
-            if row.path not in now or type(now[row.path]) is not type(row.value) or now[row.path] != row.value
+            if not _is_as_it_was(row, now.get(row.path, NOTHING))
         ] + [
             Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=AGAIN)
             for slot in self.step.numbers
@@ -165,6 +188,17 @@ class Live:
             tensor.grad = gradient
         else:
             tensor.grad.add_(gradient)
+
+
+def _is_as_it_was(row: Setting, now: object) -> bool:
+    """What a rate began with may be absent: schedules note it, and optimizers do not read it."""
+    if row.is_beginning and (now is NOTHING or isinstance(now, Tensor)):
+        return True
+    return type(now) is type(row.value) and bool(now == row.value)
+
+
+def _same_tensors(left: Sequence[Tensor], right: Sequence[Tensor | None]) -> bool:
+    return len(left) == len(right) and all(map(is_, left, right))
 
 
 def _kind(value: object) -> str:

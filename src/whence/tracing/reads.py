@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import TABLES, ReadObserver, has_attributes, own_attributes
+from whence._torch.attribute_reads import TABLES, ReadListener, ReadObserver, has_attributes, own_attributes
 from whence._torch.hooks import HOOK_KINDS
 from whence._torch.scripting import is_script_object
 from whence.errors import Place
@@ -55,7 +55,10 @@ def _is_held(read: Read) -> bool:
 
 
 class Reads:
-    """Notes first reads of modules, and of the objects that modules hold."""
+    """Notes first reads of modules, and of the objects that modules hold.
+
+    `outside` is told of all, also of objects that the model does not hold.
+    """
 
     def __init__(self, subject: Subject, lines: Lines, place: Callable[[], Reader]) -> None:
         self.observer = ReadObserver(self)
@@ -72,6 +75,7 @@ class Reads:
         self._noted: set[tuple[int, str]] = set()
         self._repeats: set[int] = set()
         self.watchers: list[Callable[[Read], None]] = []
+        self.outside: ReadListener | None = None
 
     @contextmanager
     def watched(self, watcher: Callable[[Read], None]) -> Iterator[None]:
@@ -109,11 +113,13 @@ class Reads:
                 self._changes = self._before.changes(ran)
             finally:
                 self._known.clear()
+                self.outside = None
 
     def read(self, holder: object, name: str, value: object) -> bool:
         """An attribute of the model was read; what it holds is watched from now on."""
+        is_outside = self.outside is not None and self.outside.read(holder, name, value)
         if id(holder) not in self._known:
-            return False
+            return is_outside
         read = Read(holder, name, value, True, *self._place())
         if is_script_object(value):
             source = None if read.source is None else str(read.source)
@@ -125,8 +131,9 @@ class Reads:
 
     def missing(self, holder: object, name: str) -> bool:
         """An attribute was looked for that the model does not have."""
+        is_outside = self.outside is not None and self.outside.missing(holder, name)
         if id(holder) not in self._known:
-            return False
+            return is_outside
         self._note(Read(holder, name, None, False, *self._place()))
         return True
 

@@ -158,6 +158,57 @@ def test_other_instances_may_be_bound() -> None:
     assert differing(before, state(model)) == []
 
 
+def assigned(model: nn.Sequential, _optimizer: Optimizer) -> None:
+    model.load_state_dict({name: held.clone() for name, held in model.state_dict().items()}, assign=True)
+
+
+def replaced(model: nn.Sequential, _optimizer: Optimizer) -> None:
+    held: Any = model[0]
+    held.weight = nn.Parameter(held.weight.detach().clone())
+
+
+def taken_out(_model: nn.Sequential, optimizer: Optimizer) -> None:
+    optimizer.param_groups[0]["params"].pop()
+
+
+def put_in_another_order(_model: nn.Sequential, optimizer: Optimizer) -> None:
+    optimizer.param_groups[0]["params"].reverse()
+
+
+def in_another_group(_model: nn.Sequential, optimizer: Optimizer) -> None:
+    optimizer.add_param_group({"params": [optimizer.param_groups[0]["params"].pop()]})
+
+
+def without_groups(_model: nn.Sequential, optimizer: Optimizer) -> None:
+    optimizer.param_groups.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (assigned, "the optimizer does not hold 0.weight, 0.bias, 2.weight, 2.bias"),
+        (replaced, "the optimizer does not hold 0.weight"),
+        (taken_out, "the optimizer does not hold 2.bias"),
+        (put_in_another_order, "the optimizer's groups have changed"),
+        (in_another_group, "the optimizer's groups have changed"),
+        (without_groups, "the optimizer does not hold 0.weight, 0.bias, 2.weight, 2.bias"),
+    ],
+)
+def test_optimizer_holds_what_the_model_has(change: Callable[..., None], said: str) -> None:
+    """In every call, not only when it is bound: what it does not hold is not trained."""
+    program, model, optimizer = captured()
+    run = program.bind(model, optimizer)
+    run(batch())
+    change(model, optimizer)
+    before = state(model)
+    with pytest.raises(StaleCapture) as caught:
+        run(batch())
+    assert caught.value.what == said
+    assert differing(before, state(model)) == []
+    anew = AdamW(model.parameters(), lr=0.01)
+    program.bind(model, anew)(batch())
+
+
 def test_missing_state_is_made_or_refused() -> None:
     """What a first step makes is made where it is known; a program of a later step asks for one step."""
     program, model, optimizer = captured()
@@ -318,6 +369,52 @@ class Counted(nn.Module):
         self.calls += 1
         found: Tensor = self.inner(x)
         return found.sin() if self.calls > 3 else found
+
+
+def test_inference_mode_is_refused() -> None:
+    """What is made in it could not be trained with later; `no_grad` does no harm, and a forward runs."""
+    program, model, optimizer = captured()
+    joint = whence.capture(model, (batch(),), backward=lambda out: out.sum()).bind(model)
+    with torch.no_grad():
+        forward = whence.capture(model, (batch(),)).bind(model)
+    before = state(model)
+    with torch.inference_mode():
+        forward(batch())
+        for run in (program.bind(model, optimizer), joint):
+            with pytest.raises(CallError, match=r"the program trains, and torch.inference_mode\(\) is on"):
+                run(batch())
+    assert differing(before, state(model)) == []
+    assert optimizer.state == {} and all(held.grad is None for held in model.parameters())
+    (eager, theirs), run = small(), program.bind(model, optimizer)
+    with torch.no_grad():
+        found = run(batch())
+    assert torch.equal(found, zero_first(eager, theirs)(batch()))
+    assert differing(state(eager), state(model)) == []
+
+
+@pytest.mark.parametrize("make", [SGD, Adam])
+def test_schedule_of_a_tensor_rate(make: Callable[..., Optimizer]) -> None:
+    """A schedule notes what a rate began with as another tensor, which no step reads."""
+    (model, _), (eager, _) = small(), small()
+    optimizer, theirs = (make(one.parameters(), lr=torch.tensor(0.1)) for one in (model, eager))
+    schedules = [ExponentialLR(one, 0.5) for one in (optimizer, theirs)]
+    program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    run, step = program.bind(model, optimizer), zero_first(eager, theirs)
+    for _ in range(2):
+        assert torch.equal(run(batch()), step(batch()))
+        for schedule in schedules:
+            schedule.step()
+    optimizer.param_groups[0]["initial_lr"] = torch.tensor(0.1)
+    assert torch.equal(run(batch()), step(batch()))
+    assert differing(state(eager), state(model)) == []
+
+
+def test_optimizer_without_a_schedule() -> None:
+    """What a rate began with is of no concern where it is not known."""
+    (model, optimizer), (other, theirs) = small(), small()
+    ExponentialLR(optimizer, 0.5)
+    program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    program.bind(other, theirs)(batch())
 
 
 def test_model_that_changes_itself_is_refused() -> None:

@@ -1,6 +1,7 @@
 """What a capture of a step watches is this thread's alone."""
 
 import threading
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor
@@ -14,10 +15,10 @@ def test_other_threads_train_meanwhile() -> None:
     """Another thread takes whole steps of its own while this one is being captured, and gets eager's bits."""
     (model, optimizer), (theirs, other), (eager, expected) = small(), small(), small()
     inner, elsewhere = zero_first(model, optimizer), zero_first(theirs, other)
-    seen: list[Tensor] = []
+    seen: SimpleQueue[Tensor] = SimpleQueue()
 
     def train() -> None:
-        seen.append(elsewhere(batch()))
+        seen.put(elsewhere(batch()))
 
     class Meanwhile:
         """A step that waits for another thread, twice."""
@@ -34,8 +35,8 @@ def test_other_threads_train_meanwhile() -> None:
             thread.join()
 
     program = whence.capture_step(Meanwhile(), (batch(),), model=model, optimizer=optimizer)
-    for found in seen:
-        assert torch.equal(found, zero_first(eager, expected)(batch()))
-    assert len(seen) == 4
+    assert seen.qsize() == 4
+    for _ in range(4):
+        assert torch.equal(seen.get(), zero_first(eager, expected)(batch()))
     assert differing(state(eager), state(theirs)) == []
     assert program.bind(model, optimizer)(batch()) is not None

@@ -6,9 +6,10 @@ refused, for what it did may decide what it does next time.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CellType, FunctionType, ModuleType
+from dis import get_instructions
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from whence.errors import Place, UnsupportedStep
 from whence.provenance import ModulePath
 from whence.tracing.modules import CONTAINERS, Content, Kept, contents_of, object_kept, way_back
 
+_GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type)
 
 
@@ -62,23 +64,28 @@ class Around:
         """Raise `UnsupportedStep` naming everything that the step has changed."""
         changed = [variable.name for variable in self.variables if not variable.is_unchanged]
         changed += [name for kept in self.objects for name in _changed(kept)]
-        if changed:
-            raise UnsupportedStep(
-                f"the step changes {', '.join(dict.fromkeys(changed))}",
-                where=place,
-                why="a program changes tensors, and nothing else, so the next step would find it as it was",
-                remedy="do it outside the captured step; where only the first step does it, take one before",
-            )
+        refuse_changed(changed, place)
+
+
+def refuse_changed(names: Iterable[str], place: Place) -> None:
+    """Raise `UnsupportedStep` if there are any."""
+    if changed := list(dict.fromkeys(names)):
+        raise UnsupportedStep(
+            f"the step changes {', '.join(changed)}",
+            where=place,
+            why="a program changes tensors, and nothing else, so the next step would find it as it was",
+            remedy="do it outside the captured step; where only the first step does it, take one before",
+        )
 
 
 def around(step: Callable[..., Any]) -> Around:
     """Look at what a step closes over."""
-    variables = tuple(_variables(step))
-    held = {row.name: row.value for row in variables} | dict(_owners(step))
+    variables = tuple(row for function in functions_of(step) for row in variables_of(function))
+    held = {row.name: row.value for row in variables} | dict(owners_of(step))
     return Around(variables, tuple(_objects(held)))
 
 
-def _functions(step: Any) -> Iterator[FunctionType]:
+def functions_of(step: Any) -> Iterator[FunctionType]:
     """The function behind a method, a partial, or a decorator; that of an object that is called."""
     while isinstance(step, functools.partial):
         step = step.func
@@ -88,13 +95,21 @@ def _functions(step: Any) -> Iterator[FunctionType]:
         yield found
 
 
-def _variables(step: Callable[..., Any]) -> Iterator[Variable]:
-    for function in _functions(step):
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if _is_filled(cell):
-                yield Variable(name, cell, cell.cell_contents)
-        names = (name for name in function.__code__.co_names if name in function.__globals__)
-        yield from (Variable(name, function.__globals__, function.__globals__[name]) for name in names)
+def variables_of(function: FunctionType) -> Iterator[Variable]:
+    """The names that a function has from outside: of the functions around it, and of its file."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if _is_filled(cell):
+            yield Variable(name, cell, cell.cell_contents)
+    names = (name for name in globals_of(function.__code__) if name in function.__globals__)
+    yield from (Variable(name, function.__globals__, function.__globals__[name]) for name in names)
+
+
+def globals_of(code: CodeType) -> dict[str, None]:
+    """The names of its file that code uses, or the functions in it; attributes are often called alike."""
+    names = {row.argval: None for row in get_instructions(code) if row.opname in _GLOBAL}
+    for inner in code.co_consts:
+        names |= globals_of(inner) if isinstance(inner, CodeType) else {}
+    return names
 
 
 def _is_filled(cell: CellType) -> bool:
@@ -105,15 +120,25 @@ def _is_filled(cell: CellType) -> bool:
     return True
 
 
-def _owners(step: Any) -> Iterator[tuple[str, Any]]:
-    """Whose method it is, what a partial was given, and an object that is called itself."""
+def owners_of(step: Any) -> Iterator[tuple[str, Any]]:
+    """Whose method it is, what a partial was given, defaults, and an object that is called itself."""
     while isinstance(step, functools.partial):
         yield from ((f"args[{at}]", value) for at, value in enumerate(step.args))
         yield from step.keywords.items()
         step = step.func
+    yield from _defaults(step)
     owner = getattr(step, "__self__", None if isinstance(step, FunctionType) else step)
     if owner is not None:
         yield type(owner).__name__, owner
+
+
+def _defaults(step: Any) -> Iterator[tuple[str, Any]]:
+    """What arguments are where nobody gives them."""
+    for function in functions_of(step):
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        defaults = function.__defaults__ or ()
+        yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
+        yield from (function.__kwdefaults__ or {}).items()
 
 
 def _objects(held: Mapping[str, Any]) -> Iterator[Kept]:

@@ -131,10 +131,15 @@ def _refuse_values(found: Optimizing) -> None:
             remedy="use plain numbers in parameter groups",
         )
         for setting in found.settings()
-        if not (is_plain(setting.value) or (setting.key == RATE and isinstance(setting.value, Tensor)))
+        if not (is_plain(setting.value) or _is_rate(setting))
     ]
     if faults:
         raise UnsupportedStep.of(faults)
+
+
+def _is_rate(setting: Setting) -> bool:
+    """Whether it may be a tensor: an input, or what a schedule began with."""
+    return isinstance(setting.value, Tensor) and (setting.key == RATE or setting.is_beginning)
 
 
 def is_plain(value: object) -> bool:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from whence._torch.numbers import refuse_recorded
 from whence._torch.stepping import engine_code, observed_step
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, UnsupportedStep
@@ -37,6 +38,7 @@ from whence.tracing.replay.reuse import Reuse
 from whence.tracing.steps.around import around
 from whence.tracing.steps.beginning import refuse_unbegun
 from whence.tracing.steps.optimizer import RATE, Held, Key, Optimizing, is_plain, optimizer_restored
+from whence.tracing.steps.outside import OutsideReads
 from whence.tracing.steps.session import StepSession
 from whence.tracing.subject import Subject
 from whence.tracing.undoing import Undoing
@@ -61,7 +63,7 @@ class RecordedStep(Recorded):
     """One finished run of a step; its `rows` are the inputs that belong to the optimizer."""
 
     session: StepSession
-    step: Step | None = None
+    step: Step = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def record_step(
     subject: Subject, example: Example, found: Optimizing, interrupts: Interrupts, wish: Wish
 ) -> RecordedStep:
     """Run the step on fake twins of its inputs; everything is as before afterwards, also after an error."""
-    undoing, lines = Undoing(), Lines()
+    undoing, lines, place = Undoing(), Lines(), Place(None, subject.place.line)
     refuse_kinds(subject, differentiates=True)
     finder, mode = finder_for(record_step.__code__, engine_code()), mode_of(example, subject.state)
     session = know_names(StepSession(subject, mode, finder, lines, interrupts, wish.reuse))
@@ -91,15 +93,22 @@ def record_step(
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
             outside = around(subject.call)
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
-            recorded = _recorded(session, undoing, example, found, wish)
-            outside.refuse_changes(Place(None, subject.place.line))
-            return recorded
+            reads = OutsideReads(subject, session.reads.observer)
+            recorded = _recorded(session, undoing, example, found, wish, reads)
+            outside.refuse_changes(place)
+            step = replace(recorded.step, outside=reads.found(place))
+            return replace(recorded, step=step)
 
     return undoing.around(run)
 
 
 def _recorded(
-    session: StepSession, undoing: Undoing, example: Example, found: Optimizing, wish: Wish
+    session: StepSession,
+    undoing: Undoing,
+    example: Example,
+    found: Optimizing,
+    wish: Wish,
+    reads: OutsideReads,
 ) -> RecordedStep:
     subject = session.subject
     with ExitStack() as active:
@@ -110,12 +119,15 @@ def _recorded(
         session.step.before = {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
         undoing.later(_without_gradients(prepared))
         active.enter_context(listening(session, session))
+        session.reads.outside = reads
+        reads.begin()
         active.enter_context(torch.enable_grad())
         active.enter_context(observed_step(session))
         active.enter_context(session.recorder.active())
         given = containers_in(prepared.arguments)
         result = run_subject(session, subject, prepared.arguments)
         refuse_changes(subject, given, result)
+        refuse_recorded(result)
         recorded = forward_half(session, subject, prepared, result)
         session.replayer.check(recorded.result_nodes)
     _refuse_changed_settings(subject, found, taken)
@@ -271,7 +283,11 @@ def _step(subject: Subject, session: StepSession, found: Optimizing, taken: _Tak
         call=subject.call,
         optimizer=found.optimizer,
         groups=tuple(tuple(str(row.paths[0]) for row in group) for group in found.groups),
-        settings=tuple(row for row in taken.settings if (row.group, row.key) not in inputs),
+        settings=tuple(
+            row
+            for row in taken.settings
+            if (row.group, row.key) not in inputs and not isinstance(row.value, Tensor)
+        ),
         states=tuple(slot for slot, _ in taken.states),
         numbers=taken.groups,
         without_gradient=frozenset(names[key] for key in notes.assumed if key in names),

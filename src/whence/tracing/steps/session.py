@@ -34,7 +34,7 @@ _OTHERWISE = "capture the model with backward=loss and let the optimizer run by 
 
 
 class RateRead(Exception):
-    """The optimizer decides by its learning rate: the program holds for this one only."""
+    """Somebody decides by the learning rate, or hands it on: the program holds for this one only."""
 
 
 @dataclass

@@ -1,0 +1,280 @@
+"""What a step reads outside of itself is a constant of its program: another value is refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import whence
+from tests.checks import differing, state
+from tests.tracing.steps.small import batch, small, zero_first
+from whence.errors import StaleCapture, UnsupportedStep
+from whence.reports.bound import Bound
+
+FACTOR = 1.0
+
+
+@dataclass
+class Options:
+    scale: float = 1.0
+    epoch: int = 0
+
+
+DEFAULT = Options()
+
+
+class Frozen:
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+def as_it_is(value: Tensor) -> Tensor:
+    return value
+
+
+def negated(value: Tensor) -> Tensor:
+    return -value
+
+
+def from_the_file(value: Tensor) -> Tensor:
+    return value * FACTOR
+
+
+@dataclass
+class Trainer:
+    """Everything that a step may read, and `epoch`, which it does not."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    options: Options = field(default_factory=Options)
+    frozen: Frozen = field(default_factory=Frozen)
+    table: dict[str, Any] = field(default_factory=lambda: {"scale": 1.0, "inner": [1.0]})
+    names: set[int] = field(default_factory=lambda: {1})
+    recent: deque[float] = field(default_factory=lambda: deque([1.0]))
+    weight: Tensor = field(default_factory=lambda: torch.ones(2))
+    function: Callable[[Tensor], Tensor] = as_it_is
+    dtype: torch.dtype = torch.float32
+    epoch: int = 0
+
+    def step(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss: Tensor = (self.model(x).to(self.dtype) * self.weight).sin().mean()
+        loss = self.function(from_the_file(loss)) * self.scaled * math.pi
+        loss.backward()
+        self.optimizer.step()
+        return loss * len(self.names) * self.recent[0]
+
+    @property
+    def scaled(self) -> float:
+        inner: float = self.table["inner"][0]
+        return self.options.scale * self.frozen.scale * inner * getattr(self, "extra", 1.0)
+
+
+def bound() -> tuple[Trainer, Bound]:
+    trainer = Trainer(*small())
+    program = whence.capture_step(trainer.step, (batch(),), model=trainer.model, optimizer=trainer.optimizer)
+    return trainer, program.bind(trainer.model, trainer.optimizer)
+
+
+def refusal(run: Callable[..., Any], model: nn.Module) -> str:
+    """What a call says, that changes nothing."""
+    before = state(model)
+    with pytest.raises(StaleCapture) as caught:
+        run(batch())
+    assert differing(before, state(model)) == []
+    assert "pass it as an argument of the step" in str(caught.value)
+    return str(caught.value.what)
+
+
+def change(trainer: Trainer, name: str) -> None:
+    match name:
+        case "scale":
+            trainer.options.scale = 0.5
+        case "options":
+            trainer.options = Options(2.0)
+        case "slot":
+            trainer.frozen.scale = 0.5
+        case "entry":
+            trainer.table["inner"][0] = 1
+        case "newcomer":
+            trainer.table["more"] = 1
+        case "set":
+            trainer.names.add(2)
+        case "deque":
+            trainer.recent.append(2.0)
+        case "tensor":
+            trainer.weight = torch.zeros(2)
+        case "function":
+            trainer.function = negated
+        case "kind":
+            trainer.dtype = torch.float64
+        case "absent":
+            trainer.extra = 2.0  # type: ignore[attr-defined]
+        case "gone":
+            del trainer.options
+
+
+CHANGES = {
+    "scale": "`Trainer.options.scale` was 1.0 at capture, is 0.5 now",
+    "options": "`Trainer.options.scale` was 1.0 at capture, is 2.0 now",
+    "slot": "`Trainer.frozen.scale` was 1.0 at capture, is 0.5 now",
+    "entry": "`Trainer.table['inner'][0]` was 1.0 at capture, is 1 now",
+    "newcomer": "`Trainer.table` was a dict of 'scale', 'inner' at capture, "
+    "is a dict of 'scale', 'inner', 'more' now",
+    "set": "`Trainer.names` was frozenset({1}) at capture, is frozenset({1, 2}) now",
+    "deque": "`Trainer.recent` was a deque of 1 at capture, is a deque of 2 now",
+    "tensor": "`Trainer.weight` is another tensor than at capture",
+    "function": "`Trainer.function` was as_it_is at capture, is negated now",
+    "kind": "`Trainer.dtype` was torch.float32 at capture, is torch.float64 now",
+    "absent": "`Trainer.extra` was absent at capture, is 2.0 now",
+    "gone": "`Trainer.options.scale` was 1.0 at capture, is absent now",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_trainer_holds_is_compared(name: str) -> None:
+    """Attributes, also of what it holds, and entries: another value is refused, with both values."""
+    trainer, run = bound()
+    change(trainer, name)
+    assert refusal(run, trainer.model) == CHANGES[name]
+
+
+def test_what_is_not_read_may_change() -> None:
+    """An attribute that the step does not read, numbers of a tensor, and an equal value in the place."""
+    trainer, run = bound()
+    (model, optimizer) = small()
+    eager = Trainer(model, optimizer)
+    for one in (trainer, eager):
+        one.epoch, one.options = 3, Options(1.0, epoch=7)
+        one.weight.mul_(0.5)
+    assert torch.equal(run(batch()), eager.step(batch()))
+    assert differing(state(model), state(trainer.model)) == []
+
+
+def test_variables_of_files_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A global of a function that the step calls, and the function itself."""
+    trainer, run = bound()
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "FACTOR", 0.5)
+        assert refusal(run, trainer.model) == "`FACTOR` was 1.0 at capture, is 0.5 now"
+    with monkeypatch.context() as patch:
+        patch.setattr(math, "pi", 3)
+        assert refusal(run, trainer.model) == "`math.pi` was 3.141592653589793 at capture, is 3 now"
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "from_the_file", negated)
+        assert refusal(run, trainer.model) == "`from_the_file` was from_the_file at capture, is negated now"
+    run(batch())
+
+
+def test_variables_of_functions_are_compared() -> None:
+    """Of the function around the step, of one that it calls, and of a method that it was given."""
+    model, optimizer = small()
+    alpha, beta, options = 1.0, 1.0, Options()
+
+    def set_to(first: float, second: float) -> None:
+        nonlocal alpha, beta
+        alpha, beta = first, second
+
+    def scaled(loss: Tensor) -> Tensor:
+        return loss * beta
+
+    def step(x: Tensor, given: Options) -> Tensor:
+        optimizer.zero_grad()
+        loss = scaled(model(x).sin().mean()) * alpha * given.scale
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    program = whence.capture_step(partial(step, given=options), (batch(),), model=model, optimizer=optimizer)
+    run = program.bind(model, optimizer)
+    set_to(0.5, 0.5)
+    said = refusal(run, model)
+    assert "`alpha` was 1.0 at capture, is 0.5 now" in said
+    assert "`beta` was 1.0 at capture, is 0.5 now" in said
+    set_to(1.0, 1.0)
+    options.scale = 0.5
+    assert refusal(run, model) == "`given.scale` was 1.0 at capture, is 0.5 now"
+
+
+class Lightning(nn.Module):
+    """A trainer that is a module, and no part of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.optimizer = small()
+        self.scale, self.unread = 1.0, 0
+
+    def step(self, x: Tensor, options: Options = DEFAULT, *, other: Options = DEFAULT) -> Tensor:
+        self.optimizer.zero_grad()
+        loss: Tensor = self.net(x).sin().mean() * self.scale * options.scale
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def test_trainer_may_be_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its attributes, and those of defaults."""
+    trainer = Lightning()
+    net, optimizer = trainer.net, trainer.optimizer
+    program = whence.capture_step(trainer.step, (batch(),), model=net, optimizer=optimizer)
+    run = program.bind(net, optimizer)
+    trainer.unread = 1
+    run(batch())
+    trainer.scale = 0.5
+    monkeypatch.setattr(DEFAULT, "scale", 0.5)
+    said = refusal(run, net)
+    assert "`Lightning.scale` was 1.0 at capture, is 0.5 now" in said
+    assert "`options.scale` was 1.0 at capture, is 0.5 now" in said
+
+
+def test_attribute_is_no_variable_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`given.epoch` reads no global `epoch`: notebooks have many of these."""
+    model, optimizer = small()
+    monkeypatch.setitem(globals(), "epoch", 0)
+
+    def step(x: Tensor, given: Options) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).sin().mean() * (1 + given.epoch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    program = whence.capture_step(
+        partial(step, given=Options()), (batch(),), model=model, optimizer=optimizer
+    )
+    monkeypatch.setitem(globals(), "epoch", 1)
+    program.bind(model, optimizer)(batch())
+
+
+def test_what_a_helper_changes_is_refused() -> None:
+    """A counter of a function that the step calls decides what the next step does."""
+    (model, optimizer), calls = small(), [0]
+    inner = zero_first(model, optimizer)
+
+    def counted() -> int:
+        calls[0] += 1
+        return calls[0]
+
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = inner(x) * counted()
+        return loss
+
+    with pytest.raises(UnsupportedStep, match=r"the step changes calls\[0\]"):
+        whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+
+
+def test_what_cannot_be_watched_is_said() -> None:
+    """Among what no guard watches."""
+    _, run = bound()
+    assert any("what the step reads through" in str(row) for row in run.program.guards.unguarded)
