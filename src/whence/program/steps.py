@@ -73,6 +73,10 @@ class Outside:
     way: tuple[Callable[[Any], Any], ...]
     value: Any
 
+    def __deepcopy__(self, _known: object) -> "Outside":
+        """A copy of a program speaks of what the same step reads."""
+        return self
+
     def now(self) -> Any:
         """What is there; `NOTHING` where nothing is."""
         held = self.root

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from whence.errors import StaleCapture, UnsupportedStep
 from whence.reports.bound import Bound
 
 FACTOR = 1.0
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -236,6 +240,41 @@ def test_trainer_may_be_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     said = refusal(run, net)
     assert "`Lightning.scale` was 1.0 at capture, is 0.5 now" in said
     assert "`options.scale` was 1.0 at capture, is 0.5 now" in said
+
+
+def test_decorators_and_namespaces_are_looked_into() -> None:
+    """A decorator's own variables, a namespace, a table that is asked for an entry that it lacks."""
+    model, optimizer = small()
+    inner, factor = zero_first(model, optimizer), [1.0]
+    names, table = SimpleNamespace(scale=1.0), defaultdict(float, {"scale": 1.0})
+
+    def scaled(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run(*args: Any) -> Any:
+            return function(*args) * factor[0]
+
+        return run
+
+    @torch.enable_grad()
+    @scaled
+    def step(x: Tensor) -> Tensor:
+        log.debug("a message fills a cache of the logger's")
+        loss: Tensor = inner(x) * names.scale * table["scale"]
+        return loss
+
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    run = program.bind(model, optimizer)
+    run(batch())
+    factor[0], names.scale = 2.0, 2.0
+    table.clear()
+    said = refusal(run, model)
+    assert "`factor[0]` was 1.0 at capture, is 2.0 now" in said
+    assert "`names.scale` was 1.0 at capture, is 2.0 now" in said
+    assert "`table['scale']` was 1.0 at capture, is absent now" in said
+    assert "`table` was a defaultdict of 'scale' at capture, is a defaultdict of 0 now" in said
+    assert not table
+    outside = run.program.step.outside  # type: ignore[union-attr]
+    assert copy.deepcopy(outside) == outside, "a copy of a program speaks of the same variables"
 
 
 def test_attribute_is_no_variable_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from dis import get_instructions
+from logging import Logger
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -21,7 +22,7 @@ from whence.provenance import ModulePath
 from whence.tracing.modules import CONTAINERS, Content, Kept, contents_of, object_kept, way_back
 
 _GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
-_NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type)
+NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,16 @@ def around(step: Callable[..., Any]) -> Around:
     return Around(variables, tuple(_objects(held)))
 
 
+def wrappers_of(step: Any) -> Iterator[Any]:
+    """The functions that decorators put around a step, the outermost first."""
+    while isinstance(step, functools.partial):
+        step = step.func
+    step = getattr(step, "__func__", step)
+    while (inside := getattr(step, "__wrapped__", None)) is not None:
+        yield step
+        step = inside
+
+
 def functions_of(step: Any) -> Iterator[FunctionType]:
     """The function behind a method, a partial, or a decorator; that of an object that is called."""
     while isinstance(step, functools.partial):
@@ -144,7 +155,7 @@ def _defaults(step: Any) -> Iterator[tuple[str, Any]]:
 def _objects(held: Mapping[str, Any]) -> Iterator[Kept]:
     seen: set[int] = set()
     for name, value in held.items():
-        if id(value) in seen or isinstance(value, _NOT_LOOKED_INTO):
+        if id(value) in seen or isinstance(value, NOT_LOOKED_INTO):
             continue
         seen.add(id(value))
         if isinstance(value, CONTAINERS):

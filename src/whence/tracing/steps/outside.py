@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from dis import get_instructions
 from enum import Enum
 from functools import partial
+from logging import Logger
 from numbers import Number
 from operator import attrgetter
 from types import (
@@ -19,6 +20,7 @@ from types import (
     MemberDescriptorType,
     MethodType,
     ModuleType,
+    SimpleNamespace,
 )
 from typing import Any, NamedTuple
 
@@ -29,13 +31,22 @@ from torch.optim import Optimizer
 from whence._torch.attribute_reads import NOTHING, ReadObserver, class_attribute, own_attributes
 from whence.errors import Place
 from whence.program.steps import Outside
-from whence.tracing.steps.around import Variable, functions_of, owners_of, refuse_changed, variables_of
+from whence.tracing.steps.around import (
+    Variable,
+    functions_of,
+    owners_of,
+    refuse_changed,
+    variables_of,
+    wrappers_of,
+)
 from whence.tracing.subject import Subject
 
 _PLAIN = (
     *(type(None), Number, str, bytes, range, Enum, BuiltinFunctionType, type, partial),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
+_LEFT = (nn.Module, nn.Parameter, Optimizer, ModuleType, Logger)
+"""What is the model's, or compared elsewhere, or decides nothing."""
 _CALLED = (BuiltinFunctionType, type, partial)
 _SEQUENCES = (list, tuple, deque)
 _MOST = 10_000
@@ -51,7 +62,7 @@ class Extent(NamedTuple):
     keys: Any
 
     def __repr__(self) -> str:
-        keys = self.keys if isinstance(self.keys, int) else ", ".join(map(repr, self.keys))
+        keys = self.keys if isinstance(self.keys, int) else ", ".join(map(repr, self.keys)) or 0
         return f"a {self.kind.__name__} of {keys}"
 
 
@@ -105,7 +116,7 @@ class OutsideReads:
 
     def begin(self) -> None:
         """Look at the step's variables, and watch what it belongs to, while reads are observed."""
-        for function in functions_of(self._call):
+        for function in (*wrappers_of(self._call), *functions_of(self._call)):
             self._follow(function)
         for name, owner in owners_of(self._call):
             self._look(owner, Way(name, owner))
@@ -151,7 +162,7 @@ class OutsideReads:
     def _look(self, value: Any, way: Way, around: tuple[int, ...] = ()) -> None:
         """Note a value, or what is in it; an object's attributes when they are read."""
         kind = type(value)  # `isinstance` would ask the thing itself for its class
-        if id(value) in self._inside or issubclass(kind, (nn.Module, Optimizer, ModuleType, nn.Parameter)):
+        if id(value) in self._inside or issubclass(kind, _LEFT):
             return
         if issubclass(kind, (*_PLAIN, Tensor)):
             self._note(value, way)
@@ -166,6 +177,9 @@ class OutsideReads:
                 self._note(frozenset(value), replace(way, steps=(*way.steps, frozenset)))
         elif issubclass(kind, (dict, *_SEQUENCES)) and id(value) not in around:
             self._look_into(value, way, (*around, id(value)))
+        elif issubclass(kind, SimpleNamespace) and id(value) not in around:
+            for name, held in vars(value).items():
+                self._look(held, way.attribute(name), (*around, id(value)))
         if not issubclass(kind, (*_PLAIN, *_SEQUENCES, FunctionType, MethodType, Tensor)):
             self._watch(value, way)
 
@@ -199,7 +213,8 @@ class OutsideReads:
 
 
 def _package(function: FunctionType) -> str:
-    return str(function.__module__).partition(".")[0]
+    """Where its code is; a decorator calls itself as what it is around."""
+    return str(function.__globals__.get("__name__")).partition(".")[0]
 
 
 def _way_to(variable: Variable) -> Way:
