@@ -105,7 +105,9 @@ def test_number_comes_back_from_cpp() -> None:
     assert is_recorded(bare)
     assert not is_recorded(1.0)
     assert as_recorded(1.0) == as_node(1.0) == 1.0
-    assert hash(number) == id(number)
+    assert isinstance(number, float)
+    with pytest.raises(Needed):
+        hash(number)
 
 
 def test_unknown_is_a_number_that_is_not_shown() -> None:
@@ -113,4 +115,5 @@ def test_unknown_is_a_number_that_is_not_shown() -> None:
     assert isinstance(Unknown(1.0), float)
     assert repr(Unknown(1.0)) == "float"
     assert operator.mul(Unknown(1.0), 2) == 2
-    assert repr(recorded()[1]) == "the number x"
+    with pytest.raises(Needed):
+        repr(recorded()[1])

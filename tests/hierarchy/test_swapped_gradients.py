@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 import whence
 from tests.checks import differing, gradients
 from tests.hierarchy.test_preserve import WIDTH, X, newcomer
-from whence.hierarchy.pieces import Pieces, added, whole
+from whence.hierarchy.pieces import Pieces, parts_of, total_of, whole
 from whence.provenance import ModulePath
 
 BOTH = pytest.mark.parametrize("backward", [True, lambda y: y.square().sum()], ids=["tangents", "loss"])
@@ -182,9 +182,10 @@ def test_pieces_are_added_one_by_one() -> None:
     assert torch.equal(torch.ops.aten.add.Tensor(total, pieces), total + first + second)
     assert not torch.equal(total + first + second, total + (first + second))
     assert torch.equal(torch.ops.aten.mul.Tensor(pieces, 2), (first + second) * 2)
-    assert torch.equal(added(None, pieces), first + second)
-    assert torch.equal(added(total, first), total + first)
+    assert torch.equal(whole(pieces), first + second)
     assert whole(total) is total
+    assert parts_of(total) == (total,)
+    assert total_of(()) is None
 
 
 class Applies(nn.Module):
@@ -248,3 +249,136 @@ def test_one_of_two_names_that_were_read() -> None:
     tree.set_submodule("first", new)
     model.set_submodule("first", new)
     assert torch.equal(tree(X), model(X))
+
+
+class Strided(nn.Module):
+    """Its result lies in memory in another order than a linear layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).T.contiguous().T
+
+
+class Wrapped(nn.Module):
+    """A low-rank update of a module."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.update = base, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.update(x)
+
+
+class Hooked(nn.Linear):
+    """Changes the gradient of its argument."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.register_hook(lambda gradient: gradient * 3)
+        return super().forward(x)
+
+
+class Borrowed(nn.Module):
+    """Reads a parameter that it does not register."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = [nn.Parameter(torch.randn(WIDTH))]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.held[0]
+
+
+class HalfInside(nn.Module):
+    """Calls a module under autocast of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.inner = nn.Linear(WIDTH, WIDTH), Residual()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(self.before(x)).float()
+
+
+@BOTH
+def test_result_in_another_layout(backward: Any) -> None:
+    """It is laid out as the graph expects it, and keeps its history."""
+    check(Swapped(lambda: nn.Linear(WIDTH, WIDTH)), "inner", backward, Strided())
+
+
+@BOTH
+def test_wrapper_around_the_captured_module(backward: Any) -> None:
+    """What the captured module inside hands on arrives in the pieces that eager has."""
+    model = Swapped(Many)
+    x = X.clone().requires_grad_()
+    tree = whence.capture(model, (x,), backward=backward, preserve_calls="inner").unflatten(copy=True)
+    wrapped = Wrapped(model.inner)
+    eager = deepcopy(model)
+    eager.inner = deepcopy(wrapped)
+    wrapped.base = tree.get_submodule("inner")
+    tree.set_submodule("inner", wrapped)
+    assert differing(left_by(eager, loss=None), left_by(tree, loss=callable(backward))) == []
+
+
+@BOTH
+def test_under_autocast_of_the_model_itself(backward: Any) -> None:
+    """A newcomer runs under what was on where it is called."""
+    check(HalfInside(), "inner", backward)
+
+
+@pytest.mark.parametrize(
+    ("new", "why"), [(Hooked(WIDTH, WIDTH), "a hook on"), (Borrowed(), "does not register")]
+)
+def test_what_has_no_place_is_refused(new: nn.Module, why: str) -> None:
+    """A hook that sees a part of a gradient; a parameter that nobody would hand a gradient."""
+    x = X.clone().requires_grad_()
+    tree = whence.capture(Swapped(Residual), (x,), backward=True, preserve_calls="inner").unflatten(copy=True)
+    tree.set_submodule("inner", new)
+    with pytest.raises(whence.CallError, match=why):
+        tree(x)
+
+
+def test_error_of_a_newcomer_names_its_place() -> None:
+    """It is the newcomer's own."""
+    tree = whence.capture(Swapped(Residual), (X,), preserve_calls="inner").unflatten(copy=True)
+    tree.set_submodule("inner", nn.Linear(WIDTH + 1, WIDTH))
+    with pytest.raises(RuntimeError) as raised:
+        tree(X)
+    assert raised.value.__notes__ == ["whence was running the Linear in the place of inner"]
+
+
+def test_in_inference_mode() -> None:
+    """Nothing counts versions there."""
+    model, new = Swapped(Residual), Residual()
+    tree = whence.capture(model, (X,), backward=True, preserve_calls="inner").unflatten(copy=True)
+    tree.set_submodule("inner", new)
+    model.inner = new
+    with torch.inference_mode():
+        assert torch.equal(tree(X), model(X))
+
+
+class Tied(nn.Module):
+    """One weight in two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh())
+
+
+def test_untied_weights_are_refused() -> None:
+    """A captured backward has one gradient for both; a forward goes on, as autograd does the rest."""
+    model = Tied()
+    joint, forward = (whence.capture(model, (X,), backward=b).unflatten(copy=True) for b in (True, False))
+    for tree in (joint, forward):
+        tree.get_submodule("second").weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+    assert forward(X).shape == X.shape
+    with pytest.raises(whence.CallError, match=r"first.weight and second.weight were one tensor at capture"):
+        joint(X)

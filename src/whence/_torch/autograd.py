@@ -183,24 +183,26 @@ def run_backward(
         return torch.autograd.grad(outputs, inputs, tangents, allow_unused=True)
 
 
+def leaves_below(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The leaf tensors that gradients of these would be collected for."""
+    return [node.variable for node in nodes_below_tensors(tensors) if is_leaf_node(node)]  # type: ignore[attr-defined]
+
+
 def gradients_in_pieces(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], tangents: Sequence[Tensor], *, retain_graph: bool
 ) -> list[tuple[Tensor, ...]]:
-    """Gradients of `outputs` for leaf `inputs`, each as what arrived for it, in the order of arrival.
-
-    One that is an output itself, too, has the sum for its only piece.
-    """
+    """Gradients of `outputs` for leaf `inputs`, each as what arrived for it, in the order of arrival."""
     pieces: dict[int, list[Tensor]] = {id(leaf): [] for leaf in inputs}
+    for output, tangent in zip(outputs, tangents, strict=True):
+        pieces.get(id(output), []).append(tangent)
     with ExitStack() as hooks:
         for node in nodes_below(_histories(outputs)):
             leaves = [_leaf_of(target, pieces) for target, _ in node.next_functions]
             if any(leaf is not None for leaf in leaves):
-                hooks.callback(node.register_hook(_collecting(leaves, pieces)).remove)
+                hooks.callback(node.register_hook(_collecting(node, leaves, pieces)).remove)
         totals = torch.autograd.grad(outputs, inputs, tangents, allow_unused=True, retain_graph=retain_graph)
-    direct = set(map(id, outputs))
     return [
-        () if total is None else tuple(pieces[id(leaf)]) if id(leaf) not in direct else (total,)
-        for leaf, total in zip(inputs, totals, strict=True)
+        () if total is None else tuple(pieces[id(leaf)]) for leaf, total in zip(inputs, totals, strict=True)
     ]
 
 
@@ -211,11 +213,14 @@ def _leaf_of(target: Node | None, known: Mapping[int, object]) -> int | None:
     return found if found in known else None
 
 
-def _collecting(leaves: Sequence[int | None], pieces: Mapping[int, list[Tensor]]) -> Any:
+def _collecting(node: Node, leaves: Sequence[int | None], pieces: Mapping[int, list[Tensor]]) -> Any:
+    """A function of Python's may hand on sums, and say in `parts` what each of them was made of."""
+
     def ends(produced: Sequence[Tensor | None], _received: Sequence[Tensor | None]) -> None:
-        for leaf, gradient in zip(leaves, produced, strict=True):
+        made_of = vars(node).pop("parts", {}) if is_custom_function(node) else {}
+        for position, (leaf, gradient) in enumerate(zip(leaves, produced, strict=True)):
             if leaf is not None and gradient is not None:
-                pieces[leaf].append(gradient)
+                pieces[leaf] += made_of.get(position, (gradient,))
 
     return ends
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from whence._torch.symbolic_sizes import in_order_of
 from whence.errors import NotDifferentiable
 from whence.hierarchy.described import Described
 from whence.hierarchy.interface import Gradients
-from whence.hierarchy.pieces import added
+from whence.hierarchy.pieces import parts_of, total_of
 from whence.hierarchy.plan import CallPlan
 from whence.hierarchy.trials import Trial
 
@@ -80,6 +81,7 @@ class CapturedFunction(torch.autograd.Function):
         watched = [tensors[position] for position in run.versions]
         ctx.save_for_backward(*leaves, *watched)
         ctx.run = run
+        ctx.edges = [*accumulate((isinstance(tensor, Tensor) for tensor in tensors), initial=0)]
         named = list(zip(run.plan.forward.outputs, results, strict=True))
         given = zip(run.inputs, tensors, strict=False)  # which may be results, too
         ctx.shapes = {name: value.shape for name, value in (*given, *named) if isinstance(value, Tensor)}
@@ -113,8 +115,9 @@ class CapturedFunction(torch.autograd.Function):
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
         needs = run.runner.needs if missing else {}
         given = zip(run.inputs, ctx.needs_input_grad[1:], strict=False)  # no parameter, where a module went
-        found = [_gradient(run, name, values, (missing, needs)) if has else None for name, has in given]
-        return [*found, *_gradients_of_new(run.new, ctx.layout)]
+        parts = [_arriving(run, name, values, (missing, needs)) if has else () for name, has in given]
+        ctx.parts = {edge: part for edge, part in zip(ctx.edges, parts, strict=False) if len(part) > 1}
+        return [*map(total_of, parts), *_gradients_of_new(run.new, ctx.layout)]
 
 
 def _kept(ctx: Any, run: Differentiation) -> list[Any]:
@@ -169,18 +172,15 @@ def _tangents(
     return arrived, missing
 
 
-def _gradient(
-    run: Differentiation, name: str, values: dict[str, Tensor], unused: tuple[set[str], Needs]
-) -> Tensor | None:
-    """The sum of the terms; None where all of them come from gradients that did not arrive."""
+def _arriving(
+    run: Differentiation, name: str, values: dict[str, Any], unused: tuple[set[str], Needs]
+) -> tuple[Tensor, ...]:
+    """The terms of a gradient; none where all of them come from gradients that did not arrive."""
     terms, (missing, needs) = run.gradients.terms.get(name, ()), unused
     if missing and terms and all(needs.get(term, frozenset()) <= missing for term in terms):
-        return None
-    total: Tensor | None = None
-    for term in terms:
-        value = values[term]  # None for a parameter whose module was replaced
-        total = total if value is None else added(total, value)
-    return total
+        return ()
+    found = (values[term] for term in terms)  # None for a parameter whose module was replaced
+    return tuple(part for value in found if value is not None for part in parts_of(value))
 
 
 def _gradients_of_new(new: Sequence[Tensor], layout: Any) -> list[Tensor | None]:

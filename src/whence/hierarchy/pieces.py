@@ -26,25 +26,28 @@ class Pieces:
     ) -> Any:
         """Add one part after the other to what is there; to anything else it is the sum."""
         if func in _ADDS and len(args) == 2 and not kwargs:
-            return added(whole(args[0]), args[1])
+            return total_of([whole(args[0]), *parts_of(args[1])])
         return func(*map(whole, args), **(kwargs or {}))
 
-    def onto(self, total: Tensor | None) -> Tensor:
-        """`total` with every part added."""
-        first, *rest = self._parts if total is None else (total, *self._parts)
-        return functools.reduce(torch.add, rest, first)
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """What arrived."""
+        return self._parts
 
 
-def added(total: Tensor | None, more: Any) -> Tensor:
-    """What is there with what arrives."""
-    if isinstance(more, Pieces):
-        return more.onto(total)
-    return more if total is None else total + more  # type: ignore[no-any-return]
+def parts_of(value: Any) -> tuple[Tensor, ...]:
+    """What a gradient is the sum of."""
+    return value.parts if isinstance(value, Pieces) else (value,)
+
+
+def total_of(parts: Sequence[Tensor]) -> Tensor | None:
+    """The sum, one part after the other."""
+    return functools.reduce(torch.add, parts) if parts else None
 
 
 def whole(value: Any) -> Any:
     """The sum of pieces; anything else as it is."""
-    return value.onto(None) if isinstance(value, Pieces) else value
+    return total_of(value.parts) if isinstance(value, Pieces) else value
 
 
 def is_added(node: fx.Node, user: fx.Node) -> bool:

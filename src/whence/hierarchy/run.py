@@ -35,7 +35,7 @@ from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place
 from whence.program.printing import marked
 from whence.program.sizes import value_of
-from whence.provenance import ModulePath
+from whence.provenance import ROOT, ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 from whence.schema import Phase
 
@@ -284,6 +284,7 @@ class CallBody(_OfThisProcess):
         gradients = interface.gradients
         if gradients is None:
             return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
+        self._refuse_untied(module, replacing)
         held = [self._parameter(module, *row, replacing) for row in gradients.parameters]
         parameters = with_differentiable_parts(module, gradients.parameters, held, self.plan.program.wholes)
         self._check_trainable(module, interface, inputs, replacing)
@@ -304,6 +305,26 @@ class CallBody(_OfThisProcess):
             trains = self.plan.program.has_backward and torch.is_grad_enabled()
             replacing.refuse(self.number, trains=trains)
         return replacing
+
+    @cached_property
+    def _tied(self) -> list[list[ModulePath]]:
+        """The names of each parameter that has several in the module."""
+        around = self.plan.site(self.number).path
+        rows = self.plan.program.signature.state
+        named = ([path for path in row.attribute_paths if path.is_within(around)] for row in rows)
+        return [[path.relative_to(around) for path in names] for names in named if len(names) > 1]
+
+    def _refuse_untied(self, module: nn.Module, replacing: Replacing) -> None:
+        """Raise `CallError` where names of one tensor lead to several now: it has one captured gradient."""
+        around = self.plan.site(self.number).path
+        for names in self._tied:
+            left = [path for path in names if not replacing.took(path.moved(ROOT, around))]
+            if len({id(attribute_of(module, path)) for path in left}) > 1:
+                raise CallError(
+                    f"{' and '.join(map(str, left))} were one tensor at capture, and are several now",
+                    why="the captured backward has one gradient for all of them",
+                    remedy="tie them again, or capture the model as it is now",
+                )
 
     def _parameter(self, module: nn.Module, name: str, path: ModulePath, replacing: Replacing) -> Any:
         """The parameter at an attribute path, or under another of its names; None where others took all."""

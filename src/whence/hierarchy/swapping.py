@@ -73,16 +73,29 @@ class Place:
                 active.enter_context(torch.no_grad())
             own = named | {name: named[name].clone() for name in self._written if name in named}
             args, kwargs = self._arguments(own)
-            versions = {name: value._version for name, value in named.items() if isinstance(value, Tensor)}
-            active.enter_context(_autocast(self.plan.program.autocast))
-            result = module(*args, **kwargs)
+            versions = {name: value._version for name, value in named.items() if _has_version(value)}
+            active.enter_context(_autocast(self._autocast_at_capture))
+            result = self._called(module, args, kwargs)
             self._refuse_writes(module, named, versions)
-            results = self._results(module, result, own)
-        given = self._given(module, results, own)
+            given = self._given(module, self._results(module, result, own), own)
         if trial is not None:
             given = trial.ended(module, given)
         kept = (trial,) if self.forward.kept else ()
         return (*(given[name] for name in self.forward.outputs), *kept)
+
+    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return module(*args, **kwargs)
+        except Exception as error:
+            error.add_note(f"whence was running the {type(module).__name__} in the place of {self.site}")
+            raise
+
+    @property
+    def _autocast_at_capture(self) -> tuple[tuple[str, str], ...]:
+        """Autocast as it was when the call was made; of graphs from elsewhere, as it was around all of it."""
+        program = self.plan.program
+        noted = program.calls.rows[self.number].autocast
+        return program.autocast if noted is None else noted
 
     @cached_property
     def _carries_gradients(self) -> bool:
@@ -243,6 +256,10 @@ class Place:
             why=why,
             remedy="replace the module in the original model and capture again",
         )
+
+
+def _has_version(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_inference()
 
 
 @contextmanager

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.autograd import above_autograd, gradients_in_pieces, keeps_graph
+from whence._torch.autograd import above_autograd, gradients_in_pieces, keeps_graph, leaves_below
 from whence._torch.composed import carries_gradients
+from whence._torch.hooks import gradient_hooks
 from whence.errors import CallError, NotDifferentiable
 from whence.hierarchy.interface import Gradients, Interface
 from whence.hierarchy.pieces import Pieces, is_added, whole
 from whence.hierarchy.plan import Body, Plan
+from whence.program.signature import describe
 
 _MOMENTS = count()
 _REMEDY = "capture the model with the new module in it"
@@ -69,9 +71,18 @@ class Trial:
             return "a checkpoint computes the original again in the backward"
         if backward is None or not (backward.inputs and self.plan.calls[self.number].forward.kept):
             return "the captured backward does not call the original, which had no gradient to compute"
+        if hooked := [name for name, leaf in self.leaves.items() if gradient_hooks(leaf)]:
+            return f"it puts a hook on {', '.join(hooked)}, whose gradient has parts from around it, too"
+        if strangers := self._strangers():
+            return f"it trains what it does not register: {', '.join(map(describe, strangers))}"
         if handed_on := sorted(self._handed_on(backward)):
             return f"the original hands on gradients as it gets them, of {', '.join(handed_on)}"
         return self.gradients.refusal
+
+    def _strangers(self) -> list[Tensor]:
+        """Leaves that the results lead to and that are neither arguments nor parameters."""
+        known = {id(tensor) for tensor in (*self.leaves.values(), *self.parameters)}
+        return [leaf for leaf in leaves_below([*self.results.values()]) if id(leaf) not in known]
 
     def _handed_on(self, backward: Body) -> set[str]:
         """Arguments with a gradient that is no value of the call: the graph around adds it by itself."""

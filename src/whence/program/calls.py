@@ -81,6 +81,7 @@ class Call:
     `number` is the position in the order of calls and `parent` the call it was made from. `inputs` is the
     structure of `(args, kwargs)` and `outputs` that of the result. `others` are further names of the module,
     where its caller did not read it by one of them: it was handed the module, or a function that holds it.
+    `autocast` is as it was then, where somebody noted it: device types with their dtypes.
     """
 
     number: int
@@ -90,6 +91,7 @@ class Call:
     outputs: Structure | None = None
     parameters: inspect.Signature | None = None
     others: tuple[ModulePath, ...] = ()
+    autocast: tuple[tuple[str, str], ...] | None = None
 
     @property
     def label(self) -> str:

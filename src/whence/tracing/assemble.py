@@ -265,6 +265,7 @@ def _calls(recorded: Recorded, names: "_Names") -> Calls:
             scope.outputs.renamed(names) if scope.outputs else None,
             scope.parameters,
             _others(scope, recorded.session.names),
+            scope.autocast,
         )
         for number, scope in enumerate(recorded.session.notes.scopes)
     ]

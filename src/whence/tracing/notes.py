@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import Node
 
 from whence._torch.autograd import GradientKey, sequence_number
+from whence._torch.tensors import autocast_state
 from whence.program import Structure
 from whence.provenance import CallSite, Source
 from whence.provenance.places import PROGRAM
@@ -46,7 +47,8 @@ class Repeat:
 
 @dataclass
 class Scope:
-    """One module call while it is being recorded; `is_reached` if its caller read the module by a name."""
+    """One module call while it is being recorded; `is_reached` if its caller read the module by a name,
+    and `autocast` as it was then."""
 
     site: CallSite
     parent: int
@@ -55,6 +57,7 @@ class Scope:
     inputs: Structure | None = None
     outputs: Structure | None = None
     is_reached: bool = True
+    autocast: tuple[tuple[str, str], ...] = field(default_factory=autocast_state)
 
 
 @dataclass(frozen=True)

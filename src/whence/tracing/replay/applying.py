@@ -76,7 +76,9 @@ def _open_scopes(host: Host, template: Template, found: Likeness, scope: int) ->
         site = host.names.repeat(like.site, before, now)
         module = None if like.module is None else found.thing(like.module)
         parent = like.parent - first + scope
-        scopes.append(Scope(site, parent, module, like.parameters, is_reached=like.is_reached))
+        scopes.append(
+            Scope(site, parent, module, like.parameters, is_reached=like.is_reached, autocast=like.autocast)
+        )
 
 
 def _result(template: Template, found: Likeness, results: Sequence[Tensor]) -> Any:
