@@ -43,6 +43,7 @@ saying that a capture was running and where.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
@@ -353,3 +354,14 @@ class NotExportable(WhenceError, ValueError):
     """A program holds something that an ExportedProgram cannot."""
 
     code = "WH502"
+
+
+class Noting(AbstractContextManager[None]):
+    """Adds a note to any exception that passes through: it stays its own."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            error.add_note(self._text)

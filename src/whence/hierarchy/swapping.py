@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whence._torch.sizes import is_symbolic
 from whence._torch.trees import tree_flatten
-from whence.errors import CallError, Fault
+from whence.errors import CallError, Fault, Noting
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import laid_out
 from whence.hierarchy.interface import Interface, interface_of
@@ -75,20 +75,14 @@ class Place:
             args, kwargs = self._arguments(own)
             versions = {name: value._version for name, value in named.items() if _has_version(value)}
             active.enter_context(_autocast(self._autocast_at_capture))
-            result = self._called(module, args, kwargs)
+            with Noting(f"whence was running the {type(module).__name__} in the place of {self.site}"):
+                result = module(*args, **kwargs)
             self._refuse_writes(module, named, versions)
             given = self._given(module, self._results(module, result, own), own)
         if trial is not None:
             given = trial.ended(module, given)
         kept = (trial,) if self.forward.kept else ()
         return (*(given[name] for name in self.forward.outputs), *kept)
-
-    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return module(*args, **kwargs)
-        except Exception as error:
-            error.add_note(f"whence was running the {type(module).__name__} in the place of {self.site}")
-            raise
 
     @property
     def _autocast_at_capture(self) -> tuple[tuple[str, str], ...]:

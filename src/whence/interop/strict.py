@@ -1,7 +1,6 @@
 """Capture through PyTorch's bytecode front end, which reads a model's code where tracing runs it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from whence import hierarchy, tracing
-from whence.errors import NotCallable, Place
+from whence.errors import NotCallable, Noting, Place
 from whence.interop.exported import from_exported_program
 from whence.program import ModuleRecord, Program
 from whence.program.preserving import preserved_calls
@@ -50,7 +49,11 @@ def _forward(model: nn.Module, given: tracing.Given) -> Program:
 
 
 def _read(model: nn.Module, given: tracing.Given, preserved: tuple[str, ...]) -> Program:
-    with _Noted(type(model).__name__):
+    note = (
+        f"whence was capturing {type(model).__name__} with strict=True, through torch.export; "
+        "strict=False runs the model instead of reading its code"
+    )
+    with Noting(note):
         exported = torch.export.export(
             model,
             given.args,
@@ -75,17 +78,3 @@ def _as_in_model(model: nn.Module, program: Program) -> Iterator[ModuleRecord]:
             children=tuple(dict.fromkeys((*record.children, *exported.children))),
         )
     yield from found.values()
-
-
-class _Noted(AbstractContextManager[None]):
-    """Adds a note to any exception that passes through."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is not None:
-            error.add_note(
-                f"whence was capturing {self._name} with strict=True, through torch.export; "
-                "strict=False runs the model instead of reading its code"
-            )
