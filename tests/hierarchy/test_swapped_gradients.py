@@ -382,3 +382,62 @@ def test_untied_weights_are_refused() -> None:
     assert forward(X).shape == X.shape
     with pytest.raises(whence.CallError, match=r"first.weight and second.weight were one tensor at capture"):
         joint(X)
+
+
+class Enables(nn.Linear):
+    """Records gradients whatever is on around it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return super().forward(x)
+
+
+class Frozen(nn.Module):
+    """Calls a module without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.inner = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.before(x)
+        with torch.no_grad():
+            target = self.inner(x)
+        return hidden + target
+
+
+class Ignores(nn.Linear):
+    """Takes an argument and does not use it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.ones_like(x))
+
+
+def test_newcomer_that_records_where_the_original_did_not() -> None:
+    """Eager would train it."""
+    tree = whence.capture(Frozen(), (X,), backward=True, preserve_calls="inner").unflatten(copy=True)
+    tree.set_submodule("inner", nn.Linear(WIDTH, WIDTH))
+    tree(X).sum().backward()
+    assert tree.get_submodule("inner").weight.grad is None
+    tree.set_submodule("inner", Enables(WIDTH, WIDTH))
+    with pytest.raises(whence.CallError, match="it records gradients by itself"):
+        tree(X)
+
+
+def test_newcomer_that_ignores_its_argument() -> None:
+    """What led to it alone would get zeros, and gets nothing in eager; with other uses both are the same."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    tree = whence.capture(model, (X,), backward=True, preserve_calls="1").unflatten(copy=True)
+    tree.set_submodule("1", Ignores(WIDTH, WIDTH))
+    result = tree(X)
+    with pytest.raises(whence.NotDifferentiable, match="gets no gradient, which the new module ignores"):
+        result.sum().backward()
+    check(Swapped(Residual), "inner", True, Ignores(WIDTH, WIDTH))
+
+
+def test_a_tree_keeps_its_dtypes() -> None:
+    """It would compute otherwise than the model in that dtype, without a word."""
+    tree = whence.capture(Swapped(Residual), (X,)).unflatten(copy=True)
+    with pytest.raises(whence.CallError, match=r"keeps its dtypes, and before.weight would change"):
+        tree.double()
+    assert tree.to("cpu").float()(X).dtype is torch.float32

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence._torch.autograd import above_autograd
 from whence._torch.sizes import is_symbolic
 from whence._torch.trees import tree_flatten
 from whence.errors import CallError, Fault, Noting
@@ -62,14 +63,14 @@ class Place:
         return self._forward(module, dict(zip(self.forward.inputs, values, strict=True)))
 
     def _forward(self, module: nn.Module, named: Values) -> tuple[Any, ...]:
-        differentiates = (
-            self.plan.program.has_backward and torch.is_grad_enabled() and self._carries_gradients
-        )
+        trains = self.plan.program.has_backward and torch.is_grad_enabled()
+        differentiates = trains and self._carries_gradients
         trial = trial_of(self.plan, self.number, self.interface) if differentiates else None
         with ExitStack() as active:
             if trial is not None:
                 named = active.enter_context(trial.recording(named))
             elif not self._carries_gradients:
+                active.enter_context(above_autograd())
                 active.enter_context(torch.no_grad())
             own = named | {name: named[name].clone() for name in self._written if name in named}
             args, kwargs = self._arguments(own)
@@ -78,6 +79,8 @@ class Place:
             with Noting(f"whence was running the {type(module).__name__} in the place of {self.site}"):
                 result = module(*args, **kwargs)
             self._refuse_writes(module, named, versions)
+            if trains and not differentiates:
+                self._refuse_recorded(module, result)
             given = self._given(module, self._results(module, result, own), own)
         if trial is not None:
             given = trial.ended(module, given)
@@ -157,6 +160,14 @@ class Place:
             paths = dict(zip(self.interface.leaves, self.interface.convention.paths, strict=True))
             raise self._misfit(
                 module, [f"it writes {paths.get(n) or n}, and the original did not" for n in changed]
+            )
+
+    def _refuse_recorded(self, module: nn.Module, result: Any) -> None:
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_flatten(result)[0]):
+            raise CallError(
+                f"the {type(module).__name__} in the place of {self.site} cannot be trained here",
+                why="it records gradients by itself, and the original ran without",
+                remedy="capture the model with the new module in it",
             )
 
     def _results(self, module: nn.Module, result: Any, named: Values) -> Values:

@@ -93,6 +93,12 @@ class Trial:
             if term not in backward.outputs and not self._is_inside(term)
         }
 
+    def _is_alone(self, name: str) -> bool:
+        """Whether all of an argument's gradient came from the original."""
+        adjoint = self.plan.program.adjoints.get(name)
+        inside = range(self.number, self.plan.program.calls.ends[self.number])
+        return adjoint is not None and all(part.scope in inside for part in adjoint.contributions)
+
     def _is_inside(self, value: str) -> bool:
         """Whether the original computed a value."""
         _, call = self.plan.regions.get(value, (None, -1))
@@ -122,8 +128,13 @@ class Trial:
         lost = [name for name, found in gradients.items() if found and not terms.get(name)]
         owners = {term: (name, not at) for name, found in terms.items() for at, term in enumerate(found)}
         strange = [name for name in body.outputs if name not in owners]
-        if lost or strange:
-            why = [f"the original gave {name} no gradient, and the new module does" for name in lost]
+        ignored = [name for name, found in gradients.items() if not found and self._is_alone(name)]
+        if lost or strange or ignored:
+            why = [
+                f"in eager what led to {name} gets no gradient, which the new module ignores"
+                for name in ignored
+            ]
+            why += [f"the original gave {name} no gradient, and the new module does" for name in lost]
             why += [
                 f"{name} leaves the original's backward, and is no gradient of an argument"
                 for name in strange
