@@ -376,10 +376,23 @@ def test_row_182_selective_checkpoint() -> None:
     assert differing(gradients(model), gradients(tree)) == []
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_row_182_policy_of_an_exported_checkpoint() -> None:
+    """The strict front end exports it as an operator; the joint graph of what that gives has the policy."""
+    x = X.clone().requires_grad_()
+    exported = torch.export.export(Selective(), (x,), strict=True)
+    module = exported.module()
+    assert "tag_activation_checkpoint" in {str(node.target) for node in module.graph.nodes}
+    program = whence.capture(module, (x,), backward=lambda loss: loss)
+    told = {node.target: node.meta["recompute"] for node in program.nodes() if "recompute" in node.meta}
+    assert told[aten.mm.default] is CheckpointPolicy.MUST_SAVE
+    assert told[aten.sin.default] is CheckpointPolicy.PREFER_RECOMPUTE
+
+
 def test_row_182_exported_checkpoint_is_no_wrapper() -> None:
     """What an exported checkpoint holds is part of the graph, and of the module that called it.
 
-    The strict front end of PyTorch 2.13 does not export one.
+    The strict front end of PyTorch 2.13 exports none that has no policy.
     """
 
     class Checkpointed(nn.Module):
