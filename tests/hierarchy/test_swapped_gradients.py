@@ -433,11 +433,3 @@ def test_newcomer_that_ignores_its_argument() -> None:
     with pytest.raises(whence.NotDifferentiable, match="gets no gradient, which the new module ignores"):
         result.sum().backward()
     check(Swapped(Residual), "inner", True, Ignores(WIDTH, WIDTH))
-
-
-def test_a_tree_keeps_its_dtypes() -> None:
-    """It would compute otherwise than the model in that dtype, without a word."""
-    tree = whence.capture(Swapped(Residual), (X,)).unflatten(copy=True)
-    with pytest.raises(whence.CallError, match=r"keeps its dtypes, and before.weight would change"):
-        tree.double()
-    assert tree.to("cpu").float()(X).dtype is torch.float32

@@ -8,12 +8,11 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from types import FunctionType
 from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from whence._torch.compiling import constant_to_tracers
 from whence.errors import CallError
@@ -255,24 +254,8 @@ class Tree(nn.Module):
             )
         return super().train(mode)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """As on any module, but for another dtype: the graphs were captured for the one that there is."""
-        held = chain(self.named_parameters(), self.named_buffers())
-        changed = [name for name, tensor in held if fn(_like(tensor)).dtype != tensor.dtype]
-        if changed:
-            raise CallError(
-                f"a captured tree keeps its dtypes, and {changed[0]} would change",
-                why="the graphs hold casts and constants for the dtypes of the capture",
-                remedy="convert the model, and capture it again",
-            )
-        return super()._apply(fn, recurse)  # type: ignore[no-any-return]
-
     def _get_name(self) -> str:
         return self.type_name
-
-
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
 
 def forward_as(parameters: inspect.Signature) -> Callable[..., Any]:
