@@ -196,7 +196,7 @@ def gradients_in_pieces(
     for output, tangent in zip(outputs, tangents, strict=True):
         pieces.get(id(output), []).append(tangent)
     with ExitStack() as hooks:
-        for node in nodes_below(_histories(outputs)):
+        for node in nodes_below_tensors(outputs):
             leaves = [_leaf_of(target, pieces) for target, _ in node.next_functions]
             if any(leaf is not None for leaf in leaves):
                 hooks.callback(node.register_hook(_collecting(node, leaves, pieces)).remove)

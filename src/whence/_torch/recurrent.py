@@ -1,8 +1,7 @@
 """Recurrent layers one by one, where PyTorch would forget the dropout between them.
 
 Where sizes vary, `torch.gru` and `torch.rnn_*` run as PyTorch's own Python decomposition, whose test for the
-last layer is turned around (`num_layers < i - 1`, torch 2.13): it never drops anything. `torch.lstm`
-has another one, which does.
+last layer is turned around (`num_layers < i - 1`, torch 2.13): it never drops anything.
 """
 
 from collections.abc import Callable, Sequence

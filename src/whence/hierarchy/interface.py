@@ -189,7 +189,7 @@ def _inner_gradients(plan: Plan, number: int, leaves: tuple[str | None, ...], re
     adjoints = plan.program.adjoints
     backward = plan.calls[number].backward
     entering = () if backward is None else backward.inputs
-    inside = _inside(plan, number)
+    inside = frozenset(plan.program.calls.within(number))
     tangents: list[tuple[str, str]] = []
     unclear: list[str] = []
     for output in result.names:
@@ -222,10 +222,6 @@ def _merged(plan: Plan, names: list[str], inside: frozenset[int]) -> list[str]:
 
 def _flat(plan: Plan, number: int) -> list[str]:
     return [flat.reason for flat in plan.flattened if flat.number == number]
-
-
-def _inside(plan: Plan, number: int) -> frozenset[int]:
-    return frozenset(range(number, plan.program.calls.ends[number]))
 
 
 def _values(adjoint: Adjoint | None) -> set[str]:

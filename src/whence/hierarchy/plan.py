@@ -11,6 +11,7 @@ from functools import cached_property
 from torch import fx
 
 from whence.program import Program
+from whence.program.calls import Call
 from whence.provenance import CallSite, ModulePath
 from whence.schema import Phase
 
@@ -122,6 +123,11 @@ class Plan:
         """The calls that bodies make in the forward: none in a plan that is flat, or that was flattened."""
         bodies = (call.forward for call in self.calls.values())
         return frozenset(step for body in bodies for step in body.steps if isinstance(step, int))
+
+    @cached_property
+    def renamed(self) -> tuple[Call, ...]:
+        """The calls of modules that may have been reached by other names, too."""
+        return tuple(row for row in self.program.calls if row.others)
 
     def original(self, number: int) -> int:
         """The call of the program that a call of the plan is, or repeats."""

@@ -68,8 +68,8 @@ def _module_at(module: nn.Module, path: ModulePath) -> nn.Module | None:
 def refuse_half(plan: Plan, number: int, module: nn.Module) -> None:
     """Raise `CallError` where a newcomer took one name of a module that may have been called by another."""
     around, faults = plan.site(number).path, []
-    for row in plan.program.calls:
-        names = [name for name in (row.site.path, *row.others) if row.others and name.is_within(around)]
+    for row in plan.renamed:
+        names = [name for name in (row.site.path, *row.others) if name.is_within(around)]
         held = {name: _module_at(module, name.relative_to(around)) for name in names}
         new = {name: found for name, found in held.items() if found is not None and _is_new(found, plan)}
         if new and (len(new) < len(held) or len(set(map(id, new.values()))) > 1):
@@ -210,7 +210,7 @@ class Replacing:
         program, numbering = self.plan.program, self.plan.numbering
         for number in program.preserved:
             if self.plan.site(number).path in self.modules:
-                for call in range(number, program.calls.ends[number]):
+                for call in program.calls.within(number):
                     yield call
                     yield numbering.repeat_of.get(call, call)
 

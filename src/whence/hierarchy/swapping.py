@@ -131,7 +131,7 @@ class Place:
         """
         program = self.plan.program
         place = {name: position for position, name in enumerate(self.plan.nodes)}
-        inside = range(self.number, program.calls.ends[self.number])
+        inside = program.calls.within(self.number)
         own = [place[name] for name, (_, call) in self.plan.regions.items() if call in inside]
         current = {name: name for name in self.interface.leaves if name}
         for base, later in {**program.histories, **program.written}.items():

@@ -96,13 +96,13 @@ class Trial:
     def _is_alone(self, name: str) -> bool:
         """Whether all of an argument's gradient came from the original."""
         adjoint = self.plan.program.adjoints.get(name)
-        inside = range(self.number, self.plan.program.calls.ends[self.number])
+        inside = self.plan.program.calls.within(self.number)
         return adjoint is not None and all(part.scope in inside for part in adjoint.contributions)
 
     def _is_inside(self, value: str) -> bool:
         """Whether the original computed a value."""
         _, call = self.plan.regions.get(value, (None, -1))
-        return call in range(self.number, self.plan.program.calls.ends[self.number])
+        return call in self.plan.program.calls.within(self.number)
 
     def backward(self, body: Body, received: Sequence[Tensor]) -> tuple[Any, ...]:
         """The gradients that leave the call, as the captured backward gives them."""

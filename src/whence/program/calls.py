@@ -147,6 +147,10 @@ class Calls:
             ends[row.parent] = max(ends[row.parent], ends[row.number])
         return tuple(ends)
 
+    def within(self, number: int) -> range:
+        """The numbers of a call and of the calls inside it."""
+        return range(number, self.ends[number])
+
     def number(self, site: CallSite | None) -> int:
         """The number of the call of a site; None is the program itself."""
         return 0 if site is None else self._numbers[site.path, site.index]

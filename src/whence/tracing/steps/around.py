@@ -22,7 +22,7 @@ from whence.provenance import ModulePath
 from whence.tracing.modules import CONTAINERS, Content, Kept, contents_of, object_kept, way_back
 
 _GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
-NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
+_NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _defaults(step: Any) -> Iterator[tuple[str, Any]]:
 def _objects(held: Mapping[str, Any]) -> Iterator[Kept]:
     seen: set[int] = set()
     for name, value in held.items():
-        if id(value) in seen or isinstance(value, NOT_LOOKED_INTO):
+        if id(value) in seen or isinstance(value, _NOT_LOOKED_INTO):
             continue
         seen.add(id(value))
         if isinstance(value, CONTAINERS):
