@@ -18,7 +18,7 @@ from tests.models import MODEL_CASES, case
 from tests.program.small import Stack, sine_loss, stack_program
 from whence.hierarchy import layout
 from whence.hierarchy.check import check
-from whence.hierarchy.plan import Body, Plan
+from whence.hierarchy.plan import Body, Half, Plan
 from whence.hierarchy.planning import plan
 from whence.schema import Phase
 
@@ -121,7 +121,7 @@ def test_first_layer_that_differs_keeps_its_own_graph() -> None:
 def test_equal_bodies_are_compiled_once() -> None:
     """Equal modules run the same function on their own state."""
     tree: Any = stack_program(depth=3).unflatten()
-    functions = {layer.attention.calls[0].forward_function[0] for layer in tree.layers}
+    functions = {layer.attention.calls[0].function(Half.FORWARD)[0] for layer in tree.layers}
     assert len(functions) == 1
     with torch.no_grad():
         tree.layers[1].attention.weight.zero_()

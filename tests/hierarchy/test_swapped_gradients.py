@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 import whence
 from tests.checks import differing, gradients
 from tests.hierarchy.test_preserve import WIDTH, X, newcomer
-from whence.hierarchy.pieces import Pieces, parts_of, total_of, whole
+from whence.hierarchy.pieces import Piece, Pieces, joined, whole
 from whence.provenance import ModulePath
 
 BOTH = pytest.mark.parametrize("backward", [True, lambda y: y.square().sum()], ids=["tangents", "loss"])
@@ -162,30 +162,24 @@ def test_blocks_of_transformers(make: Callable[[], nn.Module], pattern: str, pat
         assert differing(gradients(eager), gradients(tree)) == []
 
 
-def test_replay_tells_calls_apart_by_what_is_preserved_in_them() -> None:
-    """One layer of several is preserved: the others are not like it."""
+def test_replay_of_layers_whatever_is_preserved_in_them() -> None:
+    """Gradients are nodes of their own everywhere, so equal layers stay equal."""
     model, ids = gpt2(), torch.arange(12).reshape(2, 6)
-    program = whence.capture(model, (ids,), backward=lambda o: o[0].sum(), preserve_calls="transformer.h.1")
-    assert program.verify(model, (ids,)).ok
-    own = [
-        str(program.where(node).calls[0].path)
-        for node in program.select("** :: aten.alias.default :: backward")
-    ]
-    assert [path for path in own if path.startswith("transformer.h.1")]
-    assert not [path for path in own if path.startswith(("transformer.h.0", "transformer.h.2"))]
+    for pattern in ("transformer.h.1", "transformer.h.2.mlp"):
+        program = whence.capture(model, (ids,), backward=lambda o: o[0].sum(), preserve_calls=pattern)
+        assert program.verify(model, (ids,)).ok
+        replayed = {row.type: row.replayed for row in program.replay.rows}
+        assert replayed["GPT2Block"] == 2
 
 
-def test_pieces_are_added_one_by_one() -> None:
-    """To what is there before; otherwise they are their sum."""
+def test_pieces_are_added_in_the_order_of_arrival() -> None:
+    """Whoever joined them."""
     total, first, second = torch.tensor([1e8]), torch.tensor([-1e8]), torch.tensor([1e-3])
-    pieces = Pieces([first, second])
-    assert torch.equal(torch.ops.aten.add.Tensor(total, pieces), total + first + second)
-    assert not torch.equal(total + first + second, total + (first + second))
-    assert torch.equal(torch.ops.aten.mul.Tensor(pieces, 2), (first + second) * 2)
-    assert torch.equal(whole(pieces), first + second)
+    pieces = Pieces((Piece(first, 5), Piece(second, 5)))
+    assert torch.equal(whole(joined(total, 4, pieces, 6)), total + first + second)
+    assert torch.equal(whole(joined(pieces, 0, total, 6)), first + second + total)
+    assert not torch.equal(total + first + second, first + second + total)
     assert whole(total) is total
-    assert parts_of(total) == (total,)
-    assert total_of(()) is None
 
 
 class Applies(nn.Module):
@@ -420,7 +414,7 @@ def test_newcomer_that_records_where_the_original_did_not() -> None:
     tree(X).sum().backward()
     assert tree.get_submodule("inner").weight.grad is None
     tree.set_submodule("inner", Enables(WIDTH, WIDTH))
-    with pytest.raises(whence.CallError, match="it records gradients by itself"):
+    with pytest.raises(whence.CallError, match="its result carries a gradient"):
         tree(X)
 
 

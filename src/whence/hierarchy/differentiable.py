@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import reduce
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import torch
@@ -13,8 +14,8 @@ from whence._torch.symbolic_sizes import in_order_of
 from whence.errors import NotDifferentiable
 from whence.hierarchy.described import Described
 from whence.hierarchy.interface import Gradients
-from whence.hierarchy.pieces import parts_of, total_of
-from whence.hierarchy.plan import CallPlan
+from whence.hierarchy.pieces import Piece, in_order, parts_of, total_of
+from whence.hierarchy.plan import CallPlan, Half
 from whence.hierarchy.trials import Trial
 
 Needs = Mapping[str, frozenset[str]]
@@ -26,8 +27,11 @@ class Runner(Protocol):
     def run_forward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
         """The outputs, and last what is kept, if anything."""
 
-    def run_backward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
+    def run_backward(self, module: nn.Module, half: Half, *values: Any) -> tuple[Any, ...]:
         """The gradients that leave the call."""
+
+    def position_of(self, name: str) -> int:
+        """Where a node stands in the captured graph."""
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype of a value."""
@@ -41,7 +45,8 @@ class Runner(Protocol):
 class Differentiation:
     """One differentiable run: which halves to run, on which module, and how gradients are wired.
 
-    `new` are the parameters of modules that took the place of captured ones.
+    `half` is the backward that runs, and `new` are the parameters of modules that took the place of captured
+    ones.
     """
 
     runner: Runner
@@ -49,6 +54,7 @@ class Differentiation:
     plan: CallPlan
     gradients: Gradients
     versions: tuple[int, ...]
+    half: Half = Half.BACKWARD
     new: tuple[Tensor, ...] = ()
 
     @property
@@ -111,13 +117,13 @@ class CapturedFunction(torch.autograd.Function):
             )
         arrived, missing = _tangents(run, received, ctx.shapes)
         tangents = [arrived[name] for name in body.inputs]
-        produced = run.runner.run_backward(run.module, *_kept(ctx, run), *tangents)
+        produced = run.runner.run_backward(run.module, run.half, *_kept(ctx, run), *tangents)
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
         needs = run.runner.needs if missing else {}
         given = zip(run.inputs, ctx.needs_input_grad[1:], strict=False)  # no parameter, where a module went
         parts = [_arriving(run, name, values, (missing, needs)) if has else () for name, has in given]
         ctx.parts = {edge: part for edge, part in zip(ctx.edges, parts, strict=False) if len(part) > 1}
-        return [*map(total_of, parts), *_gradients_of_new(run.new, ctx.layout)]
+        return [*map(_sum, parts), *_gradients_of_new(run.new, ctx.layout)]
 
 
 def _kept(ctx: Any, run: Differentiation) -> list[Any]:
@@ -179,20 +185,26 @@ def _arriving(
     terms, (missing, needs) = run.gradients.terms.get(name, ()), unused
     if missing and terms and all(needs.get(term, frozenset()) <= missing for term in terms):
         return ()
-    found = (values[term] for term in terms)  # None for a parameter whose module was replaced
-    return tuple(part for value in found if value is not None for part in parts_of(value))
+    if run.half is Half.BACKWARD:
+        return tuple(values[term] for term in terms)
+    found = ((values[term], term) for term in terms)  # None for a parameter whose module was replaced
+    parts = (parts_of(value, run.runner.position_of(term)) for value, term in found if value is not None)
+    return in_order(chain.from_iterable(parts))
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor | None:
+    return reduce(torch.add, parts) if parts else None
 
 
 def _gradients_of_new(new: Sequence[Tensor], layout: Any) -> list[Tensor | None]:
     """The gradients that the parameters of other people's modules got, in the order they arrived."""
     if not new:
         return []
-    found: dict[int, Tensor] = {}
-    for trial in sorted(_trials(layout), key=lambda trial: trial.moment):
-        for parameter, gradient in trial.take():
-            known = found.get(id(parameter))
-            found[id(parameter)] = gradient if known is None else known + gradient
-    return [found.get(id(parameter)) for parameter in new]
+    found: dict[int, list[Piece]] = {}
+    for trial in _trials(layout):
+        for parameter, pieces in trial.take():
+            found.setdefault(id(parameter), []).extend(pieces)
+    return [total_of(found[id(held)]) if found.get(id(held)) else None for held in new]
 
 
 def _trials(layout: Any) -> Iterator[Trial]:

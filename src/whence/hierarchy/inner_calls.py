@@ -10,6 +10,7 @@ from torch import nn
 from whence.errors import CallError
 from whence.hierarchy.captured import body_of, captured_of
 from whence.hierarchy.hooked import has_hooks, is_watched, run_hooked
+from whence.hierarchy.plan import Half
 from whence.hierarchy.swapping import Place
 from whence.hierarchy.tree import CapturedCall, FlatCall, Inside, Tree
 from whence.provenance import ModulePath
@@ -19,14 +20,14 @@ ChildCall = Callable[..., tuple[Any, ...]]
 """Makes one call of a caller's code: takes the caller's module and flat values."""
 
 
-def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) -> ChildCall:
-    """Finds the module of a call, from the caller or from the root, each time, and runs the call in a phase.
+def child_call(path: ModulePath, from_caller: bool, place: Place, half: Half) -> ChildCall:
+    """Finds the module of a call, from the caller or from the root, each time, and runs one half of the call.
 
     A module that took the place of a preserved one is called as the original was. This runs between any two
     modules, after operations that leave nothing of them in the processor's caches: it is one function that
     does everything itself, and has at hand what it needs of the module that it met last.
     """
-    is_forward = phase is Phase.FORWARD
+    is_forward = half is Half.FORWARD
     last: tuple[Callable[[], nn.Module | None], Any, Any, Any] = (_none, None, None, ())
 
     def run(caller: Tree, *values: Any) -> tuple[Any, ...]:
@@ -40,8 +41,8 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, phase: Phase) 
         if met() is not module:
             call = body_of(module, place.plan, place.number)
             if call is None:
-                return _run_newcomer(path, place, phase, module, values)
-            function, calls = call.forward_function if is_forward else call.backward_function
+                return _run_newcomer(path, place, half.phase, module, values)
+            function, calls = call.function(half)
             last = ref(module), call, function, calls
         if is_forward and (is_watched(module) or torch.compiler.is_compiling()):
             return _run_watched(call, module, values)

@@ -1,55 +1,113 @@
-"""A gradient that arrives in several pieces, and is added piece by piece where the captured backward adds it.
+"""Gradients as the pieces that arrived for them.
 
-Autograd adds what arrives for a tensor in the order of its arrival, to what others gave before. Adding up the
-pieces of one module first would round otherwise.
+Autograd adds what arrives for a tensor in the order of its arrival. A module that took another's place may
+hand on several pieces, and what arrived for its result, too, where it returns what it was given. So where
+others took the places of preserved calls, the captured backward adds such gradients when they are complete.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-_ADDS = frozenset({torch.add, torch.ops.aten.add.Tensor})
+from whence.hierarchy.plan import Plan
 
 
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A gradient that arrived for a tensor: when the node `at` this position of the captured graph ran."""
+
+    tensor: Tensor
+    at: int
+
+
+@dataclass(frozen=True, eq=False)
 class Pieces:
-    """Stands for the sum of its parts, in the order in which they arrived."""
+    """What arrived for a tensor."""
 
-    def __init__(self, parts: Sequence[Tensor]) -> None:
-        self._parts = tuple(parts)
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, _types: Any, args: Any, kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Add one part after the other to what is there; to anything else it is the sum."""
-        if func in _ADDS and len(args) == 2 and not kwargs:
-            return total_of([whole(args[0]), *parts_of(args[1])])
-        return func(*map(whole, args), **(kwargs or {}))
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """What arrived."""
-        return self._parts
+    parts: tuple[Piece, ...]
 
 
-def parts_of(value: Any) -> tuple[Tensor, ...]:
-    """What a gradient is the sum of."""
-    return value.parts if isinstance(value, Pieces) else (value,)
+def parts_of(gradient: Any, at: int) -> tuple[Piece, ...]:
+    """What a gradient is the sum of; one that is in one piece arrived then."""
+    return gradient.parts if isinstance(gradient, Pieces) else (Piece(gradient, at),)
 
 
-def total_of(parts: Sequence[Tensor]) -> Tensor | None:
+def joined(first: Any, first_at: int, second: Any, second_at: int) -> Pieces:
+    """What arrived for a tensor, in two portions."""
+    return Pieces((*parts_of(first, first_at), *parts_of(second, second_at)))
+
+
+def in_order(parts: Iterable[Piece]) -> tuple[Tensor, ...]:
+    """The tensors in the order in which eager hands them on."""
+    return tuple(part.tensor for part in sorted(parts, key=attrgetter("at")))
+
+
+def total_of(parts: Iterable[Piece]) -> Tensor:
     """The sum, one part after the other."""
-    return functools.reduce(torch.add, parts) if parts else None
+    return functools.reduce(torch.add, in_order(parts))
 
 
-def whole(value: Any) -> Any:
+def whole(gradient: Any) -> Any:
     """The sum of pieces; anything else as it is."""
-    return total_of(value.parts) if isinstance(value, Pieces) else value
+    return total_of(gradient.parts) if isinstance(gradient, Pieces) else gradient
 
 
-def is_added(node: fx.Node, user: fx.Node) -> bool:
-    """Whether a user of a gradient adds it to what was there before it."""
-    return user.target is torch.ops.aten.add.Tensor and user.args[0] is not node and user.args[1] is node
+@dataclass(frozen=True)
+class Apart:
+    """The gradients of a program that a backward keeps in pieces.
+
+    `nodes` hold a piece or a sum of pieces. `sums` gives for each node that is a sum what it adds up: the sum
+    before it, or the first piece, and the piece that arrived.
+    """
+
+    nodes: frozenset[str]
+    sums: Mapping[str, tuple[str, str]]
+
+
+def apart(plan: Plan) -> Apart:
+    """The gradients of what preserved calls take and give, and of the state that their modules hold."""
+    sums: dict[str, tuple[str, str]] = {}
+    nodes: set[str] = set()
+    for name in _exchanged(plan):
+        adjoint = plan.program.adjoints.get(name)
+        held = ""
+        for part in () if adjoint is None else adjoint.contributions:
+            if part.sum is not None and {held, part.node} == _added(plan, part.sum):
+                sums[part.sum] = held, part.node
+            held = part.sum or part.node
+            nodes |= {part.node, held}
+    return Apart(frozenset(nodes), sums)
+
+
+def untold(plan: Plan) -> frozenset[str]:
+    """Nodes that stand for several gradients, so that nobody can tell when each of them arrived."""
+    adjoints = plan.program.adjoints.values()
+    parts = [part for adjoint in adjoints for part in adjoint.contributions]
+    times = Counter([part.node for part in parts])
+    sums = {part.sum for part in parts}
+    return frozenset(name for name, count in times.items() if count > 1 or name in sums)
+
+
+def _exchanged(plan: Plan) -> Iterator[str]:
+    program = plan.program
+    rows = [program.calls.rows[number] for number in program.preserved]
+    for row in rows:
+        for structure in filter(None, (row.inputs, row.outputs)):
+            yield from structure.names
+    modules = {row.site.path for row in rows}
+    for held in program.signature.state:
+        if any(path.is_within(module) for path in held.attribute_paths for module in modules):
+            yield held.name
+
+
+def _added(plan: Plan, name: str) -> set[str]:
+    node = plan.nodes[name]
+    if node.target is not torch.ops.aten.add.Tensor or node.kwargs:
+        return set()
+    return {source.name for source in node.all_input_nodes}

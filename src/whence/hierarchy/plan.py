@@ -6,6 +6,7 @@ numbers (their order in the program), values are names of graph nodes.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 
 from torch import fx
@@ -34,6 +35,20 @@ class Body:
     reads: tuple[tuple[str, ModulePath], ...]
     steps: tuple[str | int, ...]
     kept: tuple[str, ...] = ()
+
+
+class Half(Enum):
+    """A function of a call; the backward that goes on with gradients `IN_PIECES` runs where others took the
+    places of preserved calls."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    IN_PIECES = "in pieces"
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that it is of."""
+        return Phase.FORWARD if self is Half.FORWARD else Phase.BACKWARD
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,11 @@ class Plan:
     def nodes(self) -> dict[str, fx.Node]:
         """The nodes of the program by name."""
         return {node.name: node for node in self.program.graph.nodes}
+
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Where each node stands in the graph."""
+        return {name: position for position, name in enumerate(self.nodes)}
 
     @cached_property
     def operations(self) -> dict[Region, list[fx.Node]]:

@@ -27,8 +27,9 @@ from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.inner_calls import ChildCall, child_call
 from whence.hierarchy.interface import Gradients, Interface, interface_of
 from whence.hierarchy.overlap import refuse_overlap
+from whence.hierarchy.pieces import Apart, apart
 from whence.hierarchy.plainly import Alone, carries_gradient
-from whence.hierarchy.plan import CallPlan, Plan, Region
+from whence.hierarchy.plan import CallPlan, Half, Plan, Region
 from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
 from whence.hierarchy.replacing import Replacing, Touched, newcomers, refuse_half, touched_of, trainable
 from whence.hierarchy.source import Source, write
@@ -66,7 +67,7 @@ class Compiler(_OfThisProcess):
 
     plan: Plan
     codes: dict[str, CodeType] = field(default_factory=dict)
-    functions: dict[Region, Function] = field(default_factory=dict)
+    functions: dict[tuple[Half, int], Function] = field(default_factory=dict)
     graphs: dict[Region, fx.Graph] = field(default_factory=dict)
     plain: dict[int, tuple[FunctionType, tuple[int, ...]]] = field(default_factory=dict)
 
@@ -75,14 +76,19 @@ class Compiler(_OfThisProcess):
         """The state that preserved modules hold."""
         return touched_of(self.plan)
 
-    def function(self, phase: Phase, number: int) -> tuple[FunctionType, tuple[ChildCall, ...]]:
-        """The function of a call in a phase, and the calls that its code makes."""
+    @cached_property
+    def apart(self) -> Apart:
+        """The gradients that may be in pieces."""
+        return apart(self.plan)
+
+    def function(self, half: Half, number: int) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+        """One half of a call, and the calls that its code makes."""
         first = self.plan.first[number]
-        if (phase, first) not in self.functions:
-            self.functions[phase, first] = self._compiled(phase, first)
-        function, calls = self.functions[phase, first]
+        if (half, first) not in self.functions:
+            self.functions[half, first] = self._compiled(half, first)
+        function, calls = self.functions[half, first]
         moved = self.plan.numbering.moved
-        return function, tuple(self._child(phase, number, moved(called, first, number)) for called in calls)
+        return function, tuple(self._child(half, number, moved(called, first, number)) for called in calls)
 
     def plain_body(self, number: int) -> Callable[..., tuple[Any, ...]]:
         """The forward of a call as tracers read it."""
@@ -110,8 +116,9 @@ class Compiler(_OfThisProcess):
             self.graphs[phase, first] = as_graph(self.plan, phase, first)
         return self.graphs[phase, first]
 
-    def _compiled(self, phase: Phase, number: int) -> Function:
-        return self._written(write(self.plan, phase, number))
+    def _compiled(self, half: Half, number: int) -> Function:
+        kept = self.apart if half is Half.IN_PIECES else None
+        return self._written(write(self.plan, half.phase, number, apart=kept))
 
     def _written(self, source: Source) -> Function:
         code = self.codes.get(source.text)
@@ -121,9 +128,9 @@ class Compiler(_OfThisProcess):
         exec(code, names)
         return names["run"], source.calls
 
-    def _child(self, phase: Phase, caller: int, called: int) -> ChildCall:
+    def _child(self, half: Half, caller: int, called: int) -> ChildCall:
         path, inside = self._way(called, caller)
-        return child_call(path, inside, Place(self.plan, called), phase)
+        return child_call(path, inside, Place(self.plan, called), half)
 
 
 @dataclass(frozen=True)
@@ -168,24 +175,28 @@ class CallBody(_OfThisProcess):
         return self.compiler.graph(Phase(phase), self.number)
 
     @cached_property
-    def forward_function(self) -> tuple[FunctionType, tuple[ChildCall, ...]]:
-        """The function that runs the forward, and the calls its code makes."""
-        return self.compiler.function(Phase.FORWARD, self.number)
+    def _functions(self) -> dict[Half, tuple[FunctionType, tuple[ChildCall, ...]]]:
+        return {}
 
-    @cached_property
-    def backward_function(self) -> tuple[FunctionType, tuple[ChildCall, ...]]:
-        """The function that runs the backward, and the calls its code makes."""
-        return self.compiler.function(Phase.BACKWARD, self.number)
+    def function(self, half: Half) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+        """One half of the call, and the calls that its code makes."""
+        if half not in self._functions:
+            self._functions[half] = self.compiler.function(half, self.number)
+        return self._functions[half]
 
     def run_forward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
         """The forward on flat values; last comes what is kept, if anything."""
-        function, calls = self.forward_function
+        function, calls = self.function(Half.FORWARD)
         return function(module, calls, *values)  # type: ignore[no-any-return]
 
-    def run_backward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
+    def run_backward(self, module: nn.Module, half: Half, *values: Any) -> tuple[Any, ...]:
         """The backward on what was kept, if anything, and flat values."""
-        function, calls = self.backward_function
+        function, calls = self.function(half)
         return function(module, calls, *values)  # type: ignore[no-any-return]
+
+    def position_of(self, name: str) -> int:
+        """Where a node stands in the captured graph."""
+        return self.plan.positions[name]
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype of a value."""
@@ -291,7 +302,8 @@ class CallBody(_OfThisProcess):
         new = trainable(replacing.modules)
         if not torch.is_grad_enabled() or not any(map(carries_gradient, (*parameters, *inputs, *new))):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
-        run = Differentiation(self, module, self.call_plan, gradients, self._watched, new)
+        half = Half.IN_PIECES if replacing.modules else Half.BACKWARD
+        run = Differentiation(self, module, self.call_plan, gradients, self._watched, half, new)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
 

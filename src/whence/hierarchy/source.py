@@ -16,7 +16,9 @@ from torch import fx
 from whence._torch.graphs import nested_graph, value_inputs
 from whence._torch.operators import OpOverload, entry_point
 from whence._torch.sharding import is_distributed, whole
+from whence.hierarchy import pieces
 from whence.hierarchy.differentiable import straight_through
+from whence.hierarchy.pieces import Apart
 from whence.hierarchy.plan import Body, Plan, pack_of
 from whence.hierarchy.tree import TAKEN_NAMES
 from whence.program.origins import origin_of
@@ -45,6 +47,7 @@ class Source:
 class _Writer:
     plan: Plan
     plainly: bool = False
+    apart: Apart | None = None
     locals: dict[str, str] = field(default_factory=dict)
     globals: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -76,11 +79,18 @@ class _Writer:
         self.globals[name] = value
         return name
 
+    def value(self, name: str) -> str:
+        """A value that an operation takes: one that may be in pieces is added up."""
+        local = self.local(name)
+        if self.apart is None or name not in self.apart.nodes:
+            return local
+        return f"{self.callee(pieces.whole)}({local})"
+
     def spelled(self, argument: Any) -> str:
         """An argument as source."""
         if isinstance(argument, fx.Node):
             nested = nested_graph(argument)
-            return self.local(argument.name) if nested is None else self.constant(nested)
+            return self.value(argument.name) if nested is None else self.constant(nested)
         if isinstance(argument, (list, tuple)):
             items = ", ".join(map(self.spelled, argument))
             return f"[{items}]" if isinstance(argument, list) else f"({items},)" if argument else "()"
@@ -92,15 +102,18 @@ class _Writer:
         return self.constant(argument)
 
 
-def write(plan: Plan, phase: Phase, number: int, *, plainly: bool = False) -> Source:
+def write(
+    plan: Plan, phase: Phase, number: int, *, plainly: bool = False, apart: Apart | None = None
+) -> Source:
     """The function of one call in one phase.
 
     The forward takes the module, the calls it makes and its inputs; it returns its outputs, and last what it
     keeps, if anything. The backward takes the module, its calls, what was kept, if anything (a list that it
-    empties), and its inputs. With `plainly` operators are called as people call them, for tracers to read.
+    empties), and its inputs. With `plainly` operators are called as people call them, for tracers to read;
+    the gradients that a backward keeps `apart` are added up when an operation takes them.
     """
     body = plan.body(phase, number)
-    writer = _Writer(plan, plainly)
+    writer = _Writer(plan, plainly, apart)
     parameters = [writer.local(name) for name in body.inputs]
     is_backward = phase is Phase.BACKWARD
     if is_backward and body.kept:
@@ -140,6 +153,10 @@ def _targets(writer: _Writer, names: tuple[str, ...]) -> str:
 def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
     if isinstance(step, int):
         _write_call(writer, phase, step)
+        return
+    if writer.apart is not None and (parts := writer.apart.sums.get(step)) is not None:
+        found = (f"{writer.local(part)}, {writer.plan.positions[part]}" for part in parts)
+        writer.write(f"{writer.local(step)} = {writer.callee(pieces.joined)}({', '.join(found)})")
         return
     node = writer.plan.nodes[step]
     arguments = [writer.spelled(argument) for argument in node.args]

@@ -20,6 +20,7 @@ from whence.errors import CallError, Fault, Noting
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import laid_out
 from whence.hierarchy.interface import Interface, interface_of
+from whence.hierarchy.pieces import untold
 from whence.hierarchy.plan import Body, Plan, first_within
 from whence.hierarchy.trials import Trial, trial_of
 from whence.program import Absent, Constant, Input, Named
@@ -63,9 +64,9 @@ class Place:
         return self._forward(module, dict(zip(self.forward.inputs, values, strict=True)))
 
     def _forward(self, module: nn.Module, named: Values) -> tuple[Any, ...]:
-        trains = self.plan.program.has_backward and torch.is_grad_enabled()
-        differentiates = trains and self._carries_gradients
-        trial = trial_of(self.plan, self.number, self.interface) if differentiates else None
+        records = torch.is_grad_enabled()
+        differentiates = records and self.plan.program.has_backward and self._carries_gradients
+        trial = trial_of(self.plan, self.number, self.interface, self._untold) if differentiates else None
         with ExitStack() as active:
             if trial is not None:
                 named = active.enter_context(trial.recording(named))
@@ -79,8 +80,8 @@ class Place:
             with Noting(f"whence was running the {type(module).__name__} in the place of {self.site}"):
                 result = module(*args, **kwargs)
             self._refuse_writes(module, named, versions)
-            if trains and not differentiates:
-                self._refuse_recorded(module, result)
+            if records and not self._carries_gradients:
+                self._refuse_recorded(module, result, own)
             given = self._given(module, self._results(module, result, own), own)
         if trial is not None:
             given = trial.ended(module, given)
@@ -143,6 +144,10 @@ class Place:
             raise self._refusal(f"its argument {(unknown or stale)[0]} was written through a view before")
         return current
 
+    @cached_property
+    def _untold(self) -> frozenset[str]:
+        return untold(self.plan)
+
     def _arguments(self, named: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
         convention = self.interface.convention
         leaves = [
@@ -162,11 +167,14 @@ class Place:
                 module, [f"it writes {paths.get(n) or n}, and the original did not" for n in changed]
             )
 
-    def _refuse_recorded(self, module: nn.Module, result: Any) -> None:
-        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_flatten(result)[0]):
+    def _refuse_recorded(self, module: nn.Module, result: Any, named: Values) -> None:
+        """Results that carry a gradient, by themselves or as arguments do: it led nowhere at capture."""
+        carrying = {id(named[name]) for name in self.plan.program.differentiable if name in named}
+        leaves = (leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor))
+        if any(leaf.requires_grad or id(leaf) in carrying for leaf in leaves):
             raise CallError(
                 f"the {type(module).__name__} in the place of {self.site} cannot be trained here",
-                why="it records gradients by itself, and the original ran without",
+                why="its result carries a gradient, and the original's carried none",
                 remedy="capture the model with the new module in it",
             )
 
@@ -182,8 +190,8 @@ class Place:
             where = "its result" if len(leaves) == 1 else f"value {position} of its result"
             if fault := self._fault(leaf, value, named) or self._other_state(leaf, value, module):
                 faults.append(f"{where} {fault}")
-            elif isinstance(leaf, Named):
-                found[leaf.name] = value
+            elif isinstance(leaf, Named) and found.setdefault(leaf.name, value) is not value:
+                faults.append(f"{where} is a tensor of its own, and was another value of it at capture")
         if faults:
             raise self._misfit(module, faults)
         return found
@@ -193,9 +201,10 @@ class Place:
             case Constant(known) if type(known) is not type(value) or known != value:
                 return f"is {_told(value)}, and was {known!r} in every run"
             case Named(name) if name in named and name not in self._written:
-                same = value is named[name] or (isinstance(value, Tensor) and torch.equal(value, named[name]))
                 return (
-                    None if same else "is new, and was an argument at capture, which the graph around reads"
+                    None
+                    if _stands_for(value, named[name])
+                    else "is new, and was an argument at capture, which the graph around reads"
                 )
             case Named(name):
                 return _difference(self.plan.nodes[name].meta["val"], value)
@@ -261,6 +270,13 @@ class Place:
             why=why,
             remedy="replace the module in the original model and capture again",
         )
+
+
+def _stands_for(value: Any, argument: Any) -> bool:
+    """Whether the graph may read the argument instead: a value that carries a gradient got it elsewhere."""
+    if value is argument or not isinstance(value, Tensor):
+        return value is argument
+    return not value.requires_grad and torch.equal(value, argument)
 
 
 def _has_version(value: Any) -> bool:

@@ -17,7 +17,7 @@ from torch import fx, nn
 from whence._torch.compiling import constant_to_tracers
 from whence.errors import CallError
 from whence.hierarchy.interface import Interface
-from whence.hierarchy.plan import CallPlan
+from whence.hierarchy.plan import CallPlan, Half
 from whence.schema import Phase
 
 
@@ -46,13 +46,8 @@ class CapturedCall(Protocol):
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it as a person calls it."""
 
-    @property
-    def forward_function(self) -> tuple[FunctionType, tuple[Any, ...]]:
-        """The function that runs its forward, and the calls that its code makes."""
-
-    @property
-    def backward_function(self) -> tuple[FunctionType, tuple[Any, ...]]:
-        """The function that runs its backward, and the calls that its code makes."""
+    def function(self, half: Half) -> tuple[FunctionType, tuple[Any, ...]]:
+        """The function that runs one half of it, and the calls that its code makes."""
 
     @property
     def interface(self) -> Interface | None:
@@ -65,7 +60,7 @@ class CapturedCall(Protocol):
     def run_forward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
         """Its forward on flat values."""
 
-    def run_backward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
+    def run_backward(self, module: nn.Module, half: Half, *values: Any) -> tuple[Any, ...]:
         """Its backward on what was kept and flat values."""
 
     def graph(self, phase: Phase) -> fx.Graph | None:

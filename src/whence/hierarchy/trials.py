@@ -1,9 +1,10 @@
 """Another module under autograd inside a captured backward: its recorded forward, and its own backward."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,11 +15,11 @@ from whence._torch.composed import carries_gradients
 from whence._torch.hooks import gradient_hooks
 from whence.errors import CallError, NotDifferentiable
 from whence.hierarchy.interface import Gradients, Interface
-from whence.hierarchy.pieces import Pieces, is_added, whole
+from whence.hierarchy.pieces import Piece, Pieces, parts_of, total_of
 from whence.hierarchy.plan import Body, Plan
 from whence.program.signature import describe
+from whence.schema import Phase
 
-_MOMENTS = count()
 _REMEDY = "capture the model with the new module in it"
 
 
@@ -27,18 +28,18 @@ class Trial:
     """One run of a module that took the place of a captured call, and its backward.
 
     `leaves` are the arguments as autograd sees them, `results` what it differentiates, and `found` the
-    gradients of the module's own parameters once its backward has run, at `moment`.
+    gradients of the module's own parameters once its backward has run.
     """
 
     plan: Plan
     number: int
     gradients: Gradients
     carrying: frozenset[str]
+    untold: frozenset[str]
     leaves: dict[str, Tensor] = field(default_factory=dict)
     results: dict[str, Tensor] = field(default_factory=dict)
     parameters: tuple[Tensor, ...] = ()
-    found: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    moment: int = 0
+    found: list[tuple[Tensor, list[Piece]]] = field(default_factory=list)
 
     @contextmanager
     def recording(self, named: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -71,13 +72,25 @@ class Trial:
             return "a checkpoint computes the original again in the backward"
         if backward is None or not (backward.inputs and self.plan.calls[self.number].forward.kept):
             return "the captured backward does not call the original, which had no gradient to compute"
+        if cut := sorted(filter(self._was_cut, self.results)):
+            return (
+                f"the original gave {', '.join(cut)} without a gradient, and the new module gives it with one"
+            )
         if hooked := [name for name, leaf in self.leaves.items() if gradient_hooks(leaf)]:
             return f"it puts a hook on {', '.join(hooked)}, whose gradient has parts from around it, too"
         if strangers := self._strangers():
             return f"it trains what it does not register: {', '.join(map(describe, strangers))}"
         if handed_on := sorted(self._handed_on(backward)):
             return f"the original hands on gradients as it gets them, of {', '.join(handed_on)}"
+        if untold := sorted(self._untold()):
+            return f"it hands a value on, and nothing says when {', '.join(untold)} arrive as gradients of it"
         return self.gradients.refusal
+
+    def _was_cut(self, name: str) -> bool:
+        """Whether a result carried no gradient at capture, and the graph around uses it."""
+        known = self.plan.program.differentiable
+        around = (user for user in self.plan.nodes[name].users if not self._is_inside(user.name))
+        return bool(known) and name not in known and any(around)
 
     def _strangers(self) -> list[Tensor]:
         """Leaves that the results lead to and that are neither arguments nor parameters."""
@@ -93,6 +106,16 @@ class Trial:
             if term not in backward.outputs and not self._is_inside(term)
         }
 
+    def _untold(self) -> frozenset[str]:
+        """The gradients that a result hands on, or stands between, of which nobody knows when they arrive."""
+        sources = {id(tensor): name for name, tensor in self.leaves.items()}
+        times = Counter(map(id, self.results.values()))
+        results = {name for name, held in self.results.items() if times[id(held)] > 1 or id(held) in sources}
+        leaves = {sources[id(self.results[name])] for name in results if id(self.results[name]) in sources}
+        adjoints = (self.plan.program.adjoints.get(name) for name in results | leaves)
+        parts = (part.node for adjoint in adjoints if adjoint for part in adjoint.contributions)
+        return self.untold.intersection(parts)
+
     def _is_alone(self, name: str) -> bool:
         """Whether all of an argument's gradient came from the original."""
         adjoint = self.plan.program.adjoints.get(name)
@@ -104,26 +127,45 @@ class Trial:
         _, call = self.plan.regions.get(value, (None, -1))
         return call in self.plan.program.calls.within(self.number)
 
-    def backward(self, body: Body, received: Sequence[Tensor]) -> tuple[Any, ...]:
-        """The gradients that leave the call, as the captured backward gives them."""
-        arrived, self.moment = dict(zip(body.inputs, received, strict=True)), next(_MOMENTS)
-        pairs = [(self.results[n], arrived[t]) for n, t in self.gradients.tangents if n in self.results]
+    def backward(self, body: Body, received: Sequence[Any]) -> tuple[Any, ...]:
+        """The gradients that leave the call, as the captured backward takes them: in pieces."""
+        arrived = self._arrived(dict(zip(body.inputs, received, strict=True)))
         sources = [*self.leaves.values(), *self.parameters]
-        gradients: Sequence[tuple[Tensor, ...]] = [()] * len(sources)
-        if pairs and sources:
-            results, tangents = zip(*pairs, strict=True)
-            gradients = gradients_in_pieces(results, sources, tangents, retain_graph=keeps_graph())
-        count = len(self.leaves)
-        own = zip(self.parameters, gradients[count:], strict=True)
-        self.found = [(parameter, piece) for parameter, pieces in own for piece in pieces]
-        return self._produced(body, dict(zip(self.leaves, gradients[:count], strict=True)))
+        found = {id(source): arrived.pop(id(source), (source, []))[1] for source in sources}
+        if arrived and sources:
+            results, parts = zip(*arrived.values(), strict=True)
+            own = gradients_in_pieces(results, sources, [*map(total_of, parts)], retain_graph=keeps_graph())
+            for source, pieces in zip(sources, own, strict=True):
+                found[id(source)] += [Piece(piece, self._at) for piece in pieces]
+        self.found = [(held, found[id(held)]) for held in self.parameters]
+        return self._produced(body, {name: found[id(leaf)] for name, leaf in self.leaves.items()})
 
-    def take(self) -> list[tuple[Tensor, Tensor]]:
+    def _arrived(self, received: Mapping[str, Any]) -> dict[int, tuple[Tensor, list[Piece]]]:
+        """Each result, once, and what arrived for it: one that is an argument hands on the pieces."""
+        arrived: dict[int, tuple[Tensor, list[Piece]]] = {}
+        for name, tangent in self.gradients.tangents:
+            if name in self.results:
+                _, parts = arrived.setdefault(id(self.results[name]), (self.results[name], []))
+                parts += parts_of(received[tangent], self.plan.positions[tangent])
+        return arrived
+
+    @cached_property
+    def _at(self) -> int:
+        """When the backward of the original began."""
+        inside = self.plan.program.calls.within(self.number)
+        own = (
+            name
+            for name, region in self.plan.regions.items()
+            if region[0] is Phase.BACKWARD and region[1] in inside
+        )
+        return min(self.plan.positions[name] for name in own)
+
+    def take(self) -> list[tuple[Tensor, list[Piece]]]:
         """The gradients of the parameters, once for each backward."""
         found, self.found = self.found, []
         return found
 
-    def _produced(self, body: Body, gradients: Mapping[str, tuple[Tensor, ...]]) -> tuple[Any, ...]:
+    def _produced(self, body: Body, gradients: Mapping[str, Sequence[Piece]]) -> tuple[Any, ...]:
         terms = self.gradients.terms
         lost = [name for name, found in gradients.items() if found and not terms.get(name)]
         owners = {term: (name, not at) for name, found in terms.items() for at, term in enumerate(found)}
@@ -144,15 +186,12 @@ class Trial:
             )
         return tuple(self._term(name, *owners[name], gradients) for name in body.outputs)
 
-    def _term(self, term: str, name: str, is_first: bool, gradients: Mapping[str, tuple[Tensor, ...]]) -> Any:
+    def _term(self, term: str, name: str, is_first: bool, gradients: Mapping[str, Sequence[Piece]]) -> Any:
         """The first term of an argument is its whole gradient; that of a parameter that went is none."""
         found = gradients.get(name)
-        node = self.plan.nodes[term]
         if is_first and found:
-            pieces = Pieces(found)
-            around = [user for user in node.users if not self._is_inside(user.name)]
-            is_sum = len(found) > 1 and all(is_added(node, user) for user in around)
-            return pieces if is_sum else whole(pieces)
+            return Pieces(tuple(found))
+        node = self.plan.nodes[term]
         if name not in self.leaves and all(user.op == "output" for user in node.users):
             return None
         like = self.leaves.get(name)
@@ -162,12 +201,15 @@ class Trial:
         return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
 
 
-def trial_of(plan: Plan, number: int, interface: Interface) -> Trial | None:
-    """A run under autograd; None for a call whose interface says nothing of gradients."""
+def trial_of(plan: Plan, number: int, interface: Interface, untold: frozenset[str]) -> Trial | None:
+    """A run under autograd; None for a call whose interface says nothing of gradients.
+
+    `untold` are the nodes of which nobody knows when they arrived as gradients.
+    """
     if interface.gradients is None:
         return None
     known = plan.program.differentiable | {*interface.gradients.terms}
-    return Trial(plan, number, interface.gradients, frozenset(known))
+    return Trial(plan, number, interface.gradients, frozenset(known), untold)
 
 
 def _is_float(value: Any) -> bool:

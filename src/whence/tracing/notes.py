@@ -84,7 +84,8 @@ class Notes:
     `inputs` says of placeholders what they are. `literals` are tensors from outside the model by the names of
     their placeholders, `made` those among them that the model made of numbers while it ran. `composed` is
     true once an operation got a tensor that is made of others. `kept` are the operations that put a gradient
-    into the `.grad` of a leaf, each with the identity of that.
+    into the `.grad` of a leaf, each with the identity of that. `keys` says where the gradients of values that
+    modules exchange are collected, and `exchanged` are all of those places.
     """
 
     order: list[fx.Node] = field(default_factory=list)
@@ -93,6 +94,7 @@ class Notes:
     transitions: list[tuple[int, int]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     keys: dict[fx.Node, GradientKey] = field(default_factory=dict)
+    exchanged: set[GradientKey] = field(default_factory=set)
     inputs: dict[fx.Node, str] = field(default_factory=dict)
     literals: dict[str, Tensor] = field(default_factory=dict)
     made: set[str] = field(default_factory=set)
@@ -109,6 +111,11 @@ class Notes:
     def parents(self) -> list[int]:
         """The caller of each scope."""
         return [scope.parent for scope in self.scopes]
+
+    def exchange(self, node: fx.Node, key: GradientKey) -> None:
+        """Modules exchange a value, whose gradient is collected at `key`."""
+        self.keys[node] = key
+        self.exchanged.add(key)
 
     def scope_of(self, node: Node) -> int:
         """The innermost call that was running when an autograd node was made."""

@@ -36,7 +36,6 @@ from whence.tracing.kinds import refuse_kinds
 from whence.tracing.modules import Lines, changes_reported, kept_of, reassigned_buffers, way_back
 from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.prepared import Prepared, fake_arguments, wholes_of_arguments, wholes_of_state
-from whence.tracing.preserving import OwnGradients, preserving
 from whence.tracing.replay.rehearsing import rehearsed
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.session import Session
@@ -77,10 +76,7 @@ def record(
     refuse_kinds(subject, differentiates=bool(backward))
     undoing = Undoing()
     session = new_session(subject, example, subject.state, lines := Lines(), interrupts, reuse)
-    if backward and example.preserve:
-        preserved = preserving(subject, example.preserve)
-        session.own_gradients = OwnGradients(session.recorder, preserved)
-        session.replayer.preserving = preserved
+    session.own_gradients = bool(backward and example.preserve)
 
     def run() -> Recorded:
         with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):

@@ -41,7 +41,7 @@ from whence.tracing.interrupts import Interrupts
 from whence.tracing.modules import Lines
 from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
 from whence.tracing.noting import Noting
-from whence.tracing.preserving import OwnGradients
+from whence.tracing.own_gradients import as_own_nodes
 from whence.tracing.reads import Reads
 from whence.tracing.refusals import data_replaced, hook_kept, object_met
 from whence.tracing.replay.replayer import Replayer
@@ -58,7 +58,7 @@ class Session:
     """Listens to modules, operations and autograd on one thread, and takes notes."""
 
     recorder_kind, fills_gradients = Recorder, False
-    own_gradients: OwnGradients | None = None
+    own_gradients: bool = False
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class Session:
             self.branches.refuse_leaked(tensor)
         elif node not in self.notes.keys and (key := gradient_key(tensor)) is not None:
             self._alive += (tensor, history_of(tensor))
-            self.notes.keys[node] = key
+            self.notes.exchange(node, key)
         return node
 
     def note_wholes(self, value: Any) -> None:
@@ -253,7 +253,7 @@ class Session:
             node = self.recorder.node_of(tensor)
             if node is not None and node not in self.notes.keys:
                 self._alive += (whole, history_of(whole))
-                self.notes.keys[node] = key
+                self.notes.exchange(node, key)
 
     def announce(self, wholes: list[Tensor]) -> None:
         """Tensors that are made of others, whose gradients are outputs of the program."""
@@ -395,8 +395,8 @@ class Session:
     def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """An autograd node has ended: note what it hands on, edge by edge."""
         _, start, received = self._started.pop()
-        if self.own_gradients is not None:
-            produced = self.own_gradients.of(self.notes, node, start, produced)
+        if self.own_gradients:
+            produced = as_own_nodes(self.recorder, self.notes, node, start, produced)
         keys, plain = in_parts(keys_out(node), produced)
         handed = self._nodes(plain)
         scopes, self.replayer.handed_on = self.replayer.handed_on, None

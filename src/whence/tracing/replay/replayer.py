@@ -16,9 +16,7 @@ from whence._torch.sizes import known_about
 from whence._torch.tensors import autocast_state, without_functions, writes_to
 from whence._torch.trees import tree_flatten
 from whence.program.replay import Replays
-from whence.provenance import ModulePath
 from whence.schema import Phase
-from whence.tracing.preserving import Preserving
 from whence.tracing.replay.applying import applied, differentiated, slots_of
 from whence.tracing.replay.host import Host
 from whence.tracing.replay.judging import attempted
@@ -47,7 +45,6 @@ class Replayer:
         self.applications: list[Application] = []
         self.templates: list[Template] = []
         self.handed_on: tuple[tuple[int, ...], ...] | None = None
-        self.preserving = Preserving()
         self._trials: list[Trial] = []
         self._functions = Functions()
         host.recorder.tracer_of_functions = self._functions.begins
@@ -63,7 +60,7 @@ class Replayer:
         kind.calls += 1
         if not self._reuse.wanted or kind.is_single:
             yield ObservedCall(_ignore)
-        elif objection := kind.closed or self._objection(type(module), scope):
+        elif objection := kind.closed or self._objection(type(module)):
             kind.refuse(objection)
             yield ObservedCall(_ignore)
         else:
@@ -77,21 +74,11 @@ class Replayer:
             else:
                 yield from self._watched(kind, module, scope, given, modes)
 
-    def _path(self, scope: int) -> ModulePath:
-        return self._host.notes.scopes[scope].site.path
-
-    def _preserved_in(self, scope: int) -> frozenset[ModulePath]:
-        return self.preserving.below(self._path(scope))
-
-    def _objection(self, kind: type, scope: int) -> str:
+    def _objection(self, kind: type) -> str:
         """Why a call has to run where it is; empty if it need not."""
         for refused in (None, kind):
             if refused in self._reuse.without:
                 return self._reuse.without[refused]
-        if self.preserving.is_inside(self._path(scope)):
-            return (
-                "it is part of a call whose convention is kept, so gradients that leave that are told apart"
-            )
         if packs_what_is_saved():
             return "a checkpoint, or another hook, sees what autograd saves"
         if autocast_state() and torch.is_autocast_cache_enabled():
@@ -189,9 +176,6 @@ class Replayer:
         for template in reversed(kind.templates):
             if known_about(self._host.recorder.environment) != template.start.sizes_known:
                 difference = "something has been found out about sizes since"
-                continue
-            if self._preserved_in(template.scopes.start) != self._preserved_in(scope):
-                difference = difference or "other calls in it keep their convention"
                 continue
             try:
                 found = likeness(template.conditions, module, given.spec, given.leaves, modes)
