@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence._torch.modes import modes_now, modes_restored
+from whence._torch.modes import modes_now, modes_restored, switched, switches
 
 _C: Any = torch._C  # not all of it is declared
 
@@ -125,22 +125,41 @@ def test_every_key_can_be_asked_about() -> None:
         assert torch._C._dispatch_tls_is_dispatch_key_excluded(key) == excluded.has(key)
 
 
-SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
-    (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
-    (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
-    (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
-    (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
-    (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
-]
-
-
-@pytest.mark.parametrize(("read", "write"), SWITCHES)
-def test_modes_now_tell_of_every_switch(read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize(
+    ("name", "read", "write", "other"),
+    [
+        ("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+        ("deterministic", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 1),
+        (
+            "matmul precision",
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+            "medium",
+        ),
+        ("mkldnn", _C._get_mkldnn_enabled, _C._set_mkldnn_enabled, False),
+        ("flash attention", _C._get_flash_sdp_enabled, _C._set_sdp_use_flash, False),
+        (
+            "memory-efficient attention",
+            _C._get_mem_efficient_sdp_enabled,
+            _C._set_sdp_use_mem_efficient,
+            False,
+        ),
+        ("plain attention", _C._get_math_sdp_enabled, _C._set_sdp_use_math, False),
+        ("cuDNN attention", _C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn, False),
+        ("order of attention", _C._get_sdp_priority_order, _C._set_sdp_priority_order, [2, 1, 0, 3, 4]),
+    ],
+)
+def test_switch(name: str, read: Callable[[], Any], write: Callable[[Any], None], other: Any) -> None:
     """A switch that is turned makes the modes others; turned back, the same."""
-    before, was = modes_now(), read()
-    write(not was)
-    try:
+    before, was = modes_now(), switches()
+    assert was[name] == read() != other
+    with switched({name: other}):
+        assert read() == other
         assert modes_now() != before
+        assert switches() == {**was, name: other}
+    assert (modes_now(), switches()) == (before, was)
+    write(other)
+    try:
+        assert switches()[name] == other
     finally:
-        write(was)
-    assert modes_now() == before
+        write(was[name])

@@ -218,7 +218,9 @@ def test_gradients_that_a_pass_merged() -> None:
     model, ids, path = gpt2(), torch.arange(12).reshape(2, 6), "transformer.h.1.ln_1"
     program = whence.capture(model, (ids,), backward=lambda o: o[0].square().mean(), preserve_calls=path)
     with program.track("cse") as edit:
-        edit.graph_module = CSEPass()(edit.graph_module).graph_module
+        result = CSEPass()(edit.graph_module)
+        assert result is not None
+        edit.graph_module = result.graph_module
     tree = program.unflatten(copy=True)
     tree.set_submodule(path, nn.LayerNorm(32))
     tree(ids)[0].backward()

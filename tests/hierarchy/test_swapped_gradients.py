@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 import whence
 from tests.checks import differing, gradients
 from tests.hierarchy.test_preserve import WIDTH, X, newcomer
+from whence._torch.modes import switches
 from whence.hierarchy.pieces import Piece, Pieces, joined, whole
 from whence.provenance import ModulePath
 
@@ -322,6 +324,47 @@ def test_wrapper_around_the_captured_module(backward: Any) -> None:
 def test_under_autocast_of_the_model_itself(backward: Any) -> None:
     """A newcomer runs under what was on where it is called."""
     check(HalfInside(), "inner", backward)
+
+
+class PlainAttention(nn.Module):
+    """Calls a module where only the plain kernel of attention is allowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.other = Attends(), Attends()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            x = self.inner(x)
+        return self.other(x)
+
+
+class Attends(nn.Module):
+    """Attention of one head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).reshape(1, 1, 3, -1).chunk(3, -1)
+        return nn.functional.scaled_dot_product_attention(query * 3, key, value).reshape(x.shape)
+
+
+@BOTH
+@pytest.mark.parametrize("path", ["inner", "other"])
+def test_where_the_model_turned_a_switch(path: str, backward: Any) -> None:
+    """A newcomer runs as the original ran, and the switch is as it was afterwards."""
+    before = switches()
+    check(PlainAttention(), path, backward)
+    tree = whence.capture(PlainAttention(), (X,), preserve_calls=path).unflatten(copy=True)
+    kernels: list[bool] = []
+    new = Attends()
+    new.register_forward_hook(lambda *_: kernels.append(torch.backends.cuda.flash_sdp_enabled()))
+    tree.set_submodule(path, new)
+    tree(X)
+    assert kernels == [path == "other"]
+    assert switches() == before
 
 
 @pytest.mark.parametrize(

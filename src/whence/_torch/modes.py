@@ -4,7 +4,8 @@ An interrupt can hit a context manager, ours or torch's, after it has entered a 
 to leave it. So the stacks and flags themselves are kept, and put back as they were.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +15,9 @@ from torch import overrides
 from torch.utils import _python_dispatch as dispatch
 
 from whence._torch.sizes import bookkeeping_is_undecided, leave_bookkeeping_undecided
+
+Switches = Mapping[str, Any]
+"""Switches of the process by name."""
 
 
 def modes_restored() -> Callable[[], None]:
@@ -43,7 +47,8 @@ def modes_now() -> tuple[Any, ...]:
         *_operation_modes(),
         *overrides._get_current_function_mode_stack(),
         *(setting.read() for setting in _SETTINGS),
-        *(read() for read in _SWITCHES),
+        torch.is_inference_mode_enabled(),
+        *(setting.read() for setting in _SWITCHES.values()),
         *_keys(),
         _autocast_nesting(),
     )
@@ -77,18 +82,36 @@ _SETTINGS = (
     ),
 )
 
-_SWITCHES: tuple[Callable[[], Any], ...] = (
-    torch.is_inference_mode_enabled,
-    torch.get_default_dtype,
-    torch.get_deterministic_debug_mode,
-    torch.get_float32_matmul_precision,
-    torch._C._get_mkldnn_enabled,
-    torch._C._get_flash_sdp_enabled,
-    torch._C._get_mem_efficient_sdp_enabled,
-    torch._C._get_math_sdp_enabled,
-    torch._C._get_cudnn_sdp_enabled,
-)
+_SWITCHES = {
+    "default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype),
+    "deterministic": _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "matmul precision": _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "mkldnn": _Setting(_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
+    "flash attention": _Setting(_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
+    "memory-efficient attention": _Setting(_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
+    "plain attention": _Setting(_C._get_math_sdp_enabled, _C._set_sdp_use_math),
+    "cuDNN attention": _Setting(_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+    "order of attention": _Setting(_C._get_sdp_priority_order, _C._set_sdp_priority_order),
+}
 """Switches of the process that a model may turn while it runs, such as which attention is allowed."""
+
+
+def switches() -> Switches:
+    """How the switches of the process are that a model may turn while it runs."""
+    return {name: setting.read() for name, setting in _SWITCHES.items()}
+
+
+@contextmanager
+def switched(values: Switches) -> Iterator[None]:
+    """Turn some of them, and back afterwards."""
+    before = [(_SWITCHES[name], _SWITCHES[name].read()) for name in values]
+    try:
+        for name, value in values.items():
+            _SWITCHES[name].write(value)
+        yield
+    finally:
+        for setting, value in before:
+            setting.write(value)
 
 
 def _operation_modes() -> list[Any]:

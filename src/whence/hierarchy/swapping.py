@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from whence._torch.autograd import above_autograd
+from whence._torch.modes import switched
 from whence._torch.sizes import is_symbolic
 from whence._torch.trees import tree_flatten
 from whence.errors import CallError, Fault, Noting
@@ -77,6 +78,7 @@ class Place:
             args, kwargs = self._arguments(own)
             versions = {name: value._version for name, value in named.items() if _has_version(value)}
             active.enter_context(_autocast(self._autocast_at_capture))
+            active.enter_context(switched(self.plan.program.calls.rows[self.number].switches))
             with Noting(f"whence was running the {type(module).__name__} in the place of {self.site}"):
                 result = module(*args, **kwargs)
             self._refuse_writes(module, named, versions)

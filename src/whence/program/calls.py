@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from whence._torch.modes import Switches
 from whence._torch.trees import TreeSpec, tree_unflatten
 from whence.errors import SelectionError
 from whence.provenance import CallSite, ModulePath
@@ -81,7 +82,8 @@ class Call:
     `number` is the position in the order of calls and `parent` the call it was made from. `inputs` is the
     structure of `(args, kwargs)` and `outputs` that of the result. `others` are further names of the module,
     where its caller did not read it by one of them: it was handed the module, or a function that holds it.
-    `autocast` is as it was then, where somebody noted it: device types with their dtypes.
+    `autocast` is as it was then, where somebody noted it: device types with their dtypes. `switches` of the
+    process are there where the model had turned them.
     """
 
     number: int
@@ -92,6 +94,7 @@ class Call:
     parameters: inspect.Signature | None = None
     others: tuple[ModulePath, ...] = ()
     autocast: tuple[tuple[str, str], ...] | None = None
+    switches: Switches = field(default_factory=dict, hash=False)
 
     @property
     def label(self) -> str:

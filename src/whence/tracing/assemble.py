@@ -256,6 +256,7 @@ def _plain_calls(recorded: Recorded) -> Calls:
 
 
 def _calls(recorded: Recorded, names: "_Names") -> Calls:
+    scopes = recorded.session.notes.scopes
     rows = [
         Call(
             number,
@@ -266,8 +267,9 @@ def _calls(recorded: Recorded, names: "_Names") -> Calls:
             scope.parameters,
             _others(scope, recorded.session.names),
             scope.autocast,
+            {name: now for name, now in scope.switches.items() if now != scopes[0].switches[name]},
         )
-        for number, scope in enumerate(recorded.session.notes.scopes)
+        for number, scope in enumerate(scopes)
     ]
     return Calls(tuple(rows))
 

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import Node
 
 from whence._torch.autograd import GradientKey, sequence_number
+from whence._torch.modes import Switches, switches
 from whence._torch.tensors import autocast_state
 from whence.program import Structure
 from whence.provenance import CallSite, Source
@@ -48,7 +49,7 @@ class Repeat:
 @dataclass
 class Scope:
     """One module call while it is being recorded; `is_reached` if its caller read the module by a name,
-    and `autocast` as it was then."""
+    and `autocast` and the `switches` of the process as they were then."""
 
     site: CallSite
     parent: int
@@ -58,6 +59,7 @@ class Scope:
     outputs: Structure | None = None
     is_reached: bool = True
     autocast: tuple[tuple[str, str], ...] = field(default_factory=autocast_state)
+    switches: Switches = field(default_factory=switches)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Let a recorded call stand for one that is like it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -11,7 +12,6 @@ from whence._torch.graphs import NameCounts, skip_names
 from whence._torch.tensors import writes_to
 from whence._torch.trees import tree_unflatten
 from whence.program.observed import Read
-from whence.tracing.notes import Scope
 from whence.tracing.replay.differentiating import linked
 from whence.tracing.replay.host import Host
 from whence.tracing.replay.likeness import COMPUTED, Likeness, Look, held
@@ -76,9 +76,7 @@ def _open_scopes(host: Host, template: Template, found: Likeness, scope: int) ->
         site = host.names.repeat(like.site, before, now)
         module = None if like.module is None else found.thing(like.module)
         parent = like.parent - first + scope
-        scopes.append(
-            Scope(site, parent, module, like.parameters, is_reached=like.is_reached, autocast=like.autocast)
-        )
+        scopes.append(replace(like, site=site, parent=parent, module=module, inputs=None, outputs=None))
 
 
 def _result(template: Template, found: Likeness, results: Sequence[Tensor]) -> Any:
