@@ -29,7 +29,7 @@ KINDS = (
         "no grad",
         "detach",
     ),
-    *("scale", "gate", "reuse", "checkpoint", "count", "norm", "drop"),
+    *("scale", "gate", "reuse", "checkpoint", "count", "norm", "drop", "borrow"),
 )
 
 
@@ -193,6 +193,11 @@ def _drop(m: Built, values: Values, which: int, reach: Reach) -> Tensor:
     return nn.functional.dropout(values[-1], 0.3, training=True)
 
 
+def _borrow(m: Built, values: Values, which: int, reach: Reach) -> Tensor:
+    part = m.part(which)
+    return values[-1] * part.scale if isinstance(part, Built) else values[-1] @ part.get_parameter("weight")
+
+
 def _write_given(m: Built, values: Values, which: int, reach: Reach) -> Tensor:
     values[0].mul_(0.5)
     return values[-1] + 1
@@ -231,6 +236,7 @@ _STEPS: dict[str, Callable[[Built, Values, int, Reach], Tensor]] = {
     "count": _count,
     "norm": _norm,
     "drop": _drop,
+    "borrow": _borrow,
     "write given": _write_given,
     "write a row of given": _write_a_row_of_given,
     "write through a view": _write_through_a_view,

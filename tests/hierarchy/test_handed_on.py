@@ -227,3 +227,47 @@ def test_gradients_that_a_pass_merged() -> None:
     tree.set_submodule(path, nn.Identity())
     with pytest.raises(whence.CallError, match="nothing says when alias_10 arrive"):
         tree(ids)
+
+
+class Adapted(nn.Module):
+    """A linear layer with an adapter of low rank."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.base, width = base, 32
+        self.down, self.up = nn.Linear(width, 2, bias=False), nn.Linear(2, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.base(x) + self.up(self.down(x)) * 0.5
+        return hidden
+
+
+def test_adapters_on_a_frozen_base() -> None:
+    """Captured while the base required gradients; the adapters are trained, and nothing else."""
+    torch.manual_seed(0)
+    model, ids = llama(), torch.arange(12).reshape(2, 6)
+
+    def loss(outputs: Any) -> Tensor:
+        return outputs.logits.square().mean()
+
+    program = whence.capture(model, (ids,), backward=loss, preserve_calls=["**.q_proj", "**.v_proj"])
+    tree, eager = program.unflatten(copy=True).requires_grad_(False), deepcopy(model).requires_grad_(False)
+    for path in [f"model.layers.{at}.self_attn.{which}_proj" for at in range(3) for which in "qv"]:
+        for one in (tree, eager):
+            one.set_submodule(path, Adapted(one.get_submodule(path)))
+    tree(ids)[0].backward()
+    loss(eager(ids)).backward()
+    assert differing(gradients(eager), gradients(tree)) == []
+    trained = {name.split(".")[-2] for name, held in gradients(tree).items() if held is not None}
+    assert trained == {"down", "up"}
+
+
+def test_base_that_was_frozen_at_capture() -> None:
+    """Nothing led a gradient to the original then; the error says when to freeze."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    model[0].requires_grad_(False)
+    tree = whence.capture(model, (X,), backward=True, preserve_calls=["0"]).unflatten(copy=True)
+    tree.set_submodule("0", nn.Linear(WIDTH, WIDTH))
+    with pytest.raises(whence.CallError, match="freeze it afterwards"):
+        tree(X)

@@ -91,10 +91,14 @@ def _half(site: CallSite, names: Sequence[ModulePath], new: Sequence[ModulePath]
     )
 
 
-def trainable(replaced: Replaced) -> tuple[Tensor, ...]:
-    """The parameters of the modules that took another's place, once each."""
-    found = {id(held): held for module in replaced.values() for held in module.parameters()}
-    return tuple(held for held in found.values() if held.requires_grad)
+def is_shared(plan: Plan, name: str, module: ModulePath) -> bool:
+    """Whether a parameter of one name in a preserved module gets gradients from around its calls, too."""
+    paths, adjoint = plan.program.input(name).attribute_paths, plan.program.adjoints.get(name)
+    if adjoint is None or len(paths) != 1 or not paths[0].is_within(module):
+        return False
+    calls = [number for number in plan.program.preserved if plan.site(number).path == module]
+    inside = {call for number in calls for call in plan.program.calls.within(number)}
+    return any(part.scope not in inside for part in adjoint.contributions)
 
 
 def touched_of(plan: Plan) -> dict[str, Touched]:
@@ -139,11 +143,32 @@ class Replacing:
         That is under a name that no newcomer took, and None where only calls of replaced modules used it.
         """
         touched = self.touched.get(name)
+        if touched is not None and name in self.successors:
+            return first_within(touched.paths, around)
         if touched is not None and touched.sources and touched.sources <= self._gone:
             return None
         names = self.plan.program.input(name).attribute_paths
         left = (path for path in names if not self.took(path))
         return first_within(left, around)
+
+    @cached_property
+    def successors(self) -> dict[str, Tensor]:
+        """Parameters of newcomers that the graph around reads, too, by the names of those before them."""
+        found = {}
+        for name, touched in self.touched.items():
+            gone = next((path for path in self.modules if is_shared(self.plan, name, path)), None)
+            held = None if gone is None else self._held(touched.paths[0])
+            like = touched.row.value
+            if isinstance(held, Tensor) and (held.shape, held.dtype) == (like.shape, like.dtype):
+                found[name] = held
+        return found
+
+    @property
+    def trainable(self) -> tuple[Tensor, ...]:
+        """The parameters of newcomers whose gradients the graph around knows nothing of, once each."""
+        found = {id(held): held for module in self.modules.values() for held in module.parameters()}
+        known = set(map(id, self.successors.values()))
+        return tuple(held for at, held in found.items() if held.requires_grad and at not in known)
 
     def took(self, path: ModulePath) -> bool:
         """Whether a newcomer has taken an attribute path."""
@@ -174,8 +199,12 @@ class Replacing:
             names = [other for other in touched.paths if other.is_within(self.plan.site(call).path)]
             if len({id(self._held(other)) for other in names}) > 1:
                 return f"{self._spelled(call)} reads {' or '.join(map(str, names))}, which were one"
-            if trains and path in taken and touched.sources:
+            if not trains or path not in taken:
+                continue
+            if touched.sources and touched.row.name not in self.successors:
                 return f"{self._spelled(call)} reads it, too, so that its gradient is a sum"
+            if not touched.sources and self._is_trained(path):
+                return f"{self._spelled(call)} reads it, too, and it was frozen at capture"
         return ""
 
     def _written(self, touched: Touched, taken: Sequence[ModulePath], made: range) -> str:
@@ -188,6 +217,10 @@ class Replacing:
         if len({id(self._held(path)) for path in taken}) > 1:
             return f"it is written, and was {' and '.join(map(str, taken[1:]))}, too"
         return ""
+
+    def _is_trained(self, path: ModulePath) -> bool:
+        held = self._held(path)
+        return isinstance(held, Tensor) and held.requires_grad
 
     def _held(self, path: ModulePath) -> Any:
         """What is at an attribute path of a newcomer; None where it is the original's."""

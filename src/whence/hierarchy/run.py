@@ -31,7 +31,7 @@ from whence.hierarchy.pieces import Apart, apart
 from whence.hierarchy.plainly import Alone, carries_gradient
 from whence.hierarchy.plan import CallPlan, Half, Plan, Region
 from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
-from whence.hierarchy.replacing import Replacing, Touched, newcomers, refuse_half, touched_of, trainable
+from whence.hierarchy.replacing import Replacing, Touched, newcomers, refuse_half, touched_of
 from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place
 from whence.program.printing import marked
@@ -299,7 +299,7 @@ class CallBody(_OfThisProcess):
         held = [self._parameter(module, *row, replacing) for row in gradients.parameters]
         parameters = with_differentiable_parts(module, gradients.parameters, held, self.plan.program.wholes)
         self._check_trainable(module, interface, inputs, replacing)
-        new = trainable(replacing.modules)
+        new = replacing.trainable
         if not torch.is_grad_enabled() or not any(map(carries_gradient, (*parameters, *inputs, *new))):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
         half = Half.IN_PIECES if replacing.modules else Half.BACKWARD

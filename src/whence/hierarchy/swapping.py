@@ -23,6 +23,7 @@ from whence.hierarchy.differentiable import laid_out
 from whence.hierarchy.interface import Interface, interface_of
 from whence.hierarchy.pieces import untold
 from whence.hierarchy.plan import Body, Plan, first_within
+from whence.hierarchy.replacing import is_shared
 from whence.hierarchy.trials import Trial, trial_of
 from whence.program import Absent, Constant, Input, Named
 from whence.program.signature import describe
@@ -68,6 +69,8 @@ class Place:
         records = torch.is_grad_enabled()
         differentiates = records and self.plan.program.has_backward and self._carries_gradients
         trial = trial_of(self.plan, self.number, self.interface, self._untold) if differentiates else None
+        if trial is not None:
+            trial.following = {name: _attribute(module, path) for name, path in self._shared}
         with ExitStack() as active:
             if trial is not None:
                 named = active.enter_context(trial.recording(named))
@@ -145,6 +148,13 @@ class Place:
         if unknown or (stale and program.has_backward):
             raise self._refusal(f"its argument {(unknown or stale)[0]} was written through a view before")
         return current
+
+    @cached_property
+    def _shared(self) -> list[tuple[str, ModulePath]]:
+        """The parameters that the graph around reads, too, and where the module holds them."""
+        gradients, path = self.interface.gradients, self.plan.site(self.number).path
+        held = () if gradients is None else gradients.parameters
+        return [row for row in held if is_shared(self.plan, row[0], path)]
 
     @cached_property
     def _untold(self) -> frozenset[str]:

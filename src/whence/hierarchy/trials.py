@@ -21,6 +21,8 @@ from whence.program.signature import describe
 from whence.schema import Phase
 
 _REMEDY = "capture the model with the new module in it"
+_NOT_TRAINED = "the captured backward does not call the original, which had no gradient to compute"
+_THAW = f"{_REMEDY}, or while the original requires gradients, and freeze it afterwards"
 
 
 @dataclass
@@ -28,7 +30,8 @@ class Trial:
     """One run of a module that took the place of a captured call, and its backward.
 
     `leaves` are the arguments as autograd sees them, `results` what it differentiates, and `found` the
-    gradients of the module's own parameters once its backward has run.
+    gradients of the module's own parameters once its backward has run. Parameters that the graph around
+    reads, too, are `following` those before them: it adds up their gradients.
     """
 
     plan: Plan
@@ -36,6 +39,7 @@ class Trial:
     gradients: Gradients
     carrying: frozenset[str]
     untold: frozenset[str]
+    following: Mapping[str, Any] = field(default_factory=dict)
     leaves: dict[str, Tensor] = field(default_factory=dict)
     results: dict[str, Tensor] = field(default_factory=dict)
     parameters: tuple[Tensor, ...] = ()
@@ -57,7 +61,7 @@ class Trial:
             raise CallError(
                 f"the {type(module).__name__} in the place of {self.site} cannot be trained here",
                 why=why,
-                remedy=f"{_REMEDY}, or run it under torch.no_grad()",
+                remedy=_THAW if why == _NOT_TRAINED else f"{_REMEDY}, or run it under torch.no_grad()",
             )
         return {n: v.detach() if isinstance(v, Tensor) else v for n, v in given.items()}
 
@@ -71,7 +75,7 @@ class Trial:
         if self.number in self.plan.numbering.repeat_of:
             return "a checkpoint computes the original again in the backward"
         if backward is None or not (backward.inputs and self.plan.calls[self.number].forward.kept):
-            return "the captured backward does not call the original, which had no gradient to compute"
+            return _NOT_TRAINED
         if cut := sorted(filter(self._was_cut, self.results)):
             return (
                 f"the original gave {', '.join(cut)} without a gradient, and the new module gives it with one"
@@ -137,8 +141,10 @@ class Trial:
             own = gradients_in_pieces(results, sources, [*map(total_of, parts)], retain_graph=keeps_graph())
             for source, pieces in zip(sources, own, strict=True):
                 found[id(source)] += [Piece(piece, self._at) for piece in pieces]
-        self.found = [(held, found[id(held)]) for held in self.parameters]
-        return self._produced(body, {name: found[id(leaf)] for name, leaf in self.leaves.items()})
+        named = {**self.leaves, **self.following}
+        known = set(map(id, self.following.values()))
+        self.found = [(held, found[id(held)]) for held in self.parameters if id(held) not in known]
+        return self._produced(body, {name: found.get(id(held), ()) for name, held in named.items()})
 
     def _arrived(self, received: Mapping[str, Any]) -> dict[int, tuple[Tensor, list[Piece]]]:
         """Each result, once, and what arrived for it: one that is an argument hands on the pieces."""
