@@ -17,16 +17,16 @@ from whence._torch.autograd import above_autograd
 from whence._torch.modes import switched
 from whence._torch.sizes import is_symbolic
 from whence._torch.trees import tree_flatten
-from whence.errors import CallError, Fault, Noting
+from whence.errors import CallError, Noting
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import laid_out
 from whence.hierarchy.interface import Interface, interface_of
 from whence.hierarchy.pieces import untold
 from whence.hierarchy.plan import Body, Plan, first_within
 from whence.hierarchy.replacing import is_shared
-from whence.hierarchy.trials import Trial, trial_of
-from whence.program import Absent, Constant, Input, Named
-from whence.program.signature import describe
+from whence.hierarchy.returned import Returned, attribute
+from whence.hierarchy.trials import Trial
+from whence.program import Absent
 from whence.provenance import ModulePath
 from whence.schema import Phase
 
@@ -68,9 +68,7 @@ class Place:
     def _forward(self, module: nn.Module, named: Values) -> tuple[Any, ...]:
         records = torch.is_grad_enabled()
         differentiates = records and self.plan.program.has_backward and self._carries_gradients
-        trial = trial_of(self.plan, self.number, self.interface, self._untold) if differentiates else None
-        if trial is not None:
-            trial.following = {name: _attribute(module, path) for name, path in self._shared}
+        trial = self._trial(module) if differentiates else None
         with ExitStack() as active:
             if trial is not None:
                 named = active.enter_context(trial.recording(named))
@@ -87,11 +85,28 @@ class Place:
             self._refuse_writes(module, named, versions)
             if records and not self._carries_gradients:
                 self._refuse_recorded(module, result, own)
-            given = self._given(module, self._results(module, result, own), own)
+            given = self._given(module, self._returned.named(module, result, own), own)
         if trial is not None:
             given = trial.ended(module, given)
         kept = (trial,) if self.forward.kept else ()
         return (*(given[name] for name in self.forward.outputs), *kept)
+
+    def _trial(self, module: nn.Module) -> Trial | None:
+        """A run under autograd; None for a call whose interface says nothing of gradients."""
+        gradients = self.interface.gradients
+        if gradients is None:
+            return None
+        return Trial(
+            self.plan,
+            self.number,
+            gradients,
+            self._untold,
+            {name: attribute(module, path) for name, path in self._shared},
+        )
+
+    @cached_property
+    def _returned(self) -> Returned:
+        return Returned(self.plan, self.number, self.interface, frozenset(self._written))
 
     @property
     def _autocast_at_capture(self) -> tuple[tuple[str, str], ...]:
@@ -175,8 +190,8 @@ class Place:
         changed = [name for name, version in versions.items() if named[name]._version != version]
         if changed:
             paths = dict(zip(self.interface.leaves, self.interface.convention.paths, strict=True))
-            raise self._misfit(
-                module, [f"it writes {paths.get(n) or n}, and the original did not" for n in changed]
+            raise self._returned.misfit(
+                module, (f"it writes {paths.get(n) or n}, and the original did not" for n in changed)
             )
 
     def _refuse_recorded(self, module: nn.Module, result: Any, named: Values) -> None:
@@ -189,52 +204,6 @@ class Place:
                 why="its result carries a gradient, and the original's carried none",
                 remedy="capture the model with the new module in it",
             )
-
-    def _results(self, module: nn.Module, result: Any, named: Values) -> Values:
-        """The result by the names of its values, compared with what the original returned."""
-        expected = self.interface.result
-        leaves, spec = tree_flatten(result)
-        if spec != expected.spec:
-            raise self._misfit(module, [f"it returned {spec}, and the original {expected.spec}"])
-        found: Values = {}
-        faults = []
-        for position, (leaf, value) in enumerate(zip(expected.leaves, leaves, strict=True)):
-            where = "its result" if len(leaves) == 1 else f"value {position} of its result"
-            if fault := self._fault(leaf, value, named) or self._other_state(leaf, value, module):
-                faults.append(f"{where} {fault}")
-            elif isinstance(leaf, Named) and found.setdefault(leaf.name, value) is not value:
-                faults.append(f"{where} is a tensor of its own, and was another value of it at capture")
-        if faults:
-            raise self._misfit(module, faults)
-        return found
-
-    def _fault(self, leaf: Any, value: Any, named: Values) -> str | None:
-        match leaf:
-            case Constant(known) if type(known) is not type(value) or known != value:
-                return f"is {_told(value)}, and was {known!r} in every run"
-            case Named(name) if name in named and name not in self._written:
-                return (
-                    None
-                    if _stands_for(value, named[name])
-                    else "is new, and was an argument at capture, which the graph around reads"
-                )
-            case Named(name):
-                return _difference(self.plan.nodes[name].meta["val"], value)
-        return None
-
-    def _other_state(self, leaf: Any, value: Any, module: nn.Module) -> str | None:
-        """State of the original is read from the newcomer by its name, so the newcomer must return it."""
-        row = self._state.get(leaf.name) if isinstance(leaf, Named) else None
-        if row is None or leaf.name in self.interface.leaves:
-            return None
-        path = first_within(row.attribute_paths, self.plan.site(self.number).path)
-        if path is not None and value is _attribute(module, path):
-            return None
-        return f"is new, and was {row.path} at capture, which the graph around reads"
-
-    @cached_property
-    def _state(self) -> dict[str, Input]:
-        return {row.name: row for row in self.plan.program.signature.state}
 
     def _given(self, module: nn.Module, results: Values, named: Values) -> Values:
         """A value for everything that the captured call hands out."""
@@ -266,29 +235,12 @@ class Place:
                 return first_within(self.plan.program.input(held).attribute_paths, path)
         return None
 
-    def _misfit(self, module: nn.Module, faults: Sequence[str]) -> CallError:
-        return CallError.of(
-            Fault(
-                f"the {type(module).__name__} in the place of {self.site} does not fit: {fault}",
-                why="the captured graph around it goes on with what the original returned",
-                remedy="give it the original's interface, or capture the model with it",
-            )
-            for fault in faults
-        )
-
     def _refusal(self, why: str) -> CallError:
         return CallError(
             f"{self.site} cannot be replaced",
             why=why,
             remedy="replace the module in the original model and capture again",
         )
-
-
-def _stands_for(value: Any, argument: Any) -> bool:
-    """Whether the graph may read the argument instead: a value that carries a gradient got it elsewhere."""
-    if value is argument or not isinstance(value, Tensor):
-        return value is argument
-    return not value.requires_grad and torch.equal(value, argument)
 
 
 def _has_version(value: Any) -> bool:
@@ -304,28 +256,6 @@ def _autocast(state: tuple[tuple[str, str], ...]) -> Iterator[None]:
         yield
 
 
-def _attribute(module: nn.Module, path: ModulePath) -> Any:
-    held: Any = module
-    for segment in path:
-        held = getattr(held, segment, None)
-    return held
-
-
 def _copy_of_attribute(module: nn.Module, path: ModulePath) -> Tensor | None:
-    held = _attribute(module, path)
+    held = attribute(module, path)
     return held.detach().clone() if isinstance(held, Tensor) else None
-
-
-def _difference(expected: Any, value: Any) -> str | None:
-    if not isinstance(expected, Tensor):
-        return None if not isinstance(value, Tensor) else f"is {_told(value)}, and was a number"
-    if not isinstance(value, Tensor):
-        return f"is {_told(value)}, and was {describe(expected)}"
-    sizes = zip(expected.shape, value.shape, strict=False)
-    fits = len(expected.shape) == len(value.shape) and all(is_symbolic(e) or e == v for e, v in sizes)
-    same = fits and (expected.dtype, expected.device) == (value.dtype, value.device)
-    return None if same else f"is {describe(value)}, and was {describe(expected)}"
-
-
-def _told(value: Any) -> str:
-    return describe(value) if isinstance(value, Tensor) else repr(value)

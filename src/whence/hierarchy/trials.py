@@ -14,7 +14,7 @@ from whence._torch.autograd import above_autograd, gradients_in_pieces, keeps_gr
 from whence._torch.composed import carries_gradients
 from whence._torch.hooks import gradient_hooks
 from whence.errors import CallError, NotDifferentiable
-from whence.hierarchy.interface import Gradients, Interface
+from whence.hierarchy.interface import Gradients
 from whence.hierarchy.pieces import Piece, Pieces, parts_of, total_of
 from whence.hierarchy.plan import Body, Plan
 from whence.program.signature import describe
@@ -29,17 +29,18 @@ _THAW = f"{_REMEDY}, or while the original requires gradients, and freeze it aft
 class Trial:
     """One run of a module that took the place of a captured call, and its backward.
 
+    `untold` are the nodes of which nobody knows when they arrive as gradients. Parameters `following` those
+    that the graph around reads, too, are the graph's to add up the gradients of.
+
     `leaves` are the arguments as autograd sees them, `results` what it differentiates, and `found` the
-    gradients of the module's own parameters once its backward has run. Parameters that the graph around
-    reads, too, are `following` those before them: it adds up their gradients.
+    gradients of the module's own parameters once its backward has run.
     """
 
     plan: Plan
     number: int
     gradients: Gradients
-    carrying: frozenset[str]
     untold: frozenset[str]
-    following: Mapping[str, Any] = field(default_factory=dict)
+    following: Mapping[str, Any]
     leaves: dict[str, Tensor] = field(default_factory=dict)
     results: dict[str, Tensor] = field(default_factory=dict)
     parameters: tuple[Tensor, ...] = ()
@@ -49,7 +50,8 @@ class Trial:
     def recording(self, named: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Record what runs inside; gives the values with those that carry a gradient as leaves."""
         with above_autograd(), torch.enable_grad():
-            carrying = [name for name in named if name in self.carrying and _is_float(named[name])]
+            known = self.plan.program.differentiable | {*self.gradients.terms}
+            carrying = (name for name in named if name in known and _is_float(named[name]))
             self.leaves = {name: named[name].detach().requires_grad_() for name in carrying}
             yield {name: self.leaves.get(name, value) for name, value in named.items()}
 
@@ -205,17 +207,6 @@ class Trial:
             return torch.zeros_like(like)
         fake = node.meta["val"]
         return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
-
-
-def trial_of(plan: Plan, number: int, interface: Interface, untold: frozenset[str]) -> Trial | None:
-    """A run under autograd; None for a call whose interface says nothing of gradients.
-
-    `untold` are the nodes of which nobody knows when they arrived as gradients.
-    """
-    if interface.gradients is None:
-        return None
-    known = plan.program.differentiable | {*interface.gradients.terms}
-    return Trial(plan, number, interface.gradients, frozenset(known), untold)
 
 
 def _is_float(value: Any) -> bool:
