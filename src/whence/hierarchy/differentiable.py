@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import accumulate, chain
 from typing import Any, Protocol
 
@@ -14,7 +13,7 @@ from whence._torch.symbolic_sizes import in_order_of
 from whence.errors import NotDifferentiable
 from whence.hierarchy.described import Described
 from whence.hierarchy.interface import Gradients
-from whence.hierarchy.pieces import Piece, in_order, parts_of, total_of
+from whence.hierarchy.pieces import Piece, added, in_order, parts_of
 from whence.hierarchy.plan import CallPlan, Half
 from whence.hierarchy.trials import Trial
 
@@ -123,7 +122,7 @@ class CapturedFunction(torch.autograd.Function):
         given = zip(run.inputs, ctx.needs_input_grad[1:], strict=False)  # no parameter, where a module went
         parts = [_arriving(run, name, values, (missing, needs)) if has else () for name, has in given]
         ctx.parts = {edge: part for edge, part in zip(ctx.edges, parts, strict=False) if len(part) > 1}
-        return [*map(_sum, parts), *_gradients_of_new(run.new, ctx.layout)]
+        return [*map(added, parts), *_gradients_of_new(run.new, ctx.layout)]
 
 
 def _kept(ctx: Any, run: Differentiation) -> list[Any]:
@@ -192,10 +191,6 @@ def _arriving(
     return in_order(chain.from_iterable(parts))
 
 
-def _sum(parts: Sequence[Tensor]) -> Tensor | None:
-    return reduce(torch.add, parts) if parts else None
-
-
 def _gradients_of_new(new: Sequence[Tensor], layout: Any) -> list[Tensor | None]:
     """The gradients that the parameters of other people's modules got, in the order they arrived."""
     if not new:
@@ -204,7 +199,7 @@ def _gradients_of_new(new: Sequence[Tensor], layout: Any) -> list[Tensor | None]
     for trial in _trials(layout):
         for parameter, pieces in trial.take():
             found.setdefault(id(parameter), []).extend(pieces)
-    return [total_of(found[id(held)]) if found.get(id(held)) else None for held in new]
+    return [added(in_order(found.get(id(held), ()))) for held in new]
 
 
 def _trials(layout: Any) -> Iterator[Trial]:

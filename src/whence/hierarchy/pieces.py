@@ -48,14 +48,14 @@ def in_order(parts: Iterable[Piece]) -> tuple[Tensor, ...]:
     return tuple(part.tensor for part in sorted(parts, key=attrgetter("at")))
 
 
-def total_of(parts: Iterable[Piece]) -> Tensor:
-    """The sum, one part after the other."""
-    return functools.reduce(torch.add, in_order(parts))
+def added(parts: Iterable[Tensor]) -> Tensor | None:
+    """The sum, one part after the other; None where there is none."""
+    return functools.reduce(torch.add, parts) if (parts := tuple(parts)) else None
 
 
 def whole(gradient: Any) -> Any:
     """The sum of pieces; anything else as it is."""
-    return total_of(gradient.parts) if isinstance(gradient, Pieces) else gradient
+    return added(in_order(gradient.parts)) if isinstance(gradient, Pieces) else gradient
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,11 @@ def untold(plan: Plan) -> frozenset[str]:
 
 def _exchanged(plan: Plan) -> Iterator[str]:
     program = plan.program
-    rows = [program.calls.rows[number] for number in program.preserved]
-    for row in rows:
+    for row in (program.calls.rows[number] for number in program.preserved):
         for structure in filter(None, (row.inputs, row.outputs)):
             yield from structure.names
-    modules = {row.site.path for row in rows}
-    for held in program.signature.state:
-        if any(path.is_within(module) for path in held.attribute_paths for module in modules):
-            yield held.name
+    state = program.signature.state
+    yield from (row.name for row in state if any(map(plan.is_of_preserved, row.attribute_paths)))
 
 
 def _added(plan: Plan, name: str) -> set[str]:

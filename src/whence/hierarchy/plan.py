@@ -145,6 +145,18 @@ class Plan:
         return frozenset(step for body in bodies for step in body.steps if isinstance(step, int))
 
     @cached_property
+    def preserved(self) -> dict[ModulePath, frozenset[int]]:
+        """The modules whose calls are preserved, each with these and the calls inside them."""
+        found: dict[ModulePath, set[int]] = {}
+        for number in self.program.preserved:
+            found.setdefault(self.site(number).path, set()).update(self.program.calls.within(number))
+        return {path: frozenset(calls) for path, calls in found.items()}
+
+    def is_of_preserved(self, path: ModulePath) -> bool:
+        """Whether an attribute path is of a module whose calls are preserved."""
+        return not self.preserved.keys().isdisjoint(path.prefixes())
+
+    @cached_property
     def renamed(self) -> tuple[Call, ...]:
         """The calls of modules that may have been reached by other names, too."""
         return tuple(row for row in self.program.calls if row.others)

@@ -47,15 +47,16 @@ def places(plan: Plan, number: int) -> Iterator[tuple[int, ModulePath]]:
             yield call, path
 
 
-def newcomers(plan: Plan, number: int, module: nn.Module) -> Replaced:
-    """The modules that took the places of preserved ones in the module of a call."""
-    around = plan.site(number).path
-    found: dict[ModulePath, nn.Module] = {}
-    for call, path in places(plan, number):
-        held = _module_at(module, path.relative_to(around))
-        if held is not None and body_of(held, plan, call) is None:
-            found[path] = held
-    return found
+def newcomers(
+    plan: Plan, found: Sequence[tuple[int, ModulePath]], module: nn.Module, around: ModulePath
+) -> Replaced:
+    """The modules that took the places `found` in a module at the path `around`."""
+    held = ((call, path, _module_at(module, path.relative_to(around))) for call, path in found)
+    return {
+        path: module
+        for call, path, module in held
+        if module is not None and body_of(module, plan, call) is None
+    }
 
 
 def _module_at(module: nn.Module, path: ModulePath) -> nn.Module | None:
@@ -96,15 +97,12 @@ def is_shared(plan: Plan, name: str, module: ModulePath) -> bool:
     paths, adjoint = plan.program.input(name).attribute_paths, plan.program.adjoints.get(name)
     if adjoint is None or len(paths) != 1 or not paths[0].is_within(module):
         return False
-    calls = [number for number in plan.program.preserved if plan.site(number).path == module]
-    inside = {call for number in calls for call in plan.program.calls.within(number)}
-    return any(part.scope not in inside for part in adjoint.contributions)
+    return any(part.scope not in plan.preserved[module] for part in adjoint.contributions)
 
 
 def touched_of(plan: Plan) -> dict[str, Touched]:
     """The state that preserved modules hold, by the name of its input."""
     program = plan.program
-    preserved = {plan.site(number).path for number in program.preserved}
     readers: dict[str, list[tuple[int, ModulePath]]] = {}
     for number, call in plan.calls.items():
         for body in filter(None, (call.forward, call.backward)):
@@ -113,7 +111,7 @@ def touched_of(plan: Plan) -> dict[str, Touched]:
     found = {}
     for row in program.signature.state:
         paths = row.attribute_paths
-        if any(path.is_within(module) for path in paths for module in preserved):
+        if any(map(plan.is_of_preserved, paths)):
             adjoint = program.adjoints.get(row.name)
             found[row.name] = Touched(
                 row,
@@ -156,10 +154,10 @@ class Replacing:
         """Parameters of newcomers that the graph around reads, too, by the names of those before them."""
         found = {}
         for name, touched in self.touched.items():
-            gone = next((path for path in self.modules if is_shared(self.plan, name, path)), None)
-            held = None if gone is None else self._held(touched.paths[0])
-            like = touched.row.value
-            if isinstance(held, Tensor) and (held.shape, held.dtype) == (like.shape, like.dtype):
+            gone, like = self._newcomer_around(touched.paths[0]), touched.row.value
+            held = self._held(touched.paths[0])
+            fits = isinstance(held, Tensor) and (held.shape, held.dtype) == (like.shape, like.dtype)
+            if gone is not None and fits and is_shared(self.plan, name, gone):
                 found[name] = held
         return found
 
@@ -172,7 +170,10 @@ class Replacing:
 
     def took(self, path: ModulePath) -> bool:
         """Whether a newcomer has taken an attribute path."""
-        return any(path.is_within(gone) for gone in self.modules)
+        return self._newcomer_around(path) is not None
+
+    def _newcomer_around(self, path: ModulePath) -> ModulePath | None:
+        return next((above for above in path.prefixes() if above in self.modules), None)
 
     def refuse(self, number: int, *, trains: bool) -> None:
         """Raise `CallError` where the graph cannot tell whether a newcomer's state is meant."""
@@ -224,13 +225,13 @@ class Replacing:
 
     def _held(self, path: ModulePath) -> Any:
         """What is at an attribute path of a newcomer; None where it is the original's."""
-        for gone, module in self.modules.items():
-            if path.is_within(gone):
-                held: Any = module
-                for segment in path.relative_to(gone):
-                    held = registered(held, segment) if _has(held, segment) else None
-                return held
-        return None
+        gone = self._newcomer_around(path)
+        if gone is None:
+            return None
+        held: Any = self.modules[gone]
+        for segment in path.relative_to(gone):
+            held = registered(held, segment) if _has(held, segment) else None
+        return held
 
     def _spelled(self, call: int) -> str:
         return str(self.plan.site(call)) or "the model's forward"

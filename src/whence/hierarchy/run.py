@@ -31,7 +31,7 @@ from whence.hierarchy.pieces import Apart, apart
 from whence.hierarchy.plainly import Alone, carries_gradient
 from whence.hierarchy.plan import CallPlan, Half, Plan, Region
 from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
-from whence.hierarchy.replacing import Replacing, Touched, newcomers, refuse_half, touched_of
+from whence.hierarchy.replacing import Replacing, Touched, newcomers, places, refuse_half, touched_of
 from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place
 from whence.program.printing import marked
@@ -307,15 +307,21 @@ class CallBody(_OfThisProcess):
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
 
+    @cached_property
+    def _places(self) -> tuple[tuple[int, ModulePath], ...]:
+        return tuple(places(self.plan, self.number))
+
     def _replacing(self, module: nn.Module) -> Replacing:
         """What took captured modules' places; raises `CallError` where the graph cannot go on with it."""
         if not self.plan.program.preserved:
             return Replacing(self.plan, {}, {})
-        replacing = Replacing(self.plan, self.compiler.touched, newcomers(self.plan, self.number, module))
         refuse_half(self.plan, self.number, module)
-        if replacing.modules:
-            trains = self.plan.program.has_backward and torch.is_grad_enabled()
-            replacing.refuse(self.number, trains=trains)
+        found = newcomers(self.plan, self._places, module, self.plan.site(self.number).path)
+        if not found:
+            return Replacing(self.plan, {}, {})
+        replacing = Replacing(self.plan, self.compiler.touched, found)
+        trains = self.plan.program.has_backward and torch.is_grad_enabled()
+        replacing.refuse(self.number, trains=trains)
         return replacing
 
     @cached_property

@@ -15,7 +15,7 @@ from whence._torch.composed import carries_gradients
 from whence._torch.hooks import gradient_hooks
 from whence.errors import CallError, NotDifferentiable
 from whence.hierarchy.interface import Gradients
-from whence.hierarchy.pieces import Piece, Pieces, parts_of, total_of
+from whence.hierarchy.pieces import Piece, Pieces, parts_of, whole
 from whence.hierarchy.plan import Body, Plan
 from whence.program.signature import describe
 from whence.schema import Phase
@@ -140,7 +140,8 @@ class Trial:
         found = {id(source): arrived.pop(id(source), (source, []))[1] for source in sources}
         if arrived and sources:
             results, parts = zip(*arrived.values(), strict=True)
-            own = gradients_in_pieces(results, sources, [*map(total_of, parts)], retain_graph=keeps_graph())
+            totals = [whole(Pieces(tuple(part))) for part in parts]
+            own = gradients_in_pieces(results, sources, totals, retain_graph=keeps_graph())
             for source, pieces in zip(sources, own, strict=True):
                 found[id(source)] += [Piece(piece, self._at) for piece in pieces]
         named = {**self.leaves, **self.following}
@@ -161,12 +162,8 @@ class Trial:
     def _at(self) -> int:
         """When the backward of the original began."""
         inside = self.plan.program.calls.within(self.number)
-        own = (
-            name
-            for name, region in self.plan.regions.items()
-            if region[0] is Phase.BACKWARD and region[1] in inside
-        )
-        return min(self.plan.positions[name] for name in own)
+        own = (self.plan.operations.get((Phase.BACKWARD, call)) for call in inside)
+        return min(self.plan.positions[nodes[0].name] for nodes in own if nodes)
 
     def take(self) -> list[tuple[Tensor, list[Piece]]]:
         """The gradients of the parameters, once for each backward."""
