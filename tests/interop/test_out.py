@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 from torch.export.graph_signature import InputKind, OutputKind
 
@@ -240,7 +241,7 @@ class Halves(nn.Module):
 
 
 def test_sizes_that_vary_go_out_with_their_bounds() -> None:
-    """And come back; other rules cannot be said, and are warned of."""
+    """And come back."""
     model, x = nn.Linear(8, 4), torch.randn(4, 8)
     program = whence.capture(model, (x,), dynamic_shapes=({0: Dim("rows", max=64)},))
     exported = program.to_exported_program()
@@ -249,6 +250,101 @@ def test_sizes_that_vary_go_out_with_their_bounds() -> None:
     assert torch.equal(again(torch.ones(64, 8)), model(torch.ones(64, 8)))
     with pytest.raises(whence.CallError, match="allows 0 to 64"):
         again(torch.ones(65, 8))
-    halves = whence.capture(Halves(), (x,), dynamic_shapes=({0: Dim.AUTO},))
-    with pytest.warns(UserWarning, match="keeps the bounds of sizes"):
-        halves.to_exported_program()
+
+
+class TwoInputs(nn.Module):
+    """Rows in groups, of a batch that is handed over by name, and another size."""
+
+    def forward(self, batch: dict[str, Tensor], **others: Any) -> Tensor:
+        """The sum of both halves of the rows."""
+        return Halves()(batch["x"]) + others["more"][0].sum()
+
+
+def test_rules_of_sizes_are_checked_by_the_exported_program() -> None:
+    """As PyTorch checks its own, loaded and decomposed, too."""
+    model, x, y = TwoInputs(), torch.randn(4, 8), torch.randn(6)
+    shapes = {"batch": {"x": {0: Dim.AUTO}}, "others": {"more": ({0: 2 * Dim("pairs", max=32)},)}}
+    program = whence.capture(model, ({"x": x},), {"more": (y,)}, dynamic_shapes=shapes)
+    exported = program.to_exported_program()
+    torch.export.save(exported, buffer := io.BytesIO())
+    buffer.seek(0)
+    others = {"more": (torch.ones(8),)}
+    for one in (exported, torch.export.load(buffer), exported.run_decompositions({})):
+        run, even = one.module(), {"x": torch.randn(6, 8)}
+        assert torch.equal(run(even, **others), model(even, **others))
+        with pytest.raises(AssertionError, match=r"Guard failed: batch\['x'\].size\(\)\[0\] % 2 == 0"):
+            run({"x": torch.randn(5, 8)}, **others)
+
+
+def test_attention_of_open_sizes_goes_out() -> None:
+    """What a kernel decided about sizes is spelled as PyTorch reads it; a flag beside them is no size."""
+    model, x = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval(), torch.randn(3, 5, 16)
+    shapes = {"src": {0: Dim.AUTO, 1: Dim.AUTO}, "is_causal": None}
+    program = whence.capture(model, (x,), {"is_causal": False}, dynamic_shapes=shapes)
+    exported = program.to_exported_program()
+    other = torch.randn(2, 7, 16)
+    for one in (exported, exported.run_decompositions({})):
+        found = one.module()(other, is_causal=False)
+        assert torch.equal(found, program.module()(other, is_causal=False))
+
+
+class Branching(nn.Module):
+    """A branch, and a loop of unknown length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One after the other."""
+        taken = torch.cond(x.sum() > 0, lambda x: self.linear(x).sin(), self.linear, (x,))
+        _, looped = while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y.cos()), (torch.tensor(0), taken))
+        result: Tensor = looped
+        return result
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_branches_and_loops_go_out(strict: bool) -> None:
+    """Also from inside a module: into PyTorch's modules, and decomposed."""
+    model, x = nn.Sequential(nn.Linear(8, 8), Branching()).requires_grad_(False), torch.randn(4, 8)
+    exported = whence.capture(model, (x,), strict=strict).to_exported_program()
+    assert torch.equal(torch.export.unflatten(exported)(x), model(x))
+    assert torch.equal(exported.run_decompositions({}).module()(x), model(x))
+
+
+class Counting(nn.Module):
+    """Counts its calls; two ways to be called."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor, flip: bool = False) -> Tensor:
+        """With or without a flip."""
+        self.count.add_(1)
+        hidden: Tensor = self.linear(x) * self.count
+        return hidden.flip(0) if flip else hidden
+
+
+class CountingTwice(nn.Module):
+    """Calls it in both ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Counting()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One after the other."""
+        return self.inner(self.inner(x), flip=True)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_two_ways_to_call_a_module_go_out(strict: bool) -> None:
+    """A class is called by one name at all operations, as PyTorch's own reader wants it."""
+    model, x = CountingTwice(), torch.randn(4, 8)
+    exported = whence.capture(model, (x,), strict=strict).to_exported_program()
+    tree = torch.export.unflatten(exported)
+    assert torch.equal(tree(x), copy.deepcopy(model)(x))

@@ -486,3 +486,43 @@ def test_preserved_calls_keep_their_values() -> None:
             fused = edit.graph.call_function(aten.sigmoid.default, (tanh.args[0],))  # type: ignore[union-attr]
         relu.replace_all_uses_with(fused)
         edit.graph.eliminate_dead_code()
+
+
+class Masks(nn.Module):
+    """Two equal masks, which are drawn one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.add(self.drop(x.sin()), self.drop(x.sin()))
+
+
+class Filled(nn.Module):
+    """Two equal tensors, each filled in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = torch.empty_like(x), torch.empty_like(x)
+        return first.copy_(x).add_(1) * second.copy_(x).add_(1) + x.sum()
+
+
+def test_random_numbers_that_a_pass_merges() -> None:
+    """Operations that draw are never equal: the pass is refused, and the program is as it was."""
+    model, x = Masks(), torch.randn(2, 4)
+    program = whence.capture(model, (x,))
+    refused = pytest.raises(whence.LostProvenance, match="2 operations drew random numbers, and 1 do after")
+    with refused, program.track("cse") as edit:
+        merge_equal(edit)
+    assert program.verify(model, (x,)).ok
+
+
+def test_values_that_were_written_and_become_one() -> None:
+    """Their histories are one."""
+    model, x = Filled(), torch.randn(2, 4)
+    program = whence.capture(model, (x,))
+    with program.track("cse") as edit:
+        merge_equal(edit)
+    assert all(program.written.values())
+    assert torch.equal(program.unflatten()(x), model(x))
+    assert torch.equal(program.module()(x), model(x))

@@ -211,6 +211,17 @@ def test_batch_varies(name: str) -> None:
     assert all(program.verify(model, (given,)).ok for given in (X, longer, -longer))
 
 
+def test_functions_without_state_of_open_sizes() -> None:
+    """What they give has memory of its own, whatever stands for memory where sizes are symbols."""
+    model = branches(lambda _, x: x.sin(), lambda _, x: x * 2)
+    program = whence.capture(model, (X,), dynamic_shapes={"x": {0: Dim("batch")}})
+    longer = torch.cat([X, X + 0.5, X * 2])
+    assert all(program.verify(model, (given,)).ok for given in (X, -X, longer, -longer))
+    views = branches(lambda _, x: x[:, :2], lambda _, x: x[:, :2] * 2)
+    with pytest.raises(UnsupportedOperator, match="return a clone"):
+        whence.capture(views, (X,), dynamic_shapes={"x": {0: Dim("batch")}})
+
+
 def test_condition_on_a_size_keeps_both_branches() -> None:
     """A size that varies may decide; the other branch is in the program."""
     model = Calls(lambda m, x: torch.cond(x.shape[0] > 4, m.a, lambda x: m.a(x).sin(), (x,)))

@@ -1,5 +1,6 @@
 """What torch.export keeps private about its graphs: who checks them, and how one operation is taken apart."""
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -116,10 +117,14 @@ def in_a_mode_for_all() -> Callable[[Any], Any]:
     Compilers run a graph in the mode of its values, with the real parameters among the inputs.
     """
     modes: dict[int, FakeTensorMode] = {}
+    sizes = importlib.import_module("torch.fx.experimental.symbolic_shapes")  # brings sympy
 
     def moved(fake: FakeTensor) -> Tensor:
         old = fake.fake_mode
-        mode = modes.setdefault(id(old), FakeTensorMode(allow_non_fake_inputs=True, shape_env=old.shape_env))
+        if id(old) not in modes:
+            known = old.shape_env or sizes.ShapeEnv()  # inside of loops they are open where none else is
+            modes[id(old)] = FakeTensorMode(allow_non_fake_inputs=True, shape_env=known)
+        mode = modes[id(old)]
         with torch._C.DisableTorchFunction():
             return fake_like(mode, fake, fake.shape, fake.stride()).requires_grad_(fake.requires_grad)
 

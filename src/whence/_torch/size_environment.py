@@ -6,8 +6,9 @@ such as whether a tensor is contiguous, does not decide on sizes (`backed_size_o
 decisions of the code that runs, and each is noted with the line that took it.
 """
 
+import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,10 @@ class SizeEnvironment(ShapeEnv):
         self._note(known, orig_expr)
         return result
 
+    def create_symbol(self, val: Any, *args: Any, **kwargs: Any) -> Any:
+        """A symbol for a size; yes and no are numbers to AOT Autograd, and none that vary."""
+        return sympy.Integer(val) if isinstance(val, bool) else super().create_symbol(val, *args, **kwargs)
+
     def _is_for_a_run(self, found: Any) -> bool:
         """Whether code states by `torch._check` what nothing known before the run decides."""
         if self._in_kernel or not free_unbacked_symbols(found) or not _is_statement():
@@ -132,6 +137,15 @@ class SizeEnvironment(ShapeEnv):
             symbol = self.create_symbol(value, _Named(name), DimDynamic.DYNAMIC, limits)
             self.bases[name], self.names[symbol] = symbol, name
         return self.create_symintnode(self.bases[name], hint=value)
+
+    def say_where(self, texts: Mapping[str, str]) -> None:
+        """Say in PyTorch's spelling where sizes come from, by name: its exported programs check them there.
+
+        What they have no place for is a constant to them, of which they check nothing.
+        """
+        constant: Any = importlib.import_module("torch._dynamo.source").ConstantSource
+        for symbol, name in self.names.items():
+            self.var_to_sources[symbol] = [_Named(texts[name]) if name in texts else constant(name)]
 
     def number(self, name: str, value: int, low: int | None, high: int | None) -> Any:
         """An input that is a whole number, `value` in the example."""

@@ -82,6 +82,17 @@ def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, 
     return found
 
 
+def say_where(values: Iterable[Any], texts: Mapping[str, str]) -> None:
+    """Say in PyTorch's spelling where the sizes in these values come from, by their names."""
+    found = [size.node.shape_env for value in values for size in _sizes(value)]
+    if not found:
+        return
+    own = importlib.import_module("whence._torch.size_environment").SizeEnvironment
+    for environment in {id(held): held for held in found}.values():
+        if isinstance(environment, own):  # one from elsewhere knows
+            environment.say_where(texts)
+
+
 def _sizes(value: object) -> list[SymInt]:
     return [size for size in sizes_in(value) if isinstance(size, SymInt)]
 

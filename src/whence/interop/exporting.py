@@ -19,9 +19,10 @@ from torch.export.graph_signature import OutputKind as ExportedOutput
 
 from whence._torch.exported import Verifier, in_a_mode_for_all
 from whence._torch.graphs import name_plainly, nested_graph
-from whence._torch.symbolic_sizes import is_number, like, ranges_of
+from whence._torch.symbolic_sizes import is_number, like, ranges_of, say_where
+from whence._torch.trees import spelled, tree_flatten_with_path
 from whence.errors import Fault, NotExportable
-from whence.interop.stacks import with_metadata
+from whence.interop.stacks import classes_of, with_metadata
 from whence.program import Input, Output, Program
 from whence.program.state import with_state
 from whence.schema import InputKind, OutputKind
@@ -53,13 +54,8 @@ def to_exported_program(program: Program) -> ExportedProgram:
             "are right, and its gradients there are not",
             stacklevel=3,
         )
-    if rules := list(_lost_rules(program)):
-        warnings.warn(
-            f"an exported program keeps the bounds of sizes, and not that {'; '.join(rules)}: it does not "
-            "refuse other sizes, for which the model would do something else",
-            stacklevel=3,
-        )
     program = with_state(program, "inputs")
+    say_where([row.value for row in program.signature.inputs], dict(_sources(program)))
     graph = _graph(program)
     return ExportedProgram(
         root=_nested(program),
@@ -126,12 +122,19 @@ def _composed(program: Program) -> Iterator[Fault]:
         )
 
 
-def _lost_rules(program: Program) -> Iterator[str]:
-    """What sizes must keep besides bounds, in words."""
+def _sources(program: Program) -> Iterator[tuple[str, str]]:
+    """Where each size is read, as PyTorch spells it in the checks of an exported program."""
     sizes = program.convention.sizes
-    for rule in () if sizes is None else sizes.rules:
-        if not rule.words.startswith(("at least ", "at most ")):
-            yield f"{rule.dimensions[0]} must be {rule}"
+    if sizes is None:
+        return
+    args, kwargs = program.convention.unflatten(program.convention.leaves)
+    given = {**dict(zip(_argument_names(program), args, strict=False)), **kwargs}
+    paths = [path for path, _ in tree_flatten_with_path(given)[0]]
+    for reading in sizes.readings:
+        at = reading.dimension
+        found = f"L{spelled(paths[at.position])}" + ("" if at.dim is None else f".size()[{at.dim}]")
+        found = f"({found} - {reading.offset})" if reading.offset else found
+        yield reading.name, f"({found} // {reading.scale})" if reading.scale != 1 else found
 
 
 def _ordered(program: Program) -> list[Output]:
@@ -143,13 +146,13 @@ def _ordered(program: Program) -> list[Output]:
 def _graph(program: Program) -> fx.Graph:
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
-    moved = in_a_mode_for_all()
+    moved, classes = in_a_mode_for_all(), classes_of(program)
     for node in program.graph.nodes:
         if node.op == "output":
             continue
         made[node] = graph.node_copy(node, lambda source: made[source])
         name_plainly(made[node], node.name)
-        made[node].meta = with_metadata(program, node)
+        made[node].meta = with_metadata(program, node, classes)
         if "val" in node.meta:
             made[node].meta["val"] = moved(node.meta["val"])
     by_name = {node.name: copy for node, copy in made.items()}

@@ -1,11 +1,11 @@
 """Everything of a program that names nodes, under the names that a pass left."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torch import fx
 
-from whence._torch.operators import reads_memory
+from whence._torch.operators import draws, reads_memory
 from whence.passes.after import After
 from whence.passes.before import Before
 from whence.passes.faults import returned
@@ -59,14 +59,21 @@ def carried(old: Before, now: After, module: fx.GraphModule) -> Program:
         histories={
             name: _history(names, values, held.get(name)) for name, values in program.histories.items()
         },
-        written={
-            found: names.all(values)
-            for name, values in program.written.items()
-            if (found := names.get(name)) is not None
-        },
+        written=_written(program, names),
         differentiable=frozenset(names.all(tuple(program.differentiable))),
         straight_through=frozenset(names.all(tuple(program.straight_through))),
     )
+
+
+def _written(program: Program, names: Names) -> dict[str, tuple[str, ...]]:
+    """The later values of what is written in between: those of values that became one are one row."""
+    merged: dict[str, tuple[str, ...]] = {}
+    for name, values in program.written.items():
+        found = names.get(name)
+        later = tuple(value for value in names.all(values) if value != found)
+        if found is not None and later:
+            merged[found] = tuple(dict.fromkeys((*merged.get(found, ()), *later)))
+    return merged
 
 
 def _outputs(program: Program, now: After) -> Iterator[Output]:
@@ -150,6 +157,7 @@ def _unclear(
 def carried_faults(old: Before, now: After) -> Iterator[Broken]:
     """What a program needs, and has no place for when it is gone."""
     program = old.program
+    yield from _lost_draws(old, now)
     seed = None if program.seed is None else now.image(program.seed)
     if program.seed is not None and (seed is None or origin_of(seed).phase is not Phase.BACKWARD):
         yield Broken(f"the seed of the backward, {program.seed}, is gone", None, "leave it in the graph")
@@ -167,6 +175,20 @@ def carried_faults(old: Before, now: After) -> Iterator[Broken]:
             if now.image(name) is None:
                 what = f"{name} is gone, which {row.site} takes or returns, and its calls are preserved"
                 yield Broken(what, None, "leave it in the graph, or capture without preserve_calls")
+
+
+def _lost_draws(old: Before, now: After) -> Iterator[Broken]:
+    """Random numbers that are drawn less often: operations that draw are never equal, nor without effect."""
+    before, after = _drawing(old.nodes.values()), _drawing(now.graph.nodes)
+    if len(after) < len(before):
+        gone = [node.name for node in before if now.image(node.name) not in after]
+        what = f"{len(before)} operations drew random numbers, and {len(after)} do after the pass"
+        remedy = "let the pass leave operations alone that draw random numbers"
+        yield Broken(f"{what}, without {', '.join(gone)}" if gone else what, None, remedy)
+
+
+def _drawing(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    return [node for node in nodes if draws(node.target, node.args, node.kwargs)]
 
 
 def _is_straight(old: Before, now: After, image: fx.Node) -> bool:

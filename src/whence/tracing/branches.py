@@ -34,7 +34,6 @@ from whence._torch.graphs import graph_module
 from whence._torch.operators import HigherOrderOperator, brings_derivative, draws, op_name
 from whence._torch.recording import Recorder
 from whence._torch.sizes import SYMBOLIC
-from whence._torch.tensors import storage_of
 from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten
 from whence.errors import Place, UnsupportedMutation, UnsupportedOperator, WhenceError
 from whence.program.origins import has_origin, origin_of, set_origin
@@ -43,6 +42,7 @@ from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.cutting import cut_gradients
 from whence.tracing.functional import Functional, functionalize
+from whence.tracing.memory import memory_of
 from whence.tracing.notes import Mark, Notes
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.unused import drop_unused, order_placeholders
@@ -364,8 +364,6 @@ class _Closing:
             raise self._refused(f"its functions return different structures: {[s.spec for s in seen]}")
         for each in seen:
             self._recognise(each)
-            if not lone:
-                self._refuse_shared(each)
         constants = {} if lone else self._constants(seen)
         outside = self._outside(seen)
         with recording_paused():
@@ -382,18 +380,13 @@ class _Closing:
             if isinstance(leaf, Tensor) and seen.recorder.node_of(leaf) is None:
                 seen.recorder.recognised(leaf)
 
-    def _refuse_shared(self, seen: Seen) -> None:
-        """No result may be memory of an argument, or of another result."""
-        given = [
-            value for value in (*seen.args, *seen.listener.outside.values()) if isinstance(value, Tensor)
-        ]
-        taken = {storage_of(seen.recorder.stand_in(tensor)) for tensor in given}
-        for leaf in seen.leaves:
-            if not isinstance(leaf, Tensor):
-                continue
-            if (memory := storage_of(seen.recorder.stand_in(leaf))) in taken:
-                raise self._refused("a function returns what it was given, or a part of it: return a clone")
-            taken.add(memory)
+    def _shares(self, seen: Seen) -> bool:
+        """Whether a result is memory of an argument, or of another result."""
+        nodes = seen.recorder.graph.nodes
+        memory, taken = memory_of(nodes), {node for node in nodes if node.op == "placeholder"}
+        results = (seen.recorder.node_of(leaf) for leaf in seen.leaves if isinstance(leaf, Tensor))
+        looked_into = [memory(node) for node in results if node is not None]
+        return len(set(looked_into)) < len(looked_into) or not taken.isdisjoint(looked_into)
 
     def _constants(self, seen: Sequence[Seen]) -> dict[int, Any]:
         """The leaves of results that are no tensors, by position; all functions must return the same."""
@@ -443,8 +436,11 @@ class _Closing:
             for tensor, like in outside.values()
         ]
         nodes = [recorder.node_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in seen.leaves]
+        shares = not lone and self._shares(seen)
         functional = functionalize(recorder.graph, recorder.sizes)
         self._refuse_writes(seen, functional)
+        if shares:
+            raise self._refused("a function returns what it was given, or a part of it: return a clone")
         final = [functional.final(node) if isinstance(node, fx.Node) else node for node in nodes]
         if cut_gradients(recorder.graph, seen.listener.marks, functional.sources, seen.known, any_input=True):
             raise self._refused("a function writes in place without gradients to what has one")

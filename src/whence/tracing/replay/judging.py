@@ -1,9 +1,9 @@
 """May what a watched call recorded stand for other calls?"""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from operator import getitem, is_
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType
 from typing import Any
 
@@ -13,7 +13,7 @@ from whence._torch.attribute_reads import NOTHING
 from whence._torch.autograd import is_custom_function, made_since
 from whence._torch.hooks import has_hooks
 from whence._torch.modes import modes_now
-from whence._torch.operators import traits, written_arguments
+from whence._torch.operators import written_arguments
 from whence._torch.size_nodes import bases_of
 from whence._torch.sizes import SYMBOLIC, known_about
 from whence._torch.tensors import attributes_set_on, storage_of
@@ -21,6 +21,7 @@ from whence._torch.trees import tree_flatten
 from whence.program.observed import Read
 from whence.schema import Phase
 from whence.tracing.example import is_plain_constant
+from whence.tracing.memory import memory_of, nodes_in
 from whence.tracing.modules import CONTAINERS, Content, Kept, same_items
 from whence.tracing.notes import Notes
 from whence.tracing.replay.differentiating import is_stand_in
@@ -184,11 +185,11 @@ def _tensor_behind(source: fx.Node, tensors: Mapping[fx.Node, Tensor], notes: No
 
 
 def _about_memory(nodes: Sequence[fx.Node], border: Border, host: Host) -> Iterator[str]:
-    memory = _memory if host.recorder.environment is None else _memory_by_schema(nodes)
+    memory = _memory if host.recorder.environment is None else memory_of(nodes)
     given = {memory(node) for node, _ in border.inputs}
     for node in nodes:
         written = written_arguments(node.target, node.args, node.kwargs) if node.op == "call_function" else []
-        if any(memory(source) in given for source in _nodes_in(written)):
+        if any(memory(source) in given for source in nodes_in(written)):
             yield "it writes to an argument or to state"
     returned = [memory(node) for node, _ in border.outputs]
     if len(set(returned)) < len(returned) or not given.isdisjoint(returned):
@@ -200,34 +201,11 @@ def _memory(node: fx.Node) -> object:
     return storage_of(node.meta["val"])
 
 
-def _memory_by_schema(nodes: Sequence[fx.Node]) -> Callable[[fx.Node], object]:
-    """The same where sizes are symbols: there, fake tensors of one layout share what stands for memory."""
-    bases: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        source = _looked_into(node)
-        if source is not None and (node.target is not getitem or source in bases):
-            bases[node] = bases.get(source, source)
-    return lambda node: bases.get(node, node)
-
-
-def _looked_into(node: fx.Node) -> fx.Node | None:
-    """The argument into whose memory the result of a node looks, or may look."""
-    written = _nodes_in(written_arguments(node.target, node.args, node.kwargs))
-    viewed = 0 if node.target is getitem else traits(node.target).viewed
-    seen = () if viewed is None else node.args[viewed : viewed + 1]
-    return next((source for source in chain(written, seen) if isinstance(source, fx.Node)), None)
-
-
 def _about_sizes(trial: Trial, outcome: Outcome, host: Host) -> Iterator[str]:
     if any(isinstance(leaf, SYMBOLIC) for leaf in outcome.leaves):
         yield "it returns a size"
     if known_about(host.recorder.environment) != trial.start.sizes_known:
         yield "it finds out something about a size, or makes one"
-
-
-def _nodes_in(written: Sequence[Any]) -> Iterator[fx.Node]:
-    for value in written:
-        yield from value if isinstance(value, list | tuple) else (value,)
 
 
 def _conditions(trial: Trial, called: tuple[nn.Module, ...]) -> Conditions:
