@@ -188,39 +188,62 @@ def leaves_below(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [node.variable for node in nodes_below_tensors(tensors) if is_leaf_node(node)]  # type: ignore[attr-defined]
 
 
+def as_given(tensor: Tensor) -> Tensor:
+    """The tensor as the result of an operation that autograd recorded, with memory in common.
+
+    Of leaves autocast keeps the casts, and nobody may write to them.
+    """
+    leaf = tensor.detach().requires_grad_()
+    plain = type(leaf) is Tensor and leaf.layout is torch.strided
+    if not plain or leaf.is_conj() or leaf.is_neg():
+        return leaf
+    return _Given.apply(leaf)  # type: ignore[no-any-return]
+
+
+class _Given(torch.autograd.Function):
+    """Gives a tensor that looks into the memory of another, and is no view to autograd."""
+
+    @staticmethod
+    def forward(_ctx: Any, leaf: Tensor) -> Tensor:
+        """Without the gradient that a view would have."""
+        found: Any = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+        return found.set_(leaf.detach())  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(_ctx: Any, received: Tensor) -> Tensor:
+        """As it came."""
+        return received
+
+
 def gradients_in_pieces(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], tangents: Sequence[Tensor], *, retain_graph: bool
 ) -> list[tuple[Tensor, ...]]:
-    """Gradients of `outputs` for leaf `inputs`, each as what arrived for it, in the order of arrival."""
-    pieces: dict[int, list[Tensor]] = {id(leaf): [] for leaf in inputs}
+    """Gradients of `outputs` for `inputs`, each as what arrived for it, in the order of arrival."""
+    keys = [gradient_key(tensor) for tensor in inputs]
+    pieces: dict[GradientKey | None, list[Tensor]] = {key: [] for key in keys}
     for output, tangent in zip(outputs, tangents, strict=True):
-        pieces.get(id(output), []).append(tangent)
+        pieces.get(gradient_key(output), []).append(tangent)
     with ExitStack() as hooks:
         for node in nodes_below_tensors(outputs):
-            leaves = [_leaf_of(target, pieces) for target, _ in node.next_functions]
-            if any(leaf is not None for leaf in leaves):
-                hooks.callback(node.register_hook(_collecting(node, leaves, pieces)).remove)
+            places = [key if key in pieces else None for key in keys_out(node)]
+            if any(key is not None for key in places):
+                hooks.callback(node.register_hook(_collecting(node, places, pieces)).remove)
         totals = torch.autograd.grad(outputs, inputs, tangents, allow_unused=True, retain_graph=retain_graph)
-    return [
-        () if total is None else tuple(pieces[id(leaf)]) for leaf, total in zip(inputs, totals, strict=True)
-    ]
+    return [() if total is None else tuple(pieces[key]) for key, total in zip(keys, totals, strict=True)]
 
 
-def _leaf_of(target: Node | None, known: Mapping[int, object]) -> int | None:
-    if target is None or not is_leaf_node(target):
-        return None
-    found = id(target.variable)  # type: ignore[attr-defined]
-    return found if found in known else None
-
-
-def _collecting(node: Node, leaves: Sequence[int | None], pieces: Mapping[int, list[Tensor]]) -> Any:
+def _collecting(
+    node: Node,
+    places: Sequence[GradientKey | None],
+    pieces: Mapping[GradientKey | None, list[Tensor]],
+) -> Any:
     """A function of Python's may hand on sums, and say in `parts` what each of them was made of."""
 
     def ends(produced: Sequence[Tensor | None], _received: Sequence[Tensor | None]) -> None:
         made_of = vars(node).pop("parts", {}) if is_custom_function(node) else {}
-        for position, (leaf, gradient) in enumerate(zip(leaves, produced, strict=True)):
-            if leaf is not None and gradient is not None:
-                pieces[leaf] += made_of.get(position, (gradient,))
+        for position, (key, gradient) in enumerate(zip(places, produced, strict=True)):
+            if key is not None and gradient is not None:
+                pieces[key] += made_of.get(position, (gradient,))
 
     return ends
 

@@ -1,6 +1,7 @@
 """Tensors that are made of others, in a captured call: taken apart so that gradients come back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -88,6 +89,22 @@ def attribute_of(module: nn.Module, path: ModulePath) -> Any:
     for segment in path:
         held = registered(held, segment)
     return held
+
+
+@contextmanager
+def holding(module: nn.Module, tensors: Mapping[ModulePath, Tensor]) -> Iterator[None]:
+    """Let a module hold these parameters and buffers inside the block."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for path, tensor in tensors.items():
+            attributes = attribute_of(module, path.parent).__dict__
+            register = attributes["_buffers" if path.name in attributes["_buffers"] else "_parameters"]
+            before.append((register, path.name, register.get(path.name)))
+            register[path.name] = tensor
+        yield
+    finally:
+        for register, name, held in before:
+            register[name] = held
 
 
 def assign(module: nn.Module, path: ModulePath, new: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Run a captured call under autograd: its captured forward, and later its captured backward."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, Protocol
@@ -11,11 +12,13 @@ from torch import Tensor, nn
 from whence._torch.autograd import below_autograd, release_saved
 from whence._torch.symbolic_sizes import in_order_of
 from whence.errors import NotDifferentiable
+from whence.hierarchy.composed import attribute_of, holding
 from whence.hierarchy.described import Described
 from whence.hierarchy.interface import Gradients
 from whence.hierarchy.pieces import Piece, added, in_order, parts_of
 from whence.hierarchy.plan import CallPlan, Half
 from whence.hierarchy.trials import Trial
+from whence.provenance import ModulePath
 
 Needs = Mapping[str, frozenset[str]]
 
@@ -44,15 +47,15 @@ class Runner(Protocol):
 class Differentiation:
     """One differentiable run: which halves to run, on which module, and how gradients are wired.
 
-    `half` is the backward that runs, and `new` are the parameters of modules that took the place of captured
-    ones.
+    `watched` is the state that the backward reads from the module. `half` is the backward that runs, and
+    `new` are the parameters of modules that took the place of captured ones.
     """
 
     runner: Runner
     module: nn.Module
     plan: CallPlan
     gradients: Gradients
-    versions: tuple[int, ...]
+    watched: tuple[tuple[ModulePath, Tensor], ...]
     half: Half = Half.BACKWARD
     new: tuple[Tensor, ...] = ()
 
@@ -83,8 +86,7 @@ class CapturedFunction(torch.autograd.Function):
             *outputs, kept = results
             results = tuple(outputs)
         leaves, ctx.layout = _flattened(kept)
-        watched = [tensors[position] for position in run.versions]
-        ctx.save_for_backward(*leaves, *watched)
+        ctx.save_for_backward(*leaves, *(held for _, held in run.watched))
         ctx.run = run
         ctx.edges = [*accumulate((isinstance(tensor, Tensor) for tensor in tensors), initial=0)]
         named = list(zip(run.plan.forward.outputs, results, strict=True))
@@ -116,7 +118,9 @@ class CapturedFunction(torch.autograd.Function):
             )
         arrived, missing = _tangents(run, received, ctx.shapes)
         tangents = [arrived[name] for name in body.inputs]
-        produced = run.runner.run_backward(run.module, run.half, *_kept(ctx, run), *tangents)
+        kept, others = _kept(ctx, run)
+        with holding(run.module, others) if others else nullcontext():
+            produced = run.runner.run_backward(run.module, run.half, *kept, *tangents)
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
         needs = run.runner.needs if missing else {}
         given = zip(run.inputs, ctx.needs_input_grad[1:], strict=False)  # no parameter, where a module went
@@ -125,15 +129,24 @@ class CapturedFunction(torch.autograd.Function):
         return [*map(added, parts), *_gradients_of_new(run.new, ctx.layout)]
 
 
-def _kept(ctx: Any, run: Differentiation) -> list[Any]:
+def _kept(ctx: Any, run: Differentiation) -> tuple[list[Any], dict[ModulePath, Tensor]]:
     """What the forward kept, as the backward takes it: it empties the lists, and so frees what it has used.
 
-    Looking at the saved tensors also checks that none was changed since, the watched parameters among them.
+    Looking at the saved tensors also checks that none was changed since, the watched state among them. That
+    which the module holds no more comes second, as after `torch.func.functional_call`.
     """
     saved = iter(ctx.saved_tensors)
     kept = [_packed(ctx.layout, saved)] if run.plan.forward.kept else []
+    watched = [(path, held) for (path, _), held in zip(run.watched, saved, strict=True)]
     release_saved(ctx)
-    return kept
+    return kept, {path: held for path, held in watched if _is_another(run.module, path, held)}
+
+
+def _is_another(module: nn.Module, path: ModulePath, held: Tensor) -> bool:
+    try:
+        return attribute_of(module, path) is not held
+    except AttributeError:
+        return False  # its module was replaced, which its backward will tell
 
 
 def laid_out(tensor: Tensor, expected: Described) -> Tensor:

@@ -93,11 +93,15 @@ def _half(site: CallSite, names: Sequence[ModulePath], new: Sequence[ModulePath]
 
 
 def is_shared(plan: Plan, name: str, module: ModulePath) -> bool:
-    """Whether a parameter of one name in a preserved module gets gradients from around its calls, too."""
+    """Whether a parameter of one name in a preserved module gets gradients from each of its calls, and from
+    around them."""
     paths, adjoint = plan.program.input(name).attribute_paths, plan.program.adjoints.get(name)
     if adjoint is None or len(paths) != 1 or not paths[0].is_within(module):
         return False
-    return any(part.scope not in plan.preserved[module] for part in adjoint.contributions)
+    scopes = {part.scope for part in adjoint.contributions}
+    calls = (number for number in plan.program.preserved if plan.site(number).path == module)
+    each = not any(scopes.isdisjoint(plan.program.calls.within(number)) for number in calls)
+    return each and not scopes <= plan.preserved[module]
 
 
 def touched_of(plan: Plan) -> dict[str, Touched]:

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence._torch.operators import draws
 from whence._torch.sizes import is_symbolic
+from whence._torch.symbolic_sizes import order_of
 from whence._torch.trees import tree_flatten
 from whence.errors import CallError, Fault
 from whence.hierarchy.interface import Interface
@@ -68,8 +70,27 @@ class Returned:
                 new = "is new, and was an argument at capture, which the graph around reads"
                 return None if _stands_for(value, given[name]) else new
             case Named(name):
-                return _difference(self.plan.nodes[name].meta["val"], value)
+                expected = self.plan.nodes[name].meta["val"]
+                return _difference(expected, value) or self._other_order(name, expected, value)
         return None
+
+    def _other_order(self, name: str, expected: Any, value: Any) -> str | None:
+        """Random numbers are drawn in the order of memory, which the graph has from the capture."""
+        if not isinstance(expected, Tensor) or {value.layout, expected.layout} != {torch.strided}:
+            return None
+        if order_of(value) == order_of(expected) or name not in self._drawn_after:
+            return None
+        return "lies in memory otherwise than the original's, and random numbers are drawn for it afterwards"
+
+    @cached_property
+    def _drawn_after(self) -> frozenset[str]:
+        """The values that random draws follow from."""
+        found: set[str] = set()
+        for node in reversed(self.plan.nodes.values()):
+            draw = node.op == "call_function" and draws(node.target, node.args, node.kwargs)
+            if draw or any(user.name in found for user in node.users):
+                found.add(node.name)
+        return frozenset(found)
 
     def _other_state(self, leaf: Any, value: Any, module: nn.Module) -> str | None:
         """State of the original is read from the newcomer by its name, so the newcomer must return it."""

@@ -1,7 +1,7 @@
 """Captured calls, ready to run: by their caller in the tree, or alone, by a person."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +25,7 @@ from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.inner_calls import ChildCall, child_call
-from whence.hierarchy.interface import Gradients, Interface, interface_of
+from whence.hierarchy.interface import Gradients, Interface, interface_of, readable
 from whence.hierarchy.overlap import refuse_overlap
 from whence.hierarchy.pieces import Apart, apart
 from whence.hierarchy.plainly import Alone, carries_gradient
@@ -303,7 +303,8 @@ class CallBody(_OfThisProcess):
         if not torch.is_grad_enabled() or not any(map(carries_gradient, (*parameters, *inputs, *new))):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
         half = Half.IN_PIECES if replacing.modules else Half.BACKWARD
-        run = Differentiation(self, module, self.call_plan, gradients, self._watched, half, new)
+        watched = tuple(self._watched_in(module, parameters))
+        run = Differentiation(self, module, self.call_plan, gradients, watched, half, new)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
 
@@ -455,17 +456,35 @@ class CallBody(_OfThisProcess):
         return needs
 
     @cached_property
-    def _watched(self) -> tuple[int, ...]:
-        """Positions of the parameters that the backward reads: they must not change in between."""
-        interface = self.interface
+    def _watched(self) -> tuple[tuple[int | None, ModulePath], ...]:
+        """The state that the backward reads: the position of a parameter, and where the module holds it.
+
+        It must not change in between. Of state that the program writes a copy is kept.
+        """
+        interface, program, nodes = self.interface, self.plan.program, self.plan.nodes
         if interface is None or interface.gradients is None:
             return ()
-        nodes, regions = self.plan.nodes, self.plan.regions
+        positions = {name: at for at, (name, _) in enumerate(interface.gradients.parameters)}
+        held = ((row.name, readable(self.plan, row.name, self.number)) for row in program.signature.state)
+        regions = self.plan.regions
         return tuple(
-            position
-            for position, (name, _) in enumerate(interface.gradients.parameters)
-            if any(regions.get(user.name, (None,))[0] is Phase.BACKWARD for user in nodes[name].users)
+            (positions.get(name), path)
+            for name, path in held
+            if path is not None
+            and name not in program.histories
+            and any(regions.get(user.name, (None,))[0] is Phase.BACKWARD for user in nodes[name].users)
         )
+
+    def _watched_in(
+        self, module: nn.Module, parameters: Sequence[Any]
+    ) -> Iterator[tuple[ModulePath, Tensor]]:
+        for position, path in self._watched:
+            try:
+                now = attribute_of(module, path)
+            except AttributeError:
+                continue  # of a module that was replaced
+            if isinstance(now, Tensor) and (position is None or now is parameters[position]):
+                yield path, now
 
 
 def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str, str], ...]) -> CallError:

@@ -15,11 +15,8 @@ from torch import Tensor, nn
 
 from whence._torch.autograd import above_autograd
 from whence._torch.modes import switched
-from whence._torch.sizes import is_symbolic
 from whence._torch.trees import tree_flatten
 from whence.errors import CallError, Noting
-from whence.hierarchy.described import described
-from whence.hierarchy.differentiable import laid_out
 from whence.hierarchy.interface import Interface, interface_of
 from whence.hierarchy.pieces import untold
 from whence.hierarchy.plan import Body, Plan, first_within
@@ -115,18 +112,10 @@ class Place:
         noted = program.calls.rows[self.number].autocast
         return program.autocast if noted is None else noted
 
-    @cached_property
+    @property
     def _carries_gradients(self) -> bool:
-        """Whether the original's call recorded gradients: one inside `no_grad` did not."""
-        program, path = self.plan.program, self.plan.site(self.number).path
-        known, taken = program.differentiable, {name for name in self.interface.leaves if name}
-        trained = any(
-            row.value.requires_grad and first_within(row.attribute_paths, path) is not None
-            for row in program.signature.state
-        )
-        if not known:
-            return True  # nothing carried any, or nobody noted it, as in an exported program
-        return bool(known & {*self.interface.result.names}) or not (trained or known & taken)
+        """Whether autograd recorded where the call was made."""
+        return self.plan.program.calls.rows[self.number].records
 
     @cached_property
     def _written(self) -> dict[str, str]:
@@ -211,7 +200,7 @@ class Place:
         path = self.plan.site(self.number).path
         for name in self.forward.outputs:
             if name in results:
-                given[name] = self._laid_out(name, results[name])
+                given[name] = results[name]
             elif name not in given:
                 holder = self._holder(name, path)
                 if holder is None:
@@ -221,12 +210,6 @@ class Place:
                     raise self._refusal(what)
                 given[name] = _copy_of_attribute(module, holder)
         return given
-
-    def _laid_out(self, name: str, value: Any) -> Any:
-        fake = self.plan.nodes[name].meta["val"]
-        if not isinstance(value, Tensor) or any(map(is_symbolic, (*fake.shape, *fake.stride()))):
-            return value
-        return laid_out(value, described(fake, {}))
 
     def _holder(self, name: str, path: ModulePath) -> ModulePath | None:
         """Where the original held the state that a value is."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.autograd import above_autograd, gradients_in_pieces, keeps_graph, leaves_below
+from whence._torch.autograd import above_autograd, as_given, gradients_in_pieces, keeps_graph, leaves_below
 from whence._torch.composed import carries_gradients
 from whence._torch.hooks import gradient_hooks
 from whence.errors import CallError, NotDifferentiable
@@ -52,7 +52,7 @@ class Trial:
         with above_autograd(), torch.enable_grad():
             known = self.plan.program.differentiable | {*self.gradients.terms}
             carrying = (name for name in named if name in known and _is_float(named[name]))
-            self.leaves = {name: named[name].detach().requires_grad_() for name in carrying}
+            self.leaves = {name: as_given(named[name]) for name in carrying}
             yield {name: self.leaves.get(name, value) for name, value in named.items()}
 
     def ended(self, module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
@@ -99,8 +99,9 @@ class Trial:
         return bool(known) and name not in known and any(around)
 
     def _strangers(self) -> list[Tensor]:
-        """Leaves that the results lead to and that are neither arguments nor parameters."""
-        known = {id(tensor) for tensor in (*self.leaves.values(), *self.parameters)}
+        """Leaves that the results lead to and that are neither parameters nor behind arguments."""
+        given = list(self.leaves.values())
+        known = {id(tensor) for tensor in (*given, *leaves_below(given), *self.parameters)}
         return [leaf for leaf in leaves_below([*self.results.values()]) if id(leaf) not in known]
 
     def _handed_on(self, backward: Body) -> set[str]:

@@ -83,7 +83,7 @@ class Call:
     structure of `(args, kwargs)` and `outputs` that of the result. `others` are further names of the module,
     where its caller did not read it by one of them: it was handed the module, or a function that holds it.
     `autocast` is as it was then, where somebody noted it: device types with their dtypes. `switches` of the
-    process are there where the model had turned them.
+    process are there where the model had turned them; `records` is false where it had turned autograd off.
     """
 
     number: int
@@ -95,6 +95,7 @@ class Call:
     others: tuple[ModulePath, ...] = ()
     autocast: tuple[tuple[str, str], ...] | None = None
     switches: Switches = field(default_factory=dict, hash=False)
+    records: bool = True
 
     @property
     def label(self) -> str:

@@ -268,6 +268,7 @@ def _calls(recorded: Recorded, names: "_Names") -> Calls:
             _others(scope, recorded.session.names),
             scope.autocast,
             {name: now for name, now in scope.switches.items() if now != scopes[0].switches[name]},
+            scope.records or not scopes[0].records,
         )
         for number, scope in enumerate(scopes)
     ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import Node
 
@@ -49,7 +50,7 @@ class Repeat:
 @dataclass
 class Scope:
     """One module call while it is being recorded; `is_reached` if its caller read the module by a name,
-    and `autocast` and the `switches` of the process as they were then."""
+    and `autocast`, the `switches` of the process and whether autograd `records` as they were then."""
 
     site: CallSite
     parent: int
@@ -60,6 +61,7 @@ class Scope:
     is_reached: bool = True
     autocast: tuple[tuple[str, str], ...] = field(default_factory=autocast_state)
     switches: Switches = field(default_factory=switches)
+    records: bool = field(default_factory=torch.is_grad_enabled)
 
 
 @dataclass(frozen=True)
