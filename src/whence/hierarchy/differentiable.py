@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any, Protocol
 
@@ -48,7 +48,8 @@ class Differentiation:
     """One differentiable run: which halves to run, on which module, and how gradients are wired.
 
     `watched` is the state that the backward reads from the module. `half` is the backward that runs, and
-    `new` are the parameters of modules that took the place of captured ones.
+    `new` are the parameters of modules that took the place of captured ones, without those `tied` to captured
+    parameters, by the names of these.
     """
 
     runner: Runner
@@ -58,6 +59,7 @@ class Differentiation:
     watched: tuple[tuple[ModulePath, Tensor], ...]
     half: Half = Half.BACKWARD
     new: tuple[Tensor, ...] = ()
+    tied: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -124,9 +126,15 @@ class CapturedFunction(torch.autograd.Function):
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
         needs = run.runner.needs if missing else {}
         given = zip(run.inputs, ctx.needs_input_grad[1:], strict=False)  # no parameter, where a module went
-        parts = [_arriving(run, name, values, (missing, needs)) if has else () for name, has in given]
+        found = _found_by_trials(ctx.layout) if run.half is Half.IN_PIECES else {}
+        tied = {name: found.get(id(held), ()) for name, held in run.tied.items()}
+        parts = [
+            _arriving(run, name, values, (missing, needs), tied.get(name, ())) if has else ()
+            for name, has in given
+        ]
         ctx.parts = {edge: part for edge, part in zip(ctx.edges, parts, strict=False) if len(part) > 1}
-        return [*map(added, parts), *_gradients_of_new(run.new, ctx.layout)]
+        new = (in_order(found.get(id(held), ())) for held in run.new)
+        return [*map(added, parts), *map(added, new)]
 
 
 def _kept(ctx: Any, run: Differentiation) -> tuple[list[Any], dict[ModulePath, Tensor]]:
@@ -191,28 +199,30 @@ def _tangents(
 
 
 def _arriving(
-    run: Differentiation, name: str, values: dict[str, Any], unused: tuple[set[str], Needs]
+    run: Differentiation,
+    name: str,
+    values: dict[str, Any],
+    unused: tuple[set[str], Needs],
+    more: Sequence[Piece],
 ) -> tuple[Tensor, ...]:
-    """The terms of a gradient; none where all of them come from gradients that did not arrive."""
+    """The terms of a gradient, and `more`; none where all terms come from gradients that did not arrive."""
     terms, (missing, needs) = run.gradients.terms.get(name, ()), unused
     if missing and terms and all(needs.get(term, frozenset()) <= missing for term in terms):
-        return ()
+        terms = ()
     if run.half is Half.BACKWARD:
         return tuple(values[term] for term in terms)
     found = ((values[term], term) for term in terms)  # None for a parameter whose module was replaced
     parts = (parts_of(value, run.runner.position_of(term)) for value, term in found if value is not None)
-    return in_order(chain.from_iterable(parts))
+    return in_order(chain(*parts, more))
 
 
-def _gradients_of_new(new: Sequence[Tensor], layout: Any) -> list[Tensor | None]:
-    """The gradients that the parameters of other people's modules got, in the order they arrived."""
-    if not new:
-        return []
+def _found_by_trials(layout: Any) -> dict[int, list[Piece]]:
+    """The gradients that other people's modules found for their parameters, by the identity of these."""
     found: dict[int, list[Piece]] = {}
     for trial in _trials(layout):
         for parameter, pieces in trial.take():
             found.setdefault(id(parameter), []).extend(pieces)
-    return [added(in_order(found.get(id(held), ()))) for held in new]
+    return found
 
 
 def _trials(layout: Any) -> Iterator[Trial]:

@@ -13,6 +13,7 @@ from whence.hierarchy.hooked import has_hooks, is_watched, run_hooked
 from whence.hierarchy.plan import Half
 from whence.hierarchy.swapping import Place
 from whence.hierarchy.tree import CapturedCall, FlatCall, Inside, Tree
+from whence.hierarchy.trials import Trial
 from whence.provenance import ModulePath
 from whence.schema import Phase
 
@@ -28,10 +29,13 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, half: Half) ->
     does everything itself, and has at hand what it needs of the module that it met last.
     """
     is_forward = half is Half.FORWARD
+    may_be_new = not is_forward and place.number in place.plan.program.preserved
     last: tuple[Callable[[], nn.Module | None], Any, Any, Any] = (_none, None, None, ())
 
     def run(caller: Tree, *values: Any) -> tuple[Any, ...]:
         nonlocal last
+        if may_be_new and values and isinstance(values[0], Trial):
+            return place.backward(values[0], values[1:])
         module: Any = caller if from_caller else captured_of(caller).root
         for segment in path:
             held, module = module, module._modules.get(segment)
@@ -60,7 +64,9 @@ def _run_newcomer(
 ) -> tuple[Any, ...]:
     if place.number not in place.plan.program.preserved:
         raise _replaced(path, module)
-    return place.run(module, phase, values)
+    if phase is Phase.BACKWARD:
+        raise _replaced_between(path, module)
+    return place.forward(module, values)
 
 
 def _run_watched(call: CapturedCall, module: nn.Module, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -70,6 +76,14 @@ def _run_watched(call: CapturedCall, module: nn.Module, values: tuple[Any, ...])
     if module._compiled_call_impl is not None:
         return module(Inside, call.number, *values)  # type: ignore[no-any-return]
     return module(FlatCall(call, values))  # type: ignore[no-any-return]
+
+
+def _replaced_between(path: ModulePath, module: nn.Module) -> CallError:
+    return CallError(
+        f"{path} was replaced by a {type(module).__name__} between a forward and its backward",
+        why="the captured backward reads the weights of the module that ran",
+        remedy="replace modules between training steps",
+    )
 
 
 def _replaced(path: ModulePath, module: Any) -> CallError:

@@ -71,7 +71,7 @@ class Apart:
 
 
 def apart(plan: Plan) -> Apart:
-    """The gradients of what preserved calls take and give, and of the state that their modules hold."""
+    """The gradients of what preserved calls, and those in them, take and give, and of all state."""
     sums: dict[str, tuple[str, str]] = {}
     nodes: set[str] = set()
     for name in _exchanged(plan):
@@ -96,11 +96,11 @@ def untold(plan: Plan) -> frozenset[str]:
 
 def _exchanged(plan: Plan) -> Iterator[str]:
     program = plan.program
-    for row in (program.calls.rows[number] for number in program.preserved):
+    calls = {call for number in program.preserved for call in program.calls.within(number)}
+    for row in (program.calls.rows[number] for number in sorted(calls)):
         for structure in filter(None, (row.inputs, row.outputs)):
             yield from structure.names
-    state = program.signature.state
-    yield from (row.name for row in state if any(map(plan.is_of_preserved, row.attribute_paths)))
+    yield from (row.name for row in program.signature.state)
 
 
 def _added(plan: Plan, name: str) -> set[str]:

@@ -32,7 +32,6 @@ from whence.program import Absent, Convention
 from whence.program.program import Program
 from whence.program.sizes import function_of, shape_of
 from whence.provenance import ModulePath
-from whence.schema import Phase
 
 
 class Call(Protocol):
@@ -88,8 +87,7 @@ def _plain_call(child: PlainChild) -> Body:
     path, from_caller, place = child.path, child.from_caller, child.place
     plan, number = place.plan, place.number
     hooked = _unread(_through_hooks(number), f"a module of a captured tree has hooks; {_NOT_WHOLE}")
-    other = _unread(place.run, OTHER)
-    forward = Phase.FORWARD
+    other = _unread(place.forward, OTHER)
 
     def run(caller: nn.Module, *values: Any) -> tuple[Any, ...]:
         module: Any = caller if from_caller else captured_of(caller).root
@@ -97,7 +95,7 @@ def _plain_call(child: PlainChild) -> Body:
             module = module._modules[segment]
         call = body_of(module, plan, number)
         if call is None:
-            return other(module, forward, values)  # type: ignore[no-any-return]
+            return other(module, values)  # type: ignore[no-any-return]
         if has_hooks(module):
             return hooked(module, values)  # type: ignore[no-any-return]
         if not torch.compiler.is_dynamo_compiling():  # `torch.fx` would keep modules of torch.nn whole

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from whence.errors import CallError, Fault
 from whence.hierarchy.captured import body_of, captured_of
@@ -192,6 +193,8 @@ class Replacing:
             if (taken := [path for path in touched.paths if self.took(path)])
             and (why := self._problem(touched, taken, made, trains))
         ]
+        if trains:
+            faults += [_lazy(path, module) for path, module in self.modules.items() if _is_lazy(module)]
         if faults:
             raise CallError.of(faults)
 
@@ -204,6 +207,8 @@ class Replacing:
             names = [other for other in touched.paths if other.is_within(self.plan.site(call).path)]
             if len({id(self._held(other)) for other in names}) > 1:
                 return f"{self._spelled(call)} reads {' or '.join(map(str, names))}, which were one"
+            if path in taken and self._held(path) is None:
+                return f"{self._spelled(call)} reads it, too, and the new module has none"
             if not trains or path not in taken:
                 continue
             if touched.sources and touched.row.name not in self.successors:
@@ -251,6 +256,18 @@ class Replacing:
                 for call in program.calls.within(number):
                     yield call
                     yield numbering.repeat_of.get(call, call)
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    return any(map(is_lazy, module.parameters()))
+
+
+def _lazy(path: ModulePath, module: nn.Module) -> Fault:
+    return Fault(
+        f"the {type(module).__name__} in the place of {path} has parameters without a size",
+        why="autograd is told of them before they are first used",
+        remedy="call it once before you put it there",
+    )
 
 
 def _has(held: Any, segment: str) -> bool:

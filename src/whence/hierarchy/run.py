@@ -29,7 +29,7 @@ from whence.hierarchy.interface import Gradients, Interface, interface_of, reada
 from whence.hierarchy.overlap import refuse_overlap
 from whence.hierarchy.pieces import Apart, apart
 from whence.hierarchy.plainly import Alone, carries_gradient
-from whence.hierarchy.plan import CallPlan, Half, Plan, Region
+from whence.hierarchy.plan import ROOT_CALL, CallPlan, Half, Plan, Region
 from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
 from whence.hierarchy.replacing import Replacing, Touched, newcomers, places, refuse_half, touched_of
 from whence.hierarchy.source import Source, write
@@ -293,7 +293,7 @@ class CallBody(_OfThisProcess):
     ) -> dict[str, Any]:
         names = self.call_plan.forward.outputs
         gradients = interface.gradients
-        if gradients is None:
+        if gradients is None or not self.call_plan.forward.steps:  # it hands on what it was given
             return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
         self._refuse_untied(module, replacing)
         held = [self._parameter(module, *row, replacing) for row in gradients.parameters]
@@ -302,9 +302,15 @@ class CallBody(_OfThisProcess):
         new = replacing.trainable
         if not torch.is_grad_enabled() or not any(map(carries_gradient, (*parameters, *inputs, *new))):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
-        half = Half.IN_PIECES if replacing.modules else Half.BACKWARD
+        inside = self.number != ROOT_CALL and bool(self.plan.program.preserved)  # perhaps of a newcomer
+        half = Half.IN_PIECES if inside or replacing.modules else Half.BACKWARD
         watched = tuple(self._watched_in(module, parameters))
-        run = Differentiation(self, module, self.call_plan, gradients, watched, half, new)
+        rows = zip(gradients.parameters, parameters, strict=True)
+        ids = set(map(id, new))
+        tied = {name: tensor for (name, _), tensor in rows if id(tensor) in ids}
+        known = set(map(id, tied.values()))
+        own = tuple(tensor for tensor in new if id(tensor) not in known)
+        run = Differentiation(self, module, self.call_plan, gradients, watched, half, own, tied)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
 
@@ -348,9 +354,23 @@ class CallBody(_OfThisProcess):
     def _parameter(self, module: nn.Module, name: str, path: ModulePath, replacing: Replacing) -> Any:
         """The parameter at an attribute path, or under another of its names; None where others took all."""
         if not replacing.modules:
-            return attribute_of(module, path)
+            return self._held(module, name, path)
         left = replacing.holder(name, self.plan.site(self.number).path)
-        return None if left is None else attribute_of(module, left)
+        return None if left is None else self._held(module, name, left)
+
+    def _held(self, module: nn.Module, name: str, path: ModulePath) -> Any:
+        """What the module holds; None where that is gone and the captured backward has no gradient for it."""
+        try:
+            return attribute_of(module, path)
+        except AttributeError as error:
+            gradients = None if self.interface is None else self.interface.gradients
+            if gradients is None or not gradients.terms.get(name):
+                return None
+            raise CallError(
+                f"{path} is not there any more",
+                why="the captured backward has a gradient for it",
+                remedy="capture with preserve_calls to replace its module, or capture again",
+            ) from error
 
     def _unreached_refused(
         self, interface: Interface, gradients: Gradients, outputs: dict[str, Any]
@@ -389,8 +409,9 @@ class CallBody(_OfThisProcess):
             n for n, value in zip(names, inputs, strict=True) if carries_gradient(value) and n not in known
         ]
         if thawed:
+            around = f" of {self.plan.site(self.number)}" if self.number != ROOT_CALL else ""
             raise CallError(
-                f"{', '.join(thawed)} require a gradient now, and did not at capture",
+                f"{', '.join(thawed)}{around} require a gradient now, and did not at capture",
                 why="the captured backward does not compute their gradients",
                 remedy="capture again, or turn requires_grad off for them",
             )

@@ -51,19 +51,24 @@ class Place:
         return str(self.plan.site(self.number))
 
     @property
-    def forward(self) -> Body:
+    def body(self) -> Body:
         """What crosses its border in the forward."""
         return self.plan.body(Phase.FORWARD, self.number)
 
-    def run(self, module: nn.Module, phase: Phase, values: Sequence[Any]) -> tuple[Any, ...]:
+    def forward(self, module: nn.Module, values: Sequence[Any]) -> tuple[Any, ...]:
         """Make the call on another module, with flat values as the captured one takes and gives them."""
-        if phase is Phase.BACKWARD:
-            trial: Trial = values[0]
-            return trial.backward(self.plan.body(phase, self.number), values[1:])
-        return self._forward(module, dict(zip(self.forward.inputs, values, strict=True)))
+        return self._forward(module, dict(zip(self.body.inputs, values, strict=True)))
+
+    def backward(self, trial: Trial, received: Sequence[Any]) -> tuple[Any, ...]:
+        """The backward of such a call."""
+        return trial.backward(self.plan.body(Phase.BACKWARD, self.number), received)
 
     def _forward(self, module: nn.Module, named: Values) -> tuple[Any, ...]:
         records = torch.is_grad_enabled()
+        if records and self._casts_once and any(held.requires_grad for held in module.parameters()):
+            raise self._refusal(
+                "autocast casts its weights once for several calls, whose gradients meet there"
+            )
         differentiates = records and self.plan.program.has_backward and self._carries_gradients
         trial = self._trial(module) if differentiates else None
         with ExitStack() as active:
@@ -85,8 +90,16 @@ class Place:
             given = self._given(module, self._returned.named(module, result, own), own)
         if trial is not None:
             given = trial.ended(module, given)
-        kept = (trial,) if self.forward.kept else ()
-        return (*(given[name] for name in self.forward.outputs), *kept)
+        kept = (trial,) if self.body.kept else ()
+        return (*(given[name] for name in self.body.outputs), *kept)
+
+    @cached_property
+    def _casts_once(self) -> bool:
+        """Whether the module is called several times under autocast."""
+        if not self._autocast_at_capture:
+            return False
+        path, preserved = self.plan.site(self.number).path, self.plan.program.preserved
+        return sum(self.plan.site(number).path == path for number in preserved) > 1
 
     def _trial(self, module: nn.Module) -> Trial | None:
         """A run under autograd; None for a call whose interface says nothing of gradients."""
@@ -120,7 +133,7 @@ class Place:
     @cached_property
     def _written(self) -> dict[str, str]:
         """The arguments that the call writes, with the value that each holds afterwards."""
-        program, given = self.plan.program, set(self.forward.outputs)
+        program, given = self.plan.program, set(self.body.outputs)
         histories = {**program.histories, **program.written}
         names = {name for name in self.interface.leaves if name}
         versions = {value: name for name, values in histories.items() for value in (name, *values)}
@@ -143,11 +156,13 @@ class Place:
         place = {name: position for position, name in enumerate(self.plan.nodes)}
         inside = program.calls.within(self.number)
         own = [place[name] for name, (_, call) in self.plan.regions.items() if call in inside]
+        if not own:
+            return {name: name for name in self.interface.leaves if name}
         current = {name: name for name in self.interface.leaves if name}
         for base, later in {**program.histories, **program.written}.items():
             before = [name for name in (base, *later) if not own or place.get(name, 0) < min(own)]
             current |= {name: before[-1] for name in current if name in before}
-        unknown = sorted(name for name, now in current.items() if now not in self.forward.inputs)
+        unknown = sorted(name for name, now in current.items() if now not in self.body.inputs)
         stale = sorted(name for name, now in current.items() if now != name)
         if unknown or (stale and program.has_backward):
             raise self._refusal(f"its argument {(unknown or stale)[0]} was written through a view before")
@@ -170,9 +185,9 @@ class Place:
             leaf if name is None else named[self._current[name]]
             for name, leaf in zip(self.interface.leaves, convention.leaves, strict=True)
         ]
-        gone = [path for path, leaf in zip(convention.paths, leaves, strict=True) if isinstance(leaf, Absent)]
-        if gone:
-            raise self._refusal(f"the program does not compute {', '.join(gone)}, which nothing in it reads")
+        for path, leaf in zip(convention.paths, leaves, strict=True):
+            if isinstance(leaf, Absent):
+                raise self._refusal(f"its argument {path} is no value of the program: {leaf.reason}")
         return convention.unflatten(leaves)
 
     def _refuse_writes(self, module: nn.Module, named: Values, versions: dict[str, int]) -> None:
@@ -198,11 +213,14 @@ class Place:
         """A value for everything that the captured call hands out."""
         given = {after: named[before] for before, after in self._written.items()}
         path = self.plan.site(self.number).path
-        for name in self.forward.outputs:
+        for name in self.body.outputs:
             if name in results:
                 given[name] = results[name]
             elif name not in given:
                 holder = self._holder(name, path)
+                if holder is None and self._is_its_own(name):
+                    given[name] = None
+                    continue
                 if holder is None:
                     what = (
                         f"{name}, computed inside the original, is read outside it and is not in its result"
@@ -210,6 +228,12 @@ class Place:
                     raise self._refusal(what)
                 given[name] = _copy_of_attribute(module, holder)
         return given
+
+    def _is_its_own(self, name: str) -> bool:
+        """Whether only calls of the module read a value, or their backward, which is the newcomer's."""
+        calls = self.plan.preserved[self.plan.site(self.number).path]
+        readers = (self.plan.regions.get(user.name) for user in self.plan.nodes[name].users)
+        return all(row is not None and self.plan.original(row[1]) in calls for row in readers)
 
     def _holder(self, name: str, path: ModulePath) -> ModulePath | None:
         """Where the original held the state that a value is."""

@@ -137,7 +137,7 @@ class Trial:
     def backward(self, body: Body, received: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients that leave the call, as the captured backward takes them: in pieces."""
         arrived = self._arrived(dict(zip(body.inputs, received, strict=True)))
-        sources = [*self.leaves.values(), *self.parameters]
+        sources = [*self.leaves.values(), *(held for held in self.parameters if held.requires_grad)]
         found = {id(source): arrived.pop(id(source), (source, []))[1] for source in sources}
         if arrived and sources:
             results, parts = zip(*arrived.values(), strict=True)
@@ -147,7 +147,7 @@ class Trial:
                 found[id(source)] += [Piece(piece, self._at) for piece in pieces]
         named = {**self.leaves, **self.following}
         known = set(map(id, self.following.values()))
-        self.found = [(held, found[id(held)]) for held in self.parameters if id(held) not in known]
+        self.found = [(held, found[id(held)]) for held in self.parameters if id(held) in found.keys() - known]
         return self._produced(body, {name: found.get(id(held), ()) for name, held in named.items()})
 
     def _arrived(self, received: Mapping[str, Any]) -> dict[int, tuple[Tensor, list[Piece]]]:
