@@ -15,6 +15,7 @@ from torch.fx.experimental import proxy_tensor
 from whence._torch.function_graphs import (
     Played,
     functions_traced,
+    is_of_transform,
     is_transformed,
     let_play,
     played,
@@ -62,6 +63,16 @@ def test_attention_indexes_by_a_function_of_its_own() -> None:
 def test_scans_keep_their_results() -> None:
     """The autograd function of a scan keeps them as `_scan_impl`, where `release_scans` lets go of them."""
     assert "ctx._scan_impl = " in inspect.getsource(sys.modules["torch._higher_order_ops.scan"])
+
+
+def test_values_of_transforms_are_known() -> None:
+    """`is_functorch_wrapped_tensor` tells the tensors that `torch.vmap` hands to a function."""
+    seen: list[torch.Tensor] = []
+    torch.vmap(lambda x: seen.append(x) or x)(torch.ones(2))  # type: ignore[func-returns-value]
+    assert torch._C._functorch.is_functorch_wrapped_tensor(seen[0])
+    assert is_of_transform(seen[0])
+    assert not is_of_transform(torch.ones(2))
+    assert not is_of_transform(2)
 
 
 def test_transforms_are_on_a_stack() -> None:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
 
+import whence
 from tests.interop.helpers import exported, loaded, program_of, unflattened
 
 X = torch.arange(8.0).reshape(2, 4)
@@ -183,3 +185,32 @@ def test_a_graph_of_a_branch_is_shown() -> None:
     graph = tree.inner.forward_graph
     assert graph is not None
     assert "cond" in str(graph)
+
+
+@WAYS
+def test_a_tree_with_a_branch_is_read_by_the_front_ends(way: str) -> None:
+    """`torch.compile` of all of it, and strict export again."""
+    model = Branches()
+    tree = unflattened(exported(model, (X,), way=way))
+    assert torch.equal(torch.compile(tree, backend="eager", fullgraph=True)(X), model(X))
+    assert torch.equal(torch.export.export(tree, (X,), strict=True).module()(-X), model(-X))
+
+
+class Biased(nn.Module):
+    """Attention whose scores read a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(2, 16, 16))
+
+    def forward(self, x: Tensor) -> Any:
+        return flex_attention(x, x, x, score_mod=lambda score, b, h, i, j: score + self.bias[h, i, j])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_values_of_transforms_are_refused_by_name() -> None:
+    """PyTorch notes them in the graph, and cannot go on with them either; whence's own capture can."""
+    model, x = Biased().requires_grad_(False), torch.randn(1, 2, 16, 8)
+    with pytest.raises(whence.UnsupportedGraph, match="values of a transform"):
+        whence.unflatten(torch.export.export(model, (x,)))
+    assert whence.capture(model, (x,)).verify(model, (x,)).ok

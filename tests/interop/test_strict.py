@@ -74,6 +74,30 @@ def test_paths_are_the_users() -> None:
     assert program.verify(model, (x,)).ok
 
 
+ACTIVATION = nn.GELU()
+
+
+class Outside(nn.Module):
+    """Calls a module that a global variable holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Data2Vec does so."""
+        return ACTIVATION(self.linear(x))
+
+
+def test_a_module_outside_the_model_is_a_part_of_its_caller() -> None:
+    """As it is without the front end: the tree has the model's modules, and instances of its classes."""
+    model, x = Outside(), torch.randn(2, 8)
+    program = whence.capture(model, (x,), strict=True)
+    assert [str(call.site) for call in program.calls] == ["", "linear"]
+    assert [name for name, _ in program.unflatten().named_modules()] == ["", "linear"]
+    assert torch.equal(program.unflatten(onto=model)(x), model(x))
+
+
 def test_the_tensors_are_the_models() -> None:
     """Training the tree trains the model; what the export left out is there."""
     model, x = Model(), torch.randn(2, 8)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, overrides
+from torch import Tensor, fx, overrides
 from torch._higher_order_ops import utils
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import Node
@@ -198,6 +198,11 @@ def recording_paused() -> Iterator[None]:
 def is_transformed() -> bool:
     """Whether a transform of `torch.func` is at work on this thread."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_of_transform(value: Any) -> bool:
+    """Whether a value is one that a transform of `torch.func` made for its own run."""
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def played(function: Any) -> Played | None:

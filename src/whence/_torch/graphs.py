@@ -22,6 +22,14 @@ def graph_module(root: nn.Module | dict[str, Any], graph: fx.Graph, name: str) -
     return _LazyGraphModule(root, graph, name)
 
 
+def with_code(module: fx.GraphModule) -> fx.GraphModule:
+    """The module, with the code of its graphs made: Dynamo reads none that make it when called."""
+    for part in module.modules():
+        if isinstance(part, _LazyGraphModule):
+            part.real_recompile()
+    return module
+
+
 def nested_graph(node: fx.Node, within: nn.Module | None = None) -> fx.GraphModule | None:
     """The graph that a node reads, for a branch or a loop to run; else None.
 

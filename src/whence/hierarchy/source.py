@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from whence._torch.graphs import nested_graph, value_inputs
+from whence._torch.graphs import nested_graph, value_inputs, with_code
 from whence._torch.operators import OpOverload, entry_point
 from whence._torch.sharding import is_distributed, whole
 from whence.hierarchy import pieces
@@ -90,7 +90,9 @@ class _Writer:
         """An argument as source."""
         if isinstance(argument, fx.Node):
             nested = nested_graph(argument)
-            return self.value(argument.name) if nested is None else self.constant(nested)
+            if nested is None:
+                return self.value(argument.name)
+            return self.constant(with_code(nested) if self.plainly else nested)
         if isinstance(argument, (list, tuple)):
             items = ", ".join(map(self.spelled, argument))
             return f"[{items}]" if isinstance(argument, list) else f"({items},)" if argument else "()"

@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from whence._torch.exported import fakes_like
+from whence._torch.function_graphs import is_of_transform
 from whence._torch.graphs import graph_module, name_plainly, nested_graph, own_copy
 from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
 from whence.interop.apart import with_casts, without_hidden_writes
@@ -209,11 +210,25 @@ def _written(
 
 def functional_form(flat: Flat) -> Functional:
     """The graph with its writes as values; what has no such form, PyTorch's own decomposition may know."""
+    if faults := list(_of_transforms(flat)):
+        raise UnsupportedGraph.of(faults)
     try:
         return functionalize(flat.graph)
     except UnsupportedMutation as error:
         rows = error.faults or (Fault(error.what, error.where, error.why),)
         raise UnsupportedMutation.of(replace(row, remedy=_DECOMPOSE) for row in rows) from error
+
+
+def _of_transforms(flat: Flat) -> Iterator[Fault]:
+    """PyTorch's own operations on such values fail, too: what flex attention makes of a tensor that its
+    `score_mod` reads."""
+    found = [node.name for node in flat.graph.nodes if is_of_transform(node.meta.get("val"))]
+    if found:
+        yield Fault(
+            f"{', '.join(found[:3])} hold values of a transform of torch.func, whose run is over",
+            why="the exporter noted them inside of a function, and nothing can be computed with them",
+            remedy="capture the model with whence.capture, which reads its code itself",
+        )
 
 
 def _marks(flat: Flat) -> dict[fx.Node, Mark]:

@@ -19,6 +19,8 @@ _ROOTS = frozenset({"L['self']", "L__self__", "_export_root", "self", "L['fn']",
 _SLICE = re.compile(r"slice\((-?\d+|None), (-?\d+|None), (-?\d+|None)\)")
 _PATCHED = re.compile(r"(^|\.)forward\.__self__(?=\.|$)")
 """How the strict front end goes on from a module whose `forward` was set on the instance."""
+_OUTSIDE = re.compile(r"G\[|.*\.__closure__\[")
+"""How it calls a module that a global variable or a closure holds: a part of its caller."""
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
 
 
@@ -64,7 +66,7 @@ def _frames(stack: Mapping[str, Any], spelling: "Spelling") -> Iterator[Frame]:
         raw, kind = entry[0], entry[1]
         path = spelling.path(str(raw))
         identity, _, number = str(key).partition("@")
-        if path != ROOT:
+        if path != ROOT and (path in spelling.known or not _OUTSIDE.match(str(raw))):
             yield Frame(path, int(number) if number.isdigit() else 0, class_name(kind), identity)
 
 
