@@ -96,10 +96,11 @@ class Scaled(nn.Module):
         return x * self.scale
 
 
-def llama() -> nn.Module:
+def llama(attention: str = "sdpa") -> nn.Module:
     """A model whose norms are followed by several uses."""
     return LlamaForCausalLM(
-        LlamaConfig(num_hidden_layers=3, hidden_size=32, intermediate_size=64, num_attention_heads=4,
+        LlamaConfig(attn_implementation=attention,
+                    num_hidden_layers=3, hidden_size=32, intermediate_size=64, num_attention_heads=4,
                     vocab_size=60, use_cache=False)
     ).eval()  # fmt: skip
 

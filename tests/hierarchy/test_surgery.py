@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 from transformers import ConvNextConfig, ConvNextModel
 
 import whence
 from tests.checks import differing, gradients, state
+from tests.hierarchy.test_handed_on import llama
 from tests.hierarchy.test_preserve import WIDTH, X
 
 Operation = Callable[[Any, Tensor], Tensor]
@@ -116,6 +118,11 @@ def with_its_scale(m: Any, x: Tensor) -> Tensor:
     return m.inner(m.first(x)) * m.inner.scale
 
 
+def with_its_weight(m: Any, x: Tensor) -> Tensor:
+    """Reads a weight of the module."""
+    return m.inner(m.first(x)) @ m.inner.weight
+
+
 def queries_and_keys(m: Any, x: Tensor) -> Tensor:
     """Uses its argument three times."""
     return m.layer(x) + linear(x, m.layer.weight.sin()) * m.layer(x.cos())
@@ -160,10 +167,17 @@ ROWS = {
         with_its_scale, lambda _: Does(lambda m, x: m.layer(x) * m.scale), joint="its gradient is a sum"
     ),
     "weight that the parent reads and the newcomer lacks": Row(
-        with_its_scale, lambda _: nn.Tanh(), always="and the new module has none"
+        with_its_scale, lambda _: nn.Tanh(), always="and the new module keeps none"
     ),
     "without gradients inside, called twice": Row(
         twice, lambda _: nn.Tanh(), lambda: Does(lambda m, x: x + without_gradients(m, x))
+    ),
+    "computed weight": Row(plainly, lambda _: spectral_norm(nn.Linear(WIDTH, WIDTH))),
+    "computed weight that the parent reads": Row(
+        with_its_weight,
+        lambda _: weight_norm(nn.Linear(WIDTH, WIDTH)),
+        lambda: nn.Linear(WIDTH, WIDTH),
+        always="and the new module keeps none",
     ),
     "lazy": Row(plainly, lambda _: nn.LazyLinear(WIDTH), joint="parameters without a size"),
 }
@@ -230,6 +244,97 @@ def test_weight_of_another_module() -> None:
     for one in (model, tree):
         one.set_submodule("inner", Borrows(one.get_parameter("first.weight")))
     assert differing(step(model, X), step(tree, X)) == []
+
+
+@pytest.mark.parametrize("shares", ["module", "weight"])
+def test_weight_of_two_newcomers_that_the_graph_around_reads(shares: str) -> None:
+    """All of it is there, whoever used it; with a captured weight it is refused to be one."""
+
+    def function(m: Any, x: Tensor) -> Tensor:
+        return linear(m.inner(m.first(x)).tanh(), m.first.weight)
+
+    model, x = Around(nn.Linear(WIDTH, WIDTH), function), X.clone().requires_grad_()
+    tree = whence.capture(model, (x,), backward=True, preserve_calls="*").unflatten(copy=True)
+    torch.manual_seed(1)
+    first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    second.weight = first.weight
+    for one in (model, tree):
+        new = deepcopy([first, second])
+        one.set_submodule("first", new[0])
+        one.set_submodule("inner", new[0] if shares == "module" else new[1])
+    assert differing(step(model, X), step(tree, X)) == []
+
+
+def test_weight_of_a_newcomer_and_of_a_captured_module() -> None:
+    """Both have a captured gradient, which cannot be one."""
+    model = Around(nn.Linear(WIDTH, WIDTH), lambda m, x: linear(m.inner(m.first(x)).tanh(), m.first.weight))
+    x = X.clone().requires_grad_()
+    tree = whence.capture(model, (x,), backward=True, preserve_calls="first").unflatten(copy=True)
+    tree.set_submodule("first", new := nn.Linear(WIDTH, WIDTH))
+    new.weight = tree.get_parameter("inner.weight")
+    with pytest.raises(whence.CallError, match="are one tensor now, and were several at capture"):
+        tree(x)
+
+
+def test_weight_that_autocast_casts_for_two() -> None:
+    """Refused, as for one that is called twice."""
+    model = Around(nn.Linear(WIDTH, WIDTH), in_half(plainly))
+    tree = whence.capture(model, (X,), preserve_calls="*").unflatten(copy=True)
+    new = nn.Linear(WIDTH, WIDTH)
+    tree.set_submodule("first", new)
+    tree.set_submodule("inner", new)
+    with pytest.raises(whence.CallError, match="in the place of first shares weights"):
+        tree(X)
+
+
+def test_newcomer_inside_a_block_that_a_newcomer_wraps() -> None:
+    """What arrives for its weights goes out piece by piece."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.layer(x).tanh())
+
+    model, x = Around(Block(), twice), X.clone().requires_grad_()
+    program = whence.capture(model, (x,), backward=True, preserve_calls=["inner", "inner.layer"])
+    tree = program.unflatten(copy=True)
+    new = nn.Linear(WIDTH, WIDTH)
+    for one in (model, tree):
+        one.set_submodule("inner.layer", deepcopy(new))
+        one.set_submodule("inner", nn.Sequential(one.get_submodule("inner"), nn.Tanh()))
+    assert differing(step(model, X), step(tree, X)) == []
+
+
+def test_adapter_around_attention() -> None:
+    """Which gives its weights, too, and nothing uses them."""
+    torch.manual_seed(0)
+    model, ids, path = llama("eager"), torch.arange(12).reshape(2, 6), "model.layers.1.self_attn"
+
+    def loss(outputs: Any) -> Tensor:
+        return outputs.logits.square().mean()
+
+    tree = whence.capture(model, (ids,), backward=loss, preserve_calls=path).unflatten(copy=True)
+    for one in (model, tree):
+        one.set_submodule(path, Beside(one.get_submodule(path)))
+    loss(model(ids)).backward()
+    tree(ids)[0].backward()
+    assert differing(gradients(model), gradients(tree)) == []
+
+
+class Beside(nn.Module):
+    """Attention and an adapter."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.base, self.adapter = base, nn.Linear(32, 32)
+
+    def forward(self, hidden_states: Tensor, **others: Any) -> Any:
+        attended, *more = self.base(hidden_states=hidden_states, **others)
+        return attended + self.adapter(hidden_states), *more
 
 
 @pytest.mark.parametrize("swapped", [False, True])

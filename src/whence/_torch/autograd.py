@@ -188,6 +188,14 @@ def leaves_below(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [node.variable for node in nodes_below_tensors(tensors) if is_leaf_node(node)]  # type: ignore[attr-defined]
 
 
+def leaves_of(function: type[torch.autograd.Function], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The leaf tensors that a custom function was given on the way to `tensors`."""
+    kind = node_class_of(function)
+    nodes = (node for node in nodes_below_tensors(tensors) if isinstance(node, kind))
+    targets = (target for node in nodes for target, _ in node.next_functions)
+    return [node.variable for node in targets if node is not None and is_leaf_node(node)]  # type: ignore[attr-defined]
+
+
 def as_given(tensor: Tensor) -> Tensor:
     """The tensor as the result of an operation that autograd recorded, with memory in common.
 

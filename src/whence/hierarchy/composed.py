@@ -91,6 +91,22 @@ def attribute_of(module: nn.Module, path: ModulePath) -> Any:
     return held
 
 
+def registered_at(module: nn.Module, path: ModulePath) -> Any:
+    """The tensor or module that is kept at an attribute path, and None where nothing is.
+
+    Nothing is asked of the module: a parametrized weight would be computed, which may change its state.
+    """
+    held: Any = module
+    for segment in path:
+        if isinstance(held, Tensor):
+            held = getattr(held, segment, None)
+            continue
+        attributes: Mapping[str, Any] = {} if held is None else held.__dict__
+        tables = (attributes.get(register, {}) for register in _REGISTERS)
+        held = next((table[segment] for table in tables if table.get(segment) is not None), None)
+    return held
+
+
 @contextmanager
 def holding(module: nn.Module, tensors: Mapping[ModulePath, Tensor]) -> Iterator[None]:
     """Let a module hold these parameters and buffers inside the block."""

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from whence._torch.autograd import below_autograd, release_saved
 from whence._torch.symbolic_sizes import in_order_of
 from whence.errors import NotDifferentiable
-from whence.hierarchy.composed import attribute_of, holding
+from whence.hierarchy.composed import holding, registered_at
 from whence.hierarchy.described import Described
 from whence.hierarchy.interface import Gradients
 from whence.hierarchy.pieces import Piece, added, in_order, parts_of
 from whence.hierarchy.plan import CallPlan, Half
+from whence.hierarchy.refusal import Refusal
 from whence.hierarchy.trials import Trial
 from whence.provenance import ModulePath
 
@@ -132,9 +133,9 @@ class CapturedFunction(torch.autograd.Function):
             _arriving(run, name, values, (missing, needs), tied.get(name, ())) if has else ()
             for name, has in given
         ]
+        parts += [in_order(found.get(id(held), ())) for held in run.new]
         ctx.parts = {edge: part for edge, part in zip(ctx.edges, parts, strict=False) if len(part) > 1}
-        new = (in_order(found.get(id(held), ())) for held in run.new)
-        return [*map(added, parts), *map(added, new)]
+        return [*map(added, parts)]
 
 
 def _kept(ctx: Any, run: Differentiation) -> tuple[list[Any], dict[ModulePath, Tensor]]:
@@ -151,10 +152,8 @@ def _kept(ctx: Any, run: Differentiation) -> tuple[list[Any], dict[ModulePath, T
 
 
 def _is_another(module: nn.Module, path: ModulePath, held: Tensor) -> bool:
-    try:
-        return attribute_of(module, path) is not held
-    except AttributeError:
-        return False  # its module was replaced, which its backward will tell
+    now = registered_at(module, path)
+    return now is not None and now is not held  # of a module that was replaced, its backward will tell
 
 
 def laid_out(tensor: Tensor, expected: Described) -> Tensor:
@@ -255,26 +254,6 @@ def _packed(layout: Any, leaves: Iterator[Tensor]) -> Any:
     if isinstance(layout, tuple):
         return [_packed(item, leaves) for item in layout]
     return next(leaves) if layout is _Slot else layout
-
-
-class Refusal(torch.autograd.Function):
-    """Values that may be used, and raise when somebody differentiates through them."""
-
-    @staticmethod
-    def forward(ctx: Any, reason: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Pass the tensors on."""
-        ctx.reason = reason
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *_received: Tensor) -> Any:
-        """Say why there is no gradient."""
-        raise NotDifferentiable(
-            "this program cannot be differentiated here",
-            why=ctx.reason,
-            remedy="capture the computation that you differentiate: with backward=True, or with a loss "
-            "function that contains all of it",
-        )
 
 
 def straight_through(operation: Callable[..., Tensor], tensor: Tensor, *rest: Any, **options: Any) -> Tensor:

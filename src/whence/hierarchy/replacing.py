@@ -4,17 +4,19 @@ The graph around a newcomer was captured with the original's state. A value of i
 newcomer's now where eager mode would say so; where the graph cannot tell, the call is refused.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from whence.errors import CallError, Fault
 from whence.hierarchy.captured import body_of, captured_of
-from whence.hierarchy.composed import registered
+from whence.hierarchy.composed import registered_at
 from whence.hierarchy.plan import Plan, first_within
 from whence.program import Input
 from whence.provenance import ROOT, CallSite, ModulePath
@@ -134,11 +136,12 @@ def _place(plan: Plan, value: str) -> int:
 
 @dataclass(frozen=True)
 class Replacing:
-    """The modules that took others' places when a call is made, and what becomes of the state of those."""
+    """The modules that took others' places in the module `around`, and what becomes of the state of those."""
 
     plan: Plan
     touched: Mapping[str, Touched]
     modules: Replaced
+    around: nn.Module
 
     def holder(self, name: str, around: ModulePath) -> ModulePath | None:
         """Where the module at `around` holds a parameter that the captured backward still has a gradient for.
@@ -168,10 +171,9 @@ class Replacing:
 
     @property
     def trainable(self) -> tuple[Tensor, ...]:
-        """The parameters of newcomers whose gradients the graph around knows nothing of, once each."""
+        """The parameters of newcomers, once each."""
         found = {id(held): held for module in self.modules.values() for held in module.parameters()}
-        known = set(map(id, self.successors.values()))
-        return tuple(held for at, held in found.items() if held.requires_grad and at not in known)
+        return tuple(held for held in found.values() if held.requires_grad)
 
     def took(self, path: ModulePath) -> bool:
         """Whether a newcomer has taken an attribute path."""
@@ -193,10 +195,27 @@ class Replacing:
             if (taken := [path for path in touched.paths if self.took(path)])
             and (why := self._problem(touched, taken, made, trains))
         ]
+        if torch.is_grad_enabled():
+            faults += self._cast_together()
         if trains:
             faults += [_lazy(path, module) for path, module in self.modules.items() if _is_lazy(module)]
         if faults:
             raise CallError.of(faults)
+
+    def _cast_together(self) -> Iterator[Fault]:
+        """Autocast casts a weight once for all who use it, and adds up their gradients in the other dtype."""
+        rows = self.plan.program.calls.rows
+        inside = [path for path in self.modules if any(rows[at].autocast for at in self.plan.preserved[path])]
+        if not inside:
+            return
+        times = Counter(id(held) for _, held in self.around.named_parameters(remove_duplicate=False))
+        for path in inside:
+            if any(times[id(held)] > 1 and held.requires_grad for held in self.modules[path].parameters()):
+                yield Fault(
+                    f"the {type(self.modules[path]).__name__} in the place of {path} shares weights",
+                    why="autocast casts them once for all who use them, and their gradients meet there",
+                    remedy="replace the module in the original model and capture again",
+                )
 
     def _problem(self, touched: Touched, taken: Sequence[ModulePath], made: range, trains: bool) -> str:
         if touched.writers:
@@ -208,7 +227,7 @@ class Replacing:
             if len({id(self._held(other)) for other in names}) > 1:
                 return f"{self._spelled(call)} reads {' or '.join(map(str, names))}, which were one"
             if path in taken and self._held(path) is None:
-                return f"{self._spelled(call)} reads it, too, and the new module has none"
+                return f"{self._spelled(call)} reads it, too, and the new module keeps none"
             if not trains or path not in taken:
                 continue
             if touched.sources and touched.row.name not in self.successors:
@@ -237,10 +256,7 @@ class Replacing:
         gone = self._newcomer_around(path)
         if gone is None:
             return None
-        held: Any = self.modules[gone]
-        for segment in path.relative_to(gone):
-            held = registered(held, segment) if _has(held, segment) else None
-        return held
+        return registered_at(self.modules[gone], path.relative_to(gone))
 
     def _spelled(self, call: int) -> str:
         return str(self.plan.site(call)) or "the model's forward"
@@ -268,10 +284,3 @@ def _lazy(path: ModulePath, module: nn.Module) -> Fault:
         why="autograd is told of them before they are first used",
         remedy="call it once before you put it there",
     )
-
-
-def _has(held: Any, segment: str) -> bool:
-    try:
-        return held is not None and registered(held, segment) is not None
-    except AttributeError:
-        return False

@@ -13,11 +13,11 @@ from whence._torch.sizes import is_symbolic
 from whence._torch.symbolic_sizes import order_of
 from whence._torch.trees import tree_flatten
 from whence.errors import CallError, Fault
+from whence.hierarchy.composed import registered_at
 from whence.hierarchy.interface import Interface
 from whence.hierarchy.plan import Plan, first_within
 from whence.program import Constant, Input, Named
 from whence.program.signature import describe
-from whence.provenance import ModulePath
 
 
 @dataclass(frozen=True)
@@ -98,21 +98,13 @@ class Returned:
         if row is None or leaf.name in self.interface.leaves:
             return None
         path = first_within(row.attribute_paths, self.plan.site(self.number).path)
-        if path is not None and value is attribute(module, path):
+        if path is not None and value is registered_at(module, path):
             return None
         return f"is new, and was {row.path} at capture, which the graph around reads"
 
     @cached_property
     def _state(self) -> dict[str, Input]:
         return {row.name: row for row in self.plan.program.signature.state}
-
-
-def attribute(module: nn.Module, path: ModulePath) -> Any:
-    """What a module holds at an attribute path; None where there is nothing."""
-    held: Any = module
-    for segment in path:
-        held = getattr(held, segment, None)
-    return held
 
 
 def _stands_for(value: Any, argument: Any) -> bool:

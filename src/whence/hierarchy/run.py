@@ -1,6 +1,7 @@
 """Captured calls, ready to run: by their caller in the tree, or alone, by a person."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -19,10 +20,11 @@ from whence.hierarchy.composed import (
     attribute_of,
     differentiable_leaves,
     holder_of,
+    registered_at,
     with_differentiable_parts,
 )
 from whence.hierarchy.described import described
-from whence.hierarchy.differentiable import Differentiation, Refusal, laid_out, run_differentiably
+from whence.hierarchy.differentiable import Differentiation, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.inner_calls import ChildCall, child_call
 from whence.hierarchy.interface import Gradients, Interface, interface_of, readable
@@ -31,6 +33,7 @@ from whence.hierarchy.pieces import Apart, apart
 from whence.hierarchy.plainly import Alone, carries_gradient
 from whence.hierarchy.plan import ROOT_CALL, CallPlan, Half, Plan, Region
 from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
+from whence.hierarchy.refusal import Refusal
 from whence.hierarchy.replacing import Replacing, Touched, newcomers, places, refuse_half, touched_of
 from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place
@@ -296,23 +299,54 @@ class CallBody(_OfThisProcess):
         if gradients is None or not self.call_plan.forward.steps:  # it hands on what it was given
             return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
         self._refuse_untied(module, replacing)
-        held = [self._parameter(module, *row, replacing) for row in gradients.parameters]
+        held = self._once(
+            [self._parameter(module, *row, replacing) for row in gradients.parameters], replacing
+        )
         parameters = with_differentiable_parts(module, gradients.parameters, held, self.plan.program.wholes)
         self._check_trainable(module, interface, inputs, replacing)
-        new = replacing.trainable
+        new, own, tied = self._tied_to_new(parameters, replacing)
         if not torch.is_grad_enabled() or not any(map(carries_gradient, (*parameters, *inputs, *new))):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
         inside = self.number != ROOT_CALL and bool(self.plan.program.preserved)  # perhaps of a newcomer
         half = Half.IN_PIECES if inside or replacing.modules else Half.BACKWARD
         watched = tuple(self._watched_in(module, parameters))
-        rows = zip(gradients.parameters, parameters, strict=True)
-        ids = set(map(id, new))
-        tied = {name: tensor for (name, _), tensor in rows if id(tensor) in ids}
-        known = set(map(id, tied.values()))
-        own = tuple(tensor for tensor in new if id(tensor) not in known)
         run = Differentiation(self, module, self.call_plan, gradients, watched, half, own, tied)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
+
+    def _once(self, held: list[Any], replacing: Replacing) -> list[Any]:
+        """Each tensor once: modules that nobody called may share theirs with newcomers; others must not."""
+        if not replacing.modules:
+            return held
+        terms, pairs = self._gradients.terms, zip(self._gradients.parameters, held, strict=True)
+        rows = [(path, tensor, bool(terms.get(name))) for (name, path), tensor in pairs]
+        used = Counter(id(tensor) for _, tensor, has in rows if has and tensor is not None)
+        twice = [str(path) for path, tensor, has in rows if has and used[id(tensor)] > 1]
+        if twice:
+            raise CallError(
+                f"{' and '.join(twice)} are one tensor now, and were several at capture",
+                why="the captured backward has a gradient for each of them",
+                remedy="tie them in the original model and capture again",
+            )
+        return [tensor if has or not used[id(tensor)] else None for _, tensor, has in rows]
+
+    def _tied_to_new(
+        self, parameters: Sequence[Any], replacing: Replacing
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], dict[str, Tensor]]:
+        """The parameters of newcomers: all, those that are nobody's else, and those of the graph by name."""
+        new = replacing.trainable
+        ids = set(map(id, new))
+        rows = zip(self._gradients.parameters, parameters, strict=True)
+        tied = {name: tensor for (name, _), tensor in rows if id(tensor) in ids}
+        known = set(map(id, tied.values()))
+        return new, tuple(tensor for tensor in new if id(tensor) not in known), tied
+
+    @property
+    def _gradients(self) -> Gradients:
+        interface = self.interface
+        if interface is None or interface.gradients is None:
+            return Gradients((), {}, (), ())
+        return interface.gradients
 
     @cached_property
     def _places(self) -> tuple[tuple[int, ModulePath], ...]:
@@ -321,12 +355,12 @@ class CallBody(_OfThisProcess):
     def _replacing(self, module: nn.Module) -> Replacing:
         """What took captured modules' places; raises `CallError` where the graph cannot go on with it."""
         if not self.plan.program.preserved:
-            return Replacing(self.plan, {}, {})
+            return Replacing(self.plan, {}, {}, module)
         refuse_half(self.plan, self.number, module)
         found = newcomers(self.plan, self._places, module, self.plan.site(self.number).path)
         if not found:
-            return Replacing(self.plan, {}, {})
-        replacing = Replacing(self.plan, self.compiler.touched, found)
+            return Replacing(self.plan, {}, {}, module)
+        replacing = Replacing(self.plan, self.compiler.touched, found, module)
         trains = self.plan.program.has_backward and torch.is_grad_enabled()
         replacing.refuse(self.number, trains=trains)
         return replacing
@@ -500,10 +534,7 @@ class CallBody(_OfThisProcess):
         self, module: nn.Module, parameters: Sequence[Any]
     ) -> Iterator[tuple[ModulePath, Tensor]]:
         for position, path in self._watched:
-            try:
-                now = attribute_of(module, path)
-            except AttributeError:
-                continue  # of a module that was replaced
+            now = registered_at(module, path)
             if isinstance(now, Tensor) and (position is None or now is parameters[position]):
                 yield path, now
 

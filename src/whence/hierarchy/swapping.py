@@ -17,11 +17,12 @@ from whence._torch.autograd import above_autograd
 from whence._torch.modes import switched
 from whence._torch.trees import tree_flatten
 from whence.errors import CallError, Noting
+from whence.hierarchy.composed import registered_at
 from whence.hierarchy.interface import Interface, interface_of
 from whence.hierarchy.pieces import untold
 from whence.hierarchy.plan import Body, Plan, first_within
 from whence.hierarchy.replacing import is_shared
-from whence.hierarchy.returned import Returned, attribute
+from whence.hierarchy.returned import Returned
 from whence.hierarchy.trials import Trial
 from whence.program import Absent
 from whence.provenance import ModulePath
@@ -111,7 +112,7 @@ class Place:
             self.number,
             gradients,
             self._untold,
-            {name: attribute(module, path) for name, path in self._shared},
+            {name: registered_at(module, path) for name, path in self._shared},
         )
 
     @cached_property
@@ -264,5 +265,5 @@ def _autocast(state: tuple[tuple[str, str], ...]) -> Iterator[None]:
 
 
 def _copy_of_attribute(module: nn.Module, path: ModulePath) -> Tensor | None:
-    held = attribute(module, path)
+    held = registered_at(module, path)
     return held.detach().clone() if isinstance(held, Tensor) else None

@@ -10,13 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.autograd import above_autograd, as_given, gradients_in_pieces, keeps_graph, leaves_below
+from whence._torch.autograd import (
+    above_autograd,
+    as_given,
+    gradients_in_pieces,
+    keeps_graph,
+    leaves_below,
+    leaves_of,
+)
 from whence._torch.composed import carries_gradients
 from whence._torch.hooks import gradient_hooks
 from whence.errors import CallError, NotDifferentiable
 from whence.hierarchy.interface import Gradients
 from whence.hierarchy.pieces import Piece, Pieces, parts_of, whole
 from whence.hierarchy.plan import Body, Plan
+from whence.hierarchy.refusal import Refusal
 from whence.program.signature import describe
 from whence.schema import Phase
 
@@ -101,7 +109,8 @@ class Trial:
     def _strangers(self) -> list[Tensor]:
         """Leaves that the results lead to and that are neither parameters nor behind arguments."""
         given = list(self.leaves.values())
-        known = {id(tensor) for tensor in (*given, *leaves_below(given), *self.parameters)}
+        behind = (*leaves_below([*given, *self.parameters]), *leaves_of(Refusal, [*self.results.values()]))
+        known = {id(tensor) for tensor in (*given, *behind, *self.parameters)}
         return [leaf for leaf in leaves_below([*self.results.values()]) if id(leaf) not in known]
 
     def _handed_on(self, backward: Body) -> set[str]:
