@@ -214,10 +214,11 @@ def test_same_surgery(row: Row, backward: bool) -> None:
         assert differing(step(eager, X), step(tree, X)) == []
 
 
+@pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("backward", [True, False])
-def test_module_that_nobody_called(backward: bool) -> None:
+def test_module_that_nobody_called(backward: bool, trained: bool) -> None:
     """Another takes its place without anybody noticing."""
-    model = Around(nn.Linear(WIDTH, WIDTH), lambda m, x: m.first(x))
+    model = Around(nn.Linear(WIDTH, WIDTH).requires_grad_(trained), lambda m, x: m.first(x))
     x = X.clone().requires_grad_()
     tree = whence.capture(model, (x,), backward=backward, preserve_calls="first").unflatten(copy=True)
     model.inner = nn.Identity()

@@ -1,8 +1,7 @@
 """Captured calls, ready to run: by their caller in the tree, or alone, by a person."""
 
 import inspect
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,15 +18,13 @@ from whence.hierarchy.composed import (
     assign,
     attribute_of,
     differentiable_leaves,
-    holder_of,
-    registered_at,
-    with_differentiable_parts,
 )
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import Differentiation, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
+from whence.hierarchy.held import Held
 from whence.hierarchy.inner_calls import ChildCall, child_call
-from whence.hierarchy.interface import Gradients, Interface, interface_of, readable
+from whence.hierarchy.interface import Gradients, Interface, interface_of
 from whence.hierarchy.overlap import refuse_overlap
 from whence.hierarchy.pieces import Apart, apart
 from whence.hierarchy.plainly import Alone, carries_gradient
@@ -39,7 +36,7 @@ from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place
 from whence.program.printing import marked
 from whence.program.sizes import value_of
-from whence.provenance import ROOT, ModulePath
+from whence.provenance import ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 from whence.schema import Phase
 
@@ -171,6 +168,12 @@ class CallBody(_OfThisProcess):
         """How a person makes the call."""
         return interface_of(self.plan, self.number)
 
+    @cached_property
+    def held(self) -> Held:
+        """The tensors of the module that the call is differentiated with."""
+        gradients = None if self.interface is None else self.interface.gradients
+        return Held(self.plan, self.number, gradients or Gradients((), {}, (), ()))
+
     def graph(self, phase: Phase) -> fx.Graph | None:
         """The call's graph in a phase: that of the first call that equals it, whose values it names."""
         if Phase(phase) is Phase.BACKWARD and not self.plan.program.has_backward:
@@ -298,55 +301,18 @@ class CallBody(_OfThisProcess):
         gradients = interface.gradients
         if gradients is None or not self.call_plan.forward.steps:  # it hands on what it was given
             return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
-        self._refuse_untied(module, replacing)
-        held = self._once(
-            [self._parameter(module, *row, replacing) for row in gradients.parameters], replacing
-        )
-        parameters = with_differentiable_parts(module, gradients.parameters, held, self.plan.program.wholes)
-        self._check_trainable(module, interface, inputs, replacing)
-        new, own, tied = self._tied_to_new(parameters, replacing)
+        held = self.held
+        parameters = held.parameters(module, replacing)
+        held.refuse_thawed(module, interface, inputs, replacing)
+        new, own, tied = held.of_newcomers(parameters, replacing)
         if not torch.is_grad_enabled() or not any(map(carries_gradient, (*parameters, *inputs, *new))):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
         inside = self.number != ROOT_CALL and bool(self.plan.program.preserved)  # perhaps of a newcomer
         half = Half.IN_PIECES if inside or replacing.modules else Half.BACKWARD
-        watched = tuple(self._watched_in(module, parameters))
+        watched = tuple(held.watched(module, parameters))
         run = Differentiation(self, module, self.call_plan, gradients, watched, half, own, tied)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
-
-    def _once(self, held: list[Any], replacing: Replacing) -> list[Any]:
-        """Each tensor once: modules that nobody called may share theirs with newcomers; others must not."""
-        if not replacing.modules:
-            return held
-        terms, pairs = self._gradients.terms, zip(self._gradients.parameters, held, strict=True)
-        rows = [(path, tensor, bool(terms.get(name))) for (name, path), tensor in pairs]
-        used = Counter(id(tensor) for _, tensor, has in rows if has and tensor is not None)
-        twice = [str(path) for path, tensor, has in rows if has and used[id(tensor)] > 1]
-        if twice:
-            raise CallError(
-                f"{' and '.join(twice)} are one tensor now, and were several at capture",
-                why="the captured backward has a gradient for each of them",
-                remedy="tie them in the original model and capture again",
-            )
-        return [tensor if has or not used[id(tensor)] else None for _, tensor, has in rows]
-
-    def _tied_to_new(
-        self, parameters: Sequence[Any], replacing: Replacing
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], dict[str, Tensor]]:
-        """The parameters of newcomers: all, those that are nobody's else, and those of the graph by name."""
-        new = replacing.trainable
-        ids = set(map(id, new))
-        rows = zip(self._gradients.parameters, parameters, strict=True)
-        tied = {name: tensor for (name, _), tensor in rows if id(tensor) in ids}
-        known = set(map(id, tied.values()))
-        return new, tuple(tensor for tensor in new if id(tensor) not in known), tied
-
-    @property
-    def _gradients(self) -> Gradients:
-        interface = self.interface
-        if interface is None or interface.gradients is None:
-            return Gradients((), {}, (), ())
-        return interface.gradients
 
     @cached_property
     def _places(self) -> tuple[tuple[int, ModulePath], ...]:
@@ -365,47 +331,6 @@ class CallBody(_OfThisProcess):
         replacing.refuse(self.number, trains=trains)
         return replacing
 
-    @cached_property
-    def _tied(self) -> list[list[ModulePath]]:
-        """The names of each parameter that has several in the module."""
-        around = self.plan.site(self.number).path
-        rows = self.plan.program.signature.state
-        named = ([path for path in row.attribute_paths if path.is_within(around)] for row in rows)
-        return [[path.relative_to(around) for path in names] for names in named if len(names) > 1]
-
-    def _refuse_untied(self, module: nn.Module, replacing: Replacing) -> None:
-        """Raise `CallError` where names of one tensor lead to several now: it has one captured gradient."""
-        around = self.plan.site(self.number).path
-        for names in self._tied:
-            left = [path for path in names if not replacing.took(path.moved(ROOT, around))]
-            if len({id(attribute_of(module, path)) for path in left}) > 1:
-                raise CallError(
-                    f"{' and '.join(map(str, left))} were one tensor at capture, and are several now",
-                    why="the captured backward has one gradient for all of them",
-                    remedy="tie them again, or capture the model as it is now",
-                )
-
-    def _parameter(self, module: nn.Module, name: str, path: ModulePath, replacing: Replacing) -> Any:
-        """The parameter at an attribute path, or under another of its names; None where others took all."""
-        if not replacing.modules:
-            return self._held(module, name, path)
-        left = replacing.holder(name, self.plan.site(self.number).path)
-        return None if left is None else self._held(module, name, left)
-
-    def _held(self, module: nn.Module, name: str, path: ModulePath) -> Any:
-        """What the module holds; None where that is gone and the captured backward has no gradient for it."""
-        try:
-            return attribute_of(module, path)
-        except AttributeError as error:
-            gradients = None if self.interface is None else self.interface.gradients
-            if gradients is None or not gradients.terms.get(name):
-                return None
-            raise CallError(
-                f"{path} is not there any more",
-                why="the captured backward has a gradient for it",
-                remedy="capture with preserve_calls to replace its module, or capture again",
-            ) from error
-
     def _unreached_refused(
         self, interface: Interface, gradients: Gradients, outputs: dict[str, Any]
     ) -> dict[str, Any]:
@@ -423,32 +348,6 @@ class CallBody(_OfThisProcess):
         reason = f"the captured program used no gradient of {', '.join(unreached)}"
         tensors = [outputs[name].detach().requires_grad_() for name in unreached]
         return outputs | dict(zip(unreached, Refusal.apply(reason, *tensors), strict=True))
-
-    def _check_trainable(
-        self, module: nn.Module, interface: Interface, inputs: Sequence[Any], replacing: Replacing
-    ) -> None:
-        gradients = interface.gradients
-        if gradients is None or not torch.is_grad_enabled():
-            return
-        replaced = replacing.modules
-        frozen = [
-            (held[0], self._parameter(module, *held, replacing) if replaced else holder_of(module, held[1]))
-            for held in gradients.frozen
-        ]
-        thawed = [name for name, parameter in frozen if carries_gradient(parameter)]
-        names = self.call_plan.forward.inputs
-        same = {interface.leaves[second] for _, second in interface.convention.same}
-        known = {*gradients.terms, *same}
-        thawed += [
-            n for n, value in zip(names, inputs, strict=True) if carries_gradient(value) and n not in known
-        ]
-        if thawed:
-            around = f" of {self.plan.site(self.number)}" if self.number != ROOT_CALL else ""
-            raise CallError(
-                f"{', '.join(thawed)}{around} require a gradient now, and did not at capture",
-                why="the captured backward does not compute their gradients",
-                remedy="capture again, or turn requires_grad off for them",
-            )
 
     def _refused(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """Outputs of a forward-only program that autograd must not differentiate raise when it tries."""
@@ -509,34 +408,6 @@ class CallBody(_OfThisProcess):
                 if sources:
                     needs[node.name] = frozenset().union(*sources)
         return needs
-
-    @cached_property
-    def _watched(self) -> tuple[tuple[int | None, ModulePath], ...]:
-        """The state that the backward reads: the position of a parameter, and where the module holds it.
-
-        It must not change in between. Of state that the program writes a copy is kept.
-        """
-        interface, program, nodes = self.interface, self.plan.program, self.plan.nodes
-        if interface is None or interface.gradients is None:
-            return ()
-        positions = {name: at for at, (name, _) in enumerate(interface.gradients.parameters)}
-        held = ((row.name, readable(self.plan, row.name, self.number)) for row in program.signature.state)
-        regions = self.plan.regions
-        return tuple(
-            (positions.get(name), path)
-            for name, path in held
-            if path is not None
-            and name not in program.histories
-            and any(regions.get(user.name, (None,))[0] is Phase.BACKWARD for user in nodes[name].users)
-        )
-
-    def _watched_in(
-        self, module: nn.Module, parameters: Sequence[Any]
-    ) -> Iterator[tuple[ModulePath, Tensor]]:
-        for position, path in self._watched:
-            now = registered_at(module, path)
-            if isinstance(now, Tensor) and (position is None or now is parameters[position]):
-                yield path, now
 
 
 def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str, str], ...]) -> CallError:
