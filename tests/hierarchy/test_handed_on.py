@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import whence
 from tests.checks import differing, gradients
 from tests.hierarchy.test_preserve import WIDTH, X
-from tests.hierarchy.test_swapped_gradients import BOTH, bert, check, gpt2, left_by
+from tests.hierarchy.test_swapped_gradients import BOTH, Frozen, bert, check, gpt2, left_by
 
 
 class Interleaved(nn.Module):
@@ -195,20 +195,8 @@ def test_what_the_graph_cannot_tell(model: nn.Module, new: nn.Module, why: str) 
 
 def test_argument_handed_on_where_nothing_recorded() -> None:
     """In eager mode the gradient goes on through it, and not through the original."""
-
-    class Target(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.inner = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = self.before(x)
-            with torch.no_grad():
-                target = self.inner(hidden)
-            return hidden.sin() + target
-
     for backward in (True, False):
-        tree = whence.capture(Target(), (X,), backward=backward, preserve_calls="inner").unflatten(copy=True)
+        tree = whence.capture(Frozen(), (X,), backward=backward, preserve_calls="inner").unflatten(copy=True)
         tree.set_submodule("inner", nn.Identity())
         with pytest.raises(whence.CallError, match="its result carries a gradient"):
             tree(X)

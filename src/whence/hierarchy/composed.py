@@ -75,12 +75,18 @@ def registered(holder: Any, name: str) -> Any:
     """What a module holds under a name; its registers come before the attributes of its class."""
     if isinstance(holder, Tensor):
         return getattr(holder, name)
-    attributes: Mapping[str, Any] = holder.__dict__
+    found = _kept(holder, name)
+    return getattr(holder, name) if found is None else found
+
+
+def _kept(module: nn.Module, name: str) -> Any:
+    """What is in a module's registers; None where nothing is."""
+    attributes: Mapping[str, Any] = module.__dict__
     for register in _REGISTERS:
         found = attributes[register].get(name)
         if found is not None:
             return found
-    return getattr(holder, name)
+    return None
 
 
 def attribute_of(module: nn.Module, path: ModulePath) -> Any:
@@ -98,12 +104,9 @@ def registered_at(module: nn.Module, path: ModulePath) -> Any:
     """
     held: Any = module
     for segment in path:
-        if isinstance(held, Tensor):
-            held = getattr(held, segment, None)
-            continue
-        attributes: Mapping[str, Any] = {} if held is None else held.__dict__
-        tables = (attributes.get(register, {}) for register in _REGISTERS)
-        held = next((table[segment] for table in tables if table.get(segment) is not None), None)
+        if held is None:
+            return None
+        held = getattr(held, segment, None) if isinstance(held, Tensor) else _kept(held, segment)
     return held
 
 

@@ -6,7 +6,6 @@ others took the places of preserved calls, the captured backward adds such gradi
 """
 
 import functools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -83,15 +82,6 @@ def apart(plan: Plan) -> Apart:
             held = part.sum or part.node
             nodes |= {part.node, held}
     return Apart(frozenset(nodes), sums)
-
-
-def untold(plan: Plan) -> frozenset[str]:
-    """Nodes that stand for several gradients, so that nobody can tell when each of them arrived."""
-    adjoints = plan.program.adjoints.values()
-    parts = [part for adjoint in adjoints for part in adjoint.contributions]
-    times = Counter([part.node for part in parts])
-    sums = {part.sum for part in parts}
-    return frozenset(name for name, count in times.items() if count > 1 or name in sums)
 
 
 def _exchanged(plan: Plan) -> Iterator[str]:

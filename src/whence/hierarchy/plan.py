@@ -4,6 +4,7 @@ A plan is data: it can be checked, printed and emitted, and nothing in it change
 numbers (their order in the program), values are names of graph nodes.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -151,6 +152,15 @@ class Plan:
         for number in self.program.preserved:
             found.setdefault(self.site(number).path, set()).update(self.program.calls.within(number))
         return {path: frozenset(calls) for path, calls in found.items()}
+
+    @cached_property
+    def untold(self) -> frozenset[str]:
+        """Nodes that stand for several gradients, so that nobody can tell when each of them arrived."""
+        adjoints = self.program.adjoints.values()
+        parts = [part for adjoint in adjoints for part in adjoint.contributions]
+        times = Counter([part.node for part in parts])
+        sums = {part.sum for part in parts}
+        return frozenset(name for name, count in times.items() if count > 1 or name in sums)
 
     def is_of_preserved(self, path: ModulePath) -> bool:
         """Whether an attribute path is of a module whose calls are preserved."""

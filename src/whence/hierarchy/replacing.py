@@ -54,7 +54,7 @@ def newcomers(
     plan: Plan, found: Sequence[tuple[int, ModulePath]], module: nn.Module, around: ModulePath
 ) -> Replaced:
     """The modules that took the places `found` in a module at the path `around`."""
-    held = ((call, path, _module_at(module, path.relative_to(around))) for call, path in found)
+    held = ((call, path, registered_at(module, path.relative_to(around))) for call, path in found)
     return {
         path: module
         for call, path, module in held
@@ -62,19 +62,12 @@ def newcomers(
     }
 
 
-def _module_at(module: nn.Module, path: ModulePath) -> nn.Module | None:
-    held: nn.Module | None = module
-    for segment in path:
-        held = None if held is None else held._modules.get(segment)
-    return held
-
-
 def refuse_half(plan: Plan, number: int, module: nn.Module) -> None:
     """Raise `CallError` where a newcomer took one name of a module that may have been called by another."""
     around, faults = plan.site(number).path, []
     for row in plan.renamed:
         names = [name for name in (row.site.path, *row.others) if name.is_within(around)]
-        held = {name: _module_at(module, name.relative_to(around)) for name in names}
+        held = {name: registered_at(module, name.relative_to(around)) for name in names}
         new = {name: found for name, found in held.items() if found is not None and _is_new(found, plan)}
         if new and (len(new) < len(held) or len(set(map(id, new.values()))) > 1):
             faults.append(_half(row.site, list(held), list(new)))

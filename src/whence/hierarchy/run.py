@@ -169,10 +169,10 @@ class CallBody(_OfThisProcess):
         return interface_of(self.plan, self.number)
 
     @cached_property
-    def held(self) -> Held:
-        """The tensors of the module that the call is differentiated with."""
+    def held(self) -> Held | None:
+        """The tensors of the module that the call is differentiated with; None in a forward-only program."""
         gradients = None if self.interface is None else self.interface.gradients
-        return Held(self.plan, self.number, gradients or Gradients((), {}, (), ()))
+        return None if gradients is None else Held(self.plan, self.number, gradients)
 
     def graph(self, phase: Phase) -> fx.Graph | None:
         """The call's graph in a phase: that of the first call that equals it, whose values it names."""
@@ -297,12 +297,10 @@ class CallBody(_OfThisProcess):
     def _outputs(
         self, interface: Interface, module: nn.Module, inputs: Sequence[Any], replacing: Replacing
     ) -> dict[str, Any]:
-        names = self.call_plan.forward.outputs
-        gradients = interface.gradients
-        if gradients is None or not self.call_plan.forward.steps:  # it hands on what it was given
+        names, held = self.call_plan.forward.outputs, self.held
+        if held is None or not self.call_plan.forward.steps:  # it hands on what it was given
             return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
-        held = self.held
-        parameters = held.parameters(module, replacing)
+        gradients, parameters = held.gradients, held.parameters(module, replacing)
         held.refuse_thawed(module, interface, inputs, replacing)
         new, own, tied = held.of_newcomers(parameters, replacing)
         if not torch.is_grad_enabled() or not any(map(carries_gradient, (*parameters, *inputs, *new))):

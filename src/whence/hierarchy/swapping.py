@@ -19,7 +19,6 @@ from whence._torch.trees import tree_flatten
 from whence.errors import CallError, Noting
 from whence.hierarchy.composed import registered_at
 from whence.hierarchy.interface import Interface, interface_of
-from whence.hierarchy.pieces import untold
 from whence.hierarchy.plan import Body, Plan, first_within
 from whence.hierarchy.replacing import is_shared
 from whence.hierarchy.returned import Returned
@@ -58,14 +57,7 @@ class Place:
 
     def forward(self, module: nn.Module, values: Sequence[Any]) -> tuple[Any, ...]:
         """Make the call on another module, with flat values as the captured one takes and gives them."""
-        return self._forward(module, dict(zip(self.body.inputs, values, strict=True)))
-
-    def backward(self, trial: Trial, received: Sequence[Any]) -> tuple[Any, ...]:
-        """The backward of such a call."""
-        return trial.backward(self.plan.body(Phase.BACKWARD, self.number), received)
-
-    def _forward(self, module: nn.Module, named: Values) -> tuple[Any, ...]:
-        records = torch.is_grad_enabled()
+        named, records = dict(zip(self.body.inputs, values, strict=True)), torch.is_grad_enabled()
         if records and self._casts_once and any(held.requires_grad for held in module.parameters()):
             raise self._refusal(
                 "autocast casts its weights once for several calls, whose gradients meet there"
@@ -94,6 +86,10 @@ class Place:
         kept = (trial,) if self.body.kept else ()
         return (*(given[name] for name in self.body.outputs), *kept)
 
+    def backward(self, trial: Trial, received: Sequence[Any]) -> tuple[Any, ...]:
+        """The backward of such a call."""
+        return trial.backward(self.plan.body(Phase.BACKWARD, self.number), received)
+
     @cached_property
     def _casts_once(self) -> bool:
         """Whether the module is called several times under autocast."""
@@ -111,7 +107,6 @@ class Place:
             self.plan,
             self.number,
             gradients,
-            self._untold,
             {name: registered_at(module, path) for name, path in self._shared},
         )
 
@@ -154,14 +149,13 @@ class Place:
         Where a tensor was written through a view of it, the capture notes it under an earlier value.
         """
         program = self.plan.program
-        place = {name: position for position, name in enumerate(self.plan.nodes)}
-        inside = program.calls.within(self.number)
+        place, inside = self.plan.positions, program.calls.within(self.number)
         own = [place[name] for name, (_, call) in self.plan.regions.items() if call in inside]
-        if not own:
-            return {name: name for name in self.interface.leaves if name}
         current = {name: name for name in self.interface.leaves if name}
+        if not own:
+            return current
         for base, later in {**program.histories, **program.written}.items():
-            before = [name for name in (base, *later) if not own or place.get(name, 0) < min(own)]
+            before = [name for name in (base, *later) if place.get(name, 0) < min(own)]
             current |= {name: before[-1] for name in current if name in before}
         unknown = sorted(name for name, now in current.items() if now not in self.body.inputs)
         stale = sorted(name for name, now in current.items() if now != name)
@@ -175,10 +169,6 @@ class Place:
         gradients, path = self.interface.gradients, self.plan.site(self.number).path
         held = () if gradients is None else gradients.parameters
         return [row for row in held if is_shared(self.plan, row[0], path)]
-
-    @cached_property
-    def _untold(self) -> frozenset[str]:
-        return untold(self.plan)
 
     def _arguments(self, named: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
         convention = self.interface.convention

@@ -37,31 +37,28 @@ _THAW = f"{_REMEDY}, or while the original requires gradients, and freeze it aft
 class Trial:
     """One run of a module that took the place of a captured call, and its backward.
 
-    `untold` are the nodes of which nobody knows when they arrive as gradients. Parameters `following` those
-    that the graph around reads, too, are the graph's to add up the gradients of.
-
-    `leaves` are the arguments as autograd sees them, `results` what it differentiates, and `found` the
-    gradients of the module's own parameters once its backward has run.
+    `arguments` are those that carry a gradient, as autograd sees them, `results` what it differentiates, and
+    `found` the gradients of the module's own parameters once its backward has run. Parameters `following`
+    those that the graph around reads, too, are the graph's to add up the gradients of.
     """
 
     plan: Plan
     number: int
     gradients: Gradients
-    untold: frozenset[str]
     following: Mapping[str, Any]
-    leaves: dict[str, Tensor] = field(default_factory=dict)
+    arguments: dict[str, Tensor] = field(default_factory=dict)
     results: dict[str, Tensor] = field(default_factory=dict)
     parameters: tuple[Tensor, ...] = ()
     found: list[tuple[Tensor, list[Piece]]] = field(default_factory=list)
 
     @contextmanager
     def recording(self, named: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Record what runs inside; gives the values with those that carry a gradient as leaves."""
+        """Record what runs inside; gives the values, the `arguments` among them."""
         with above_autograd(), torch.enable_grad():
             known = self.plan.program.differentiable | {*self.gradients.terms}
             carrying = (name for name in named if name in known and _is_float(named[name]))
-            self.leaves = {name: as_given(named[name]) for name in carrying}
-            yield {name: self.leaves.get(name, value) for name, value in named.items()}
+            self.arguments = {name: as_given(named[name]) for name in carrying}
+            yield {name: self.arguments.get(name, value) for name, value in named.items()}
 
     def ended(self, module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
         """Keep what the backward starts from; gives the values without their history."""
@@ -90,7 +87,7 @@ class Trial:
             return (
                 f"the original gave {', '.join(cut)} without a gradient, and the new module gives it with one"
             )
-        if hooked := [name for name, leaf in self.leaves.items() if gradient_hooks(leaf)]:
+        if hooked := [name for name, leaf in self.arguments.items() if gradient_hooks(leaf)]:
             return f"it puts a hook on {', '.join(hooked)}, whose gradient has parts from around it, too"
         if strangers := self._strangers():
             return f"it trains what it does not register: {', '.join(map(describe, strangers))}"
@@ -108,7 +105,7 @@ class Trial:
 
     def _strangers(self) -> list[Tensor]:
         """Leaves that the results lead to and that are neither parameters nor behind arguments."""
-        given = list(self.leaves.values())
+        given = list(self.arguments.values())
         behind = (*leaves_below([*given, *self.parameters]), *leaves_of(Refusal, [*self.results.values()]))
         known = {id(tensor) for tensor in (*given, *behind, *self.parameters)}
         return [leaf for leaf in leaves_below([*self.results.values()]) if id(leaf) not in known]
@@ -117,20 +114,20 @@ class Trial:
         """Arguments with a gradient that is no value of the call: the graph around adds it by itself."""
         return {
             name
-            for name in self.leaves
+            for name in self.arguments
             for term in self.gradients.terms.get(name, ())
             if term not in backward.outputs and not self._is_inside(term)
         }
 
     def _untold(self) -> frozenset[str]:
         """The gradients that a result hands on, or stands between, of which nobody knows when they arrive."""
-        sources = {id(tensor): name for name, tensor in self.leaves.items()}
+        sources = {id(tensor): name for name, tensor in self.arguments.items()}
         times = Counter(map(id, self.results.values()))
         results = {name for name, held in self.results.items() if times[id(held)] > 1 or id(held) in sources}
         leaves = {sources[id(self.results[name])] for name in results if id(self.results[name]) in sources}
         adjoints = (self.plan.program.adjoints.get(name) for name in results | leaves)
         parts = (part.node for adjoint in adjoints if adjoint for part in adjoint.contributions)
-        return self.untold.intersection(parts)
+        return self.plan.untold.intersection(parts)
 
     def _is_alone(self, name: str) -> bool:
         """Whether all of an argument's gradient came from the original."""
@@ -146,7 +143,7 @@ class Trial:
     def backward(self, body: Body, received: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients that leave the call, as the captured backward takes them: in pieces."""
         arrived = self._arrived(dict(zip(body.inputs, received, strict=True)))
-        sources = [*self.leaves.values(), *(held for held in self.parameters if held.requires_grad)]
+        sources = [*self.arguments.values(), *(held for held in self.parameters if held.requires_grad)]
         found = {id(source): arrived.pop(id(source), (source, []))[1] for source in sources}
         if arrived and sources:
             results, parts = zip(*arrived.values(), strict=True)
@@ -154,7 +151,7 @@ class Trial:
             own = gradients_in_pieces(results, sources, totals, retain_graph=keeps_graph())
             for source, pieces in zip(sources, own, strict=True):
                 found[id(source)] += [Piece(piece, self._at) for piece in pieces]
-        named = {**self.leaves, **self.following}
+        named = {**self.arguments, **self.following}
         known = set(map(id, self.following.values()))
         self.found = [(held, found[id(held)]) for held in self.parameters if id(held) in found.keys() - known]
         return self._produced(body, {name: found.get(id(held), ()) for name, held in named.items()})
@@ -207,9 +204,9 @@ class Trial:
         if is_first and found:
             return Pieces(tuple(found))
         node = self.plan.nodes[term]
-        if name not in self.leaves and all(user.op == "output" for user in node.users):
+        if name not in self.arguments and all(user.op == "output" for user in node.users):
             return None
-        like = self.leaves.get(name)
+        like = self.arguments.get(name)
         if like is not None:
             return torch.zeros_like(like)
         fake = node.meta["val"]

@@ -11,19 +11,22 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx
-from torch.autograd.graph import Node
 
-from whence._torch.autograd import GradientKey, keys_out
+from whence._torch.autograd import GradientKey
 from whence._torch.composed import is_composed
 from whence._torch.recording import Recorder
 from whence.tracing.notes import Notes
 
 
 def as_own_nodes(
-    recorder: Recorder, notes: Notes, node: Node, start: int, produced: Sequence[Tensor | None]
+    recorder: Recorder,
+    notes: Notes,
+    keys: Sequence[GradientKey | None],
+    start: int,
+    produced: Sequence[Tensor | None],
 ) -> Sequence[Tensor | None]:
-    """What an autograd node hands on along its edges; `start` is where its operations begin."""
-    new, edges = set(notes.order[start:]), zip(keys_out(node), produced, strict=True)
+    """What an autograd node hands on to the places `keys`; `start` is where its operations begin."""
+    new, edges = set(notes.order[start:]), zip(keys, produced, strict=True)
     return [
         _own(recorder, gradient, new) if _is_told_apart(notes, key) else gradient for key, gradient in edges
     ]

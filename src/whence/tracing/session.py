@@ -395,9 +395,10 @@ class Session:
     def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """An autograd node has ended: note what it hands on, edge by edge."""
         _, start, received = self._started.pop()
+        edges = keys_out(node)
         if self.own_gradients:
-            produced = as_own_nodes(self.recorder, self.notes, node, start, produced)
-        keys, plain = in_parts(keys_out(node), produced)
+            produced = as_own_nodes(self.recorder, self.notes, edges, start, produced)
+        keys, plain = in_parts(edges, produced)
         handed = self._nodes(plain)
         scopes, self.replayer.handed_on = self.replayer.handed_on, None
         self.notes.steps.append(Step(node, start, len(self.notes.order), received, handed, keys, scopes))
