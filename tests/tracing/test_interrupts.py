@@ -36,6 +36,14 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _interrupts_arrive() -> Iterator[None]:
+    """A shell lets what it runs in the background ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @dataclass
 class Raising:
     """Raises when it is called."""
