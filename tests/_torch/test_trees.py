@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils import _pytree
-from torch.utils._pytree import SUPPORTED_NODES
+from torch.utils._pytree import SUPPORTED_NODES, _get_node_type
 
 from whence._torch.trees import (
     is_container,
@@ -51,6 +51,44 @@ def test_path_is_spelled_as_python_reads_it(value: Any, path: str) -> None:
     found = {spelled(keys) for keys, leaf in pairs if leaf == 1}
     assert found == {path}
     assert eval(f"value{path}", {"value": value}) == 1
+
+
+class Keyless:
+    """A container that its author registered without keys, as diffusers does."""
+
+    def __init__(self, first: Any, again: Any, other: Any = None) -> None:
+        self.first, self.again, self.other = first, again, other
+
+
+class KeylessDict(OrderedDict[str, Any]):
+    """One that is a dict."""
+
+
+_pytree.register_pytree_node(
+    Keyless,
+    lambda held: ([held.first, held.again, held.other], None),
+    lambda held, _: Keyless(*held),
+)
+_pytree.register_pytree_node(
+    KeylessDict,
+    lambda held: (list(held.values()), list(held)),
+    lambda held, names: KeylessDict(zip(names, held, strict=True)),
+)
+
+
+def test_container_without_keys() -> None:
+    """A child is known by the attribute or the key that holds it, or by its number where two hold it."""
+    value = Keyless(twice := object(), twice, KeylessDict(hidden=(last := object(),)))
+    pairs, spec = tree_flatten_with_path([value])
+    assert [spelled(path) for path, _ in pairs] == ["[0][0]", "[0][1]", "[0].other['hidden'][0]"]
+    assert [leaf for _, leaf in pairs] == [twice, twice, last]
+    for path, leaf in pairs:
+        found: Any = [value]
+        for key in path:
+            found = key.get(found)
+        assert found is leaf
+    assert spec == _pytree.tree_structure([value])
+    assert _get_node_type(Point(1, ())) in SUPPORTED_NODES
 
 
 def test_segments_are_bare_keys() -> None:

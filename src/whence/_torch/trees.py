@@ -4,7 +4,7 @@
 their containers in; `optree` or `torch.utils.pytree` would not see those registrations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils._pytree import (
     MappingKey,
     SequenceKey,
     TreeSpec,
+    _get_node_type,
     register_pytree_node,
     tree_map_only,
     tree_unflatten,
@@ -52,7 +53,53 @@ def tree_flatten(value: Any) -> tuple[list[Any], TreeSpec]:
 
 def tree_flatten_with_path(value: Any) -> tuple[list[tuple[KeyPath, Any]], TreeSpec]:
     """As `tree_flatten`, each leaf with its access."""
-    return _pytree.tree_flatten_with_path(with_tensors_apart(value))
+    leaves, spec = tree_flatten(value)
+    paths = [path for path, _ in _paths(with_tensors_apart(value))]
+    return list(zip(paths, leaves, strict=True)), spec
+
+
+def _paths(value: Any, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every leaf with its access; torch's own walk refuses containers that were registered without keys."""
+    children = _keyed_children(value)
+    if children is None:
+        yield above, value
+        return
+    for key, child in children:
+        yield from _paths(child, (*above, key))
+
+
+def _keyed_children(value: Any) -> list[tuple[Any, Any]] | None:
+    """What a container holds, each with its key; None for a leaf."""
+    node = SUPPORTED_NODES.get(_get_node_type(value))
+    if node is None:
+        return None
+    if node.flatten_with_keys_fn is not None:
+        return node.flatten_with_keys_fn(value)[0]
+    children, _ = node.flatten_fn(value)
+    return [(_key_of(value, number, child), child) for number, child in enumerate(children)]
+
+
+def _key_of(value: Any, number: int, child: Any) -> Any:
+    """How a child is reached in a container that does not say: by the one key or attribute that holds it."""
+    held = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+    names = [name for name, inside in held.items() if inside is child]
+    if len(names) != 1:
+        return Nth(number)
+    return MappingKey(names[0]) if isinstance(value, Mapping) else GetAttrKey(names[0])
+
+
+@dataclass(frozen=True)
+class Nth:
+    """A child of a container that has no other name for it."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"[{self.number}]"
+
+    def get(self, value: Any) -> Any:
+        """What is there."""
+        return SUPPORTED_NODES[type(value)].flatten_fn(value)[0][self.number]
 
 
 def with_tensors_apart(value: Any, apart: Callable[[Any], Any] = taken_apart) -> Any:
@@ -66,7 +113,7 @@ def with_tensors_apart(value: Any, apart: Callable[[Any], Any] = taken_apart) ->
 def composition_of(value: Any) -> list[tuple[str, Any, str] | None]:
     """For every leaf that is part of a tensor: where that is, itself, and the access; None for others."""
     found: list[tuple[str, Any, str] | None] = []
-    for path, leaf in _pytree.tree_flatten_with_path(value)[0]:
+    for path, leaf in _paths(value):
         rows = plain_parts(leaf) if is_composed(leaf) else [((), leaf)]
         found += [(spelled(path), leaf, ".".join(access)) if access else None for access, _ in rows]
     return found
@@ -136,16 +183,13 @@ class Keys:
 
 def children_of(value: Any) -> list[tuple[Any, str, Any]] | None:
     """What a container holds: the bare key, the access and the value of each; None for a leaf."""
-    value = taken_apart(value)
-    pairs, _ = _pytree.tree_flatten_with_path(value, is_leaf=lambda inside: inside is not value)
-    if len(pairs) == 1 and not pairs[0][0]:
-        return None
-    return [(_bare(path[0]), _access(path[0]), child) for path, child in pairs]
+    children = _keyed_children(taken_apart(value))
+    return None if children is None else [(_bare(key), _access(key), child) for key, child in children]
 
 
 def _access(key: Any) -> str:
     match key:
-        case SequenceKey(idx=index):
+        case SequenceKey(idx=index) | Nth(number=index):
             return f"[{index}]"
         case GetAttrKey(name=name):
             return f".{name}"
@@ -157,7 +201,7 @@ def _access(key: Any) -> str:
 
 def _bare(key: Any) -> Any:
     match key:
-        case SequenceKey(idx=index):
+        case SequenceKey(idx=index) | Nth(number=index):
             return index
         case MappingKey(key=name):
             return name
