@@ -17,7 +17,7 @@
     │   ├── UnsupportedModule       WH113  a module is sharded, or averages gradients between processes
     │   ├── InvalidShapes           WH114  dynamic_shapes does not fit the inputs
     │   ├── SpecialisedShapes       WH115  the model fixes a size that was asked to vary
-    │   ├── UnsupportedOperator     WH116  a branch or a loop that cannot be recorded as the model calls it
+    │   ├── UnsupportedOperator     WH116  a branch, a loop or an operator that cannot be recorded
     │   └── UnsupportedStep         WH117  a training step that one program cannot repeat
     ├── (use of a program)            2xx
     │   ├── SelectionError          WH201  a pattern or a name that finds nothing
@@ -271,7 +271,7 @@ class SpecialisedShapes(CaptureError):
 
 
 class UnsupportedOperator(CaptureError):
-    """An operator that runs functions (a branch, a loop) cannot be recorded as the model calls it."""
+    """An operator cannot be recorded as the model calls it: a branch, a loop, one that fake tensors lack."""
 
     code = "WH116"
 

@@ -22,6 +22,19 @@ def test_own_error_survives_with_a_note(failure: Failure) -> None:
     assert any("whence was capturing" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.parametrize("mode", [False, True])
+def test_operation_that_fake_tensors_cannot_do(mode: bool) -> None:
+    """Where PyTorch's machinery fails, and not the model, the error is ours, with line and cause."""
+
+    def body(m: Doing, x: Tensor) -> Tensor:
+        return torch.nested.as_nested_tensor([m.linear(x), x]).to_padded_tensor(0.0)
+
+    with pytest.raises(whence.UnsupportedOperator, match="_nested_tensor_from_tensor_list") as caught:
+        whence.capture(Doing(body), (X,), backward=mode)
+    assert "<locals>.body" in str(caught.value.where)
+    assert caught.value.__cause__ is not None
+
+
 def note(failure: Failure) -> str:
     with pytest.raises(failure.error) as caught:
         failure.capture(failure.model())

@@ -3,14 +3,18 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
+from whence._torch.fake_failures import is_of_fake_tensors
 from whence.errors import CaptureError, Place
 from whence.provenance import Source
+from whence.tracing.refusals import fake_failed
 
 _SHOWN = 3
 
 
 class Noting(AbstractContextManager[None]):
     """Adds notes to any exception that passes through, and swallows none.
+
+    One of PyTorch's machinery is no error of the model's: it becomes the cause of one of ours.
 
     `asked` are the lines where the model asked whether it is being compiled: told so, it may have taken a
     branch that it does not take in eager mode.
@@ -26,6 +30,8 @@ class Noting(AbstractContextManager[None]):
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None or isinstance(error, CaptureError):
             return
+        if is_of_fake_tensors(error):
+            raise fake_failed(error, self._failed_at(error)) from error
         error.add_note(
             f"whence was capturing {self._name} ({self._failed_at(error)}); "
             "the model's own tensors and state are as before"

@@ -10,6 +10,7 @@ from whence.errors import (
     UnsupportedHook,
     UnsupportedInput,
     UnsupportedMutation,
+    UnsupportedOperator,
 )
 
 
@@ -68,4 +69,16 @@ def object_used(how: str, met: object, where: Place) -> UnsupportedInput:
         where=where,
         why="a program holds tensors and constants, and neither what such an object holds nor what it does",
         remedy="take it out of forward, and pass tensors instead",
+    )
+
+
+def fake_failed(error: BaseException, where: Place) -> UnsupportedOperator:
+    """The error for what PyTorch's fake tensors, on which a capture runs, cannot do."""
+    said = str(error).partition("\n")[0]
+    return UnsupportedOperator(
+        "PyTorch cannot run this on fake tensors, as a capture does",
+        where=where,
+        why=f"{type(error).__name__}: {said}",
+        remedy="run the model once without a capture: an error there is to be mended first; else take that "
+        "operation out of the captured function and pass its result in",
     )

@@ -1,0 +1,26 @@
+"""Errors of PyTorch's own machinery: fake tensors that cannot do what real ones can.
+
+`torch._subclasses` is where fake tensors are run, `torch.fx.experimental` where they are recorded.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+
+_ROOT = Path(torch.__file__).parent
+_MACHINERY = tuple(f"{_ROOT / part}{os.sep}" for part in ("_subclasses", "fx/experimental"))
+_BROKEN = ("INTERNAL ASSERT FAILED", "its data is not allocated yet")
+
+
+def is_of_fake_tensors(error: BaseException) -> bool:
+    """Whether an error comes of recording, and not of what the model does: eager may well run it.
+
+    Either it was raised in that machinery, or C++ says that it met a tensor without numbers.
+    """
+    if not isinstance(error, Exception):
+        return False
+    trace, file = error.__traceback__, ""
+    while trace is not None:
+        trace, file = trace.tb_next, trace.tb_frame.f_code.co_filename
+    return file.startswith(_MACHINERY) or any(text in str(error) for text in _BROKEN)

@@ -1,0 +1,52 @@
+"""Canaries: errors of fake tensors, to be told from errors of a model."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from whence._torch.fake_failures import is_of_fake_tensors
+
+REAL = torch.ones(3, 4)
+
+
+def failing(work: Callable[[Tensor], object]) -> Exception:
+    mode = FakeTensorMode()
+    fake = mode.from_tensor(REAL)
+    with mode, pytest.raises(Exception) as caught:
+        work(fake)
+    return caught.value
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda fake: torch.nested.as_nested_tensor([fake, fake]),
+        lambda fake: torch.tensor_split(fake, torch.tensor([1, 2])),
+        lambda fake: fake + REAL,
+    ],
+    ids=["no_kernel", "reads_data", "real_beside_fake"],
+)
+def test_failure_of_fake_tensors(work: Callable[[Tensor], object]) -> None:
+    """What eager runs, and fake tensors cannot, is told from an error of the model."""
+    work(REAL)
+    assert is_of_fake_tensors(failing(work))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda fake: fake @ fake,
+        lambda fake: torch.nn.functional.linear(fake, torch.ones(5, 5)),
+        lambda fake: fake[7],
+        lambda fake: fake.nothing,
+        lambda fake: {}["key"],
+    ],
+    ids=["sizes", "weight", "index", "attribute", "own"],
+)
+def test_failure_of_the_model(work: Callable[[Tensor], object]) -> None:
+    """What eager refuses, too, is the model's error."""
+    assert not is_of_fake_tensors(failing(work))
