@@ -134,13 +134,33 @@ def clash_between_parameters() -> whence.Program:
     return whence.capture(lambda: model.a_b * model.a.b)
 
 
-@pytest.mark.parametrize("clash", [clash_with_a_parameter, clash_between_parameters])
+def clash_between_constants() -> whence.Program:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale_by, self.scale = torch.ones(4), nn.Module()
+            self.scale.by = torch.full((5, 4), 2.0)
+
+        def forward(self, c_scale_by: Tensor) -> Tensor:
+            return c_scale_by * self.scale_by + self.scale.by
+
+    return whence.capture(Model(), (torch.ones(5, 4),))
+
+
+@pytest.mark.parametrize("clash", [clash_with_a_parameter, clash_between_parameters, clash_between_constants])
 def test_clashing_names_stay_apart(clash: Callable[[], whence.Program]) -> None:
     """Two inputs that would be called alike get two names, and each is found by its path."""
     program = clash()
     rows = program.signature.inputs
-    assert len({row.name for row in rows}) == len(rows) == 2
+    assert len({row.name for row in rows}) == len(rows) >= 2
     assert [program.input(row.path) for row in rows] == list(rows)
+
+
+def test_representations_are_short() -> None:
+    """What a prompt shows of a deep program is a line, and not all that it holds."""
+    program = stack_program(depth=2)
+    shown = [program, program.calls, program.signature, program.guards, *program.layers()]
+    assert all(len(repr(value)) < 80 for value in (*shown, *program.unflatten().calls))
 
 
 def test_state_is_the_model_s_own() -> None:

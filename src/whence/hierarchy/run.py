@@ -141,6 +141,9 @@ class CallBody(_OfThisProcess):
     number: int
     compiler: Compiler
 
+    def __repr__(self) -> str:
+        return f"<call {self.name or '(root)'}>"
+
     @property
     def name(self) -> str:
         """`layer`, `layer@1`, `layer@2`."""

@@ -177,6 +177,9 @@ class Calls:
             f"{path or '(root)'} has no call number {index}", why=f"it was called {made} times"
         )
 
+    def __repr__(self) -> str:
+        return f"<{len(self):,} calls>"
+
     def __str__(self) -> str:
         """The tree of calls; three or more neighbours that differ in their number alone are one line."""
         return "\n".join(self._lines(self.program, 0))

@@ -34,6 +34,9 @@ class Layers:
     def __len__(self) -> int:
         return len(self.calls)
 
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
     def __str__(self) -> str:
         sites = [str(self.calls[0]), str(self.calls[-1])]
         between = " … " if len(self) > 2 else ", "

@@ -96,6 +96,9 @@ class Signature:
         """The returned values of these kinds."""
         return tuple(row for row in self.outputs if row.kind in kinds)
 
+    def __repr__(self) -> str:
+        return f"<{len(self.inputs):,} inputs, {len(self.outputs):,} outputs>"
+
     def __str__(self) -> str:
         rows = [*map(_input_line, (*self.attributes, *self.inputs)), *map(_output_line, self.outputs)]
         return "\n".join(rows)

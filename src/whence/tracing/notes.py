@@ -4,6 +4,7 @@ import inspect
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain, count
 from operator import itemgetter
 
 import torch
@@ -81,6 +82,9 @@ class Step:
     scopes: tuple[tuple[int, ...], ...] | None = None
 
 
+_LIFTED = "c_lifted_tensor_"
+
+
 @dataclass
 class Notes:
     """Everything written down in one capture.
@@ -120,6 +124,18 @@ class Notes:
         """Modules exchange a value, whose gradient is collected at `key`."""
         self.keys[node] = key
         self.exchanged.add(key)
+
+    def literal(self, wanted: str | None, tensor: Tensor) -> str:
+        """Note a tensor from outside the model, under a name that no other input has."""
+        numbered = sum(name.startswith(_LIFTED) for name in self.literals)
+        first = wanted or f"{_LIFTED}{numbered}"
+        names = chain([first], (f"{first}_{number}" for number in count(1)))
+        name = next(name for name in names if not self._is_taken(name))
+        self.literals[name] = tensor
+        return name
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self.literals or any(node.name == name for node in self.inputs)
 
     def scope_of(self, node: Node) -> int:
         """The innermost call that was running when an autograd node was made."""
