@@ -99,7 +99,7 @@ def test_calls_are_named_by_their_position() -> None:
 
 def test_attribute_that_is_no_identifier() -> None:
     """A segment that Python could not write after a dot is read by `getattr`."""
-    assert attribute("module", ModulePath(("layers", "0", "weight"))) == "getattr(module.layers, '0').weight"
+    assert attribute("module", ModulePath(("layers", "0", "weight"))) == "module.layers._modules['0'].weight"
 
 
 def test_values_are_deleted_after_their_last_use() -> None:

@@ -200,8 +200,12 @@ def attribute(owner: str, path: ModulePath) -> str:
             registers = ("_modules",) if position + 1 < len(path) else ("_parameters", "_buffers")
             found = [f"{owner}.{register}.get({segment!r})" for register in registers]
             owner = found[0] if len(found) == 1 else f"({found[0]} if {found[0]} is not None else {found[1]})"
-            continue
-        owner = f"{owner}.{segment}" if _is_plain_name(segment) else f"getattr({owner}, {segment!r})"
+        elif _is_plain_name(segment):
+            owner = f"{owner}.{segment}"
+        elif position + 1 < len(path):  # Python's parser takes no more than 200 nested calls of getattr
+            owner = f"{owner}._modules[{segment!r}]"
+        else:
+            owner = f"getattr({owner}, {segment!r})"
     return owner
 
 

@@ -1,6 +1,8 @@
 """One attempt at a capture: who takes turns, what is undone."""
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from whence._torch.annotations import annotations_restored
@@ -29,9 +31,17 @@ def attempted(
         take_turn(undoing)
         interrupts.hold(undoing)
         undoing.later(patches_undone(), modes_restored(), annotations_restored())
+        _allow_deeper_calls(undoing)
         with undecided_bookkeeping(given.dynamic_shapes is not None):
             return work(interrupts)
 
     program, observed, session = undoing.around(run)
     warn_about_kept(session)
     return program, observed
+
+
+def _allow_deeper_calls(undoing: Undoing) -> None:
+    """A capture has frames of its own around every module call: what eager can nest it can nest, too."""
+    limit = sys.getrecursionlimit()
+    undoing.later(partial(sys.setrecursionlimit, limit))
+    sys.setrecursionlimit(2 * limit)
