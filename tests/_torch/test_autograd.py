@@ -246,8 +246,8 @@ def test_saved_tensors_are_freed_in_the_backward() -> None:
     assert Doubled.freed == [False, True]
 
 
-def test_a_custom_function_is_known_by_its_frame() -> None:
-    """`Function.apply` is a Python function, in whose frame the forward runs without grad mode."""
+def test_a_custom_function_is_known_by_its_modes() -> None:
+    """`Function.apply` runs the forward without grad mode and with `torch._C._is_fwd_grad_enabled()` off."""
     seen: list[bool] = []
 
     class Doubles(torch.autograd.Function):
@@ -261,9 +261,10 @@ def test_a_custom_function_is_known_by_its_frame() -> None:
             return gradients[0] * 2
 
     Doubles.apply(weight())
-    with torch.no_grad():
-        seen.append(autograd.inside_custom_function())
-    assert seen == [True, False]
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            seen.append(autograd.inside_custom_function())
+    assert seen == [True, False, False, False]
     assert isinstance(Doubles.apply(weight()).grad_fn, autograd.node_class_of(Doubles))  # `_backward_cls`
 
 

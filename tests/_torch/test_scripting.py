@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._library.opaque_object import OpaqueBase, register_opaque_type
+from torch._library.opaque_object import register_opaque_type
 
+from tests.releases import OPAQUE, SCRIPT_IS_DEPRECATED, OpaqueBase
 from whence._torch.scripting import (
     is_packed_weight,
     is_script_object,
@@ -18,12 +19,12 @@ from whence._torch.scripting import (
 
 
 def traced() -> Any:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(SCRIPT_IS_DEPRECATED):
         return torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2), check_trace=False)
 
 
 def traced_function() -> Any:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(SCRIPT_IS_DEPRECATED):
         return torch.jit.trace(torch.relu, torch.ones(1, 2), check_trace=False)
 
 
@@ -53,7 +54,7 @@ class Opaque(OpaqueBase):
     """A class that is registered as one that nobody looks into."""
 
 
-register_opaque_type(Opaque, typ="reference")
+register_opaque_type(Opaque, typ=OPAQUE)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

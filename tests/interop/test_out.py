@@ -176,7 +176,7 @@ def test_compilers_take_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_inductor_compiles_it_ahead_of_time() -> None:
     """AOTInductor makes a package of a captured program, which gives eager's numbers."""
     inductor: Any = pytest.importorskip("torch._inductor")

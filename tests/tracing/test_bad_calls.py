@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from tests.releases import SCRIPT_IS_DEPRECATED
 from tests.tracing.failing import BAD_CALLS, Box, Doing, Failure, linear
 
 X = torch.ones(2, 4)
@@ -26,7 +27,7 @@ def test_bad_call_raises_its_own_kind(failure: Failure) -> None:
 
 def test_script_module() -> None:
     """TorchScript is refused by name, and the remedy is the module it came from."""
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(SCRIPT_IS_DEPRECATED):
         scripted = torch.jit.trace(nn.Linear(4, 4), X)
     error = refusal(scripted, (X,))
     assert isinstance(error, whence.NotCallable)
@@ -139,7 +140,7 @@ def test_uninitialized_parameters() -> None:
 
 def test_all_that_stands_against_a_capture_is_named() -> None:
     """All scripted submodules are reported at once."""
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(SCRIPT_IS_DEPRECATED):
         scripted = [torch.jit.trace(nn.Linear(4, 4), X) for _ in range(2)]
     error = refusal(nn.Sequential(*scripted), (X,))
     assert "cannot be captured (in module 0)" in error.what

@@ -29,7 +29,7 @@ pytestmark = [
     # torch.cond, called in eager, compiles itself and looks at the gradient of what it is given
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated"),
 ]
 
 

@@ -349,7 +349,7 @@ def test_row_12_functions_and_bound_methods() -> None:
     assert "model.block.up.weight" in [row.path for row in whence.capture(add, (x,)).signature.inputs]
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_row_13_script_modules_are_refused() -> None:
     """A TorchScript module, function or method is refused, pointing at what to capture in its place."""
     x = torch.randn(3, 4)

@@ -4,7 +4,6 @@
 ties a node of the backward graph to the moment of the forward pass that made it.
 """
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
@@ -14,7 +13,6 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 LEAF_SEQUENCE_NUMBER = 2**64 - 1
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 GradientKey = tuple[int, ...]
 """Where the gradient of a tensor is collected: a node and an input of it, or a leaf tensor and -1.
@@ -77,11 +75,12 @@ def node_class_of(function: type[torch.autograd.Function]) -> type:
 
 
 def inside_custom_function() -> bool:
-    """Whether the forward of a custom autograd function is running: what it calls records nothing."""
-    frame = None if torch.is_grad_enabled() else sys._getframe(1)
-    while frame is not None and frame.f_code is not _APPLY:
-        frame = frame.f_back
-    return frame is not None
+    """Whether the forward of a custom autograd function is running: what it calls records nothing.
+
+    `apply` turns forward-mode gradients off, too, as inference mode does and `no_grad` does not.
+    """
+    recording = torch.is_grad_enabled() or torch._C._is_fwd_grad_enabled()
+    return not recording and not torch.is_inference_mode_enabled()
 
 
 def inside_backward() -> bool:
