@@ -7,9 +7,10 @@ elsewhere only pay for one comparison.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterable, Iterator, ValuesView
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from torch import nn
@@ -105,10 +106,11 @@ def _observed_getattr(observer: CallObserver, is_observed: Callable[[], bool]) -
 
 def _observed_iter(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
     def wrap(iterate: Any) -> Any:
-        def observed_iter(container: nn.Module) -> Iterator[nn.Module]:
+        def observed_iter(container: nn.Module) -> Iterator[nn.Module | None]:
+            children: Iterator[nn.Module | None] = iterate(container)
             if not is_observed():
-                return iterate(container)  # type: ignore[no-any-return]
-            return (child for _, child in _announced(observer, container))
+                return children
+            return _announced(partial(observer.accessed, container), children, tuple(container._modules))
 
         return observed_iter
 
@@ -119,7 +121,7 @@ def _observed_index(observer: CallObserver, is_observed: Callable[[], bool]) -> 
     def wrap(index: Any) -> Any:
         def observed_index(container: nn.Module, key: Any) -> Any:
             found = index(container, key)
-            if not isinstance(key, slice) and is_observed():
+            if isinstance(found, nn.Module) and not isinstance(key, slice) and is_observed():
                 name = key if isinstance(key, str) else list(container._modules)[key]
                 observer.accessed(container, name, found)
             return found
@@ -131,21 +133,51 @@ def _observed_index(observer: CallObserver, is_observed: Callable[[], bool]) -> 
 
 def _observed_view(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
     def wrap(view: Any) -> Any:
-        wants_values = view.__name__ == "values"
+        kind = _Values if view.__name__ == "values" else _Items
 
-        def observed_view(container: nn.Module) -> Any:
+        def observed_view(container: nn.ModuleDict) -> Any:
             if not is_observed():
                 return view(container)
-            pairs = _announced(observer, container)
-            return (child for _, child in pairs) if wants_values else pairs
+            return kind(container._modules, partial(observer.accessed, container))
 
         return observed_view
 
     return wrap
 
 
-def _announced(observer: CallObserver, container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in list(container._modules.items()):
-        if child is not None:
-            observer.accessed(container, name, child)
-            yield name, child
+def _announced(
+    accessed: Callable[[str, nn.Module], None], children: Iterator[Any], names: Iterable[str]
+) -> Iterator[Any]:
+    """The children of a container as it gives them itself, each announced when it is asked for."""
+    for child, name in zip(children, names, strict=True):
+        if isinstance(child, nn.Module):
+            accessed(name, child)
+        yield child
+
+
+class _Values(ValuesView[Any]):
+    """The children of a `ModuleDict` as its own view has them."""
+
+    def __init__(self, held: dict[str, Any], accessed: Callable[[str, nn.Module], None]) -> None:
+        super().__init__(held)
+        self._held, self._accessed = held, accessed
+
+    def __iter__(self) -> Iterator[Any]:
+        return _announced(self._accessed, iter(self._held.values()), tuple(self._held))
+
+    def __reversed__(self) -> Iterator[Any]:
+        return _announced(self._accessed, reversed(self._held.values()), tuple(reversed(self._held)))
+
+
+class _Items(ItemsView[str, Any]):
+    """The names and children of a `ModuleDict` as its own view has them."""
+
+    def __init__(self, held: dict[str, Any], accessed: Callable[[str, nn.Module], None]) -> None:
+        super().__init__(held)
+        self._held, self._values = held, _Values(held, accessed)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return zip(tuple(self._held), self._values, strict=True)
+
+    def __reversed__(self) -> Iterator[tuple[str, Any]]:
+        return zip(tuple(reversed(self._held)), reversed(self._values), strict=True)

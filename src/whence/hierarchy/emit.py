@@ -1,5 +1,6 @@
 """Make the modules of a plan."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from types import MethodType
 
@@ -24,7 +25,7 @@ _CONTAINERS: dict[str, type[nn.Module]] = {
 def emit(plan: Plan, *, copy: bool = False) -> Tree:
     """The tree of a plan. It shares the captured model's tensors unless `copy` is asked for."""
     program = plan.program
-    called = calls_by_path(plan)
+    called = _by_first_name(program, calls_by_path(plan))
     state = dict(program.state)
     root = _root(program)
     made: dict[ModulePath, nn.Module] = {ROOT: root}
@@ -42,8 +43,6 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
         made[record.path] = module
         if record.same_as is None:
             _fill(module, record, state)
-        elif isinstance(module, Tree):
-            _give_calls(module, called.get(record.path, ()))
     _give_calls(root, called.get(ROOT, ()))
     _sign(root)
     for record in program.modules:
@@ -66,6 +65,18 @@ def calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
         path = ROOT if number == ROOT_CALL else plan.site(number).path
         found.setdefault(path, []).append(CallBody(plan, number, compiler))
     return {path: tuple(calls) for path, calls in found.items()}
+
+
+def _by_first_name(
+    program: Program, called: Mapping[ModulePath, tuple[CallBody, ...]]
+) -> dict[ModulePath, tuple[CallBody, ...]]:
+    """The captured calls of each module, under the first of its names, whichever it was called by."""
+    first = {record.path: record.same_as for record in program.modules if record.same_as is not None}
+    found: dict[ModulePath, tuple[CallBody, ...]] = {}
+    for path, calls in called.items():
+        name = first.get(path, path)
+        found[name] = (*found.get(name, ()), *calls)
+    return found
 
 
 def _module(record: ModuleRecord, calls: tuple[CallBody, ...]) -> nn.Module:

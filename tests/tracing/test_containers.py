@@ -1,0 +1,156 @@
+"""Containers, looked at while a capture watches, hold what they hold in eager mode."""
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests.checks import verified
+
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "iterated": list,
+    "unpacked": lambda held: (lambda first, *rest: [first, rest])(*held),
+    "reversed": lambda held: list(reversed(held)),
+    "zipped": lambda held: list(zip(held, held, strict=True)),
+    "begun twice": lambda held: [next(iter(held)), list(held)],
+    "indexed": lambda held: [held[at] for at in range(len(held))],
+    "from the end": lambda held: held[-1],
+    "sliced": lambda held: [type(held[1:]), *held[1:]],
+    "sliced backwards": lambda held: list(held[::-1]),
+    "added": lambda held: list(held + held),
+    "searched": lambda held: [child in held for child in (None, *held.children())],
+    "named": lambda held: [held[name] for name in held],
+    "got": lambda held: [held.get("k0", 1), held.get("none", 1)],
+    "values": lambda held: [len(held.values()), list(held.values()), None in held.values()],
+    "items": lambda held: [len(held.items()), list(held.items()), ("k0", None) in held.items()],
+    "reversed views": lambda held: [list(reversed(held.values())), list(reversed(held.items()))],
+    "common items": lambda held: sorted(name for name, _ in held.items() & dict(held.items()).items()),
+    "as dict": lambda held: dict(held.items()),
+    "children": lambda held: [list(held.children()), list(held.named_children())],
+    "modules": lambda held: [list(held.modules()), list(held.named_modules(remove_duplicate=False))],
+    "parameters": lambda held: [list(held.parameters()), list(held.named_parameters())],
+    "nested": lambda held: [list(child) for child in held if isinstance(child, nn.ModuleList)],
+}
+
+
+class Looking(nn.Module):
+    """Hands its container to an onlooker, and computes something."""
+
+    def __init__(self, held: nn.Module, onlooker: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.held, self.onlooker = held, onlooker
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.onlooker(self.held)
+        return x + 1
+
+
+def said(thing: Any) -> Any:
+    """What a look gave, modules and parameters by identity."""
+    match thing:
+        case list() | tuple():
+            return type(thing), [said(part) for part in thing]
+        case dict():
+            return [(name, said(part)) for name, part in thing.items()]
+        case None | str() | bool() | int():
+            return thing
+    return (
+        list(thing)
+        if isinstance(thing, Iterable) and not isinstance(thing, (nn.Module, Tensor))
+        else id(thing)
+    )
+
+
+def looked_at(held: Any) -> dict[str, Any]:
+    """Each way of looking at a container, with what it gave or how it failed."""
+    found: dict[str, Any] = {}
+    for name, look in LOOKS.items():
+        try:
+            found[name] = said(look(held))
+        except (TypeError, AttributeError, IndexError, KeyError, StopIteration) as error:
+            found[name] = repr(error)
+    return found
+
+
+def container(chance: random.Random, depth: int, pool: list[nn.Module]) -> Any:
+    """A container of any kind whose children may be None, shared and containers."""
+
+    def child() -> nn.Module | None:
+        made = chance.choice(["none", "shared", "nested", "linear"])
+        if made == "none":
+            return None
+        if made == "shared" and pool:
+            return chance.choice(pool)
+        if made == "nested" and depth < 2:
+            return container(chance, depth + 1, pool)  # type: ignore[no-any-return]
+        pool.append(nn.Linear(2, 2))
+        return pool[-1]
+
+    kind = chance.choice([nn.ModuleList, nn.Sequential, nn.ModuleDict, nn.ParameterList, nn.ParameterDict])
+    count = chance.randint(1, 4)
+    if issubclass(kind, nn.ParameterList | nn.ParameterDict):
+        values = [chance.choice([None, nn.Parameter(torch.ones(2)), "text"]) for _ in range(count)]
+        return kind(values if kind is nn.ParameterList else {f"k{at}": v for at, v in enumerate(values)})
+    children: list[Any] = [child() for _ in range(count)]
+    if kind is nn.ModuleDict:
+        return kind({f"k{at}": held for at, held in enumerate(children)})
+    return kind(*children) if kind is nn.Sequential else kind(children)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_looking_at_a_container(seed: int) -> None:
+    """Every way of looking at it gives while a capture watches what it gives in eager mode."""
+    held = container(random.Random(seed), 0, [])
+    seen: list[dict[str, Any]] = []
+    whence.capture(Looking(held, lambda held: seen.append(looked_at(held))), (torch.ones(2),))
+    expected = looked_at(held)
+    assert [name for look in seen for name in LOOKS if look[name] != expected[name]] == []
+    assert seen != []
+
+
+class Optional(nn.Module):
+    """Layers as x-transformers has them: lists of a norm that may be missing and a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([norm, nn.Linear(4, 4)]) for norm in (None, nn.LayerNorm(4), None)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, block in self.layers:
+            x = block(x if norm is None else norm(x))
+        return x
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_missing_children_are_unpacked(backward: bool) -> None:
+    """The program and the tree run every layer, and the tree has None where the model has it."""
+    model, x = Optional(), torch.randn(2, 4)
+    tree = verified(model, x, backward=backward).unflatten()
+    assert torch.equal(tree(x), model(x))
+    assert [norm is None for norm, _ in tree.layers] == [True, False, True]
+
+
+class Twice(nn.Module):
+    """Holds a list under two names, and calls what is in it by the second one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.ModuleList([nn.Sequential(nn.Linear(4, 4))])
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second[0](x)  # type: ignore[no-any-return]
+
+
+def test_container_called_by_its_second_name() -> None:
+    """A `Sequential` that is called by another name than its first runs in the tree."""
+    model, x = Twice(), torch.randn(2, 4)
+    tree = verified(model, x).unflatten()
+    assert torch.equal(tree(x), model(x))
+    assert tree.get_submodule("first.0") is tree.get_submodule("second.0")
