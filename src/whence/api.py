@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from typing import Any, Self, TypeVar, overload
+from typing import Any, NoReturn, Self, TypeVar, overload
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram, FlatArgsAdapter
@@ -43,10 +43,12 @@ from whence.errors import (
     WhenceError,
 )
 from whence.guards import Guarded, Plan, plan_of
+from whence.guards.check import Checked
 from whence.hierarchy import Tree
 from whence.passes import Edit
 from whence.program import Call, Calls, Convention, Input, Layers, Output, Part, Signature, Wanted
 from whence.program import Program as _Program
+from whence.program.copying import deep_copy, refuse_pickling
 from whence.program.guard_rows import Guard, Violation
 from whence.program.guards import Guards
 from whence.program.observed import Observed
@@ -66,6 +68,17 @@ M = TypeVar("M", bound=nn.Module)
 @dataclass(frozen=True, eq=False, repr=False)
 class Program(_Program):
     """A captured program, with everything that can be asked of it."""
+
+    def __copy__(self) -> Self:
+        """The same program, which may be edited by itself (`track`); graph and tensors are shared."""
+        return self.with_changes()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The program with a graph and tensors of its own: training a tree of it does not train the model."""
+        return deep_copy(self, memo)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling("a program")
 
     def with_state(self, state: str) -> Self:
         """The same program with its state as `"inputs"` (placeholders) or `"attributes"` (`get_attr`)."""
@@ -211,7 +224,11 @@ class Program(_Program):
         return verify_step(self, model, (args, kwargs or {}), optimizer, self._checks(model))
 
     def _checks(self, model: object) -> Check:
-        return lambda args, kwargs: check(self, self._plan, model, args, kwargs)
+        return partial(_checked, self, model)
+
+
+def _checked(program: Program, model: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Checked:
+    return check(program, program._plan, model, args, kwargs)
 
 
 def capture_step(

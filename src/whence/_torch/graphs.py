@@ -42,8 +42,13 @@ def nested_graph(node: fx.Node, within: nn.Module | None = None) -> fx.GraphModu
     return held if isinstance(held, fx.GraphModule) else None
 
 
-def own_copy(module: fx.GraphModule, name: str | None = None) -> fx.GraphModule:
-    """A graph with nodes of its own, under the same names; graphs in it are copied, tensors shared."""
+def own_copy(
+    module: fx.GraphModule, name: str | None = None, tensors: Mapping[str, Any] | None = None
+) -> fx.GraphModule:
+    """A graph with nodes of its own, under the same names; graphs in it are copied.
+
+    Tensors that it reads are shared, but for those that are given, by their paths.
+    """
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
@@ -56,6 +61,7 @@ def own_copy(module: fx.GraphModule, name: str | None = None) -> fx.GraphModule:
         name: attribute_at(module, name) if inner is None else own_copy(inner)
         for name, inner in nested.items()
     }
+    held |= {name: tensor for name, tensor in (tensors or {}).items() if name in held}
     return graph_module(held, graph, name or type(module).__name__)
 
 

@@ -25,6 +25,7 @@ from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.held import Held
 from whence.hierarchy.inner_calls import ChildCall, child_call
 from whence.hierarchy.interface import Gradients, Interface, interface_of
+from whence.hierarchy.moved import refuse_moved
 from whence.hierarchy.overlap import refuse_overlap
 from whence.hierarchy.pieces import Apart, apart
 from whence.hierarchy.plainly import Alone, carries_gradient
@@ -34,6 +35,7 @@ from whence.hierarchy.refusal import Refusal
 from whence.hierarchy.replacing import Replacing, Touched, newcomers, places, refuse_half, touched_of
 from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place
+from whence.program.copying import refuse_pickling
 from whence.program.printing import marked
 from whence.program.sizes import value_of
 from whence.provenance import ModulePath
@@ -48,11 +50,7 @@ class _OfThisProcess:
     """What cannot leave the process, and is the same for every copy of a tree."""
 
     def __reduce__(self) -> str:
-        raise CallError(
-            "a captured tree cannot be pickled",
-            why="its graphs hold values of PyTorch's tracer, which only this process knows",
-            remedy="save its state_dict, or torch.export.save(program.to_exported_program(), path)",
-        )
+        refuse_pickling("a captured tree")
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
@@ -262,7 +260,7 @@ class CallBody(_OfThisProcess):
     def _run_on(self, interface: Interface, module: nn.Module, flat: list[Any], leaves: list[Any]) -> Any:
         replacing = self._replacing(module)
         values = {name: leaf for name, leaf in zip(interface.leaves, leaves, strict=True) if name is not None}
-        values |= {name: whole(attribute_of(module, path)) for name, path in interface.state}
+        values |= {name: self._state_of(module, name, path) for name, path in interface.state}
         values |= {
             name: flat[at].clone()
             for _, at in interface.writes
@@ -274,6 +272,13 @@ class CallBody(_OfThisProcess):
         values |= self._outputs(interface, module, inputs, replacing)
         self._write(interface, module, values, flat, replacing)
         return self._result(interface, module, values, flat)
+
+    def _state_of(self, module: nn.Module, name: str, path: ModulePath) -> Any:
+        """State that the call takes as a value, as it was at capture but for its numbers."""
+        held, fake = whole(attribute_of(module, path)), self.plan.nodes[name].meta["val"]
+        if isinstance(fake, Tensor):
+            refuse_moved(module, path, held, fake.dtype, fake.device)
+        return held
 
     def _laid_out(self, name: str, value: Any, sizes: Mapping[str, int]) -> Any:
         """An input in the memory layout of the capture, which operations such as `view` rely on."""

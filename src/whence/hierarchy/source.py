@@ -5,6 +5,7 @@ Values are deleted after their last use, as the interpreter of fx graphs does, t
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from keyword import iskeyword
@@ -18,6 +19,7 @@ from whence._torch.operators import OpOverload, entry_point
 from whence._torch.sharding import is_distributed, whole
 from whence.hierarchy import pieces
 from whence.hierarchy.differentiable import straight_through
+from whence.hierarchy.moved import refuse_moved
 from whence.hierarchy.pieces import Apart
 from whence.hierarchy.plan import Body, Plan, pack_of
 from whence.hierarchy.tree import TAKEN_NAMES
@@ -128,6 +130,7 @@ def write(
         if is_distributed(plan.program.state.get(name)):
             value = f"{writer.callee(whole)}({value})"
         writer.write(f"{writer.local(name)} = {value}{'.clone()' if changing else ''}")
+        _write_look(writer, name, path)
     last_uses = _last_uses(plan, phase, body)
     for position, step in enumerate(body.steps):
         _write_step(writer, phase, step)
@@ -140,6 +143,17 @@ def write(
     writer.write(f"return ({''.join(f'{result}, ' for result in results)})")
     head = f"def run({', '.join(['module', 'calls', *parameters])}):"
     return Source("\n".join([head, *writer.lines, ""]), writer.globals, tuple(writer.calls), writer.origins)
+
+
+def _write_look(writer: _Writer, name: str, path: ModulePath) -> None:
+    """Look whether state is what it was at capture, where it is read: that costs less than anything else."""
+    fake, local = writer.plan.nodes[name].meta.get("val"), writer.local(name)
+    if not isinstance(fake, torch.Tensor):
+        return
+    dtype, device = str(fake.dtype).partition(".")[2], re.sub(r"\W", "_", f"device_{fake.device}")
+    writer.globals |= {dtype: fake.dtype, device: fake.device, "refuse_moved": refuse_moved}
+    writer.write(f"if {local} is not None and ({local}.dtype is not {dtype} or {local}.device != {device}):")
+    writer.write(f"    refuse_moved(module, {writer.spelled(tuple(path))}, {local}, {dtype}, {device})")
 
 
 def _kept(writer: _Writer, name: str) -> str:

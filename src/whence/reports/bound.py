@@ -1,6 +1,7 @@
 """A program that runs on live state: a model's tensors, an optimizer's, and gradients, changed in place."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -43,6 +44,10 @@ class Bound:
             node.name: node.meta["val"] for node in self.program.graph.find_nodes(op="placeholder")
         }
         _refuse(self.program, self._subject, optimizer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Bound":
+        """The copy of the program, bound to the copies of the model and the optimizer."""
+        return Bound(*deepcopy((self.program, self.model, self.optimizer, self._check), memo))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run once; raises `CallError` for other inputs, `StaleCapture` where the capture does not hold."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -114,11 +115,19 @@ def guarded(
             f"on_violation cannot be {on_violation!r}",
             remedy=f"use {', '.join(map(repr, map(str, OnViolation)))}",
         )
-    ways = Ways(
-        check=lambda current, args, kwargs: check(current, plan(current), model, args, kwargs),
-        module=lambda current: hierarchy.flat_module(
-            current.with_changes(state=bound_state(current, tensors_by_name(subject_of(model))))
-        ),
-        capture=lambda args, kwargs: capture(model, args, kwargs),
+    ways = Ways(  # no closures: a deep copy is about the copy of the model
+        check=partial(_checked, plan, model), module=partial(_module, model), capture=partial(capture, model)
     )
     return Guarded(program, model, OnViolation(on_violation), ways)
+
+
+def _checked(
+    plan: Callable[[Program], Plan], model: Any, current: Program, args: tuple[Any, ...], kwargs: Any
+) -> Checked:
+    return check(current, plan(current), model, args, kwargs)
+
+
+def _module(model: Any, current: Program) -> Callable[..., Any]:
+    """The program on the tensors that the model has now."""
+    state = bound_state(current, tensors_by_name(subject_of(model)))
+    return hierarchy.flat_module(current.with_changes(state=state))

@@ -1,0 +1,51 @@
+"""Copies of programs: what a deep copy has of its own, and what no copy can take to another process."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+from torch import Tensor
+
+from whence._torch.composed import plain_parts
+from whence._torch.graphs import own_copy
+from whence.errors import CallError
+from whence.program.program import Program, Whole
+
+P = TypeVar("P", bound=Program)
+
+
+def deep_copy(program: P, memo: dict[int, Any]) -> P:
+    """The program with a graph and tensors of its own; facts about the capture are the same for both.
+
+    Graphs are long chains of nodes, and those of tensors that a tracer made: neither is to be walked by
+    `copy.deepcopy`.
+    """
+    wholes = tuple(_whole(whole, memo) for whole in program.wholes)
+    state = _state(program.state, wholes, memo)
+    held = {row.path: state[row.name] for row in program.signature.attributes}
+    graph = own_copy(program.graph_module, program.name, held)
+    return program.with_changes(graph_module=graph, state=state, wholes=wholes)
+
+
+def _whole(whole: Whole, memo: dict[int, Any]) -> Whole:
+    return replace(whole, tensor=deepcopy(whole.tensor, memo))
+
+
+def _state(state: Mapping[str, Tensor], wholes: tuple[Whole, ...], memo: dict[int, Any]) -> dict[str, Tensor]:
+    """Copies of all tensors; parts of a tensor that is made of others are those of its copy."""
+    parts: dict[str, Any] = {}
+    for whole in wholes:
+        if whole.tensor is not None:
+            parts |= dict(zip(whole.parts, (part for _, part in plain_parts(whole.tensor)), strict=True))
+            parts[whole.name] = whole.tensor
+    return {name: parts[name] if name in parts else deepcopy(held, memo) for name, held in state.items()}
+
+
+def refuse_pickling(what: str) -> NoReturn:
+    """Raise `CallError` for what holds graphs of this process."""
+    raise CallError(
+        f"{what} cannot be pickled",
+        why="its graphs hold values of PyTorch's tracer, which only this process knows",
+        remedy="save its state_dict, or torch.export.save(program.to_exported_program(), path)",
+    )
