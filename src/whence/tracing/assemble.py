@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.autograd import history_of
+from whence._torch.derivatives import weigh_as_eager
 from whence._torch.graphs import graph_module
 from whence._torch.operators import reads_memory
 from whence._torch.tensors import autocast_state
@@ -74,6 +75,7 @@ def assemble(
         decide_again(graph, functional.history)
         if recorded.backward.roots:
             rule_out_ones(graph, session.recorder.environment)
+    weigh_as_eager(graph)
     repeated = reuse_random_draws(functional, session.notes.redraws)
     preserved = preserved_calls(_plain_calls(recorded), example.preserve, int(subject.is_module))
     keep = {row.name for row in signature.inputs if row.name not in session.notes.literals}

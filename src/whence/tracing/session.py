@@ -22,6 +22,7 @@ from whence._torch.autograd import (
     next_sequence_number,
     release_scans,
 )
+from whence._torch.derivatives import as_eager_takes_it
 from whence._torch.hooks import described
 from whence._torch.module_calls import ObservedCall
 from whence._torch.operators import draws
@@ -216,9 +217,8 @@ class Session:
         return found
 
     def _line_that_made(self, tensor: Tensor) -> str | None:
-        node = self.recorder.node_of(tensor)
-        source = self.notes.marks[node].source if node in self.notes.marks else None
-        return str(source) if source else None
+        made = None if (node := self.recorder.node_of(tensor)) is None else self._made_at(node)
+        return None if made is None else made.line
 
     # --- values --------------------------------------------------------------------------------------
 
@@ -391,8 +391,8 @@ class Session:
 
     def node_ends(self, node: Node, produced: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """An autograd node has ended: note what it hands on, edge by edge."""
-        _, start, received = self._started.pop()
-        edges = keys_out(node)
+        edges, (_, start, received) = keys_out(node), self._started.pop()
+        produced = as_eager_takes_it(self.recorder, node, (self.notes.order, start), produced)
         if self.own_gradients:
             produced = as_own_nodes(self.recorder, self.notes, edges, start, produced)
         keys, plain = in_parts(edges, produced)
