@@ -1,4 +1,4 @@
-"""Line 12 of issue 16: what C++ computes otherwise for fakes is recorded as eager computes it."""
+"""What C++ computes otherwise for fake tensors is recorded as eager computes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State converted or moved since the capture: casts, constants and kernels in the graph are those of before."""
+"""State converted or moved since the capture: casts, constants and kernels in the graph are of before."""
 
 from collections.abc import Iterable
 
