@@ -4,10 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import whence
 from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
 
 aten = torch.ops.aten
@@ -33,6 +36,51 @@ def test_batch_norm_is_laid_out_as_by_the_kernel(layout: str) -> None:
     with mode:
         corrected = as_kernel_lays_out(target, tuple(arguments), target(*arguments))
     assert corrected[0].stride() == real[0].stride()
+
+
+VIEWED = [
+    ((1, 64, 32), (0, 2, 1), (1, 32, 8, 8)),
+    ((2, 1, 6), (1, 0, 2), (1, 2, 2, 3)),
+    ((1, 6, 4), (0, 2, 1), (1, 1, 4, 6)),
+    ((1, 1, 6), (0, 2, 1), (1, 6, 1, 1)),
+    ((3, 4, 1), (1, 0, 2), (4, 3, 1, 1)),
+    ((2, 3, 4), (0, 1, 2), (2, 3, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("shape", "order", "wanted"), VIEWED)
+def test_dimension_of_size_one_is_laid_out_as_by_the_kernel(
+    shape: tuple[int, ...], order: tuple[int, ...], wanted: tuple[int, ...]
+) -> None:
+    """After the correction a fake view has the strides of the real one, also where the size is 1."""
+    x = torch.randn(shape).permute(order)
+    fake = (mode := FakeTensorMode()).from_tensor(x)
+    with mode:
+        result = aten.view.default(fake, list(wanted))
+        corrected = as_kernel_lays_out(aten.view.default, (fake, list(wanted)), result)
+    assert corrected.stride() == x.view(wanted).stride()
+    assert corrected.untyped_storage()._cdata == fake.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("function", [aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor])
+def test_number_leaves_the_layout(function: OpOverload) -> None:
+    """Arithmetic with a number keeps the strides of a dimension of size 1, as the kernel does."""
+    x = torch.randn(1, 64, 32).transpose(1, 2).view(1, 32, 8, 8)
+    with FakeTensorMode():
+        fake = torch.empty_strided(x.shape, x.stride())
+        corrected = as_kernel_lays_out(function, (fake, 2.0), function(fake, 2.0))
+    assert corrected.stride() == function(x, 2.0).stride()
+
+
+def test_normalisation_after_attention_over_one_picture() -> None:
+    """Group norm asks whether an activation is channels last: with one picture a stride of size 1 decides."""
+
+    def attend(x: Tensor) -> Tensor:
+        rows = x.flatten(2).transpose(1, 2).contiguous().sin()
+        return F.group_norm(rows.transpose(1, 2).reshape(x.shape), 2) + x
+
+    program = whence.capture(attend, (torch.randn(1, 4, 8, 8, requires_grad=True),), backward=True)
+    assert program.verify(attend, (torch.randn(1, 4, 8, 8, requires_grad=True),)).ok
 
 
 def test_memory_format_is_contiguous_or_channels_last() -> None:

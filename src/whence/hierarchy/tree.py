@@ -271,10 +271,10 @@ class TreeList(Tree):
     def __len__(self) -> int:
         return len(self._modules)
 
-    def __iter__(self) -> Iterator[nn.Module]:
-        return iter(module for module in self._modules.values() if module is not None)
+    def __iter__(self) -> Iterator[nn.Module | None]:
+        return iter(self._modules.values())
 
-    def __getitem__(self, index: int) -> nn.Module:
+    def __getitem__(self, index: int) -> nn.Module | None:
         return list(self)[index]
 
     def __repr__(self) -> str:
