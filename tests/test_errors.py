@@ -70,8 +70,13 @@ def test_page_fails_as_it_shows_and_its_fix_works(kind: type[WhenceError]) -> No
     if "EXPECTTEST_ACCEPT" in os.environ:
         page.with_message(str(caught.value))
     else:
-        assert str(caught.value) == page.message
+        assert _line_of_torch_cut(str(caught.value)) == _line_of_torch_cut(page.message)
     exec(compile(fixed, "example.py", "exec"), names)
+
+
+def _line_of_torch_cut(message: str) -> str:
+    """Lines of PyTorch's own files are others in another release."""
+    return re.sub(r"\bcontainer\.py:\d+", "container.py", message)
 
 
 @pytest.mark.parametrize("kind", CONCRETE, ids=lambda kind: kind.code)

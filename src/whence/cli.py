@@ -10,15 +10,17 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from whence.api import Program, capture
-from whence.demo import gpt, next_token_loss
+from whence.demo import GPT, GPTConfig, gpt, next_token_loss
 from whence.errors import CaptureError, SelectionError, UsageError, WhenceError
 from whence.guards.asking import Failed, attempt
 from whence.models import NamedModel, load
 from whence.program.printing import line
+from whence.reports.doctor import diagnosis
 from whence.reports.modules import FoldedRow, ModuleReport, ModuleRow, folded, module_report
 from whence.reports.verification import Verification
 
@@ -87,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         "--forward", action="store_true", help="capture the forward only, not the training step"
     )
     check.add_argument("--guards", action="store_true", help="list everything that the capture relied on")
-    for command in (demo, show, verify, check):
+    doctor = _command(commands, "doctor", _doctor, "say what is installed, and whether it is as expected")
+    for command in (demo, show, verify, check, doctor):
         command.add_argument("--json", action="store_true", help="print plain data")
     return parser
 
@@ -185,6 +188,20 @@ def _check(options: argparse.Namespace, console: Console) -> int:
         console.print(f"… and {len(violations) - MOST_SHOWN:,} more (--json has all)", markup=False)
     console.print(_held(options, len(program.guards), len(violations)), markup=False)
     return FAILED if violations else OK
+
+
+def _doctor(options: argparse.Namespace, console: Console) -> int:
+    found = diagnosis(_verified_step)
+    if options.json:
+        return _print_json(console, found.to_dict(), found.ok)
+    console.print(str(found), markup=False)
+    return OK if found.ok else FAILED
+
+
+def _verified_step() -> Verification:
+    """A training step of a model that takes no time, compared with eager."""
+    model, args = GPT(GPTConfig(16, 4, 8, 2, 2)), (torch.arange(4)[None],)
+    return capture(model, args, backward=next_token_loss).verify(model, args)
 
 
 def _held(options: argparse.Namespace, guards: int, violations: int) -> str:

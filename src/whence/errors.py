@@ -28,7 +28,8 @@
     │   ├── MalformedProgram        WH302  a program breaks one of its own rules
     │   └── LostProvenance          WH303  a pass lost where operations come from, or changed the signature
     ├── (usage)                       4xx
-    │   └── UsageError              WH401  an option, or the command line, that whence cannot use
+    │   ├── UsageError              WH401  an option, or the command line, that whence cannot use
+    │   └── UnsupportedRelease      WH402  a release of PyTorch without something that whence relies on
     └── (other people's graphs)       5xx
         ├── UnsupportedGraph        WH501  a graph from elsewhere holds what a program cannot
         └── NotExportable           WH502  a program holds what an ExportedProgram cannot
@@ -344,6 +345,12 @@ class UsageError(WhenceError):
     code = "WH401"
 
 
+class UnsupportedRelease(WhenceError, ImportError):
+    """The release of PyTorch that is installed lacks something private that whence relies on."""
+
+    code = "WH402"
+
+
 class UnsupportedGraph(WhenceError, ValueError):
     """A graph from elsewhere holds something that a program cannot, or contradicts itself."""
 
@@ -354,6 +361,10 @@ class NotExportable(WhenceError, ValueError):
     """A program holds something that an ExportedProgram cannot."""
 
     code = "WH502"
+
+
+class UntriedRelease(UserWarning):
+    """The release of PyTorch that is installed is one that nobody has tried whence with."""
 
 
 class Noting(AbstractContextManager[None]):

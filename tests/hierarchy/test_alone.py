@@ -77,6 +77,7 @@ def test_result_that_nothing_uses_is_absent() -> None:
 def test_module_before_a_write_through_a_view() -> None:
     """A module whose result its caller changes through a view gives, alone, the result before the change."""
     model = zoo.InplaceViews()
+    model.enter = nn.Sequential(model.enter, nn.Unflatten(-1, (zoo.WIDTH,)))  # type: ignore[assignment]
     tree: Any = whence.capture(model, (X,)).unflatten()
     assert isinstance(found := tree.enter(X), Tensor)
     assert same_bits(found, model.enter(X))

@@ -124,7 +124,9 @@ def _flex_attention(close: Close, query: Any, *rest: Any) -> ClosedCall:
     key, value, score, mask, scale, options, *buffers = rest
     of_score, of_mask = buffers or ((), ())
     number, place = Number(query, query.dtype), [Number(query, torch.int)] * 4
-    with _dynamo("_trace_wrapped_higher_order_op").TransformGetItemToIndex():
+    # a module of PyTorch's compiler, which takes seconds to load
+    indexing: Any = importlib.import_module("torch._dynamo._trace_wrapped_higher_order_op")
+    with indexing.TransformGetItemToIndex():
         scores = close((score,), (number, *place, *of_score), lone=True)
         masks = close((mask[-1],), (*place, *of_mask), lone=True)
     args = (query, key, value, *scores.functions, (*mask[:-1], *masks.functions), scale, options)
@@ -133,11 +135,6 @@ def _flex_attention(close: Close, query: Any, *rest: Any) -> ClosedCall:
 
 def _as_is(results: Any) -> Any:
     return results
-
-
-def _dynamo(name: str) -> Any:
-    """A module of PyTorch's compiler, which takes seconds to load."""
-    return importlib.import_module(f"torch._dynamo.{name}")
 
 
 def record_loop(

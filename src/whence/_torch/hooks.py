@@ -22,7 +22,8 @@ from torch.autograd import graph
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import BackwardHook
 
-_NAMES_OF_HOOKS = {"hook", "user_hook", "user_pre_hook"}
+_LOCALS = {"hook", "user_hook", "user_pre_hook"}
+"""The variables of torch's functions that hold a hook when it is called."""
 _ENGINE = graph._engine_run_backward.__code__
 _NO_HOOKS = (
     *(torch.autograd.function.__file__, torch.utils.checkpoint.__file__),
@@ -41,7 +42,12 @@ HOOK_FLAGS = {
     "_forward_hooks": {"_forward_hooks_with_kwargs": "with kwargs", "_forward_hooks_always_called": "always"},
 }
 """Where it keeps what it knows of them."""
-_GLOBAL = {f"_global{table}": f"{kind}s" for table, kind in HOOK_KINDS.items()}
+_GLOBAL = {
+    "_global_forward_pre_hooks": "forward pre-hooks",
+    "_global_forward_hooks": "forward hooks",
+    "_global_backward_pre_hooks": "backward pre-hooks",
+    "_global_backward_hooks": "backward hooks",
+}
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -81,7 +87,7 @@ def _hook_lines() -> dict[CodeType, frozenset[int]]:
 def _lines_in(function: Callable[..., Any]) -> Iterator[int]:
     text, start = inspect.getsourcelines(function)
     for node in ast.walk(ast.parse(textwrap.dedent("".join(text)))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NAMES_OF_HOOKS:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _LOCALS:
             yield from range(start + node.lineno - 1, start + (node.end_lineno or node.lineno))
 
 

@@ -5,8 +5,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._library.opaque_object import is_opaque_reference_type
 from torch._ops import OpOverload
+
+from whence._torch.versions.opaque import is_opaque
 
 
 def is_packed_weight(value: object) -> bool:
@@ -44,4 +45,4 @@ def object_among(values: Iterable[Any]) -> Any:
 
 def _is_object(value: object) -> bool:
     known = isinstance(value, torch.Generator | torch.ScriptObject)
-    return known or is_opaque_reference_type(type(value))
+    return known or is_opaque(type(value))

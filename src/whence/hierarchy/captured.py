@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from whence.hierarchy.plan import Plan
@@ -39,7 +40,7 @@ def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
     Raises `CallError` when the arguments are not those of a captured call.
     """
-    if is_read(args, kwargs):
+    if torch.compiler.is_dynamo_compiling() or is_read(args, kwargs):
         return read(module, module.__dict__[KEY], args, kwargs)
     if len(args) == 1 and isinstance(args[0], FlatCall):
         return args[0].call.run_forward(module, *args[0].values)

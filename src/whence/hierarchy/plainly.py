@@ -207,6 +207,8 @@ class Alone:
     `spelled` says where each argument of the capture is found: among the positional ones, by a keyword, or
     left at its default. `plainly` runs the call as it is, unread: always where it `is_refused`, and where it
     `is_joint` while gradients are recorded. So does a call in which another module is in one of the `places`.
+    `refuses` raises the error for arguments that do not fit, unread: a tracer that meets an error gives up
+    on all its callers, and starts anew below them.
     """
 
     positional: tuple[Any, ...]
@@ -217,6 +219,7 @@ class Alone:
     body: Body
     autocast: tuple[tuple[str, str], ...]
     plainly: Callable[..., Any]
+    refuses: Callable[[str], Any]
     is_joint: bool
     is_refused: bool
     places: Places

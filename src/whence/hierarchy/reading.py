@@ -131,10 +131,15 @@ def alone(interface: Interface, call: Call, spelling: tuple[int, tuple[str, ...]
         body=call.readable_body(),
         autocast=program.autocast,
         plainly=_unread(call.run, f"{reason}; {_NOT_WHOLE}" if reason else _JOINT),
+        refuses=_unread(_misfit, f"the arguments do not fit the capture; {_NOT_WHOLE}"),
         is_joint=program.has_backward,
         is_refused=bool(reason),
         places=Places(call.plan, tuple(_places(call.plan, call.number)), _unread(call.run, OTHER)),
     )
+
+
+def _misfit(problem: str) -> None:
+    raise CallError(f"the arguments do not fit the capture: {problem}")
 
 
 def _places(plan: Plan, number: int) -> Iterator[tuple[tuple[str, ...], int]]:

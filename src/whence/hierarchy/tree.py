@@ -138,9 +138,11 @@ class Holder(Protocol):
 
 
 def is_read(args: Any, kwargs: Any) -> bool:
-    """Whether a module is called by `torch.compile` or `torch.fx`, which read what it does."""
-    if torch.compiler.is_dynamo_compiling():
-        return True
+    """Whether a module is called by `torch.fx`, which reads what it does, or by code that a tracer has read.
+
+    Who asks has asked `is_dynamo_compiling()` itself: it is true of the frame that is read, and PyTorch 2.15
+    reads this one by itself when it has given up on its caller.
+    """
     if isinstance(args, fx.Proxy) or (args and args[0] is Inside):
         return True
     return any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values()))
@@ -161,7 +163,7 @@ def read(module: nn.Module, holder: Holder, args: Any, kwargs: Any) -> Any:
         problem = call.problem(args, kwargs)
         if not problem:
             return call.run(module, args, kwargs)
-    raise CallError(f"the arguments do not fit the capture: {problem}")
+    return call.refuses(problem)
 
 
 @constant_to_tracers
@@ -217,7 +219,7 @@ class Tree(nn.Module):
 
         Raises `CallError` when the arguments are not those of a captured call.
         """
-        if is_read(args, kwargs):
+        if torch.compiler.is_dynamo_compiling() or is_read(args, kwargs):
             return read(self, self, args, kwargs)
         if len(args) == 1 and isinstance(args[0], FlatCall):
             return args[0].call.run_forward(self, *args[0].values)
