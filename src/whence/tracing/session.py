@@ -42,6 +42,7 @@ from whence.tracing.modules import Lines
 from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
 from whence.tracing.noting import Noting
 from whence.tracing.own_gradients import as_own_nodes
+from whence.tracing.random_states import RandomStates
 from whence.tracing.reads import Reads
 from whence.tracing.refusals import data_replaced, hook_kept, object_met
 from whence.tracing.replay.replayer import Replayer
@@ -80,6 +81,7 @@ class Session:
         self.reads = Reads(subject, lines, self.reading)
         self._finder = finder
         self.replayer = Replayer(self, [module for _, module in subject.named_modules()], reuse)
+        self.random_states = RandomStates(subject.name, self.here, self.replayer.distrust)
         self.watch = Watch(subject, self._finder, lines, self.replayer.unfit)
         self.branches = Branches(self, differentiates=reuse.joint)
         self.arrived: set[GradientKey] = set()
@@ -297,7 +299,7 @@ class Session:
             return
         self.notes.order.append(node)
         if draws(node.target, node.args, node.kwargs):
-            self._note_draw(node)
+            self.random_states.drawn(node, self.notes, self._repeats)
         self.notes.marks[node] = self.mark_of(node)
         if node.target is torch.ops.aten.detach.default and inside_backward() and torch.is_grad_enabled():
             self.notes.unpacked.append(node)
@@ -333,16 +335,6 @@ class Session:
         running = id(self._started[-1][0]) if self._started else len(self.notes.order)
         return self._stack[-1], (id(self.notes), running)
 
-    def _note_draw(self, node: fx.Node) -> None:
-        """A random operation; in a recomputation, the draw it repeats."""
-        if self._repeats and self._repeats[-1].rewinds:
-            repeat = self._repeats[-1]
-            self.notes.redraws[node] = (
-                self.notes.draws[repeat.draw] if repeat.draw < len(self.notes.draws) else None
-            )
-            repeat.draw += 1
-        self.notes.draws.append(node)
-
     def _cut(self, node: fx.Node) -> tuple[fx.Node, ...]:
         if not self.cuts_gradients or self.phase is not Phase.FORWARD or torch.is_grad_enabled():
             return ()
@@ -351,6 +343,7 @@ class Session:
     def met_tensor(self, tensor: Tensor) -> str:
         """Name a tensor that is neither an input nor state of the model."""
         self.branches.refuse_leaked(tensor)
+        self.random_states.refuse_use(tensor)
         literals = sum(name.startswith("c_lifted_tensor_") for name in self.notes.literals)
         name = self._known_tensors.get(id(tensor), f"c_lifted_tensor_{literals}")
         self.notes.literals[name] = tensor
