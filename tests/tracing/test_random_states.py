@@ -126,10 +126,6 @@ def checkpointed(x: Tensor) -> Tensor:
     return F.dropout(checkpoint(F.dropout, x.sin(), use_reentrant=False))
 
 
-def checkpointed_without_rewinding(x: Tensor) -> Tensor:
-    return checkpoint(F.dropout, x.sin(), use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
-
-
 def drawn_from_the_default(x: Tensor) -> Tensor:
     return x + torch.rand(4, generator=torch.default_generator).bernoulli_(generator=torch.default_generator)
 
@@ -137,7 +133,7 @@ def drawn_from_the_default(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "function",
     [
-        *(forked_without_a_draw, given_back_at_once, checkpointed, checkpointed_without_rewinding),
+        *(forked_without_a_draw, given_back_at_once, checkpointed),
         drawn_from_the_default,
     ],
 )

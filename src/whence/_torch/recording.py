@@ -289,10 +289,9 @@ class Recorder(ProxyTorchDispatchMode):
         return None if proxy is None else proxy.node
 
     def holds_data_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor is one of the model's own; an uninitialised parameter gets its data once."""
+        """Whether the model holds or made a tensor; an uninitialised parameter gets its data once."""
         if isinstance(tensor, FakeTensor):
-            node = self.node_of(tensor) if isinstance(tensor, nn.Parameter) else None
-            return node is not None and node.op == "placeholder"
+            return self.node_of(tensor) is not None
         return isinstance(tensor, PLAIN_TENSORS) and not is_lazy(tensor)
 
     def stand_in(self, tensor: Tensor) -> Tensor:

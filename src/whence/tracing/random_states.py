@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, fx
 
 from whence._torch.recording import FakeTensor
+from whence._torch.saving import packs_what_is_saved
 from whence.errors import Fault, Place, SideEffect
 from whence.tracing.notes import Notes, Repeat
 
@@ -17,13 +18,17 @@ _REMEDY = "seed, and give states back, outside the captured function; or draw th
 
 
 class RandomStates:
-    """Follows what the model does to torch's generators, and counts what it draws."""
+    """Follows what the model does to torch's generators, and counts what it draws.
+
+    `has_unwound` is true once a checkpoint has begun that does not rewind.
+    """
 
     def __init__(self, name: str, place: Callable[[], Place], distrust: Callable[[str], None]) -> None:
         self._name = name
         self._place = place
         self._distrust = distrust
         self._draws = 0
+        self.has_unwound = False
         self._read: dict[int, tuple[object, int]] = {}
         self._elsewhere: dict[str, Place] = {}
         self._mattered: dict[Place, None] = {}
@@ -36,6 +41,8 @@ class RandomStates:
             repeat.draw += 1
         else:
             self.drew()
+            if self.has_unwound and packs_what_is_saved():
+                notes.hooks["a checkpoint that draws other numbers in the backward"] = None
         notes.draws.append(node)
 
     def drew(self) -> None:

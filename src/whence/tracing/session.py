@@ -189,6 +189,7 @@ class Session:
     def checkpoint_starts(self, rewinds: bool) -> Callable[[], AbstractContextManager[None]]:
         """A checkpointed region begins here: it is computed again in this call, with those that follow."""
         self.replayer.unfit("a checkpoint runs inside it")
+        self.random_states.has_unwound |= not rewinds
         start = Repeat(len(self.notes.scopes), len(self.notes.draws), rewinds)
         return partial(self._recomputing, self._stack[-1], start)
 
@@ -361,6 +362,12 @@ class Session:
         if is_parameter or held is not None:
             raise hook_kept(described(hook), held or "a parameter", self.here(), is_parameter=is_parameter)
         self.notes.hooks[f"the gradient hook {described(hook)}"] = None
+
+    def requires_set(self, tensor: Tensor, wanted: bool) -> None:
+        """Of a tensor from outside a program cannot say it again: autograd looks when it runs."""
+        held = self.notes.inputs.get(self.recorder.node_of(tensor))
+        if held is not None and tensor.requires_grad != wanted:
+            self.notes.hooks[f"requires_grad_({wanted}) on {held}"] = None
 
     def layout_read(self, tensor: Tensor) -> None:
         """Python looked at strides: what it decided holds for inputs of this layout only."""
