@@ -93,6 +93,9 @@ class Listener:
     def reading(self) -> object:
         return "here"
 
+    def requires_set(self, tensor: Tensor, wanted: bool) -> None:
+        """Not looked at here."""
+
     def data_replaced(self, tensor: Tensor) -> Exception:
         return TypeError(f"data of {type(tensor).__name__}")
 

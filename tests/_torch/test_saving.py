@@ -11,12 +11,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from whence._torch.saving import observed_packing, packs_what_is_saved
 
 NAMES: list[str] = []
+TORCHS: list[bool] = []
 
 
 @contextmanager
-def packing(name: str) -> Iterator[None]:
-    """Notes the name."""
+def packing(name: str, is_torchs: bool) -> Iterator[None]:
+    """Notes the name, and whose it is."""
     NAMES.append(name)
+    TORCHS.append(is_torchs)
     yield
 
 
@@ -41,6 +43,7 @@ def test_packing_is_seen() -> None:
             result = result.cos()
     assert NAMES[0] == "double"
     assert "save_on_cpu" in NAMES[1]
+    assert TORCHS[-2:] == [False, True]
     [gradient] = torch.autograd.grad(result.sum(), [x])
     assert torch.equal(gradient, -torch.sin(torch.sin(x)) * torch.cos(x))
 

@@ -1,10 +1,12 @@
-"""What `torch.fx.traceback.annotate` says of operations: it is kept with each node, under one key."""
+"""What is said of operations: by `torch.fx.traceback.annotate`, under one key, and which function ran."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import fx
 from torch.fx import traceback
+
+from whence._torch.autograd import inside_backward
 
 CUSTOM = "custom"
 """The key of annotations among a node's metadata."""
@@ -60,3 +62,18 @@ def common_annotations(nodes: Iterable[fx.Node]) -> dict[str, Any]:
         for key, value in first.items()
         if all(key in other and other[key] == value for other in others)
     }
+
+
+def note_function(tracer: Any, node: fx.Node) -> None:
+    """Say on an operation which torch function was running, in the spelling that torch.export uses.
+
+    What autograd runs comes of none.
+    """
+    function = tracer.torch_fn_metadata
+    if function is None or node.op != "call_function" or inside_backward():
+        return
+    name = getattr(function, "__name__", str(function))
+    node.meta["torch_fn"] = (
+        f"{name}_{tracer.torch_fn_counts[function]}",
+        f"{type(function).__name__}.{name}",
+    )

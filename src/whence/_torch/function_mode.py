@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 
+from whence._torch.autograd import below_autograd
 from whence._torch.operators import HigherOrderOperator
 from whence._torch.recurrent import forgets_dropout, layer_by_layer
 from whence._torch.trees import tree_flatten
@@ -25,6 +26,8 @@ _HISTORY_READERS = (
     *(_TENSOR._version.__get__, _TENSOR.data_ptr, Tensor._is_view),
 )
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_SET_REQUIRES = frozenset({Tensor.requires_grad_, _TENSOR.requires_grad.__set__})
+_DETACH = frozenset({Tensor.detach_, torch.detach_})
 
 
 class FunctionMode(TorchFunctionMode):
@@ -49,12 +52,7 @@ class FunctionMode(TorchFunctionMode):
             raise self.recorder.listener.value_needed(func, args[:1], func)
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
             raise self.recorder.listener.data_replaced(args[0])
-        if func in _HISTORY_READERS:
-            self.recorder.listener.history_read()
-        if func in _LAYOUT_READERS:
-            self.recorder.listener.layout_read(args[0])
-        if func is Tensor.register_hook:
-            self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
+        self._tell(func, args, kwargs or {})
         if self.recorder.environment is not None:
             if func is torch.einsum:
                 _decide_on_ones(args)
@@ -65,6 +63,21 @@ class FunctionMode(TorchFunctionMode):
         tracer.torch_fn_metadata = func
         tracer.torch_fn_counts[func] = tracer.torch_fn_counts.get(func, 0) + 1
         return func(*args, **(kwargs or {}))
+
+    def _tell(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Say what the model asks of a tensor, or does to it, where the dispatcher would not see it."""
+        listener = self.recorder.listener
+        if func in _HISTORY_READERS:
+            listener.history_read()
+        if func in _LAYOUT_READERS:
+            listener.layout_read(args[0])
+        if func is Tensor.register_hook:
+            listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
+        if func in _SET_REQUIRES:
+            listener.requires_set(args[0], (*args[1:], *kwargs.values(), True)[0])
+        if func in _DETACH and args[0].requires_grad:
+            with below_autograd():
+                torch.ops.aten.detach_.default(args[0])
 
 
 def _decide_on_ones(args: Any) -> None:

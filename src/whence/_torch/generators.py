@@ -7,33 +7,114 @@ reach theirs through a name in `torch.random`, those of Python and NumPy are bou
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from types import FrameType, ModuleType
+from typing import Any, Literal, Protocol
 
 import torch
 
-from whence._torch.patching import patched
+from whence._torch.patching import ABSENT, patched
 
 Kind = Literal["torch", "python", "numpy"]
 Moving = Callable[[Kind], None]
 
+_DEFAULT = torch.default_generator
 _SETTERS = frozenset({"set_state", "manual_seed", "seed", "graphsafe_set_state"})
-_REWINDING = (torch.utils.checkpoint.__file__, sys.modules["contextlib"].__file__)
-"""Who sets the state in order to give it back: checkpoints, and `fork_rng`, which is entered by a `with`."""
+_READERS = frozenset({"get_state", "graphsafe_get_state", "clone_state"})
+_DEVICE_FUNCTIONS = ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all", "seed", "seed_all")
+_REWINDING = torch.utils.checkpoint.__file__
+"""Who sets the state in order to give it back, and repeats what was drawn."""
+_ON_THE_WAY = (__file__, torch.random.__file__, sys.modules["contextlib"].__file__)
+"""What leads from the code that sets a state to the generator: `fork_rng` is entered by a `with`."""
 
 
-class _Announcing:
-    """Stands for the default generator where torch's own functions look for it."""
+class GeneratorListener(Protocol):
+    """What is told of torch's default generators, that of the accelerator included."""
 
-    def __init__(self, generator: torch.Generator, moving: Callable[[], None]) -> None:
-        self._generator = generator
-        self._moving = moving
+    def state_read(self, state: object) -> None:
+        """The model has read the state of one of them."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _SETTERS and not _is_rewinding():
-            self._moving()
-        return getattr(self._generator, name)
+    def state_set(self, device: str, state: object) -> None:
+        """The model sets the state of one; `state` may be one that it has read, or a seed."""
+
+    def seed_read(self) -> None:
+        """The model asks for the number that the generator was seeded with."""
+
+
+class _Announcing(torch.Generator):
+    """Stands for the default generator where the model looks for it; its own numbers are never drawn.
+
+    It is a generator, so that it may be passed to an operator, which the recording sees.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("__"):
+            return object.__getattribute__(self, name)
+        return vars(self)["observed"].found(name)
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """The default generators as a listener has them observed on one thread."""
+
+    moving: Moving
+    told: GeneratorListener
+    thread: int = field(default_factory=threading.get_ident)
+
+    def is_told(self) -> bool:
+        """Whether what happens now is the model's: other threads and checkpoints do as they please."""
+        return threading.get_ident() == self.thread and not _is_rewinding()
+
+    def found(self, name: str) -> Any:
+        """An attribute of torch's default generator."""
+        held = getattr(_DEFAULT, name)
+        if not self.is_told():
+            return held
+        if name in _SETTERS:
+            return self.setting(held, "cpu")
+        if name in _READERS:
+            return self.reading(held)
+        if name == "initial_seed":
+            self.told.seed_read()
+        return held
+
+    def setting(self, function: Callable[..., Any], device: str) -> Callable[..., Any]:
+        """A function that sets a generator, and says so."""
+
+        def announced(*args: Any, **kwargs: Any) -> Any:
+            self.told.state_set(device, next(iter((*args, *kwargs.values())), None))
+            self.moving("torch")
+            return function(*args, **kwargs)
+
+        return announced
+
+    def reading(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that reads a state, and says so."""
+
+        def announced(*args: Any, **kwargs: Any) -> Any:
+            state = function(*args, **kwargs)
+            self.told.state_read(state)
+            return state
+
+        return announced
+
+    def on_device(self, function: Callable[..., Any], name: str, device: str) -> Callable[..., Any]:
+        """A function of the accelerator's; one that sets its generator says so, and leaves it as it is."""
+
+        def announced(*args: Any, **kwargs: Any) -> Any:
+            if not self.is_told():
+                return function(*args, **kwargs)
+            if name == "get_rng_state":
+                return self.reading(function)(*args, **kwargs)
+            return self.setting(_nothing, device)(*args, **kwargs)
+
+        return announced
+
+
+def _nothing(*_args: object, **_kwargs: object) -> None:
+    """What is done to the generator of an accelerator while a recording draws nothing."""
 
 
 def is_only_thread() -> bool:
@@ -42,16 +123,17 @@ def is_only_thread() -> bool:
 
 
 def _is_rewinding() -> bool:
-    """Whether torch's function was called, three frames from here, by code that only rewinds."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename == torch.random.__file__:
+    """Whether torch's function was called by code that gives states back to repeat what was drawn."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename in _ON_THE_WAY:
         frame = frame.f_back
-    return frame.f_code.co_filename in _REWINDING
+    return frame is not None and frame.f_code.co_filename == _REWINDING
 
 
 @contextmanager
-def observed_generators(moving: Moving) -> Iterator[None]:
-    """Report, before it happens, what moves a generator on this thread: a seed, a state, a draw in Python.
+def observed_generators(moving: Moving, told: GeneratorListener) -> Iterator[None]:
+    """Report, before it happens, what moves a generator on this thread: a seed, a state, a draw in Python;
+    and to `told` what the model does to the states of torch's.
 
     Draws of torch are not reported: a recording draws nothing.
     """
@@ -61,15 +143,62 @@ def observed_generators(moving: Moving) -> Iterator[None]:
         if threading.get_ident() == here:
             moving(kind)
 
+    observed = _Observed(moving, told)
+    generator = _Announcing()
+    vars(generator)["observed"] = observed
     with ExitStack() as patches:
-        generator = _Announcing(torch.random.default_generator, lambda: announce("torch"))
         patches.enter_context(patched(torch.random, "default_generator", generator))
+        patches.enter_context(_found_by_thread(torch, "default_generator", generator))
+        for owner, name, function in _functions_of_device():
+            announced = observed.on_device(function, name, owner.__name__.split(".")[1])
+            patches.enter_context(patched(owner, name, announced))
         for name, function in _functions_of_python():
             patches.enter_context(patched(random, name, _announced(function, lambda: announce("python"))))
         for name, function in _functions_of_numpy():
             announced = _announced(function, lambda: announce("numpy"))
             patches.enter_context(patched(sys.modules["numpy.random"], name, announced))
         yield
+
+
+@contextmanager
+def _found_by_thread(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    """This thread finds `value` under a name of a module; the others find what is there."""
+    here, held, before = threading.get_ident(), getattr(module, name), vars(module)["__getattr__"]
+
+    def lookup(wanted: str) -> Any:
+        if wanted != name:
+            return before(wanted)
+        return value if threading.get_ident() == here else held
+
+    with patched(module, "__getattr__", lookup), patched(module, name, ABSENT):
+        yield
+
+
+def without_default_generator(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operator, which draws from torch's default generator where it is given none."""
+    kept = {name: None if _is_default(value) else value for name, value in kwargs.items()}
+    return tuple(None if _is_default(value) else value for value in args), kept
+
+
+def _is_default(value: object) -> bool:
+    """Whether a value is torch's default generator, or stands for it; operators see them in other clothes."""
+    if not isinstance(value, torch.Generator):
+        return False
+    standing: Any = object.__getattribute__(torch.random.default_generator, "_cdata")
+    return value._cdata in (_DEFAULT._cdata, standing)  # type: ignore[attr-defined]
+
+
+def _functions_of_device() -> list[tuple[ModuleType, str, Callable[..., Any]]]:
+    """The functions that set and read the state of the accelerator there is, where they are looked up."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        return []
+    held = torch.get_device_module(device)
+    functions = [(name, getattr(held, name)) for name in _DEVICE_FUNCTIONS if hasattr(held, name)]
+    found = ((sys.modules[function.__module__], name, function) for name, function in functions)
+    return [*found, *((held, name, function) for name, function in functions)]
 
 
 def _functions_of_python() -> list[tuple[str, Callable[..., Any]]]:

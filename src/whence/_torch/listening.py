@@ -62,6 +62,9 @@ class RecordingListener(Protocol):
     def hook_registered(self, tensor: Tensor, hook: object) -> None:
         """The model puts a gradient hook on a tensor while it runs."""
 
+    def requires_set(self, tensor: Tensor, wanted: bool) -> None:
+        """The model says whether a tensor requires a gradient."""
+
     def layout_read(self, tensor: Tensor) -> None:
         """The model looks at the strides of a tensor."""
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-_MISSING: Any = object()
+ABSENT: Any = object()
+"""What is put in the place of an attribute that shall not be there."""
 
 
 @dataclass(eq=False)
@@ -20,7 +21,7 @@ class _Patch:
     owner: Any
     name: str
     value: Any
-    before: Any = _MISSING
+    before: Any = ABSENT
     thread: int = field(default_factory=threading.get_ident)
 
 
@@ -56,9 +57,9 @@ def patches_undone() -> Callable[[], None]:
 def _put_on(patch: _Patch) -> None:
     """Known before it is there, so that no moment leaves an unknown patch behind."""
     with _changing:
-        patch.before = vars(patch.owner).get(patch.name, _MISSING)
+        patch.before = vars(patch.owner).get(patch.name, ABSENT)
         _on.append(patch)
-        setattr(patch.owner, patch.name, patch.value)
+        _set(patch.owner, patch.name, patch.value)
 
 
 def _take_off(patch: _Patch) -> None:
@@ -66,8 +67,8 @@ def _take_off(patch: _Patch) -> None:
     with _changing:
         if patch not in _on:
             return
-        if vars(patch.owner).get(patch.name) is patch.value:
-            _give_back(patch)
+        if vars(patch.owner).get(patch.name, ABSENT) is patch.value:
+            _set(patch.owner, patch.name, patch.before)
         for above in [other for other in _on if _is_above(other, patch)]:
             above.before = patch.before
         _on.remove(patch)
@@ -77,8 +78,8 @@ def _is_above(other: _Patch, patch: _Patch) -> bool:
     return other.owner is patch.owner and other.name == patch.name and other.before is patch.value
 
 
-def _give_back(patch: _Patch) -> None:
-    if patch.before is _MISSING:
-        delattr(patch.owner, patch.name)
-    else:
-        setattr(patch.owner, patch.name, patch.before)
+def _set(owner: Any, name: str, value: Any) -> None:
+    if value is not ABSENT:
+        setattr(owner, name, value)
+    elif name in vars(owner):
+        delattr(owner, name)

@@ -37,11 +37,12 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
 
-from whence._torch.autograd import inside_backward
+from whence._torch.annotations import note_function
 from whence._torch.composed import is_composed
 from whence._torch.fakes import fake_like
 from whence._torch.function_graphs import functions_traced
 from whence._torch.function_mode import FunctionMode
+from whence._torch.generators import without_default_generator
 from whence._torch.graphs import name_plainly
 from whence._torch.kernels import has_own_fake, run_on_symbols
 from whence._torch.layouts import as_kernel_lays_out
@@ -69,21 +70,6 @@ _DEVICE = torch.ops.prim.device.default
 """Asked for every result with a history, from where an exception would end the process: answered first."""
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
-
-
-def note_function(tracer: Any, node: fx.Node) -> None:
-    """Say on an operation which torch function was running, in the spelling that torch.export uses.
-
-    What autograd runs comes of none.
-    """
-    function = tracer.torch_fn_metadata
-    if function is None or node.op != "call_function" or inside_backward():
-        return
-    name = getattr(function, "__name__", str(function))
-    node.meta["torch_fn"] = (
-        f"{name}_{tracer.torch_fn_counts[function]}",
-        f"{type(function).__name__}.{name}",
-    )
 
 
 class ComposedMet(Exception):
@@ -303,10 +289,9 @@ class Recorder(ProxyTorchDispatchMode):
         return None if proxy is None else proxy.node
 
     def holds_data_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor is one of the model's own; an uninitialised parameter gets its data once."""
+        """Whether the model holds or made a tensor; an uninitialised parameter gets its data once."""
         if isinstance(tensor, FakeTensor):
-            node = self.node_of(tensor) if isinstance(tensor, nn.Parameter) else None
-            return node is not None and node.op == "placeholder"
+            return self.node_of(tensor) is not None
         return isinstance(tensor, PLAIN_TENSORS) and not is_lazy(tensor)
 
     def stand_in(self, tensor: Tensor) -> Tensor:
@@ -394,8 +379,10 @@ class Recorder(ProxyTorchDispatchMode):
             except ComposedMet as met:
                 self.listener.composed_met(*met.args)
                 return NotImplemented
-        if takes_objects(func) and (strange := object_among((*args, *kwargs.values()))) is not None:
-            raise self.listener.object_met(func, strange)
+        if takes_objects(func):
+            args, kwargs = without_default_generator(args, kwargs)
+            if (strange := object_among((*args, *kwargs.values()))) is not None:
+                raise self.listener.object_met(func, strange)
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         try:

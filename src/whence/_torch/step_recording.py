@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
+from whence._torch.annotations import note_function
 from whence._torch.function_mode import FunctionMode
 from whence._torch.numbers import (
     Arithmetic,
@@ -15,7 +16,7 @@ from whence._torch.numbers import (
     without_recorded,
 )
 from whence._torch.plainly import apart
-from whence._torch.recording import FakeTensorMode, Recorder, RecordingListener, note_function
+from whence._torch.recording import FakeTensorMode, Recorder, RecordingListener
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
 

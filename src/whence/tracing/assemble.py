@@ -290,7 +290,8 @@ def _opaque(functions: Mapping[int, str], recorded: Recorded, graph: fx.Graph) -
     A backward pass inside the model that is differentiated again unpacks saved results as detached tensors;
     autograd remembers where they came from, and the graph does not. The derivative of functional rrelu reads
     the noise before it was drawn, and that of `as_strided_scatter` keeps only the written region. A tensor
-    that is made of others is differentiated as one, whatever its class does with the others.
+    that is made of others is differentiated as one, whatever its class does with the others. Hooks on what
+    autograd saves may give it something else back.
     """
     if recorded.backward.roots:
         return ()
@@ -303,7 +304,12 @@ def _opaque(functions: Mapping[int, str], recorded: Recorded, graph: fx.Graph) -
         OPAQUE: notes.composed,
     }
     named = [f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())]
-    return (*named, *notes.hooks, *(reason for reason, found in reasons.items() if found))
+    return (
+        *named,
+        *notes.hooks,
+        *recorded.session.watch.packers,
+        *(reason for reason, found in reasons.items() if found),
+    )
 
 
 def _result_leaves(recorded: Recorded, values: Values) -> tuple[Leaf, ...]:

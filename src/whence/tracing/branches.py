@@ -294,9 +294,11 @@ class Listener:
 
     def _marked(self, node: fx.Node) -> Origin:
         mark = self.marks[node] = self.session.mark_of(node)
-        if mark.recomputed and draws(node.target, node.args, node.kwargs):
-            why = f"{op_name(node.target)} in a checkpointed region would draw other numbers the second time"
-            raise self.branches.refused(node.target, why)
+        if draws(node.target, node.args, node.kwargs):
+            self.session.random_states.drew()
+            if mark.recomputed:
+                why = f"{op_name(node.target)} in a checkpoint would draw other numbers the second time"
+                raise self.branches.refused(node.target, why)
         site = None if mark.scope == PROGRAM else self.session.notes.scopes[mark.scope].site
         calls = () if site is None else (site,)
         return Origin(

@@ -43,6 +43,7 @@ from whence.tracing.modules import Lines
 from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
 from whence.tracing.noting import Noting
 from whence.tracing.own_gradients import as_own_nodes
+from whence.tracing.random_states import RandomStates
 from whence.tracing.reads import Reads
 from whence.tracing.refusals import data_replaced, hook_kept, object_met
 from whence.tracing.replay.replayer import Replayer
@@ -81,6 +82,7 @@ class Session:
         self.reads = Reads(subject, lines, self.reading)
         self._finder = finder
         self.replayer = Replayer(self, [module for _, module in subject.named_modules()], reuse)
+        self.random_states = RandomStates(subject.name, self.here, self.replayer.distrust)
         self.watch = Watch(subject, self._finder, lines, self.replayer.unfit)
         self.branches = Branches(self, differentiates=reuse.joint)
         self.arrived: set[GradientKey] = set()
@@ -188,6 +190,7 @@ class Session:
     def checkpoint_starts(self, rewinds: bool) -> Callable[[], AbstractContextManager[None]]:
         """A checkpointed region begins here: it is computed again in this call, with those that follow."""
         self.replayer.unfit("a checkpoint runs inside it")
+        self.random_states.has_unwound |= not rewinds
         start = Repeat(len(self.notes.scopes), len(self.notes.draws), rewinds)
         return partial(self._recomputing, self._stack[-1], start)
 
@@ -297,7 +300,7 @@ class Session:
             return
         self.notes.order.append(node)
         if draws(node.target, node.args, node.kwargs):
-            self._note_draw(node)
+            self.random_states.drawn(node, self.notes, self._repeats)
         self.notes.marks[node] = self.mark_of(node)
         if node.target is torch.ops.aten.detach.default and inside_backward() and torch.is_grad_enabled():
             self.notes.unpacked.append(node)
@@ -333,16 +336,6 @@ class Session:
         running = id(self._started[-1][0]) if self._started else len(self.notes.order)
         return self._stack[-1], (id(self.notes), running)
 
-    def _note_draw(self, node: fx.Node) -> None:
-        """A random operation; in a recomputation, the draw it repeats."""
-        if self._repeats and self._repeats[-1].rewinds:
-            repeat = self._repeats[-1]
-            self.notes.redraws[node] = (
-                self.notes.draws[repeat.draw] if repeat.draw < len(self.notes.draws) else None
-            )
-            repeat.draw += 1
-        self.notes.draws.append(node)
-
     def _cut(self, node: fx.Node) -> tuple[fx.Node, ...]:
         if not self.cuts_gradients or self.phase is not Phase.FORWARD or torch.is_grad_enabled():
             return ()
@@ -351,6 +344,7 @@ class Session:
     def met_tensor(self, tensor: Tensor) -> str:
         """Name a tensor that is neither an input nor state of the model."""
         self.branches.refuse_leaked(tensor)
+        self.random_states.refuse_use(tensor)
         return self.notes.literal(self._known_tensors.get(id(tensor)), tensor)
 
     def made_of_numbers(self, name: str) -> None:
@@ -365,6 +359,12 @@ class Session:
         if is_parameter or held is not None:
             raise hook_kept(described(hook), held or "a parameter", self.here(), is_parameter=is_parameter)
         self.notes.hooks[f"the gradient hook {described(hook)}"] = None
+
+    def requires_set(self, tensor: Tensor, wanted: bool) -> None:
+        """Of a tensor from outside a program cannot say it again: autograd looks when it runs."""
+        held = self.notes.inputs.get(self.recorder.node_of(tensor))
+        if held is not None and tensor.requires_grad != wanted:
+            self.notes.hooks[f"requires_grad_({wanted}) on {held}"] = None
 
     def layout_read(self, tensor: Tensor) -> None:
         """Python looked at strides: what it decided holds for inputs of this layout only."""

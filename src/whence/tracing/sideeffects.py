@@ -28,9 +28,10 @@ class SideEffects:
     What `fills_gradients` may do so.
     """
 
-    def __init__(self, subject: Subject, *, fills_gradients: bool = False) -> None:
-        self._subject = subject
-        self._fills_gradients = fills_gradients
+    def __init__(self, session: Session) -> None:
+        self._subject = subject = session.subject
+        self._random_states = session.random_states
+        self._fills_gradients = session.fills_gradients
         self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in subject.state]
         self._generators = {kind: read() for kind, read in _GENERATORS.items()}
         self._moved: dict[Kind, object] = {}
@@ -39,7 +40,7 @@ class SideEffects:
     @contextmanager
     def refused(self) -> Iterator[None]:
         """Raise `SideEffect` after the block for all that it did, at once."""
-        with observed_generators(self._note):
+        with observed_generators(self._note, self._random_states):
             yield
         written = [
             str(row.paths[0])
@@ -47,7 +48,9 @@ class SideEffects:
             if row.tensor.grad is not gradient or _writes(gradient) != writes
         ]
         faults = [_wrote_gradients(self._subject, written)] if written else []
-        faults += [_FAULTS[kind](self._subject) for kind in self._moved_generators()]
+        states = self._random_states.faults()
+        moved = [kind for kind in self._moved_generators() if not states or kind != "torch"]
+        faults += [*(_FAULTS[kind](self._subject) for kind in moved), *states]
         if faults:
             raise SideEffect.of(faults)
 

@@ -21,6 +21,7 @@ class Watch:
         self._finder = finder
         self._lines = lines
         self.packs: str | None = None
+        self.packers: dict[str, None] = {}
         self._hooked = sum(has_hooks(module) for _, module in subject.named_wrappers())
 
     @contextmanager
@@ -34,8 +35,9 @@ class Watch:
             self._hooked -= hooked
 
     @contextmanager
-    def packing(self, name: str) -> Iterator[None]:
+    def packing(self, name: str, is_torchs: bool) -> Iterator[None]:
         """Autograd lets a hook pack a tensor that it saves."""
+        self.packers |= {} if is_torchs else {f"the hook {name} on saved tensors": None}
         before, self.packs = self.packs, name
         try:
             yield

@@ -1,0 +1,141 @@
+"""What autograd gives for a forward-only program: eager's gradients, or a refusal that says why."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import whence
+from tests.checks import gradients
+
+Body = Callable[["Two", Tensor], Tensor]
+
+
+class Two(nn.Module):
+    """Two layers and a forward from outside."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.body = body
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, x)
+
+
+def doubled(tensor: Tensor) -> Tensor:
+    return tensor * 2
+
+
+def as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def frozen_meanwhile(model: Two, x: Tensor) -> Tensor:
+    model.first.requires_grad_(False)
+    hidden = model.first(x)
+    model.first.requires_grad_(True)
+    return model.second(hidden)  # type: ignore[no-any-return]
+
+
+def frozen_by_the_flag(model: Two, x: Tensor) -> Tensor:
+    model.first.weight.requires_grad = False
+    hidden = model.first(x)
+    model.first.weight.requires_grad = True
+    return model.second(hidden)  # type: ignore[no-any-return]
+
+
+def asked_of_the_input(model: Two, x: Tensor) -> Tensor:
+    return model.first(x.requires_grad_())  # type: ignore[no-any-return]
+
+
+def packed(model: Two, x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(doubled, as_it_is):
+        return model.first(x).sin()  # type: ignore[no-any-return]
+
+
+def unpacked(model: Two, x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(as_it_is, doubled):
+        return model.first(x).sin()  # type: ignore[no-any-return]
+
+
+def drawn_again(model: Two, x: Tensor) -> Tensor:
+    return checkpoint(F.dropout, model.first(x), use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (frozen_meanwhile, r"requires_grad_\(False\) on the parameter first.weight"),
+        (frozen_by_the_flag, r"requires_grad_\(False\) on the parameter first.weight"),
+        (asked_of_the_input, r"requires_grad_\(True\) on .*args\[0\]"),
+        (packed, "the hook doubled on saved tensors"),
+        (unpacked, "the hook as_it_is on saved tensors"),
+        (drawn_again, "a checkpoint that draws other numbers in the backward"),
+    ],
+)
+def test_gradients_that_would_be_others_are_refused(body: Body, why: str) -> None:
+    """What the model does to autograd on the side is named, by the flat module and the tree."""
+    model, x = Two(body), torch.randn(2, 4)
+    program = whence.capture(model, (x.clone(),))
+    for module in (program.module(), program.unflatten()):
+        with pytest.raises(whence.NotDifferentiable, match=why):
+            module(x.clone()).sum().backward()
+
+
+def detached(model: Two, x: Tensor) -> Tensor:
+    hidden = model.first(x)
+    with_gradient = hidden * 2
+    hidden.detach_()
+    return model.second(hidden) + with_gradient  # type: ignore[no-any-return]
+
+
+def begun_anew(model: Two, x: Tensor) -> Tensor:
+    return model.second(model.first(x).detach().requires_grad_())  # type: ignore[no-any-return]
+
+
+def offloaded(model: Two, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return model.first(x).sin()  # type: ignore[no-any-return]
+
+
+def asked_twice(model: Two, x: Tensor) -> Tensor:
+    model.requires_grad_(True)
+    return model.first(x)  # type: ignore[no-any-return]
+
+
+def checkpointed(model: Two, x: Tensor) -> Tensor:
+    hidden = checkpoint(model.first, x, use_reentrant=False, preserve_rng_state=False)
+    return F.dropout(hidden, 0.0)
+
+
+@pytest.mark.parametrize("body", [detached, begun_anew, offloaded, asked_twice, checkpointed])
+@pytest.mark.parametrize("backward", [False, True])
+def test_gradients_are_eager_s(body: Body, backward: bool) -> None:
+    """Bitwise, for each parameter; those that get none in eager get none."""
+    model, x = Two(body), torch.randn(2, 4)
+    program = whence.capture(model, (x,), backward=backward)
+    model(x).sum().backward()
+    expected = gradients(model)
+    for module in (program.module(), program.unflatten()):
+        model.zero_grad()
+        module(x).sum().backward()
+        found = gradients(model)
+        assert {name: None if g is None else g.tolist() for name, g in found.items()} == {
+            name: None if g is None else g.tolist() for name, g in expected.items()
+        }
+
+
+def other_data(model: Two, x: Tensor) -> Tensor:
+    hidden = torch.zeros(2, 4)
+    hidden.data = model.first(x).data
+    return hidden
+
+
+def test_other_data_under_a_value_is_refused() -> None:
+    """`value.data = …` would keep the old value; the error names the line."""
+    with pytest.raises(whence.UnsupportedMutation, match=r"test_forward_only\.py"):
+        whence.capture(Two(other_data), (torch.randn(2, 4),))
