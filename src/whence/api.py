@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any, NoReturn, Self, TypeVar, overload
@@ -338,14 +339,14 @@ def capture(
 
 
 def _traced(run: Callable[[], tuple[_Program, Observed]]) -> Program:
-    """The program of a run, with what it assumed."""
+    """The program of a run, with what it assumed; what it sets context variables to ends with it."""
 
     def captured() -> Program:
         traced, observed = run()
         program = _full(traced)
         return program.with_changes(guards=guards_for(program, observed, run))
 
-    return without_collection(captured)
+    return copy_context().run(without_collection, captured)
 
 
 def _backward_faults(backward: object) -> list[Fault]:

@@ -305,12 +305,12 @@ class Recorder(ProxyTorchDispatchMode):
         self._adopted.clear()
         self._kept.clear()
 
-    def results_alive(self) -> set[fx.Node]:
-        """The operations whose results somebody but the graph's own metadata still holds."""
+    def results_alive(self) -> dict[fx.Node, Tensor]:
+        """The operations whose results somebody but the graph's own metadata still holds, with these."""
         inner = (module.graph for module in self.nested.modules() if isinstance(module, fx.GraphModule))
         held = {id(node.meta.get("val")) for graph in (self.graph, *inner) for node in graph.nodes}
         tracked = self.tracer.tensor_tracker.items()
-        return {slot.proxy.node for tensor, slot in tracked if id(tensor) not in held}
+        return {slot.proxy.node: tensor for tensor, slot in tracked if id(tensor) not in held}
 
     @contextmanager
     def active(self) -> Iterator[None]:

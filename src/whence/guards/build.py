@@ -95,7 +95,7 @@ def _changes(things: Sequence[Located], observed: Observed) -> tuple[str, ...]:
     spelled = {id(row.thing): row for row in things}
     names = [
         spelled[id(change.holder)].spelled(change.name)
-        for change in observed.changes
+        for change in observed.left.changes
         if id(change.holder) in spelled
     ]
     return tuple(dict.fromkeys(names))

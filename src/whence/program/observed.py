@@ -1,11 +1,12 @@
 """What a capture saw its model read."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
+from whence.errors import Place
 from whence.provenance import ModulePath, Source
 
 
@@ -37,12 +38,43 @@ class Change:
     is_there: bool = True
 
 
+class Outer(Protocol):
+    """A thing outside the model's modules with a state that it once had."""
+
+    def restore(self) -> None:
+        """Give it that state."""
+
+    def now(self) -> "Outer":
+        """The same thing with its present state."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a run left behind for the next one: attributes that it read first, and things outside the model.
+
+    `names` say what they are, the first of them changed at `place`. `tensors` stand for those of the run
+    among them; `varies` says that one of these follows from what the call was given, or from random numbers.
+    `kept` are the things outside that got such a tensor.
+    """
+
+    changes: tuple[Change, ...] = ()
+    outer: tuple[Outer, ...] = ()
+    names: tuple[str, ...] = ()
+    place: Place = field(default_factory=Place)
+    tensors: tuple[Tensor, ...] = ()
+    varies: bool = False
+    kept: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.changes or self.outer)
+
+
 @dataclass(frozen=True)
 class Observed:
     """All reads of one capture, in order, with the modules under all their names.
 
-    `objects` are the other things that attributes led to, in the order they were met. `changes` are what the
-    next run would find otherwise.
+    `objects` are the other things that attributes led to, in the order they were met. `left` is what the next
+    run would find otherwise.
     """
 
     call: Callable[..., Any]
@@ -50,4 +82,4 @@ class Observed:
     modules: tuple[tuple[ModulePath, nn.Module], ...]
     objects: tuple[object, ...]
     reads: tuple[Read, ...]
-    changes: tuple[Change, ...] = ()
+    left: Left = field(default_factory=Left)

@@ -1,5 +1,6 @@
 """Does a captured program still stand for a model?"""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 
 from whence import hierarchy
-from whence.errors import NotCallable, UsageError
+from whence.errors import LostState, NotCallable, UsageError
 from whence.guards import Plan, guards_of
 from whence.guards.asking import Failed, attempt
 from whence.guards.check import Checked, check_model
@@ -19,33 +20,71 @@ from whence.guards.inputs import input_violations, structure_guard
 from whence.program import Program
 from whence.program.guard_rows import Violation
 from whence.program.guards import Guards
-from whence.program.observed import Observed
+from whence.program.observed import Left, Observed
 from whence.program.state import bound_state
 from whence.schema import InputKind, OnViolation
 from whence.tracing.changes import applied
+from whence.tracing.left import probed
 from whence.tracing.subject import subject_of, tensors_by_name
 
 Capture = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Program]
 
 
 def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[Program, Observed]]) -> Guards:
-    """The guards of a capture.
+    """The guards of a capture; raises `LostState` for a model whose next call would compute something else.
 
-    Some models change in their first run what they read in it: they install hooks, or write a config that
+    Some models change in a run what they read in it: they install hooks, count, fill a cache or a config that
     they were given half empty. Such a model is captured once more as the run left it. Where it does the same,
     its guards then are as good as those before.
     """
-    guards = guards_of(program, observed)
-    if not observed.changes:
+    guards, left = guards_of(program, observed), observed.left
+    if not left:
         return guards
 
-    def settled() -> Guards | None:
+    def settled() -> tuple[Guards | None, Left]:
         second, seen = again()
-        return guards_of(second, seen) if same_operations(program, second) else None
+        if _reads_none_of(second, left) and same_operations(program, second):
+            return guards_of(second, seen), seen.left
+        is_cache = left.tensors and not left.varies and not seen.left  # the program computes it each time
+        return (guards if is_cache else None), seen.left
 
-    with applied(observed.changes):
+    with applied(left), warnings.catch_warnings(action="ignore"):  # they were given already
         found = attempt(settled)
-    return guards if isinstance(found, Failed) else replace(guards, settled=found)
+    then, left_again = (None, left) if isinstance(found, Failed) else found
+    if then is None or (left_again and _decides_by(left, again)):
+        raise _computes_otherwise(program, left)
+    if left.kept:
+        warnings.warn(
+            f"the model kept tensors of the capture in {', '.join(left.kept)}; they are removed. A captured "
+            "program does not repeat that: return them",
+            stacklevel=4,
+        )
+    return guards if then is guards else replace(guards, settled=then)
+
+
+def _decides_by(left: Left, again: Callable[[], tuple[Program, Observed]]) -> bool:
+    """Whether a run decides something by numbers that every run changes, or fails with others."""
+    asked = list[bool]()
+    with applied(probed(left, lambda: asked.append(True))), warnings.catch_warnings(action="ignore"):
+        found = attempt(again)
+    return bool(asked) or isinstance(found, Failed)
+
+
+def _reads_none_of(program: Program, left: Left) -> bool:
+    """Whether a program computes with none of the tensors that stand for those of a run."""
+    stand_ins = {id(tensor) for tensor in left.tensors}
+    return not any(id(tensor) in stand_ins for tensor in program.state.values())
+
+
+def _computes_otherwise(program: Program, left: Left) -> LostState:
+    return LostState(
+        f"{program.name} changes {', '.join(left.names)} while it runs, and computes otherwise next time",
+        where=left.place,
+        why="a program changes parameters, buffers and arguments, and nothing else that Python holds: in its "
+        "next call all of this would be as it was",
+        remedy="keep a tensor in a buffer that __init__ registers, pass in or return anything else; where "
+        "only the first calls are otherwise, run the model before the capture",
+    )
 
 
 def check(program: Program, plan: Plan, model: object, args: object, kwargs: object) -> Checked:

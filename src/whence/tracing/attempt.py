@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from whence.program.observed import Observed
 from whence.tracing.example import Given
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.session import Session
-from whence.tracing.sideeffects import warn_about_kept
+from whence.tracing.sideeffects import take_out_kept
 from whence.tracing.turns import take_turn
 from whence.tracing.undoing import Undoing
 
@@ -24,7 +25,7 @@ S = TypeVar("S", bound=Session)
 def attempted(
     given: Given, work: Callable[[Interrupts], tuple[Program, Observed, S]]
 ) -> tuple[Program, Observed]:
-    """Do `work`, one at a time, and give PyTorch back as it was; warns of tensors that modules keep."""
+    """Do `work`, one at a time, and give PyTorch back as it was; takes tensors from whoever kept them."""
     undoing, interrupts = Undoing(), Interrupts()
 
     def run() -> tuple[Program, Observed, S]:
@@ -35,8 +36,8 @@ def attempted(
         with undecided_bookkeeping(given.dynamic_shapes is not None):
             return work(interrupts)
 
-    program, observed, session = undoing.around(run)
-    warn_about_kept(session)
+    program, observed, session = copy_context().run(undoing.around, run)  # context variables are as before
+    take_out_kept(session)
     return program, observed
 
 

@@ -1,18 +1,21 @@
 """What a run reads and then writes: the next run finds it otherwise."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
-from whence._torch.attribute_reads import class_attribute, own_attributes
+from whence._torch.attribute_reads import TABLES, own_attributes
 from whence._torch.hooks import HOOK_FLAGS, HOOK_KINDS
-from whence.program.observed import Change, Read
-from whence.tracing.modules import CONTAINERS, held_in_capture, same_items
+from whence.program.observed import Change, Left, Outer, Read
+from whence.tracing.modules import CONTAINERS, Container, Content, contents_of
+from whence.tracing.probing import plain
 
+_NUMBERS = (int, float, str, bytes)
 _TABLES = (*HOOK_KINDS, *(flag for flags in HOOK_FLAGS.values() for flag in flags))
 
 
@@ -21,27 +24,43 @@ class Before:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._hooks = [(module, _hook_counts(module)) for module in modules]
-        self._copies: dict[int, Any] = {}
+        self._contents: dict[int, list[Content]] = {}
         self._own: set[tuple[int, str]] = set()
+        self._computed: dict[type, frozenset[str]] = {}
+        for module, _ in self._hooks:
+            self.begin(module)
+
+    def begin(self, holder: object) -> None:
+        """Remember which attributes are there that reading puts there."""
+        held = own_attributes(holder)
+        self._own |= {(id(holder), name) for name in self._computed_by(type(holder)) if name in held}
 
     def keep(self, holder: object, name: str, value: object) -> None:
         """Remember whether the holder itself has the attribute, and what a container holds now."""
-        if name in own_attributes(holder) and not _is_cached(holder, name):
+        if name in own_attributes(holder) and name not in self._computed_by(type(holder)):
             self._own.add((id(holder), name))
         if issubclass(type(value), CONTAINERS):
-            self._copies[id(value)] = copy(value)
+            self._contents[id(value)] = contents_of(name, cast(Container, value))
+
+    def _computed_by(self, kind: type) -> frozenset[str]:
+        """The attributes of a class that reading puts there."""
+        if kind not in self._computed:
+            rows = (row for base in kind.__mro__ for row in vars(base).items())
+            self._computed[kind] = frozenset(name for name, held in rows if isinstance(held, cached_property))
+        return self._computed[kind]
 
     def changes(self, reads: Sequence[Read]) -> tuple[Change, ...]:
-        """Everything that was read and is otherwise now; nothing where tensors of the run are among it."""
+        """Everything that was read and is otherwise now."""
         found = tuple(self._found(reads))
-        self._copies.clear()
-        return () if any(held_in_capture(change.after) for change in found) else found
+        self._contents.clear()
+        return found
 
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
         for read in reads:
             held = own_attributes(read.holder)
             was_held = (id(read.holder), read.name) in self._own
             if read.name not in held:
+                yield from _registered(read, held)
                 if was_held:
                     yield Change(read.holder, read.name, None, is_there=False)
             elif not was_held or not self._is_as_read(held[read.name], read.value):
@@ -52,19 +71,32 @@ class Before:
 
     def _is_as_read(self, value: Any, read: Any) -> bool:
         if value is not read:
-            return False
-        before = self._copies.get(id(value), value)
-        return before is value or same_items(before, value)
+            return type(plain(value)) in _NUMBERS and plain(value) == plain(read)
+        return all(content.is_unchanged for content in self._contents.get(id(value), ()))
 
 
-def _is_cached(holder: object, name: str) -> bool:
-    """Whether reading it is what puts an attribute there."""
-    return isinstance(class_attribute(type(holder), name), cached_property)
+def _registered(read: Read, held: Mapping[str, Any]) -> Iterator[Change]:
+    """A table of a module that got what was looked for in vain."""
+    table = next((name for name in TABLES if read.name in held.get(name, ())), None)
+    if table is not None and not read.is_there:
+        yield Change(read.holder, table, copy_of(held[table]))
 
 
-def copy_of(value: object) -> object:
-    """The value, or a copy of a container, which the next run would fill further."""
-    return copy(value) if isinstance(value, CONTAINERS) else value
+def copy_of(value: object, known: dict[int, object] | None = None) -> object:
+    """The value, or a copy of a container and those inside it, which the next run would fill further."""
+    if not isinstance(value, CONTAINERS):
+        return value
+    known = {} if known is None else known
+    if id(value) in known:
+        return known[id(value)]
+    made = known[id(value)] = copy(value)
+    if isinstance(made, dict):
+        for key in [key for key, held in made.items() if isinstance(held, CONTAINERS)]:
+            made[key] = copy_of(made[key], known)
+    elif isinstance(made, list | deque):
+        for at, held in enumerate(made):
+            made[at] = copy_of(held, known)
+    return made
 
 
 def _hook_counts(module: nn.Module) -> list[int]:
@@ -73,17 +105,22 @@ def _hook_counts(module: nn.Module) -> list[int]:
 
 
 @contextmanager
-def applied(changes: Sequence[Change]) -> Iterator[None]:
-    """The model as the run left it, while the block runs."""
+def applied(left: Left) -> Iterator[None]:
+    """Everything as the run left it, while the block runs."""
     before = [
         (change, vars(change.holder).get(change.name), change.name in vars(change.holder))
-        for change in changes
+        for change in left.changes
     ]
+    outer: list[Outer] = [row.now() for row in left.outer]
     try:
-        for change in changes:
+        for row in left.outer:
+            row.restore()
+        for change in left.changes:
             _write(change)
         yield
     finally:
+        for row in reversed(outer):
+            row.restore()
         for change, value, was_there in before:
             _write(Change(change.holder, change.name, value, was_there))
 

@@ -1,6 +1,7 @@
 """Give modules back as they were before they ran, and say what of their changes a program will not repeat."""
 
 import warnings
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -199,11 +200,11 @@ def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
 
 def _loss(kept: Kept, name: str, value: Any, lines: Lines) -> Loss:
     line = lines.attributes.get((id(kept.module), name))
-    made = next(_fakes(value), None)
+    made = next(fakes_in(value), None)
     return Loss(kept, name, value, line or (None if made is None else lines.maker(made)))
 
 
-def _fakes(value: object) -> Iterator[Tensor]:
+def fakes_in(value: object) -> Iterator[Tensor]:
     """The fake tensors in a value: itself, those of a module, those in containers."""
     if isinstance(value, nn.Module):
         held: Sequence[Any] = (*value.parameters(), *value.buffers())
@@ -214,7 +215,7 @@ def _fakes(value: object) -> Iterator[Tensor]:
 
 def held_in_capture(value: object) -> bool:
     """Whether a value is, or holds, a tensor of a capture."""
-    return next(_fakes(value), None) is not None
+    return next(fakes_in(value), None) is not None
 
 
 def _is_state(value: object) -> bool:
@@ -254,17 +255,21 @@ def _warn_about(losses: Sequence[Loss]) -> None:
 
 def _restore(kept: Kept) -> None:
     for content in kept.changed():
-        _refill(content.held, content.before)
+        refill(content.held, content.before)
     now = own_attributes(kept.module)
     if not same_items(now, kept.attributes):
-        _reset(now, kept.attributes)
+        reset(now, kept.attributes)
 
 
-def _reset(now: dict[Any, Any], before: Mapping[Any, Any]) -> None:
-    """Another thread may be looking: what was there and still is, is there all the time."""
+def reset(now: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    """Give a dictionary its items back, in order.
+
+    Another thread may be looking: what was there and still is, is there all the time.
+    """
     for name in [name for name in now if name not in before]:
         now.pop(name, None)
-    now.update(before)
+    for name, value in before.items():  # `update` of a Counter would add
+        now[name] = value
     if list(now) != list(before):
         for name, value in before.items():
             now.pop(name, None)
@@ -279,10 +284,10 @@ def _values(held: Container) -> list[Any]:
     return [value for _, value in _items(held)]
 
 
-def same_items(left: Container, right: Container) -> bool:
+def same_items(left: Any, right: Any) -> bool:
     """Whether two containers hold the same objects, in the same order where there is one."""
-    if isinstance(left, set) or isinstance(right, set):
-        return left == right
+    if isinstance(left, set | bytearray | array) or isinstance(right, set):
+        return bool(left == right)
     if len(left) != len(right):
         return False
     if isinstance(left, dict) and isinstance(right, dict):
@@ -290,12 +295,13 @@ def same_items(left: Container, right: Container) -> bool:
     return all(map(is_, left, right))
 
 
-def _refill(held: Container, kept: Container | None) -> None:
+def refill(held: Any, kept: Any) -> None:
+    """Give a container back what it held; None for nothing."""
     if kept is None:
         held.clear()
     elif isinstance(held, dict) and isinstance(kept, dict):
-        _reset(held, kept)
-    elif isinstance(held, list):
+        reset(held, kept)
+    elif isinstance(held, list | bytearray | array):
         held[:] = kept
     elif isinstance(held, deque):
         held.clear()

@@ -1,33 +1,43 @@
 """Which attributes the model reads while it runs: what the capture depends on."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import TABLES, ReadListener, ReadObserver, has_attributes, own_attributes
+from whence._torch.attribute_reads import (
+    TABLES,
+    ReadListener,
+    ReadObserver,
+    class_attribute,
+    has_attributes,
+    own_attributes,
+)
 from whence._torch.hooks import HOOK_KINDS
 from whence._torch.scripting import is_script_object
 from whence.errors import Place
-from whence.program.observed import Change, Observed, Read
+from whence.program.observed import Change, Left, Observed, Read
 from whence.provenance import ModulePath, Source
 from whence.tracing.changes import Before
+from whence.tracing.left import Named, StandIns, Values, left_behind
 from whence.tracing.modules import Kept, Lines, object_kept, objects_reported
+from whence.tracing.reachable import Reachable
 from whence.tracing.refusals import object_used
+from whence.tracing.saved import ATTRIBUTES, Saved
 from whence.tracing.subject import Subject
 
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, Tensor, type, torch.dtype, torch.device),
-    *(date, time, timedelta, Decimal, Fraction, PurePath, Enum),
+    *(date, time, timedelta, Decimal, Fraction, PurePath, Enum, ModuleType),
 )
 _KEPT = (type(None), bool, int, float, str, bytes, FunctionType, MethodType, BuiltinFunctionType)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
@@ -57,11 +67,20 @@ def _is_held(read: Read) -> bool:
 class Reads:
     """Notes first reads of modules, and of the objects that modules hold.
 
-    `outside` is told of all, also of objects that the model does not hold.
+    `outside` is told of all, also of objects that the model does not hold. `values` knows the tensors of the
+    run.
     """
 
-    def __init__(self, subject: Subject, lines: Lines, place: Callable[[], Reader]) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        lines: Lines,
+        place: Callable[[], Reader],
+        is_user: Callable[[CodeType], bool],
+    ) -> None:
         self.observer = ReadObserver(self)
+        self.reachable = Reachable(is_user, self.is_watched)
+        self.values: Values | None = None
         self._subject = subject
         self._lines = lines
         self._place = place
@@ -71,7 +90,7 @@ class Reads:
         self.kept: list[Kept] = []
         self._rows: list[Read] = []
         self._before = Before({id(module): module for _, module in self._modules}.values())
-        self._changes: tuple[Change, ...] = ()
+        self._left = Left()
         self._noted: set[tuple[int, str]] = set()
         self._repeats: set[int] = set()
         self.watchers: list[Callable[[Read], None]] = []
@@ -110,7 +129,7 @@ class Reads:
                 self._follow_hooks()
                 yield
                 ran = [read for read in self._rows if id(read) not in self._repeats]
-                self._changes = self._before.changes(ran)
+                self._left = self._left_behind(self._before.changes(ran))
             finally:
                 self._known.clear()
                 self.outside = None
@@ -126,7 +145,13 @@ class Reads:
             raise object_used(f"forward reads {name},", value, Place(str(read.module or ""), source))
         if self._note(read):
             self._before.keep(holder, name, value)
-        self._follow(value, (read.module or ModulePath()).child(name))
+        if type(value) in (
+            FunctionType,
+            MethodType,
+        ):  # it will be called, and may use things outside of the model
+            self.reachable.code_of(value)
+        is_held = own_attributes(holder).get(name) is value or class_attribute(type(holder), name) is value
+        self._follow(value, (read.module or ModulePath()).child(name), is_held=is_held)
         return True
 
     def missing(self, holder: object, name: str) -> bool:
@@ -152,9 +177,25 @@ class Reads:
         """Everything noted, once the model is as it was; of the run itself nothing is held any longer."""
         subject, rows = self._subject, tuple(map(_settled, self._rows))
         self._rows.clear()
-        objects, changes = tuple(self._objects), self._changes
-        self._changes = ()
-        return Observed(subject.call, subject.roots, self._modules, objects, rows, changes)
+        objects, left = tuple(self._objects), self._left
+        self._left = Left()
+        return Observed(subject.call, subject.roots, self._modules, objects, rows, left)
+
+    def _left_behind(self, changes: Sequence[Change]) -> Left:
+        if self.values is None:
+            return Left()
+        paths: dict[int, ModulePath] = {}
+        for path, module in self._modules:
+            paths.setdefault(id(module), path)
+        paths |= {id(kept.module): kept.path for kept in self.kept}
+
+        def named(row: Change | Saved) -> Named:
+            if isinstance(row, Saved):
+                return " and ".join(row.changed_names()), self.reachable.line_of(row)
+            path = paths.get(id(row.holder), ModulePath())
+            return str(path.child(row.name)), self._lines.attributes.get((id(row.holder), row.name))
+
+        return left_behind(changes, self.reachable.changed(), named, StandIns(self.values))
 
     def _follow_hooks(self) -> None:
         for path, module in self._modules:
@@ -163,7 +204,8 @@ class Reads:
                 for hook in list(held.get(table, {}).values()):
                     self._follow(hook, path)
 
-    def _follow(self, value: Any, path: ModulePath) -> None:
+    def _follow(self, value: Any, path: ModulePath, *, is_held: bool = True) -> None:
+        """Watch what is found in a value; one that is not held was computed for who asked."""
         waiting, inside = [value], set[int]()
         while waiting:
             found = waiting.pop()
@@ -181,5 +223,13 @@ class Reads:
             elif issubclass(kind, nn.Module) or self.observer.observe_class_of(found):
                 self._known.add(id(found))
                 self._objects.append(found)
+                self._before.begin(found)
                 if has_attributes(found):
                     self.kept.append(object_kept(path, found))
+                self.reachable.held(found, path, self._place, but=ATTRIBUTES)
+            elif kind is FunctionType:
+                self.reachable.code_of(found)
+            elif kind is BuiltinFunctionType:
+                waiting.append(found.__self__)
+            elif is_held:
+                self.reachable.held(found, path, self._place)

@@ -79,7 +79,7 @@ class Session:
         self.is_plainly_eager: Callable[[], bool] = bool
         self.cuts_gradients = torch.is_grad_enabled()
         self.names = CallNames(subject)
-        self.reads = Reads(subject, lines, self.reading)
+        self.reads = Reads(subject, lines, self.reading, self.is_user)
         self._finder = finder
         self.replayer = Replayer(self, [module for _, module in subject.named_modules()], reuse)
         self.random_states = RandomStates(subject.name, self.here, self.replayer.distrust)
@@ -407,8 +407,8 @@ class Session:
 
     # --- afterwards ----------------------------------------------------------------------------------
 
-    def kept_outside(self) -> list[str]:
-        """The operations whose results somebody holds although the run is over, each with its line.
+    def kept_outside(self) -> dict[str, Tensor]:
+        """The results that somebody holds although the run is over, by their operations and lines.
 
         Call it when nothing of the run is needed any more.
         """
@@ -419,15 +419,14 @@ class Session:
         self.replayer.forget()
         self.branches.forget()
         self.recorder.forget()
-        if not self.recorder.results_alive().isdisjoint(self.notes.marks):
+        if not self.notes.marks.keys().isdisjoint(self.recorder.results_alive()):
             gc.collect()  # hooks and custom functions make cycles
         alive = self.recorder.results_alive()
         for node in alive:
             if node in replayed:
                 raise Doubt(replayed[node], "somebody keeps what it computes")
-        return [
-            f"{node.name} ({self.notes.marks[node].source})" for node in self.notes.order if node in alive
-        ]
+        held = [node for node in self.notes.order if node in alive]
+        return {f"{node.name} ({self.notes.marks[node].source})": alive[node] for node in held}
 
     # --- errors --------------------------------------------------------------------------------------
 

@@ -1,11 +1,13 @@
 """What a model does on the side while it runs, and a graph cannot repeat: refused."""
 
+import gc
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 
@@ -17,8 +19,10 @@ from whence._torch.generators import (
     set_numpy_state,
 )
 from whence._torch.tensors import generator_state, set_generator_state, writes_to
-from whence.errors import Fault, SideEffect
+from whence.errors import Fault, LostState, SideEffect
+from whence.tracing.leaks import take_out
 from whence.tracing.session import Session
+from whence.tracing.sources import Sources
 from whence.tracing.subject import Subject
 
 
@@ -28,11 +32,12 @@ class SideEffects:
     What `fills_gradients` may do so.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._subject = subject = session.subject
+    def __init__(self, session: Session, sources: Sources) -> None:
+        self._subject = session.subject
+        self._sources = sources
         self._random_states = session.random_states
         self._fills_gradients = session.fills_gradients
-        self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in subject.state]
+        self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in session.subject.state]
         self._generators = {kind: read() for kind, read in _GENERATORS.items()}
         self._moved: dict[Kind, object] = {}
         self._was_alone = is_only_thread()
@@ -40,7 +45,7 @@ class SideEffects:
     @contextmanager
     def refused(self) -> Iterator[None]:
         """Raise `SideEffect` after the block for all that it did, at once."""
-        with observed_generators(self._note, self._random_states):
+        with observed_generators(self._note, self._random_states), self._sources.watched():
             yield
         written = [
             str(row.paths[0])
@@ -50,7 +55,7 @@ class SideEffects:
         faults = [_wrote_gradients(self._subject, written)] if written else []
         states = self._random_states.faults()
         moved = [kind for kind in self._moved_generators() if not states or kind != "torch"]
-        faults += [*(_FAULTS[kind](self._subject) for kind in moved), *states]
+        faults += [*(_FAULTS[kind](self._subject) for kind in moved), *states, *self._sources.faults()]
         if faults:
             raise SideEffect.of(faults)
 
@@ -108,16 +113,33 @@ def _set_generator(subject: Subject) -> Fault:
     )
 
 
-def warn_about_kept(session: Session) -> None:
-    """Warn of tensors of a finished run that somebody holds: a global, a cache, a hook that collects."""
+def take_out_kept(session: Session) -> None:
+    """Take tensors of a finished run from whoever holds them, and warn; raises `LostState`."""
     kept = session.kept_outside()
-    if kept:
-        warnings.warn(
-            f"an object, a global or a cache holds tensors of the capture: {', '.join(kept)}. They "
-            "are shapes without numbers, and a program does not repeat that: clear the global, cache or list "
-            "that holds them, or return them",
-            stacklevel=4,
-        )
+    if not kept:
+        return
+    names, alive = ", ".join(kept), [ref(tensor) for tensor in kept.values()]
+    holders = take_out(list(kept.values()))
+    kept.clear()
+    gc.collect()
+    if any(tensor() is not None for tensor in alive):
+        raise _kept(session.subject, names, holders)
+    warnings.warn(
+        f"an object, a global or a cache kept tensors of the capture: {names}; they are removed. A "
+        "captured program does not repeat that: return them; where they fill a cache, run the model before the capture",
+        stacklevel=4,
+    )
+
+
+def _kept(subject: Subject, names: str, holders: Sequence[str]) -> LostState:
+    by = " and ".join(f"a {kind}" for kind in holders) or "something"
+    return LostState(
+        f"{by} that nobody can look into keeps tensors of the capture: {names}",
+        where=subject.place,
+        why="they are shapes without numbers, and whoever finds them there fails, also the model itself",
+        remedy="make anew what holds these, and run the model once on the example inputs before the capture, "
+        "so that nothing is left to be kept",
+    )
 
 
 _GENERATORS: dict[Kind, Callable[[], Any]] = {

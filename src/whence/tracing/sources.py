@@ -1,0 +1,123 @@
+"""What differs from run to run by itself: clocks, and random numbers that nobody can draw again."""
+
+import os
+import random
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from whence._torch.patching import patched
+from whence.errors import Fault, Place
+
+_CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+_OF_TIME = (
+    *_CLOCKS,
+    *(f"{name}_ns" for name in _CLOCKS),
+    "localtime",
+    "gmtime",
+    "ctime",
+    "asctime",
+    "strftime",
+)
+_FUNCTIONS: tuple[tuple[Any, str], ...] = (
+    *((time, name) for name in _OF_TIME),
+    *((os, "urandom"), (random, "_urandom"), (uuid, "uuid1")),
+)
+_THROUGH = frozenset(
+    str(Path(os.__file__).with_name(f"{name}.py")) for name in ("os", "random", "uuid", "secrets")
+)
+"""Files whose functions ask on behalf of whoever calls them."""
+
+
+class Sources:
+    """The calls of clocks and the like that the user's code makes on this thread, each with its line."""
+
+    def __init__(self, is_user: Callable[[CodeType], bool], line: Callable[[], object]) -> None:
+        self._is_user = is_user
+        self._line = line
+        self._here = threading.get_ident()
+        self._called: dict[str, str | None] = {}
+        self._announced: dict[int, tuple[Any, Any]] = {}
+        self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note calls inside the block, also by the names that `named` is told of."""
+        with ExitStack() as patches:
+            for owner, name in _FUNCTIONS:
+                if (function := vars(owner).get(name)) is not None:
+                    announced = self._announcing(function, f"{owner.__name__}.{name}", _always)
+                    self._announced[id(function)] = function, announced
+                    patches.enter_context(patched(owner, name, announced))
+            seed = self._announcing(random.Random.seed, "random.Random", _is_seedless)
+            patches.enter_context(patched(random.Random, "seed", seed))
+            if (numpy := sys.modules.get("numpy.random")) is not None:
+                made = self._announcing(vars(numpy)["default_rng"], "numpy.random.default_rng", _is_empty)
+                patches.enter_context(patched(numpy, "default_rng", made))
+            patches.callback(self.undo)
+            yield
+
+    def named(self, namespace: dict[str, Any], name: str) -> None:
+        """A file may have one of these functions under a name of its own."""
+        held = namespace.get(name)
+        known = self._announced.get(id(held))
+        if known is not None and known[0] is held:
+            self._names.append((namespace, name, *known))
+            namespace[name] = known[1]
+
+    def undo(self) -> None:
+        """Give the names back; harmless to do again."""
+        for namespace, name, before, announced in self._names:
+            if namespace.get(name) is announced:
+                namespace[name] = before
+
+    def faults(self) -> list[Fault]:
+        """What was called, one fault each."""
+        return [other_each_time(name, line) for name, line in self._called.items()]
+
+    def _announcing(self, function: Any, name: str, counts: Callable[..., bool]) -> Callable[..., Any]:
+        def announced(*args: Any, **kwargs: Any) -> Any:
+            if (
+                counts(*args, **kwargs)
+                and threading.get_ident() == self._here
+                and self._is_asked(sys._getframe(1))
+            ):
+                line = self._line()
+                self._called.setdefault(name, None if line is None else str(line))
+            return function(*args, **kwargs)
+
+        return announced
+
+    def _is_asked(self, frame: FrameType | None) -> bool:
+        """Whether code of the user asks: itself, or through a function that makes random numbers."""
+        while frame is not None and frame.f_code.co_filename in _THROUGH:
+            frame = frame.f_back
+        return frame is not None and self._is_user(frame.f_code)
+
+
+def _always(*_args: object, **_kwargs: object) -> bool:
+    return True
+
+
+def _is_empty(*args: object, **kwargs: object) -> bool:
+    return all(value is None for value in (*args, *kwargs.values()))
+
+
+def _is_seedless(_generator: object, *args: object, **kwargs: object) -> bool:
+    return all(value is None for value in (*args[:1], kwargs.get("a")))
+
+
+def other_each_time(name: str, line: str | None) -> Fault:
+    """The fault of a model that asks what is different in every run."""
+    return Fault(
+        f"the model calls {name}() while it runs",
+        where=Place(line=line),
+        why="what it returns is another in every run, and would be a constant of the program",
+        remedy="call it outside of the model, and pass in what it returns; draw with torch's generator",
+    )

@@ -1,0 +1,146 @@
+"""State outside parameters and buffers: programs are right in all calls, or refused, and eager goes on."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests.checks import leaves_no_trace, same_bits, surroundings
+from tests.models import MODEL_CASES, ModelCase
+from tests.tracing.keeping import Keeping, all_places, results
+
+X = torch.full((2, 4), 1.0)
+PLACES = all_places()
+
+
+@contextmanager
+def warnings_ignored() -> Iterator[None]:
+    """A tensor that is not kept is warned about, which is not the matter here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_the_program_is_right_in_every_call_or_there_is_none(place: Keeping) -> None:
+    """State that a call advances is refused; what is computed once, or asked by nothing, is not."""
+    model, expected = place.world().Model(), results(place.world().Model())
+    with warnings_ignored():
+        try:
+            program = whence.capture(model, (X,))
+        except (whence.LostState, whence.SideEffect) as error:
+            assert not place.is_right, str(error)
+            assert error.remedy
+            return
+    assert all(map(same_bits, results(program.module()), expected))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_eager_goes_on_as_if_nothing_had_been_captured(place: Keeping) -> None:
+    """Two captures with eager calls around leave variables, caches, iterators and generators as they were."""
+    model, found = place.world().Model(), []
+    for number in range(3):
+        with warnings_ignored(), suppress(whence.CaptureError):
+            whence.capture(model, (X,))
+        found.append(model(torch.full((2, 4), number + 1.0)))
+    assert place.is_random or all(map(same_bits, found, results(place.world().Model())))
+
+
+class Several(nn.Module):
+    """Models of several worlds, one after another."""
+
+    def __init__(self, models: list[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for model in self.models:
+            x = torch.tanh(model(x))
+        return x
+
+
+def check_drawn(seed: int) -> None:
+    """Three places drawn at random, in one model."""
+    chosen = random.Random(seed).sample([place for place in PLACES if not place.is_random], 3)
+    model, found = Several([place.world().Model() for place in chosen]), []
+    for number in range(2):
+        with warnings_ignored():
+            try:
+                whence.capture(model, (X,))
+            except whence.CaptureError as error:
+                assert not all(place.is_right for place in chosen), str(error)
+        found.append(model(torch.full((2, 4), number + 1.0)))
+    again = Several([place.world().Model() for place in chosen])
+    assert all(map(same_bits, found, results(again, 2)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_models_that_keep_state_in_several_places(seed: int) -> None:
+    """Wherever several modules keep state, eager goes on as if nothing had been captured."""
+    check_drawn(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8, 150))
+def test_many_models_that_keep_state_in_several_places(seed: int) -> None:
+    """As above, many more."""
+    check_drawn(seed)
+
+
+def variables() -> dict[str, Any]:
+    """What the files of libraries have in variables and in containers among these."""
+    found: dict[str, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("transformers.models", "transformers.modeling", "tests.zoo", "tests.models")):
+            held = {key: value for key, value in vars(module).items() if not isinstance(value, type(sys))}
+            found |= {f"{name}.{key}": id(value) for key, value in held.items()}
+            plain = {key: value for key, value in held.items() if type(value) in (dict, list, set)}
+            found |= {f"what {name}.{key} holds": copy.copy(value) for key, value in plain.items()}
+    return found
+
+
+def check_row(row: ModelCase) -> None:
+    """Capture twice with an eager run between."""
+    torch.manual_seed(0)
+    model, args, kwargs = row.make()
+    torch.manual_seed(0)
+    other, same_args, same_kwargs = row.make()
+    for _ in range(2):
+        before, outside = variables(), surroundings()
+        with warnings_ignored(), suppress(whence.CaptureError), leaves_no_trace(model):
+            whence.capture(model, args, kwargs)
+        now, around = variables(), surroundings()
+        assert [name for name, value in before.items() if now.get(name) != value] == []
+        assert [name for name, value in outside.items() if around[name] != value] == []
+        torch.manual_seed(1)
+        found = model(*args, **kwargs)
+        torch.manual_seed(1)
+        expected = other(*same_args, **same_kwargs)
+        pairs = zip(*(torch.utils._pytree.tree_leaves(each) for each in (found, expected)), strict=True)
+        assert all(same_bits(left, right) for left, right in pairs if isinstance(left, Tensor))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", MODEL_CASES, ids=lambda row: row.name)
+def test_models_of_the_table_go_on(row: ModelCase) -> None:
+    """Model, variables of its files, generators and modes are as before; so is what eager does next."""
+    check_row(row)
+
+
+FEW = [row for row in MODEL_CASES if row.name in ("resnet", "gpt2_dropout", "momentum_teacher")]
+
+
+@pytest.mark.parametrize("row", FEW, ids=lambda row: row.name)
+def test_some_models_of_the_table_go_on(row: ModelCase) -> None:
+    """As above, for a few."""
+    check_row(row)
