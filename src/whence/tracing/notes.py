@@ -17,6 +17,7 @@ from whence.program import Structure
 from whence.provenance import CallSite, Source
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
+from whence.tracing.loss_state import LossTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +82,17 @@ class Step:
     scopes: tuple[tuple[int, ...], ...] | None = None
 
 
+UNNAMED = "c_lifted_tensor_"
+"""How placeholders of tensors begin that nobody has a name for."""
+
+
 @dataclass
 class Notes:
     """Everything written down in one capture.
 
     `inputs` says of placeholders what they are. `literals` are tensors from outside the model by the names of
-    their placeholders, `made` those among them that the model made of numbers while it ran. `composed` is
+    their placeholders, `made` those among them that the model made of numbers while it ran, and `of_loss`
+    says by identity what the loss function holds. `composed` is
     true once an operation got a tensor that is made of others. `kept` are the operations that put a gradient
     into the `.grad` of a leaf, each with the identity of that. `keys` says where the gradients of values that
     modules exchange are collected, and `exchanged` are all of those places.
@@ -108,6 +114,7 @@ class Notes:
     draws: list[fx.Node] = field(default_factory=list)
     redraws: dict[fx.Node, fx.Node | None] = field(default_factory=dict)
     unpacked: list[fx.Node] = field(default_factory=list)
+    of_loss: Mapping[int, LossTensor] = field(default_factory=dict)
     composed: bool = False
     kept: dict[fx.Node, int] = field(default_factory=dict)
 
@@ -115,6 +122,18 @@ class Notes:
     def parents(self) -> list[int]:
         """The caller of each scope."""
         return [scope.parent for scope in self.scopes]
+
+    def met(self, tensor: Tensor, known: str | None, graph: fx.Graph) -> str:
+        """Note a tensor from outside the model; gives it the name that is `known`, or a number."""
+        number = sum(name.startswith(UNNAMED) for name in self.literals)
+        name, taken = (
+            known or f"{UNNAMED}{number}",
+            {node.name for node in graph.find_nodes(op="placeholder")},
+        )
+        while name in taken:
+            name += "_"
+        self.literals[name] = tensor
+        return name
 
     def exchange(self, node: fx.Node, key: GradientKey) -> None:
         """Modules exchange a value, whose gradient is collected at `key`."""

@@ -286,7 +286,7 @@ class Session:
 
     def know(self, names: dict[int, str]) -> None:
         """Names for tensors that may turn up: attributes that are neither parameters nor buffers."""
-        self._known_tensors |= names
+        self._known_tensors = names | self._known_tensors
 
     # --- operations ----------------------------------------------------------------------------------
 
@@ -351,10 +351,7 @@ class Session:
     def met_tensor(self, tensor: Tensor) -> str:
         """Name a tensor that is neither an input nor state of the model."""
         self.branches.refuse_leaked(tensor)
-        literals = sum(name.startswith("c_lifted_tensor_") for name in self.notes.literals)
-        name = self._known_tensors.get(id(tensor), f"c_lifted_tensor_{literals}")
-        self.notes.literals[name] = tensor
-        return name
+        return self.notes.met(tensor, self._known_tensors.get(id(tensor)), self.recorder.graph)
 
     def made_of_numbers(self, name: str) -> None:
         """A tensor that the model made of numbers while it ran."""
