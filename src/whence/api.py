@@ -302,7 +302,8 @@ def capture(
     they compute is part of the program.
 
     `backward=False` records the forward; `True` also the backward, with one tangent input for every
-    differentiable output; a function of the outputs records the backward of the scalar it returns.
+    differentiable output; a function of the outputs records the backward of the scalar it returns. What that
+    function holds is state of the program, too, below `loss`: `loss.weight` is a parameter of a loss module.
     With `reuse`, a module that must do what an equal one did before is not run: what was recorded then is
     written once more, and `program.replay` says which, and why others had to run. The program is the same.
     `dynamic_shapes` says which sizes may vary, in torch.export's words: `Dim` (with bounds, `2 * dim`,

@@ -10,7 +10,9 @@ from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody, Compiler
 from whence.hierarchy.tree import Tree, TreeList, forward_as
 from whence.program import ModuleRecord, Program
+from whence.program.state import state_of_loss
 from whence.provenance import ROOT, ModulePath
+from whence.schema import InputKind
 
 _LISTS = frozenset({"Sequential", "ModuleList"})
 _CONTAINERS: dict[str, type[nn.Module]] = {
@@ -47,7 +49,7 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
     _sign(root)
     for record in program.modules:
         _order_children(made[record.path], record)
-    _add_constants(root, plan, state)
+    add_constants(root, program)
     _point_to_root(root, plan, made)
     return deepcopy(root) if copy else root
 
@@ -147,12 +149,27 @@ def _add_entry(module: nn.ParameterList | nn.ParameterDict, name: str, tensor: T
     )  # a list may hold other things than parameters between them
 
 
-def _add_constants(root: Tree, plan: Plan, state: dict[str, Tensor]) -> None:
-    """Tensors that no module holds live at the root, as plain attributes."""
-    held = {name for record in plan.program.modules for _, name in record.tensors}
-    for row in plan.program.signature.state:
-        if row.module is None and row.name in state and row.name not in held:
-            root.__dict__[row.path] = state[row.name]
+def add_constants(root: nn.Module, program: Program) -> None:
+    """Tensors that no module of the model holds live at the root, as plain attributes.
+
+    Those of a loss function are in a module that is no part of the hierarchy: the tree has the model's state.
+    """
+    held = {name for record in program.modules for _, name in record.tensors}
+    for row in program.signature.state:
+        if row.module is None and row.name in program.state and row.name not in held:
+            root.__dict__.setdefault(row.path, program.state[row.name])
+    for row in state_of_loss(program):
+        for path in row.attribute_paths:
+            _add_beside(root, path, program.state[row.name], row.kind)
+
+
+def _add_beside(root: nn.Module, path: ModulePath, tensor: Tensor, kind: InputKind) -> None:
+    holder = root
+    for segment in path.parent:
+        holder = holder.__dict__.setdefault(segment, nn.Module())
+    registers = {InputKind.PARAMETER: "_parameters", InputKind.BUFFER: "_buffers"}
+    register = holder.__dict__[registers[kind]] if kind in registers else holder.__dict__
+    register[path.name] = tensor
 
 
 def _point_to_root(root: Tree, plan: Plan, made: dict[ModulePath, nn.Module]) -> None:

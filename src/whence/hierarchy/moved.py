@@ -1,4 +1,4 @@
-"""State converted or moved since the capture: casts, constants and kernels in the graph are of before."""
+"""State that was converted or moved since the capture, whose casts and constants are in the graph."""
 
 from collections.abc import Iterable
 

@@ -16,7 +16,7 @@ from torch import nn
 from whence._torch.wrappers import seen_through
 from whence.errors import Fault, Place, UsageError
 from whence.hierarchy.captured import KEY, Captured, forward
-from whence.hierarchy.emit import calls_by_path
+from whence.hierarchy.emit import add_constants, calls_by_path
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody
 from whence.program import ModuleRecord, Program
@@ -49,7 +49,7 @@ def emit_onto(plan: Plan, model: object, *, copy: bool = False) -> nn.Module:
         _give_calls(made[id(module)], called.get(path, ()))
     root = made[id(given[ROOT])]
     _point_to_root(root, plan, {path: made[id(module)] for path, module in given.items()})
-    _add_constants(root, program)
+    add_constants(root, program)
     return deepcopy(root) if copy else root
 
 
@@ -162,14 +162,6 @@ def _give_calls(new: nn.Module, calls: tuple[CallBody, ...]) -> None:
     held: Captured = new.__dict__[KEY]
     held.calls = (*held.calls, *(call for call in calls if not call.is_recomputation))
     held.bodies.update({call.number: call for call in calls})
-
-
-def _add_constants(root: nn.Module, program: Program) -> None:
-    """Tensors that no module holds live at the root, as plain attributes."""
-    held = {name for record in program.modules for _, name in record.tensors}
-    for row in program.signature.state:
-        if row.module is None and row.name in program.state and row.name not in held:
-            root.__dict__.setdefault(row.path, program.state[row.name])
 
 
 def _point_to_root(root: nn.Module, plan: Plan, made: Mapping[ModulePath, nn.Module]) -> None:

@@ -152,7 +152,7 @@ def carries_gradient(value: Any) -> bool:
 def attribute_at(module: Any, path: Sequence[str]) -> Any:
     """What is at an attribute path; a module may hold state under a name that the tree uses itself."""
     for segment in path[:-1]:
-        module = module._modules[segment]
+        module = module._modules[segment] if segment in module._modules else getattr(module, segment)
     name = path[-1]
     if name in module._parameters:
         return module._parameters[name]

@@ -74,6 +74,13 @@ def _read(graph: fx.Graph, kind: str, target: str, name: str, before: fx.Node) -
     return node
 
 
+def state_of_loss(program: Program) -> tuple[Input, ...]:
+    """The state that no module of the model holds, and the loss function does."""
+    known = {record.path for record in program.modules}
+    rows = program.signature.state if program.loss_function is not None else ()
+    return tuple(row for row in rows if row.module is not None and row.module not in known)
+
+
 def bound_state(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The program's state with tensors of another model in place of the captured ones, by qualified name."""
     rows = [(row.name, (row.path, *row.aliases)) for row in program.signature.state]

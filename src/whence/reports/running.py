@@ -17,12 +17,14 @@ from whence._torch.trees import tree_flatten, tree_unflatten, whole_leaves, with
 from whence.hierarchy.composed import holder_of
 from whence.program import Program
 from whence.program.convention import whole_paths_of
+from whence.program.state import state_of_loss
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
 from whence.tracing.modules import modules_restored
 from whence.tracing.subject import Subject, plain_tensors, state_tensors
 
 SEED = 20
+_STATE = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def same_start(
     """
     modules = list(subject.named_modules())
     rows = state_tensors(subject)
-    tensors = [row.tensor for row in rows]
+    tensors = [*(row.tensor for row in rows), *(held for held in constants if held.is_leaf)]
     plain = [*(row.tensor for row in plain_tensors(rows)), *constants]
     before = [(tensor, tensor.grad, tensor.requires_grad) for tensor in tensors]
     numbers = [(tensor, tensor.detach().clone()) for tensor in plain]
@@ -99,7 +101,9 @@ def run_eager(program: Program, subject: Subject, args: Any, kwargs: Any, *, tol
     with asked, compiled_functions_run_eagerly(spares_operators=True):
         result = subject.call(*args, **kwargs)
         loss = None if program.loss_function is None else program.loss_function(result)
-    tensors = {str(path): row.tensor for row in state_tensors(subject) for path in row.paths}
+    beside = ((row, program.state[row.name]) for row in state_of_loss(program) if row.kind in _STATE)
+    tensors = {path: held for row, held in beside for path in (row.path, *row.aliases)}
+    tensors |= {str(path): row.tensor for row in state_tensors(subject) for path in row.paths}
     return _finish(program, (args, kwargs), result, loss, tensors)
 
 
@@ -113,8 +117,7 @@ def run_module(module: nn.Module, program: Program, args: Any, kwargs: Any) -> R
 
 
 def _paths(program: Program) -> list[str]:
-    kinds = (InputKind.PARAMETER, InputKind.BUFFER)
-    rows = [row for row in program.signature.state if row.kind in kinds]
+    rows = [row for row in program.signature.state if row.kind in _STATE]
     names = {row.name for row in rows}
     found = [(row.path, *row.aliases) for row in rows if row.part is None]
     found += [(whole.path, *whole.aliases) for whole in program.wholes if names & {*whole.parts}]

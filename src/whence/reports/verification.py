@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whence import hierarchy
 from whence.program import Program
-from whence.program.state import bound_state
+from whence.program.state import bound_state, state_of_loss
 from whence.reports.comparing import Comparison, compare
 from whence.reports.divergence import first_divergence
 from whence.reports.running import run_eager, run_module, same_start
@@ -69,6 +69,7 @@ def verify(
     program.convention.flatten(*inputs)
     bound = program.with_changes(state=bound_state(program, tensors_by_name(subject)))
     names = [row.name for row in bound.signature.state if row.kind is InputKind.CONSTANT]
+    names += [row.name for row in state_of_loss(bound) if row.name not in names]
     constants = tuple(bound.state[name] for name in names if name in bound.state)
     run = partial(_run, subject, inputs, constants)
     eager = run(lambda given: run_eager(program, subject, *given))

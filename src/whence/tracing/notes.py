@@ -18,6 +18,7 @@ from whence.program import Structure
 from whence.provenance import CallSite, Source
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
+from whence.tracing.loss_state import LossTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ class Step:
     scopes: tuple[tuple[int, ...], ...] | None = None
 
 
-_LIFTED = "c_lifted_tensor_"
+UNNAMED = "c_lifted_tensor_"
+"""How placeholders of tensors begin that nobody has a name for."""
 
 
 @dataclass
@@ -90,7 +92,8 @@ class Notes:
     """Everything written down in one capture.
 
     `inputs` says of placeholders what they are. `literals` are tensors from outside the model by the names of
-    their placeholders, `made` those among them that the model made of numbers while it ran. `composed` is
+    their placeholders, `made` those among them that the model made of numbers while it ran, and `of_loss`
+    says by identity what the loss function holds. `composed` is
     true once an operation got a tensor that is made of others. `kept` are the operations that put a gradient
     into the `.grad` of a leaf, each with the identity of that. `keys` says where the gradients of values that
     modules exchange are collected, and `exchanged` are all of those places.
@@ -112,6 +115,7 @@ class Notes:
     draws: list[fx.Node] = field(default_factory=list)
     redraws: dict[fx.Node, fx.Node | None] = field(default_factory=dict)
     unpacked: list[fx.Node] = field(default_factory=list)
+    of_loss: Mapping[int, LossTensor] = field(default_factory=dict)
     composed: bool = False
     kept: dict[fx.Node, int] = field(default_factory=dict)
 
@@ -127,8 +131,8 @@ class Notes:
 
     def literal(self, wanted: str | None, tensor: Tensor) -> str:
         """Note a tensor from outside the model, under a name that no other input has."""
-        numbered = sum(name.startswith(_LIFTED) for name in self.literals)
-        first = wanted or f"{_LIFTED}{numbered}"
+        numbered = sum(name.startswith(UNNAMED) for name in self.literals)
+        first = wanted or f"{UNNAMED}{numbered}"
         names = chain([first], (f"{first}_{number}" for number in count(1)))
         name = next(name for name in names if not self._is_taken(name))
         self.literals[name] = tensor

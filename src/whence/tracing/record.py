@@ -34,6 +34,7 @@ from whence.tracing.given_containers import containers_in, refuse_changes
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.kinds import refuse_kinds
 from whence.tracing.left import Values
+from whence.tracing.loss_state import tensors_of_loss
 from whence.tracing.modules import Lines, changes_reported, kept_of, reassigned_buffers, way_back
 from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.prepared import Prepared, fake_arguments, wholes_of_arguments, wholes_of_state
@@ -266,6 +267,8 @@ def run_subject(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...
 
 
 def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
+    session.notes.of_loss = tensors_of_loss(loss_function, session.subject)
+    session.know({key: held.name for key, held in session.notes.of_loss.items()})
     with session.blaming("the loss function"):
         loss = loss_function(result)
     begins = beginning_of(loss_function)

@@ -289,7 +289,7 @@ class Session:
 
     def know(self, names: dict[int, str]) -> None:
         """Names for tensors that may turn up: attributes that are neither parameters nor buffers."""
-        self._known_tensors |= names
+        self._known_tensors = names | self._known_tensors
 
     # --- operations ----------------------------------------------------------------------------------
 

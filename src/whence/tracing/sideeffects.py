@@ -126,7 +126,7 @@ def take_out_kept(session: Session) -> None:
         raise _kept(session.subject, names, holders)
     warnings.warn(
         f"an object, a global or a cache kept tensors of the capture: {names}; they are removed. A "
-        "captured program does not repeat that: return them; where they fill a cache, run the model before the capture",
+        "captured program does not repeat that: return them; a cache is filled by running the model before",
         stacklevel=4,
     )
 

@@ -85,14 +85,15 @@ def subject_of(model: object) -> Subject:
     """Look at what the caller wants captured; raises `NotCallable`, naming all that stands against it."""
     if is_scripted(model):
         raise NotCallable.of([_scripted(model, ROOT)])
-    subject = _subject_of(model)
+    subject = subject_unchecked(model)
     faults = [fault for path, root in subject.roots for fault in _scripted_within(path, root)]
     if faults:
         raise NotCallable.of(faults)
     return subject
 
 
-def _subject_of(model: object) -> Subject:
+def subject_unchecked(model: object) -> Subject:
+    """The same, whatever kinds of modules are inside."""
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise NotCallable(f"{model.__name__} is a class", remedy=f"pass an instance: {model.__name__}(...)")
     if isinstance(model, nn.Module):
@@ -187,17 +188,30 @@ def _signature(call: Callable[..., Any]) -> inspect.Signature | None:
 
 def _modules_around(function: Callable[..., Any]) -> Iterator[tuple[ModulePath, nn.Module]]:
     """Modules a callable names: in its closure, globals and attributes, or among a partial's arguments."""
-    if isinstance(function, functools.partial):
-        held = {**{f"args_{i}": value for i, value in enumerate(function.args)}, **function.keywords}
-        yield from _modules_in(held, ROOT)
-        yield from _modules_around(function.func)
-    elif isinstance(function, nn.Module):
+    while isinstance(function, functools.partial):
+        yield from _modules_in(_arguments_of(function), ROOT)
+        function = function.func
+    if isinstance(function, nn.Module):
         yield ROOT, seen_through(function)
-    elif inspect.isfunction(inspect.unwrap(function)):
+        return
+    for held in held_around(function):
+        yield from _modules_in(held, ROOT)
+
+
+def _arguments_of(function: "functools.partial[Any]") -> dict[str, Any]:
+    return {**{f"args_{i}": value for i, value in enumerate(function.args)}, **function.keywords}
+
+
+def held_around(function: Callable[..., Any]) -> Iterator[Mapping[str, Any]]:
+    """What a callable names: in its closure, globals and attributes, or among a partial's arguments."""
+    while isinstance(function, functools.partial):
+        yield _arguments_of(function)
+        function = function.func
+    if inspect.isfunction(inspect.unwrap(function)):
         scope = inspect.getclosurevars(inspect.unwrap(function))
-        yield from _modules_in({**scope.globals, **scope.nonlocals}, ROOT)
+        yield {**scope.globals, **scope.nonlocals}
     elif hasattr(function, "__dict__"):
-        yield from _modules_in(vars(function), ROOT)
+        yield vars(function)
 
 
 def _modules_in(names: Mapping[str, Any], path: ModulePath) -> Iterator[tuple[ModulePath, nn.Module]]:

@@ -13,6 +13,8 @@ from whence.program.naming import state_name
 from whence.schema import InputKind, OutputKind
 from whence.tracing.composed import Composed
 from whence.tracing.example import Example
+from whence.tracing.loss_state import LossTensor
+from whence.tracing.notes import UNNAMED
 from whence.tracing.record import Recorded
 from whence.tracing.subject import StateTensor, Subject, attribute_names, loose_tensors
 
@@ -95,7 +97,12 @@ def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
         for access, tensor in plain_parts(value)
         if access
     }
+    of_loss = recorded.session.notes.of_loss
     for name, tensor in recorded.session.notes.literals.items():
+        held = of_loss.get(id(tensor))
+        if held is not None and not name.startswith(UNNAMED):
+            yield _loss_row(name, held, nodes[name])
+            continue
         path, owner = named.get(id(tensor), (None, None))
         yield Input(
             name=name,
@@ -106,6 +113,19 @@ def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
             value=nodes[name].meta["val"],
             part=parts.get(id(tensor)),
         )
+
+
+def _loss_row(name: str, held: LossTensor, node: fx.Node) -> Input:
+    first, *others = held.paths
+    return Input(
+        name=name,
+        kind=held.kind,
+        path=str(first),
+        aliases=tuple(map(str, others)),
+        module=first.parent,
+        module_type=held.owner,
+        value=node.meta["val"],
+    )
 
 
 def _loss_rows(values: Values) -> Iterator[tuple[Output, Any]]:
