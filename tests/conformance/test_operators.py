@@ -1,0 +1,63 @@
+"""Every operator in PyTorch's own table, forward and joint, in place and not, against eager bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.common_methods_invocations import op_db
+
+from tests.conformance.exceptions import OPERATORS, expected_of
+from tests.conformance.running import SEEDED, Case, modules_that_seed, spread, swept, unseeded
+
+SAMPLES = 3
+DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
+"""The first that an operator takes is the one it is run with."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+def named(info: Any) -> str:
+    """The operator, and which of its variants."""
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
+
+
+def dtype_of(info: Any) -> torch.dtype | None:
+    """What an operator is run with; None for those that the CPU has no kernel for."""
+    supported = info.supported_dtypes("cpu")
+    return next((dtype for dtype in (*DTYPES, *sorted(supported, key=str)) if dtype in supported), None)
+
+
+def cases(info: Any, seed: int) -> Iterator[Case]:
+    """Some of PyTorch's examples of an operator, each also in place where it has such a form."""
+    dtype = dtype_of(info)
+    if dtype is None:
+        return
+    grad = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    torch.manual_seed(seed)
+    for at, sample in enumerate(spread(list(info.sample_inputs("cpu", dtype, requires_grad=grad)), SAMPLES)):
+        args = (sample.input, *sample.args)
+        yield Case(f"sample {at}", info.op, args, sample.kwargs, grad)
+        if (
+            info.inplace_variant is not None
+            and isinstance(sample.input, Tensor)
+            and not sample.broadcasts_input
+        ):
+            yield Case(f"sample {at} in place", in_place(info.inplace_variant), args, sample.kwargs, grad)
+
+
+def in_place(variant: Any) -> Any:
+    """Writes to a copy: eager writes to no leaf that requires a gradient."""
+    return lambda given, *args, **kwargs: variant(given.clone(), *args, **kwargs)
+
+
+@pytest.mark.parametrize("info", op_db, ids=named)
+def test_operator(info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator is captured with every bit of eager's, or is in the table of exceptions with its reason."""
+    for module in modules_that_seed():
+        monkeypatch.setattr(module, SEEDED, unseeded)
+    found = swept(cases(info, seed=0))
+    assert set(found.values()) == expected_of(OPERATORS, named(info)), found
