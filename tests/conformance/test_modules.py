@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.testing._internal.common_modules import module_db
 
 from tests.conformance.exceptions import MODULES, expected_of
@@ -25,6 +26,8 @@ def cases(info: Any) -> Iterator[Case]:
             made, given = example.constructor_input, example.forward_input
             module = info.module_cls(*made.args, **made.kwargs).train(training)
             if given is not None:
+                if isinstance(module, LazyModuleMixin):
+                    module(*given.args, **given.kwargs)
                 name = f"example {at} in {'training' if training else 'evaluation'}"
                 yield Case(name, module, given.args, given.kwargs, differentiated=True)
 
