@@ -317,3 +317,12 @@ def test_tensors_from_outside_that_are_written_are_as_before() -> None:
     program = whence.capture(model, (x,))
     assert program.verify(model, (x,)).ok
     assert torch.equal(total, torch.zeros(3))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_small_complex_numbers_are_compared() -> None:
+    """PyTorch itself has no comparison for them."""
+    x = torch.randn(3, dtype=torch.complex64)
+    program = whence.capture(lambda x: x.to(torch.complex32), (x,))
+    assert program.verify(lambda x: x.to(torch.complex32), (x,)).ok
+    assert not program.verify(lambda x: (x * 2).to(torch.complex32), (x,)).ok

@@ -66,3 +66,12 @@ def test_error_in_the_loss_is_not_blamed_on_a_module() -> None:
     with pytest.raises(whence.DataDependent) as caught:
         whence.capture(Doing(linear), (X,), backward=lambda output: output.sum() * output.sum().item())
     assert "in module" not in str(caught.value)
+
+
+@pytest.mark.parametrize("loss", [True, lambda output: output.to_dense().sum()])
+def test_sparse_result_that_requires_a_gradient(loss: object) -> None:
+    """Its gradient may come sparse or dense: a joint program refuses it, a forward program takes either."""
+    x = torch.rand(2, 4, requires_grad=True)
+    with pytest.raises(whence.errors.UnsupportedInput, match="returns a sparse_coo tensor"):
+        whence.capture(torch.Tensor.to_sparse, (x,), backward=loss)  # type: ignore[arg-type]
+    assert whence.capture(torch.Tensor.to_sparse, (x,)).verify(torch.Tensor.to_sparse, (x,)).ok

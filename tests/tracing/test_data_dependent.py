@@ -181,3 +181,11 @@ def test_a_jagged_tensor_inside_needs_sizes() -> None:
     for backward in (False, True):
         program = whence.capture(model, inputs, backward=backward, dynamic_shapes={})
         assert program.verify(model, inputs).ok
+
+
+def test_kernel_that_looks_at_memory() -> None:
+    """A kernel in C++ that reads a fake tensor is named by its line, not by PyTorch's words about memory."""
+    model = Doing(lambda m, x: torch.tensor_split(x, torch.tensor([1, 2])))
+    with pytest.raises(whence.errors.DataDependent, match="looks at the numbers of a tensor") as caught:
+        whence.capture(model, (torch.ones(4),))
+    assert "test_data_dependent.py" in str(caught.value.where.line)

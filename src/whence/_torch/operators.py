@@ -170,6 +170,18 @@ def brings_derivative(target: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "Autograd")
 
 
+def differentiated_by_result(node: fx.Node) -> bool:
+    """Whether a write in place has another derivative than its functional twin, or one with other last bits.
+
+    It is computed from what was written. Of `threshold_` that is another one only where what it writes is
+    above the threshold.
+    """
+    if node.target is aten.threshold_.default:
+        _, threshold, value = node.args
+        return value > threshold  # type: ignore[operator]
+    return node.target in (aten.elu_.default, aten.celu_.default)
+
+
 @cache
 def functional_twin(target: OpOverload) -> OpOverload | None:
     """The operator that computes what `target` writes, and writes nothing; None if there is none.

@@ -75,6 +75,8 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
         return False
     if left.layout != torch.strided:
         left, right = left.to_dense(), right.to_dense()
+    if left.dtype is torch.complex32:  # PyTorch compares none
+        left, right = left.to(torch.complex64), right.to(torch.complex64)
     if torch.equal(left, right):
         return True
     if not left.is_floating_point() and not left.is_complex():

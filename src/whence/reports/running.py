@@ -187,5 +187,11 @@ def _differentiate(leaves: Sequence[Any], loss: Tensor | None) -> None:
 def _drawn(like: Tensor, generator: torch.Generator) -> Any:
     parts, spec = tree_flatten(like)
     numbers = [torch.randn(part.shape, generator=generator, dtype=torch.float32) for part in parts]
-    pairs = zip(parts, numbers, strict=True)
-    return tree_unflatten([torch.empty_like(part).copy_(drawn) for part, drawn in pairs], spec)
+    return tree_unflatten([_laid_out(*pair) for pair in zip(parts, numbers, strict=True)], spec)
+
+
+def _laid_out(part: Tensor, drawn: Tensor) -> Tensor:
+    """Numbers in the memory layout of a tensor; for a sparse one dense numbers, which autograd takes, too."""
+    if part.layout is not torch.strided:
+        return drawn.to(part.dtype)
+    return torch.empty_like(part).copy_(drawn)

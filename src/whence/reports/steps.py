@@ -19,6 +19,7 @@ from whence.program import Program
 from whence.reports.bound import Bound, Check
 from whence.reports.comparing import compare
 from whence.reports.running import Run, arguments_by_path, each, outputs_by_name, same_start
+from whence.reports.uninitialised import uninitialised_reads
 from whence.reports.verification import Verification
 from whence.tracing.kinds import refuse_uninitialised
 from whence.tracing.steps.optimizer import Optimizing, optimizer_restored, optimizing
@@ -38,13 +39,15 @@ def verify_step(
     optimizer = step.optimizer if optimizer is None else optimizer
     _refuse_others(program, subject, optimizer)
     program.convention.flatten(*inputs)
-    bound = Bound(program, model, optimizer, check)
     found = optimizing(subject, optimizer)
-    eager = _run(program, subject, found, inputs, step.call)
-    captured = _run(program, subject, found, inputs, bound)
-    rows = compare(eager, captured)
+
+    def run_program(program: Program) -> Run:
+        return _run(program, subject, found, inputs, Bound(program, model, optimizer, check))
+
+    eager, captured = _run(program, subject, found, inputs, step.call), run_program(program)
+    rows, uninitialised = compare(eager, captured), uninitialised_reads(program, run_program)
     if all(row.equal for row in rows):
-        return Verification(rows)
+        return Verification(rows, uninitialised=uninitialised)
     told = None
     if program.asked:
         with compiling_on_this_thread(lambda: False, is_stepping):
@@ -53,6 +56,7 @@ def verify_step(
         rows,
         asked=tuple(map(str, program.asked)),
         explained=told is not None and all(row.equal for row in compare(told, captured)),
+        uninitialised=uninitialised,
     )
 
 

@@ -16,7 +16,8 @@ from whence.program import Program
 from whence.program.state import bound_state, state_of_loss
 from whence.reports.comparing import Comparison, compare
 from whence.reports.divergence import first_divergence
-from whence.reports.running import run_eager, run_module, same_start
+from whence.reports.running import Run, run_eager, run_module, same_start
+from whence.reports.uninitialised import uninitialised_reads
 from whence.schema import InputKind
 from whence.tracing.kinds import refuse_uninitialised
 from whence.tracing.subject import Subject, subject_of, tensors_by_name
@@ -29,12 +30,15 @@ class Verification:
     `divergence` names the first module call whose result differs. `asked` are the lines where the model
     asked whether it is being compiled; `explained` is true when the program equals eager bit for bit once
     eager is told that it is: the difference is then the model's own choice. It never makes `ok` true.
+    `uninitialised` says where memory of `torch.empty` is read before anybody wrote it, and what that reaches:
+    eager itself gives other numbers there in every run.
     """
 
     rows: tuple[Comparison, ...]
     divergence: str | None = None
     asked: tuple[str, ...] = ()
     explained: bool = False
+    uninitialised: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -49,6 +53,7 @@ class Verification:
             "divergence": self.divergence,
             "asked": list(self.asked),
             "explained": self.explained,
+            "uninitialised": list(self.uninitialised),
         }
 
     def __str__(self) -> str:
@@ -73,10 +78,16 @@ def verify(
     constants = tuple(bound.state[name] for name in names if name in bound.state)
     run = partial(_run, subject, inputs, constants)
     eager = run(lambda given: run_eager(program, subject, *given))
-    captured = run(lambda given: run_module(hierarchy.flat_module(bound), bound, *given))
+
+    def run_program(bound: Program) -> Run:
+        found: Run = run(lambda given: run_module(hierarchy.flat_module(bound), bound, *given))
+        return found
+
+    captured = run_program(bound)
     rows = compare(eager, captured)
+    uninitialised = uninitialised_reads(bound, run_program)
     if all(row.equal for row in rows):
-        return Verification(rows)
+        return Verification(rows, uninitialised=uninitialised)
     may_ask = program.asked or program.is_foreign or program.wanted.strict  # nobody noted what others trace
     told = run(lambda given: run_eager(program, subject, *given, told=True)) if may_ask else None
     return Verification(
@@ -84,6 +95,7 @@ def verify(
         divergence=run(lambda given: first_divergence(bound, subject, *given)),
         asked=tuple(map(str, program.asked)),
         explained=told is not None and all(row.equal for row in compare(told, captured)),
+        uninitialised=uninitialised,
     )
 
 
@@ -110,6 +122,9 @@ def _lines(result: Verification) -> Sequence[str]:
         outcome = "equal, bit for bit" if result.explained else "still different"
         lines += [f"the model asks whether it is being compiled; eager that is told so is {outcome}:"]
         lines += [f"  {line}" for line in result.asked[:5]]
+    if result.uninitialised:
+        lines.append("memory of torch.empty is read before it is written, and is other numbers in every run:")
+        lines += [f"  {line}" for line in result.uninitialised[:5]]
     return [*lines, _verdict(result)]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from whence._torch.autograd import history_of
 from whence._torch.derivatives import weigh_as_eager
 from whence._torch.graphs import graph_module
-from whence._torch.operators import reads_memory
+from whence._torch.operators import differentiated_by_result, reads_memory, short_name
 from whence._torch.tensors import autocast_state
 from whence.program import (
     Absent,
@@ -99,7 +99,7 @@ def assemble(
         seed=_seed_name(recorded),
         entry=int(subject.is_module),
         adjoints=_renamed_adjoints(exchanged.adjoints, names),
-        opaque=_opaque(opaque, recorded, graph),
+        opaque=_opaque(opaque, recorded, functional),
         straight_through=straight
         | {node.name for node in functional.straight if not recorded.backward.roots},
         asked=tuple(session.notes.asked),
@@ -284,24 +284,31 @@ def _others(scope: Scope, names: CallNames) -> tuple[ModulePath, ...]:
     return tuple(name for name in names.names_of(scope.module) if name != scope.site.path)
 
 
-def _opaque(functions: Mapping[int, str], recorded: Recorded, graph: fx.Graph) -> tuple[str, ...]:
+def _opaque(functions: Mapping[int, str], recorded: Recorded, functional: Functional) -> tuple[str, ...]:
     """What a forward-only program ran and autograd cannot repeat from it.
 
     A backward pass inside the model that is differentiated again unpacks saved results as detached tensors;
     autograd remembers where they came from, and the graph does not. The derivative of functional rrelu reads
-    the noise before it was drawn, and that of `as_strided_scatter` keeps only the written region. A tensor
-    that is made of others is differentiated as one, whatever its class does with the others. Hooks on what
-    autograd saves may give it something else back.
+    the noise before it was drawn, and that of `as_strided_scatter` keeps only the written region. Some
+    derivatives are computed from the result in place, with other numbers. A tensor that is made of others is
+    differentiated as one, whatever its class does with the others. Hooks on what autograd saves may give it
+    something else back.
     """
     if recorded.backward.roots:
         return ()
     notes = recorded.session.notes
     unpacked = any(node.users for node in notes.unpacked)
+    nodes = list(functional.graph.nodes)
     reasons = {
         "a backward pass inside the model": unpacked,
-        "rrelu in training": any(node.target is _RRELU for node in graph.nodes),
-        "a write through as_strided": any(node.target is _SCATTER for node in graph.nodes),
+        "rrelu in training": any(node.target is _RRELU for node in nodes),
+        "a write through as_strided": any(node.target is _SCATTER for node in nodes),
         OPAQUE: notes.composed,
+    }
+    reasons |= {
+        f"{short_name(source.target)} (its derivative in place is another one)": True
+        for node in nodes
+        if (source := functional.sources.get(node)) is not None and differentiated_by_result(source)
     }
     named = [f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())]
     return (

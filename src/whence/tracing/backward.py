@@ -68,6 +68,7 @@ def differentiate(
             why="no parameter, buffer, input or tensor from outside does",
             remedy="check requires_grad of the parameters, or capture the forward only",
         )
+    _refuse_sparse(outputs)
     session.phase = Phase.BACKWARD
     session.arrived.clear()
     starts = _starts(session, outputs) if loss is None else [_start_of(session, loss)]
@@ -75,6 +76,19 @@ def differentiate(
     with session.blaming("the backward"):
         gradients = _gradients(session, starts, wanted)
     return _finished(session, starts, wanted, gradients, None if loss is None else session.known(loss))
+
+
+def _refuse_sparse(outputs: Sequence[Any]) -> None:
+    tensors = (output for output in outputs if isinstance(output, Tensor))
+    sparse = [
+        output.layout for output in tensors if output.layout is not torch.strided and output.requires_grad
+    ]
+    if sparse:
+        raise UnsupportedInput(
+            f"the model returns a {str(sparse[0]).removeprefix('torch.')} tensor that requires a gradient",
+            why="that gradient may be sparse or not, and a captured backward would have to know",
+            remedy="return it dense, x.to_dense(), or capture the forward only",
+        )
 
 
 def _gradients(

@@ -85,8 +85,20 @@ def data_dependent(
     )
 
 
+_UNALLOCATED = "its data is not allocated yet"
+"""What a C++ kernel says that looks at the memory of a fake tensor."""
+
+
 def refused_size(error: RuntimeError, where: Place) -> DataDependent | None:
-    """The error for what PyTorch could not do without knowing a size; None where it is another error."""
+    """The error for what PyTorch could not do without knowing a size, or what lies in the memory of a tensor;
+    None where it is another error."""
+    if _UNALLOCATED in str(error):
+        return DataDependent(
+            "a kernel looks at the numbers of a tensor while it decides what to do",
+            where=where,
+            why="a capture runs on fake tensors, shapes without numbers",
+            remedy="pass a Python number, or a list of them, in the place of that tensor",
+        )
     if isinstance(error, RaggedSize):
         return DataDependent(
             "the model makes a jagged tensor, whose rows have lengths that come from data",

@@ -1,0 +1,62 @@
+"""Line 12 of issue 16: activations in place whose derivative is computed from what they wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import whence
+from tests.checks import verified
+
+Body = Callable[[Tensor], Tensor]
+
+OTHERS: dict[str, Body] = {
+    "elu_": F.elu_,
+    "celu_": F.celu_,
+    "selu_": F.selu_,
+    "threshold_": lambda x: F.threshold_(x, 0.1, 20),
+}
+"""In place they have another derivative, or other last bits, than out of place."""
+ALIKE: dict[str, Body] = {
+    "leaky_relu_": F.leaky_relu_,
+    "threshold_": lambda x: F.threshold_(x, 0.1, -1),
+    "hardtanh_": F.hardtanh_,
+    "elu": F.elu,
+}
+
+
+def scaled(body: Body) -> nn.Module:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return body(x * 2)
+
+    return Scaled()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("seed", range(5))
+def test_joint_program(name: str, seed: int) -> None:
+    """The recorded derivative is the one in place."""
+    x = torch.randn(60, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    verified(scaled(OTHERS[name]), x, backward=True)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_forward_program_is_not_differentiated(name: str) -> None:
+    """Autograd would take the other derivative: refused by name, and the numbers are eager's."""
+    x = torch.randn(60, requires_grad=True)
+    program = verified(scaled(OTHERS[name]), x)
+    for module in (program.module(), program.unflatten()):
+        with pytest.raises(whence.errors.NotDifferentiable, match=r"ran \w+_ \(its derivative in place"):
+            module(x).sum().backward()
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_forward_program_is_differentiated(name: str) -> None:
+    """Where both derivatives are the same numbers, autograd takes the one that there is."""
+    x = torch.randn(60, requires_grad=True)
+    assert verified(scaled(ALIKE[name]), x).opaque == ()
