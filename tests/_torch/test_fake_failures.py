@@ -43,7 +43,7 @@ def test_failure_of_fake_tensors(work: Callable[[Tensor], object]) -> None:
         lambda fake: torch.nn.functional.linear(fake, torch.ones(5, 5)),
         lambda fake: fake[7],
         lambda fake: fake.nothing,
-        lambda fake: {}["key"],
+        lambda fake: {"other": fake}["key"],
     ],
     ids=["sizes", "weight", "index", "attribute", "own"],
 )

@@ -138,7 +138,8 @@ def clash_between_constants() -> whence.Program:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.scale_by, self.scale = torch.ones(4), nn.Module()
+            self.scale_by = torch.ones(4)
+            self.scale: Any = nn.Identity()
             self.scale.by = torch.full((5, 4), 2.0)
 
         def forward(self, c_scale_by: Tensor) -> Tensor:

@@ -5,6 +5,7 @@
 
 import os
 from pathlib import Path
+from traceback import walk_tb
 
 import torch
 
@@ -20,7 +21,6 @@ def is_of_fake_tensors(error: BaseException) -> bool:
     """
     if not isinstance(error, Exception):
         return False
-    trace, file = error.__traceback__, ""
-    while trace is not None:
-        trace, file = trace.tb_next, trace.tb_frame.f_code.co_filename
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    file = frames[-1].f_code.co_filename if frames else ""
     return file.startswith(_MACHINERY) or any(text in str(error) for text in _BROKEN)

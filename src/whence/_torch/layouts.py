@@ -40,14 +40,14 @@ def _as_on_meta(func: Any) -> Rule:
 
     def laid_out(args: tuple[Any, ...], result: Tensor) -> Tensor:
         given = [arg for arg in args if isinstance(arg, Tensor)]
-        if 1 not in result.shape or all(map(_is_dense, given)) or any(map(has_open_sizes, (result, *given))):
+        if any(map(has_open_sizes, (result, *given))) or 1 not in result.shape or all(map(_is_dense, given)):
             return result
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
             strides = func(*map(_on_meta, args)).stride()
         if strides == result.stride():
             return result
         if storage_of(result) == storage_of(args[0]):
-            return aten.as_strided.default(args[0], result.shape, strides, result.storage_offset())
+            return args[0].as_strided(result.shape, strides, result.storage_offset())  # type: ignore[no-any-return]
         return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
 
     return laid_out
