@@ -16,7 +16,6 @@ from whence.errors import (
     CallError,
     CaptureError,
     DataDependent,
-    Fault,
     InputMismatch,
     InvalidLoss,
     InvalidShapes,
@@ -63,6 +62,7 @@ from whence.reports.validity import check, check_inputs, guarded, guards_for
 from whence.reports.verification import Verification, verify
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
 from whence.tracing.caches import register_caches
+from whence.tracing.options import option_faults
 from whence.tracing.turns import without_collection
 
 M = TypeVar("M", bound=nn.Module)
@@ -323,11 +323,7 @@ def capture(
     a capture was running.
     """
     patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
-    if faults := [
-        *_backward_faults(backward),
-        *view_faults(state),
-        *_preserve_faults(strict, bool(backward), patterns),
-    ]:
+    if faults := [*option_faults(backward, strict, patterns), *view_faults(state)]:
         raise UsageError.of(faults)
 
     given = tracing.Given(args, kwargs, dynamic_shapes, patterns)
@@ -348,21 +344,6 @@ def _traced(run: Callable[[], tuple[_Program, Observed]]) -> Program:
         return program.with_changes(guards=guards_for(program, observed, run))
 
     return copy_context().run(without_collection, captured)
-
-
-def _backward_faults(backward: object) -> list[Fault]:
-    if isinstance(backward, bool) or callable(backward):
-        return []
-    remedy = "use False, True or a function of the outputs"
-    return [Fault(f"backward cannot be {backward!r}", remedy=remedy)]
-
-
-def _preserve_faults(strict: bool, joint: bool, patterns: tuple[str, ...]) -> list[Fault]:
-    if not (strict and joint and patterns):
-        return []
-    why = "the backward is traced from the modules of the strict program, which pass flat values"
-    remedy = "capture with strict=False, or the forward alone"
-    return [Fault("preserve_calls does not work with strict=True and a backward", why=why, remedy=remedy)]
 
 
 def from_exported_program(exported: ExportedProgram) -> Program:
