@@ -4,10 +4,11 @@
 their containers in; `optree` or `torch.utils.pytree` would not see those registrations.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils import _pytree
 from torch.utils._pytree import (
     SUPPORTED_NODES,
@@ -19,7 +20,6 @@ from torch.utils._pytree import (
     _get_node_type,
     register_pytree_node,
     tree_map_only,
-    tree_unflatten,
 )
 
 from whence._torch.composed import is_composed, plain_parts, taken_apart
@@ -49,6 +49,24 @@ def tree_flatten(value: Any) -> tuple[list[Any], TreeSpec]:
     if not any(map(is_composed, leaves)):
         return leaves, spec
     return _pytree.tree_flatten(tree_unflatten([*map(taken_apart, leaves)], spec))
+
+
+def tree_unflatten(leaves: Iterable[Any], spec: TreeSpec) -> Any:
+    """The value with these leaves; a `torch.Size` comes back as one, which PyTorch makes a tuple of."""
+    return _built(iter(leaves), spec) if _holds_sizes(spec) else _pytree.tree_unflatten(leaves, spec)
+
+
+def _holds_sizes(spec: TreeSpec) -> bool:
+    return spec.type is torch.Size or any(map(_holds_sizes, spec.children()))
+
+
+def _built(leaves: Iterator[Any], spec: TreeSpec) -> Any:
+    if spec.is_leaf():
+        return next(leaves)
+    children = [_built(leaves, child) for child in spec.children()]
+    if spec.type is torch.Size and all(isinstance(child, int | torch.SymInt) for child in children):
+        return torch.Size(children)
+    return SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
 
 
 def tree_flatten_with_path(value: Any) -> tuple[list[tuple[KeyPath, Any]], TreeSpec]:

@@ -9,9 +9,10 @@ from torch import Tensor, fx
 from whence._torch.autograd import gradient_key
 from whence._torch.composed import is_composed, plain_parts
 from whence._torch.trees import whole_leaves, with_whole_leaves
+from whence.errors import Fault, UnsupportedInput
 from whence.tracing.composed import Composed
 from whence.tracing.example import Example
-from whence.tracing.subject import StateTensor
+from whence.tracing.subject import StateTensor, Subject, plain_tensors
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,23 @@ class Prepared:
         ]
         unique = {id(tensor): (tensor, node) for tensor, node in reversed([*state, *user])}
         return [pair for pair in reversed(unique.values()) if gradient_key(pair[0]) is not None]
+
+
+def refuse_own_parameters(subject: Subject, example: Example) -> None:
+    """Raise `UnsupportedInput` for arguments that are parameters of the model, which are differentiated."""
+    held = {id(row.tensor): row for row in plain_tensors(subject.state) if row.tensor.requires_grad}
+    faults = [
+        Fault(
+            f"{path} is the model's own {held[id(leaf)].paths[0]}",
+            subject.place,
+            why="its gradient is the sum of what arrives for both, in an order that two inputs do not have",
+            remedy="let the model read it from itself; or pass a copy, and add its gradient yourself",
+        )
+        for path, leaf in zip(example.paths, example.leaves, strict=True)
+        if id(leaf) in held
+    ]
+    if faults:
+        raise UnsupportedInput.of(faults)
 
 
 def fake_arguments(

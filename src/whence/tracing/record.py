@@ -37,7 +37,13 @@ from whence.tracing.left import Values
 from whence.tracing.loss_state import tensors_of_loss
 from whence.tracing.modules import Lines, changes_reported, kept_of, reassigned_buffers, way_back
 from whence.tracing.partial import keeping_what_was_recorded
-from whence.tracing.prepared import Prepared, fake_arguments, wholes_of_arguments, wholes_of_state
+from whence.tracing.prepared import (
+    Prepared,
+    fake_arguments,
+    refuse_own_parameters,
+    wholes_of_arguments,
+    wholes_of_state,
+)
 from whence.tracing.replay.rehearsing import rehearsed
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.session import Session
@@ -144,6 +150,8 @@ def listening(session: Session, observer: CallObserver) -> Iterator[None]:
 
 def _recorded(session: Session, example: Example, backward: bool | Loss) -> Recorded:
     subject = session.subject
+    if backward:
+        refuse_own_parameters(subject, example)
     with ExitStack() as active:
         prepared = prepare(session, example, subject.state)
         active.enter_context(listening(session, session))

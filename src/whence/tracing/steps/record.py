@@ -22,7 +22,7 @@ from whence.tracing.interrupts import Interrupts
 from whence.tracing.kinds import refuse_kinds
 from whence.tracing.modules import Lines
 from whence.tracing.partial import keeping_what_was_recorded
-from whence.tracing.prepared import Prepared
+from whence.tracing.prepared import Prepared, refuse_own_parameters
 from whence.tracing.record import (
     Recorded,
     finder_for,
@@ -111,6 +111,7 @@ def _recorded(
     reads: OutsideReads,
 ) -> RecordedStep:
     subject = session.subject
+    refuse_own_parameters(subject, example)
     with ExitStack() as active:
         prepared = prepare(session, example, subject.state)
         taken = _taken(session, found, wish)
