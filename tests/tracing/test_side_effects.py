@@ -102,3 +102,44 @@ def test_a_gradient_that_is_there_is_not_added_to() -> None:
     assert model.linear.weight.grad is gradient
     assert torch.equal(gradient, before)
     assert gradient._version == writes
+
+
+def forked(m: Doing, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        noise = torch.randn(4)
+    return m.linear(x) + noise
+
+
+def forked_and_seeded(m: Doing, x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return m.linear(x) + torch.randn(4)
+
+
+def rewound(m: Doing, x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    noise = torch.randn(4)
+    between = torch.get_rng_state()
+    torch.set_rng_state(between)
+    torch.set_rng_state(state)
+    return m.linear(x) + noise
+
+
+@pytest.mark.parametrize("body", [forked, forked_and_seeded, rewound])
+def test_numbers_that_are_drawn_again_are_refused(body: Callable[..., Any]) -> None:
+    """A generator that is set back to before a draw draws the same again, and a program does not."""
+    with pytest.raises(whence.errors.SideEffect, match="state back from before numbers were drawn"):
+        whence.capture(Doing(body), (torch.ones(2, 4),))
+
+
+def test_state_that_is_given_back_without_a_draw() -> None:
+    """Nothing is drawn again where nothing was drawn since the state was read."""
+
+    def body(m: Doing, x: Tensor) -> Tensor:
+        noise = torch.randn(4)
+        with torch.random.fork_rng():
+            y = m.linear(x)
+        return y + noise + torch.randn(4)
+
+    model = Doing(body)
+    assert whence.capture(model, (torch.ones(2, 4),)).verify(model, (torch.ones(2, 4),)).ok

@@ -12,28 +12,50 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from whence._torch.patching import patched
 
 Kind = Literal["torch", "python", "numpy"]
 Moving = Callable[[Kind], None]
+Passing = Callable[[Tensor], None]
 
 _SETTERS = frozenset({"set_state", "manual_seed", "seed", "graphsafe_set_state"})
-_REWINDING = (torch.utils.checkpoint.__file__, sys.modules["contextlib"].__file__)
+_RANDOM = torch.random.__file__
+_CHECKPOINT, _WITH = torch.utils.checkpoint.__file__, sys.modules["contextlib"].__file__
 """Who sets the state in order to give it back: checkpoints, and `fork_rng`, which is entered by a `with`."""
 
 
 class _Announcing:
     """Stands for the default generator where torch's own functions look for it."""
 
-    def __init__(self, generator: torch.Generator, moving: Callable[[], None]) -> None:
+    def __init__(
+        self, generator: torch.Generator, moving: Callable[[], None], read: Passing, back: Passing
+    ) -> None:
         self._generator = generator
         self._moving = moving
+        self._read = read
+        self._back = back
 
     def __getattr__(self, name: str) -> Any:
-        if name in _SETTERS and not _is_rewinding():
+        if name in _SETTERS and _caller() not in (_CHECKPOINT, _WITH):
             self._moving()
         return getattr(self._generator, name)
+
+    def get_state(self) -> Tensor:
+        state = self._generator.get_state()
+        if _caller(_WITH) != _CHECKPOINT:
+            self._read(state)
+        return state
+
+    @property
+    def set_state(self) -> Callable[[Tensor], torch.Generator]:
+        setter: Callable[[Tensor], torch.Generator] = self.__getattr__("set_state")
+        return setter if _caller(_WITH) == _CHECKPOINT else self._given_back
+
+    def _given_back(self, state: Tensor) -> torch.Generator:
+        self._back(state)
+        return self._generator.set_state(state)
 
 
 def is_only_thread() -> bool:
@@ -41,19 +63,22 @@ def is_only_thread() -> bool:
     return len(sys._current_frames()) == 1
 
 
-def _is_rewinding() -> bool:
-    """Whether torch's function was called, three frames from here, by code that only rewinds."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename == torch.random.__file__:
+def _caller(*passed_over: str) -> str:
+    """The file that called torch's function: the first from here that is not torch's or ours."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename in (__file__, _RANDOM, *passed_over):
         frame = frame.f_back
-    return frame.f_code.co_filename in _REWINDING
+    return frame.f_code.co_filename
 
 
 @contextmanager
-def observed_generators(moving: Moving) -> Iterator[None]:
+def observed_generators(
+    moving: Moving, read: Passing = lambda _: None, back: Passing = lambda _: None
+) -> Iterator[None]:
     """Report, before it happens, what moves a generator on this thread: a seed, a state, a draw in Python.
 
-    Draws of torch are not reported: a recording draws nothing.
+    Of torch's also which states are `read` and which are given `back`, but for those of checkpoints. Draws
+    of torch are not reported: a recording draws nothing.
     """
     here = threading.get_ident()
 
@@ -62,7 +87,8 @@ def observed_generators(moving: Moving) -> Iterator[None]:
             moving(kind)
 
     with ExitStack() as patches:
-        generator = _Announcing(torch.random.default_generator, lambda: announce("torch"))
+        passing = [_on(here, read), _on(here, back)]
+        generator = _Announcing(torch.random.default_generator, lambda: announce("torch"), *passing)
         patches.enter_context(patched(torch.random, "default_generator", generator))
         for name, function in _functions_of_python():
             patches.enter_context(patched(random, name, _announced(function, lambda: announce("python"))))
@@ -70,6 +96,10 @@ def observed_generators(moving: Moving) -> Iterator[None]:
             announced = _announced(function, lambda: announce("numpy"))
             patches.enter_context(patched(sys.modules["numpy.random"], name, announced))
         yield
+
+
+def _on(thread: int, told: Passing) -> Passing:
+    return lambda state: told(state) if threading.get_ident() == thread else None
 
 
 def _functions_of_python() -> list[tuple[str, Callable[..., Any]]]:

@@ -185,7 +185,7 @@ def surroundings_kept(session: Session, undoing: Undoing, lines: Lines) -> Itera
     """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
     subject = session.subject
     modules = kept_of((*subject.named_modules(), *subject.named_wrappers()))
-    side_effects = SideEffects(subject, fills_gradients=session.fills_gradients)
+    side_effects = SideEffects(session)
     parts = [row for row in plain_tensors(subject.state) if row.access]
     tensors = [row.tensor for row in (*subject.state, *parts)]
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]

@@ -23,14 +23,13 @@ from whence.tracing.subject import Subject
 
 
 class SideEffects:
-    """Gradients and random generators as they were, and what this thread has done to them since.
+    """Gradients and random generators as they were, and what this thread has done to them since."""
 
-    What `fills_gradients` may do so.
-    """
-
-    def __init__(self, subject: Subject, *, fills_gradients: bool = False) -> None:
-        self._subject = subject
-        self._fills_gradients = fills_gradients
+    def __init__(self, session: Session) -> None:
+        self._subject = subject = session.subject
+        self._session = session
+        self._read: list[tuple[Tensor, int]] = []
+        self._rewound = False
         self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in subject.state]
         self._generators = {kind: read() for kind, read in _GENERATORS.items()}
         self._moved: dict[Kind, object] = {}
@@ -39,15 +38,16 @@ class SideEffects:
     @contextmanager
     def refused(self) -> Iterator[None]:
         """Raise `SideEffect` after the block for all that it did, at once."""
-        with observed_generators(self._note):
+        with observed_generators(self._note, self._note_state, self._give_back):
             yield
         written = [
             str(row.paths[0])
-            for row, gradient, writes in ([] if self._fills_gradients else self._gradients)
+            for row, gradient, writes in ([] if self._session.fills_gradients else self._gradients)
             if row.tensor.grad is not gradient or _writes(gradient) != writes
         ]
         faults = [_wrote_gradients(self._subject, written)] if written else []
         faults += [_FAULTS[kind](self._subject) for kind in self._moved_generators()]
+        faults += [_rewound(self._subject)] if self._rewound else []
         if faults:
             raise SideEffect.of(faults)
 
@@ -62,6 +62,16 @@ class SideEffects:
     def _note(self, kind: Kind) -> None:
         """Something is about to move a generator; what other threads drew until now stays drawn."""
         self._moved.setdefault(kind, _GENERATORS[kind]())
+
+    def _note_state(self, state: Tensor) -> None:
+        """Somebody reads the state of torch's generator, to give it back."""
+        self._session.replayer.distrust("the model reads the state of the random number generator")
+        self._read.append((state, len(self._session.notes.draws)))
+
+    def _give_back(self, state: Tensor) -> None:
+        """What is drawn in between eager draws again; of a state from elsewhere, all is."""
+        drawn = next((drawn for known, drawn in self._read if known is state), 0)
+        self._rewound |= drawn < len(self._session.notes.draws)
 
     def _moved_generators(self) -> dict[Kind, object]:
         """What this thread has moved, with the states before.
@@ -102,6 +112,15 @@ def _set_generator(subject: Subject) -> Fault:
         where=subject.place,
         why="fake tensors draw no numbers, so torch.manual_seed or set_rng_state has changed it",
         remedy="seed outside the captured function",
+    )
+
+
+def _rewound(subject: Subject) -> Fault:
+    return Fault(
+        f"{subject.name} gives the random number generator a state back from before numbers were drawn",
+        where=subject.place,
+        why="eager draws the same numbers again afterwards (fork_rng, set_rng_state), and a program new ones",
+        remedy="draw those numbers outside and pass them in, or let the generator move on",
     )
 
 
