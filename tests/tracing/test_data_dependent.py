@@ -173,6 +173,12 @@ class Jagged(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_tensor_in_the_place_of_a_size() -> None:
+    """C++ that is given a tensor for a size says that it wants a number; the error says whose value it is."""
+    error = refusal(lambda x, count: torch.zeros(2, count) + x.sum(), torch.ones(3), torch.tensor(4))
+    assert error.what.startswith("a number (in zeros) needs the value of the input `count`")
+
+
 def test_a_jagged_tensor_inside_needs_sizes() -> None:
     """Its row lengths are a symbol, for which a capture with fixed sizes has no place; it says so."""
     model, inputs = Jagged(), (torch.randn(5, 4), torch.tensor([0, 2, 5]))

@@ -62,7 +62,13 @@ class FunctionMode(TorchFunctionMode):
         tracer: Any = self.recorder.tracer
         tracer.torch_fn_metadata = func
         tracer.torch_fn_counts[func] = tracer.torch_fn_counts.get(func, 0) + 1
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except TypeError as error:
+            read = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, FakeTensor)]
+            if not read or FakeTensor.__name__ not in str(error):
+                raise
+            raise self.recorder.listener.value_needed(func, read, func) from error  # a tensor for a number
 
     def _tell(self, func: Any, args: Any, kwargs: Any) -> None:
         """Say what the model asks of a tensor, or does to it, where the dispatcher would not see it."""

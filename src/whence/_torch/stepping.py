@@ -70,9 +70,9 @@ def _engine(run: Callable[..., Any], listener: StepListener) -> Callable[..., An
         roots: Sequence[Any], gradients: Any, keep: bool, create: bool, inputs: Any, *args: Any, **kwargs: Any
     ) -> Any:
         rest = (keep, create, inputs, *args)
-        if threading.get_ident() != here:
-            return run(roots, gradients, *rest, **kwargs)
         tensors = [root for root in roots if isinstance(root, Tensor)]
+        if threading.get_ident() != here or not all(tensor.requires_grad for tensor in tensors):
+            return run(roots, gradients, *rest, **kwargs)  # which says what is wrong with a root
         fills = bool(kwargs.get("accumulate_grad"))
         with listener.backward(tensors, list(gradients), creates_graph=create, fills=fills) as told:
             nodes = nodes_below([_node_of(root) for root in roots]) if told else []

@@ -382,3 +382,15 @@ def test_modules_are_not_given_back() -> None:
             ask()
     with pytest.raises(whence.NotExportable):
         program.to_exported_program()
+
+
+def test_loss_without_a_gradient() -> None:
+    """A loss that needs no gradient is autograd's own error, as in eager."""
+    model = nn.Linear(4, 4)
+
+    def step(x: Tensor) -> None:
+        model(x).detach().sum().backward()
+
+    for run in (step, lambda x: whence.capture_step(step, (x,), model=model)):
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            run(torch.ones(2, 4))
