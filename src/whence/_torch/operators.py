@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
 from torch._ops import HigherOrderOperator, OpOverload
 
 __all__ = ["HigherOrderOperator", "OpOverload", "Traits", "functional_twin", "op_name", "traits"]
 
 aten = torch.ops.aten
+WRAPPER = auto_functionalized
+"""Runs an operator on copies of what it writes to, and gives its results and the copies."""
 
 # Operators that change arguments without saying so in their schema, and the functional form that says it.
 _SILENT_MUTATION: dict[OpOverload, tuple[tuple[int, ...], OpOverload]] = {
@@ -38,6 +41,8 @@ class Traits:
     random: bool = False
 
 
+_ABOUT_SIZES = frozenset({aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default})
+"""They say what is known of sizes, to who traces."""
 ASSERT = torch.ops.aten._assert_scalar.default
 """Raises in a run where a condition does not hold; gives nothing."""
 
@@ -160,6 +165,19 @@ def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(args[position] if position < len(args) else kwargs.get("dropout_p", 0.0))
 
 
+@cache
+def acts(target: Any) -> bool:
+    """Whether an operator is called for what it does: it gives nothing, and writes to no argument."""
+    if not isinstance(target, OpOverload) or target in _ABOUT_SIZES:
+        return False
+    return not target._schema.returns and not target._schema.is_mutable
+
+
+def keeps_its_place(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a run is another one without the call of an operator, or with it elsewhere."""
+    return acts(target) or draws(target, args, kwargs)
+
+
 def brings_derivative(target: Any) -> bool:
     """Whether an operator finds its derivative by itself: it was defined outside PyTorch and has one of its
     own, or it runs functions that autograd looks into."""
@@ -204,6 +222,11 @@ def functional_twin(target: OpOverload) -> OpOverload | None:
         getattr(packet, overload) for overload in sorted(packet.overloads(), key=target._overloadname.__ne__)
     )
     return next((twin for twin in twins if _is_twin(twin, arguments)), None)
+
+
+def is_wrapped(target: OpOverload) -> bool:
+    """Whether `WRAPPER` can run an operator that writes to arguments: its schema says all that it does."""
+    return target.namespace not in ("aten", "prim", "prims") and can_auto_functionalize(target)
 
 
 def _is_twin(candidate: OpOverload, arguments: list[tuple[str, str]]) -> bool:

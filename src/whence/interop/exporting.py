@@ -19,6 +19,7 @@ from torch.export.graph_signature import OutputKind as ExportedOutput
 
 from whence._torch.exported import Verifier, in_a_mode_for_all
 from whence._torch.graphs import name_plainly, nested_graph
+from whence._torch.operators import acts, op_name
 from whence._torch.symbolic_sizes import is_number, like, ranges_of, say_where
 from whence._torch.trees import spelled, tree_flatten_with_path
 from whence.errors import Fault, NotExportable
@@ -90,6 +91,7 @@ def _faults(program: Program) -> Iterator[Fault]:
         )
         return
     yield from _composed(program)
+    yield from _effects(program)
     by_name = {row.name: row for row in program.signature.inputs}
     for row in program.signature.outputs_of(OutputKind.MUTATION):
         changed = by_name.get(row.of or "")
@@ -119,6 +121,17 @@ def _composed(program: Program) -> Iterator[Fault]:
             f"{', '.join(f'{path} is a {kind}' for path, kind in wholes)}",
             why="an exported program takes and keeps tensors as they are, this one what they are made of",
             remedy="make plain tensors of them before the capture, or run program.module() itself",
+        )
+
+
+def _effects(program: Program) -> Iterator[Fault]:
+    """Operators that give nothing: PyTorch removes those that it does not know, when it makes a module."""
+    lost = [node for node in program.nodes() if acts(node.target) and not node.is_impure()]
+    for name in dict.fromkeys(op_name(node.target) for node in lost):
+        yield Fault(
+            f"{name} gives no result",
+            why="PyTorch removes it from the module that it makes of an exported program",
+            remedy="tell it with torch.fx.node.has_side_effect(operator), or run program.module() itself",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from whence._torch.operators import draws
+from whence._torch.operators import keeps_its_place
 from whence.passes.before import MARK, Before
 
 Told = list[tuple[fx.Node, str]]
@@ -128,7 +128,7 @@ def _value_numbers(found: After, old: Before) -> None:
     """What is gone, stands for nothing that was seen, and computed what a node that is there computes."""
     known: dict[Hashable, fx.Node] = {}
     for name, node in old.nodes.items():
-        if node.op != "call_function" or draws(node.target, node.args, node.kwargs):
+        if node.op != "call_function" or keeps_its_place(node.target, node.args, node.kwargs):
             continue
         key = (node.target, _key(found, node.args), _key(found, node.kwargs))
         image = found.image(name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from whence._torch.operators import draws, reads_memory
+from whence._torch.operators import keeps_its_place, reads_memory
 from whence.passes.after import After
 from whence.passes.before import Before
 from whence.passes.faults import returned
@@ -178,17 +178,19 @@ def carried_faults(old: Before, now: After) -> Iterator[Broken]:
 
 
 def _lost_draws(old: Before, now: After) -> Iterator[Broken]:
-    """Random numbers that are drawn less often: operations that draw are never equal, nor without effect."""
+    """What happens less often: operations that draw or act are never equal, nor without effect."""
     before, after = _drawing(old.nodes.values()), _drawing(now.graph.nodes)
     if len(after) < len(before):
         gone = [node.name for node in before if now.image(node.name) not in after]
-        what = f"{len(before)} operations drew random numbers, and {len(after)} do after the pass"
-        remedy = "let the pass leave operations alone that draw random numbers"
+        what = (
+            f"{len(before)} operations drew random numbers or gave nothing, and {len(after)} after the pass"
+        )
+        remedy = "let the pass leave operations alone that draw random numbers, or give nothing"
         yield Broken(f"{what}, without {', '.join(gone)}" if gone else what, None, remedy)
 
 
 def _drawing(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    return [node for node in nodes if draws(node.target, node.args, node.kwargs)]
+    return [node for node in nodes if keeps_its_place(node.target, node.args, node.kwargs)]
 
 
 def _is_straight(old: Before, now: After, image: fx.Node) -> bool:

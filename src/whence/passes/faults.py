@@ -6,7 +6,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.graphs import nested_graph
-from whence._torch.operators import draws, op_name
+from whence._torch.operators import acts, keeps_its_place, op_name
 from whence.passes.after import After
 from whence.passes.before import Before
 from whence.passes.origins import Sources
@@ -101,16 +101,17 @@ def _order(_: Before, now: After) -> Iterator[Broken]:
 
 
 def _draws(old: Before, now: After) -> Iterator[Broken]:
-    """Operations that draw random numbers keep their order, and with it their numbers."""
+    """Operations that draw random numbers keep their order, and with it their numbers; and those that act."""
     names = {node: name for name, node in now.kept.items()}
-    drawing = [names[node] for node in now.graph.nodes if node in names and _draws_numbers(node)]
-    before = [name for name in old.nodes if name in set(drawing)]
-    for name, other in zip(drawing, before, strict=True):
+    acting = [names[node] for node in now.graph.nodes if node in names and _keeps_its_place(node)]
+    before = [name for name in old.nodes if name in set(acting)]
+    for name, other in zip(acting, before, strict=True):
         if name != other:
-            what = f"{name} draws its random numbers where {other} did"
-            yield Broken(what, now.kept[name].name, "keep the order of operations that draw random numbers")
+            does = "acts" if acts(now.kept[name].target) else "draws its random numbers"
+            remedy = "keep the order of operations that draw random numbers, or give nothing"
+            yield Broken(f"{name} {does} where {other} did", now.kept[name].name, remedy)
             return
 
 
-def _draws_numbers(node: fx.Node) -> bool:
-    return node.op == "call_function" and draws(node.target, node.args, node.kwargs)
+def _keeps_its_place(node: fx.Node) -> bool:
+    return node.op == "call_function" and keeps_its_place(node.target, node.args, node.kwargs)

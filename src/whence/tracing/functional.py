@@ -16,7 +16,9 @@ from torch import Tensor, fx
 from whence._torch.annotations import CUSTOM
 from whence._torch.graphs import fake_result
 from whence._torch.operators import (
+    WRAPPER,
     functional_twin,
+    is_wrapped,
     missing_defaults,
     op_name,
     short_name,
@@ -205,6 +207,10 @@ def _move_view(state: Functional, node: fx.Node, recorded: Any, writer: _Writer)
 def _write_functionally(state: Functional, node: fx.Node, written: list[Any], writer: _Writer) -> None:
     if not all(isinstance(tensor, (fx.Node, list, tuple)) for tensor in written):
         raise _NoForm(node, "what it writes to is not known")
+    target: Any = node.target
+    if functional_twin(target) is None and is_wrapped(target):
+        _write_wrapped(state, node, written, writer)
+        return
     twin = _twin_of(node)
     made = _computed(twin, node, writer)
     own = len(twin._schema.returns) - len(written)
@@ -218,7 +224,6 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
         state.replaced[node] = made
         return
     if own > 0:
-        target: Any = node.target
         lone = len(target._schema.returns) == 1
         result = writer(operator.getitem, made, 0) if lone else made
         node.replace_all_uses_with(result)
@@ -227,6 +232,23 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
         return
     state.same[node] = state.identity(written[0])
     state.replaced[node] = values[0]
+
+
+def _write_wrapped(state: Functional, node: fx.Node, written: list[Any], writer: _Writer) -> None:
+    """A library's operator that writes: PyTorch's wrapper runs it on copies, and gives them back."""
+    target: Any = node.target
+    given = {argument.name: argument.default_value for argument in target._schema.arguments}
+    given |= dict(zip(given, node.args, strict=False)) | node.kwargs
+    made = writer(WRAPPER, target, **given)
+    own = len(target._schema.returns)
+    positions = enumerate(traits(target).mutates, start=max(own, 1))
+    offsets = [offset for offset, at in positions if given[list(given)[at]] is not None]
+    for offset, tensor in zip(offsets, written, strict=True):
+        for part, new in _each(tensor, writer(operator.getitem, made, offset), writer):
+            _write(state, part, new, writer)
+    result = writer(operator.getitem, made, 0) if own == 1 else made
+    node.replace_all_uses_with(result)
+    state.same[node] = state.replaced[node] = result
 
 
 def _each(written: Any, value: fx.Node, writer: _Writer) -> list[tuple[fx.Node, fx.Node]]:

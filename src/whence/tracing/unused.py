@@ -6,11 +6,11 @@ from itertools import pairwise
 from torch import fx, nn
 
 from whence._torch.graphs import nested_graph
-from whence._torch.operators import ASSERT, draws
+from whence._torch.operators import keeps_its_place
 
 
 def drop_unused(graph: fx.Graph, nested: nn.Module, repeated: Set[fx.Node], keep: Set[str]) -> None:
-    """Remove operations whose results nothing reads, but for those called `keep`; those that draw or assert
+    """Remove operations whose results nothing reads, but for those called `keep`; those that draw or act
     stay, unless repeated. `nested` holds the graphs that nodes read."""
     for node in reversed(list(graph.nodes)):
         if node.op == "output" or node.users or node.name in keep:
@@ -21,7 +21,7 @@ def drop_unused(graph: fx.Graph, nested: nn.Module, repeated: Set[fx.Node], keep
 
 def _does_something(node: fx.Node, nested: nn.Module) -> bool:
     """Whether a run is another one without the operation, although nobody reads its results."""
-    if node.target is ASSERT or draws(node.target, node.args, node.kwargs):
+    if keeps_its_place(node.target, node.args, node.kwargs):
         return True
     read = (nested_graph(source, nested) for source in node.all_input_nodes)
     graphs = (inner for inner in read if inner is not None)
