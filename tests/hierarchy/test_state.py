@@ -160,11 +160,18 @@ def test_mode_can_be_set() -> None:
         assert same_bits(tree(X), expected)
 
 
-def test_changed_mode_is_warned_about() -> None:
-    """Setting another mode than that of the capture warns that the graphs stay as they are."""
-    tree = whence.capture(zoo.Mlp(dropout=0.5).eval(), (X,)).unflatten()
-    with pytest.warns(UserWarning, match="evaluation mode"):
-        tree.train()
+@pytest.mark.parametrize("kind", ["tree", "flat", "onto"])
+def test_changed_mode_is_warned_about(kind: str) -> None:
+    """Another mode than that of the capture is one warning; the same mode again is none."""
+    model = nn.Sequential(zoo.Mlp(dropout=0.5), nn.ReLU()).train()
+    program = whence.capture(nn.Sequential(model), (X,))
+    makes = {"tree": program.unflatten, "flat": program.module}
+    tree = makes[kind]() if kind != "onto" else program.unflatten(onto=nn.Sequential(model))
+    with pytest.warns(UserWarning, match="were captured in training mode") as told:
+        tree.eval()
+    assert (len(told), {module.training for module in tree.modules()}) == (1, {False})
+    tree.eval()
+    tree.train()
 
 
 def test_shared_module_is_one_module() -> None:

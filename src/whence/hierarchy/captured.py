@@ -7,7 +7,16 @@ import torch
 from torch import nn
 
 from whence.hierarchy.plan import Plan
-from whence.hierarchy.tree import CapturedCall, FlatCall, Readables, Tree, fitting, is_read, read
+from whence.hierarchy.tree import (
+    CapturedCall,
+    FlatCall,
+    Readables,
+    Tree,
+    fitting,
+    is_read,
+    read,
+    tell_of_mode,
+)
 
 KEY = "_whence_captured"
 """The attribute under which an instance of the user's class holds its captured calls."""
@@ -33,6 +42,12 @@ def body_of(module: nn.Module, plan: Plan, number: int) -> CapturedCall | None:
     holder = captured_of(module)
     call: CapturedCall | None = None if holder is None else holder.bodies.get(number)
     return None if call is None or call.plan is not plan else call
+
+
+def train(module: nn.Module, mode: bool = True) -> nn.Module:
+    """The `train` of an instance of the user's class: its own, and a warning that graphs stay as they are."""
+    tell_of_mode(module, mode)
+    return type(module).train(module, mode)
 
 
 def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

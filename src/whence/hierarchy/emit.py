@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody, Compiler
-from whence.hierarchy.tree import Tree, TreeList, forward_as
+from whence.hierarchy.tree import CAPTURED_MODE, Tree, TreeList, forward_as
 from whence.program import ModuleRecord, Program
 from whence.program.state import state_of_loss
 from whence.provenance import ROOT, ModulePath
@@ -136,7 +136,7 @@ def _fill(module: nn.Module, record: ModuleRecord, state: dict[str, Tensor]) -> 
             setattr(module, name, state[held])
     module.__dict__["training"] = record.training
     if isinstance(module, Tree):
-        module.__dict__["captured_training"] = record.training
+        module.__dict__[CAPTURED_MODE] = record.training
 
 
 def _add_entry(module: nn.ParameterList | nn.ParameterDict, name: str, tensor: Tensor | None) -> None:

@@ -15,10 +15,11 @@ from torch import nn
 
 from whence._torch.wrappers import seen_through
 from whence.errors import Fault, Place, UsageError
-from whence.hierarchy.captured import KEY, Captured, forward
+from whence.hierarchy.captured import KEY, Captured, forward, train
 from whence.hierarchy.emit import add_constants, calls_by_path
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody
+from whence.hierarchy.tree import CAPTURED_MODE
 from whence.program import ModuleRecord, Program
 from whence.program.walking import modules_within
 from whence.provenance import ROOT, ModulePath
@@ -121,6 +122,7 @@ def _fill(new: nn.Module, module: nn.Module, made: Mapping[int, nn.Module]) -> N
             object.__setattr__(new, name, _renewed(getattr(module, name), made))
     if type(module).forward is not nn.Module.forward:
         new.__dict__["forward"] = MethodType(forward, new)
+    new.__dict__["train"] = MethodType(train, new)
     new.__dict__[KEY] = Captured()
 
 
@@ -155,7 +157,7 @@ def _share_state(new: nn.Module, record: ModuleRecord, program: Program) -> None
     for name, held in record.tensors:
         if held in program.state:
             new.__dict__[name] = program.state[held]
-    new.__dict__["training"] = record.training
+    new.__dict__["training"] = new.__dict__[CAPTURED_MODE] = record.training
 
 
 def _give_calls(new: nn.Module, calls: tuple[CallBody, ...]) -> None:

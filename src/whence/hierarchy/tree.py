@@ -241,18 +241,34 @@ class Tree(nn.Module):
         return self.calls[0].graph(Phase.BACKWARD) if self.calls else None
 
     def train(self, mode: bool = True) -> Self:
-        """Set the flag, as on any module; the graphs stay as they were captured, and a warning says so."""
-        captured = self.__dict__.get("captured_training", mode)
-        if mode is not captured:
-            warnings.warn(
-                f"the graphs were captured in {'training' if captured else 'evaluation'} mode and stay so: "
-                "capture again in the other mode to change what dropout and batch normalisation do",
-                stacklevel=2,
-            )
+        """Set the flag, as on any module; the graphs stay as they were captured, and one warning says so."""
+        tell_of_mode(self, mode)
         return super().train(mode)
 
     def _get_name(self) -> str:
         return self.type_name
+
+
+CAPTURED_MODE = "captured_training"
+"""Where a module says in which mode it was captured."""
+
+
+def tell_of_mode(module: nn.Module, mode: bool) -> None:
+    """Warn once of all modules within that were captured in another mode, and give them this one."""
+    turned = [
+        inner
+        for inner in module.modules()
+        if inner.training is not mode and inner.__dict__.get(CAPTURED_MODE, mode) is not mode
+    ]
+    if not turned:
+        return
+    for inner in turned:
+        inner.training = mode
+    warnings.warn(
+        f"{len(turned)} module(s) were captured in {'evaluation' if mode else 'training'} mode, and their graphs "
+        "stay so: capture again in the other mode to change what dropout and batch normalisation do",
+        stacklevel=3,
+    )
 
 
 def forward_as(parameters: inspect.Signature) -> Callable[..., Any]:

@@ -125,8 +125,9 @@ def take_out_kept(session: Session) -> None:
     if any(tensor() is not None for tensor in alive):
         raise _kept(session.subject, names, holders)
     warnings.warn(
-        f"an object, a global or a cache kept tensors of the capture: {names}; they are removed. A "
-        "captured program does not repeat that: return them; a cache is filled by running the model before",
+        f"an object, a global or a cache kept tensors of the capture: {names}; they are removed. "
+        "A captured program does not repeat that: return them; where they fill a cache, run the model "
+        "before the capture",
         stacklevel=4,
     )
 
