@@ -1,7 +1,7 @@
 """What an operator's schema says: what it changes, which results are views, its functional twin."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -158,11 +158,23 @@ def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of an operator draws random numbers; attention does only with a dropout above zero."""
     if not traits(target).random:
         return False
-    names = [argument.name for argument in target._schema.arguments]
-    if "dropout_p" not in names:
+    if all(argument.name != "dropout_p" for argument in target._schema.arguments):
         return True
-    position = names.index("dropout_p")
-    return bool(args[position] if position < len(args) else kwargs.get("dropout_p", 0.0))
+    return bool(named_arguments(target, args, kwargs).get("dropout_p", 0.0))
+
+
+def named_arguments(target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that were given, by the names that the operator's schema has for them."""
+    names = (argument.name for argument in target._schema.arguments)
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+def gives_back(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call returns its first argument itself where that has the wanted dtype and place."""
+    if not isinstance(target, OpOverload) or target.overloadpacket is not aten.to:
+        return False
+    given = named_arguments(target, args, kwargs)
+    return not given.get("copy") and given.get("memory_format") in (None, torch.preserve_format)
 
 
 @cache

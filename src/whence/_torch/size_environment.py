@@ -56,9 +56,17 @@ class Decision:
 
 @dataclass(frozen=True)
 class _Named(Source):
-    """Where a symbol comes from, as far as PyTorch needs to know: a name."""
+    """Where a symbol comes from, as far as PyTorch needs to know: a name.
+
+    Of two equal sizes the one that `yields` is spelled as the other: nobody called it by a name.
+    """
 
     text: str
+    yields: bool = False
+
+    def is_ephemeral(self) -> bool:
+        """Whether PyTorch is to replace the symbol first."""
+        return self.yields
 
     @property
     def _name_template(self) -> str:
@@ -129,12 +137,12 @@ class SizeEnvironment(ShapeEnv):
         for guard in self.guards[known:]:
             self.decisions.append(Decision(guard.expr, asked, self.where()))
 
-    def base(self, name: str, value: int, low: int, high: int | None) -> Any:
+    def base(self, name: str, value: int, low: int, high: int | None, *, yields: bool = False) -> Any:
         """A size between `low` and `high` that is `value` in the example; the same for the same name."""
         if name not in self.bases:
             bounds = ValueRanges(low, int_oo if high is None else high)
             limits = StrictMinMaxConstraint(vr=bounds, warn_only=False)
-            symbol = self.create_symbol(value, _Named(name), DimDynamic.DYNAMIC, limits)
+            symbol = self.create_symbol(value, _Named(name, yields), DimDynamic.DYNAMIC, limits)
             self.bases[name], self.names[symbol] = symbol, name
         return self.create_symintnode(self.bases[name], hint=value)
 
@@ -150,7 +158,7 @@ class SizeEnvironment(ShapeEnv):
     def number(self, name: str, value: int, low: int | None, high: int | None) -> Any:
         """An input that is a whole number, `value` in the example."""
         symbol = self.create_symbol(
-            value, _Named(name), DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=True
+            value, _Named(name, True), DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=True
         )
         self.bases[name], self.names[symbol] = symbol, name
         bounds = ValueRanges(-int_oo if low is None else low, int_oo if high is None else high)

@@ -25,11 +25,18 @@ def _is_symbol(size: object) -> bool:
     return isinstance(size, SYMBOLIC)
 
 
+_SPECIAL = 2
+"""Of every size that nobody named torch.export assumes that it is not less, and checks nothing of it."""
+
+
 def limits_of(ranges: Mapping[Any, Any]) -> dict[str, Limits]:
-    """The smallest and largest value of each symbol; None where there is none."""
+    """The smallest and largest value of each symbol that PyTorch checks; None where there is none."""
+    limits = {
+        symbol: (whole_bound(bounds.lower), whole_bound(bounds.upper)) for symbol, bounds in ranges.items()
+    }
     return {
-        str(symbol): (whole_bound(bounds.lower), whole_bound(bounds.upper))
-        for symbol, bounds in ranges.items()
+        str(symbol): (None if low is not None and low <= _SPECIAL else low, high)
+        for symbol, (low, high) in limits.items()
     }
 
 
@@ -77,8 +84,10 @@ def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, 
     found = {}
     for symbol in sorted(own, key=str):
         known = own[symbol].var_to_range.get(symbol, known_ranges.ValueRanges(0, infinity))
-        low, high = limits.get(str(symbol), (whole_bound(known.lower), whole_bound(known.upper)))
-        found[symbol] = known_ranges.ValueRanges(low or 0, infinity if high is None else high)
+        own_low, own_high = whole_bound(known.lower), whole_bound(known.upper)
+        low, high = limits.get(str(symbol), (own_low, own_high))
+        least = max(low or 0, own_low or 0)
+        found[symbol] = known_ranges.ValueRanges(least, infinity if high is None else high)
     return found
 
 
@@ -170,7 +179,8 @@ def _range(low: int | None, high: int | None) -> str:
 def in_order_of(tensor: Tensor, shape: Sequence[Any], strides: Sequence[Any]) -> Tensor:
     """A tensor whose dimensions lie in memory in the order that open sizes and strides say."""
     wanted, found = _order(shape, strides), _order(tensor.shape, tensor.stride())
-    if wanted == found:
+    lie = [[axis for axis in order if tensor.shape[axis] > 1] for order in (wanted, found)]
+    if lie[0] == lie[1]:
         return tensor
     ordered = tensor.permute(wanted).contiguous()
     return ordered.permute([wanted.index(axis) for axis in range(len(wanted))])

@@ -160,10 +160,11 @@ def laid_out(tensor: Tensor, expected: Described) -> Tensor:
     """A tensor in the memory layout that the capture saw."""
     if any(type(size) is not int for size in (*expected.shape, *expected.strides)):
         return in_order_of(tensor, expected.shape, expected.strides)
-    sizes = zip(*expected.layout, strict=True)
-    overlaps = any(type(stride) is int and not stride and size > 1 for size, stride in sizes)
-    if tensor.stride() == expected.strides or overlaps or tensor.layout != torch.strided:
+    if tensor.layout != torch.strided or tensor.stride() == expected.strides:
         return tensor
+    steps = [row for row in zip(*expected.layout, tensor.stride(), strict=True) if row[0] > 1]
+    if any(not wanted for _, wanted, _ in steps) or all(wanted == found for _, wanted, found in steps):
+        return tensor  # it overlaps, or lies as it should: where a size is 1, no step is taken
     copied = torch.empty_strided(*expected.layout, dtype=tensor.dtype, device=tensor.device)
     return copied.copy_(tensor)
 

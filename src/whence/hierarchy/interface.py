@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from whence._torch.sizes import is_symbolic, names_in, spelled
+from whence._torch.symbolic_sizes import is_open
 from whence.hierarchy.plan import ROOT_CALL, Plan, first_within
 from whence.program import Absent, Constant, Convention, Named, Structure
 from whence.program.convention import paths_of, repeated_positions
@@ -106,7 +107,8 @@ def _convention(plan: Plan, inputs: Structure, parameters: inspect.Signature | N
     args, kwargs = Structure(inputs.spec, tuple(map(Constant, leaves))).filled({})
     same = repeated_positions([leaf.name if isinstance(leaf, Named) else None for leaf in inputs.leaves])
     paths = paths_of(args, kwargs)
-    sizes = None if plan.program.convention.sizes is None else sizes_of(leaves, paths)
+    is_fixed = plan.program.convention.sizes is None and not any(map(is_open, leaves))
+    sizes = None if is_fixed else sizes_of(leaves, paths)
     return Convention(inputs.spec, tuple(leaves), paths, parameters, same, sizes=sizes)
 
 

@@ -5,13 +5,14 @@ what its operations read and what others read of them: it takes these values by 
 are first used, and returns its one result or the tuple of them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from whence._torch.graphs import value_inputs
+from whence._torch.sizes import is_symbolic, names_in, spelled
 from whence._torch.trees import tree_flatten
 from whence.program import Absent, Call, Calls, Constant, Named, Program, Structure
 from whence.program.calls import Leaf
@@ -63,7 +64,7 @@ def with_structures(
     results: set[str],
 ) -> Calls:
     """The calls with the structure of what they take and return."""
-    taken: dict[int, dict[str, None]] = {call.number: {} for call in calls}
+    taken: dict[int, dict[str, fx.Node]] = {call.number: {} for call in calls}
     given: dict[int, dict[str, None]] = {call.number: {} for call in calls}
     for node, home in homes.items():
         for source in value_inputs(node):
@@ -82,7 +83,7 @@ def _cross(
         if number in around:
             _leave(calls, source.name, maker, number, given)
             return
-        taken[number][source.name] = None
+        taken[number][source.name] = source
 
 
 def _leave(calls: Calls, name: str, maker: int, until: int, given: dict[int, Any]) -> None:
@@ -94,13 +95,14 @@ def _leave(calls: Calls, name: str, maker: int, until: int, given: dict[int, Any
 
 def _described(
     row: Call,
-    taken: Mapping[int, dict[str, None]],
+    taken: Mapping[int, dict[str, fx.Node]],
     given: Mapping[int, dict[str, None]],
     held: Held,
     kept: Mapping[tuple[ModulePath, int], Kept],
 ) -> Call:
     module = row.site.path
-    inputs = [name for name in taken[row.number] if not held.by(name, module)]
+    read = {name: node for name, node in taken[row.number].items() if not held.by(name, module)}
+    inputs = [name for name, node in read.items() if not follows(node, read.values())]
     outputs = [name for name in given[row.number] if not held.by(name, module)]
     known = kept.get((module, row.site.index))
     if known is not None and set(inputs) <= {*known.inputs.names} and set(outputs) <= {*known.outputs.names}:
@@ -108,6 +110,16 @@ def _described(
     _, spec = tree_flatten((tuple(inputs), {}))
     leaves = tuple(map(Named, inputs))
     return replace(row, inputs=Structure(spec, leaves), outputs=_result(outputs))
+
+
+def follows(node: fx.Node, read: Iterable[fx.Node]) -> bool:
+    """Whether a value is a size that the others tell."""
+    size = node.meta.get("val")
+    if not is_symbolic(size):
+        return False
+    tensors = [held for each in read if isinstance(held := each.meta.get("val"), Tensor)]
+    shown = {spelled(axis) for tensor in tensors for axis in tensor.shape if is_symbolic(axis)}
+    return names_in(size) <= shown
 
 
 def _result(names: list[str]) -> Structure:

@@ -16,8 +16,10 @@ from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
 from whence.interop.apart import with_casts, without_hidden_writes
 from whence.interop.crossing import Kept, held_by, leaf_of, leaves_of, whole_call, with_structures
 from whence.interop.decomposed import made_by_decomposition
+from whence.interop.echoes import Echo, echoes, meant, without
 from whence.interop.faults import refusal, scope_faults
 from whence.interop.frames import frames_of, root_type, spelling_of
+from whence.interop.histories import histories
 from whence.interop.inlining import Flat, flattened
 from whence.interop.instances import Chain
 from whence.interop.lines import source_of
@@ -61,6 +63,8 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     rows = state_of(exported, unused)
     flat, users = _flat(exported, rows)
     sites, chains = _sites(exported, flat, rows)
+    heard = _echoes(exported, flat, sites)
+    flat.returned = without(flat.returned, heard, sites)
     made = made_by_decomposition(exported.dialect, _operations(flat.graph))
     _set_origins(sites, made)
     _set_nested_origins(flat, sites)
@@ -71,7 +75,7 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     straight = cut_gradients(flat.graph, _marks(flat), functional.sources, frozenset(), any_input=True)
     records = _records(exported, rows, sites, chains)
     program = _program(
-        _Parts(exported, flat, functional, rows, sites, records, users, returned, written), straight
+        _Parts(exported, flat, functional, rows, sites, heard, records, users, returned, written), straight
     )
     check(program)
     return program
@@ -86,6 +90,7 @@ class _Parts:
     functional: Functional
     rows: Sequence[State]
     sites: Sites
+    echoes: Sequence[Echo]
     records: tuple[ModuleRecord, ...]
     users: Sequence[fx.Node]
     returned: Sequence[Any]
@@ -268,7 +273,6 @@ def _program(parts: _Parts, straight: frozenset[str]) -> Program:
         *user_outputs(parts.returned, out_spec),
         *mutations(parts.written, {row.name: row for row in inputs}),
     )
-    histories = _histories(parts)
     name = parts.sites.calls.program.site.type
     program = Program(
         graph_module=graph_module(dict(parts.flat.nested), graph, name),
@@ -280,7 +284,7 @@ def _program(parts: _Parts, straight: frozenset[str]) -> Program:
         state={row.name: row.tensor for row in parts.rows},
         name=name,
         entry=ROOT_MODULE,
-        histories=histories,
+        histories=histories(parts.written, parts.functional, parts.sites),
         straight_through=straight | {node.name for node in parts.functional.straight},
     )
     calls = _called(parts, program)
@@ -289,16 +293,6 @@ def _program(parts: _Parts, straight: frozenset[str]) -> Program:
         row.number for row in calls if kept.get((row.site.path, row.site.index)) == row.inputs is not None
     )
     return program.with_changes(calls=calls, preserved=preserved)
-
-
-def _histories(parts: _Parts) -> dict[str, tuple[str, ...]]:
-    """The values each written input goes through; of one written by the signature, only the last is known."""
-    history = parts.functional.history
-    gone_through = {node.name: [value.name for value in values] for node, values in history.items()}
-    return {
-        name: tuple(dict.fromkeys((*gone_through.get(name, []), value.name)))
-        for name, value in parts.written.items()
-    }
 
 
 def _called(parts: _Parts, program: Program) -> Calls:
@@ -316,16 +310,47 @@ def _place(program: Program, node: fx.Node) -> Any:
 def _kept(parts: _Parts) -> Iterator[tuple[tuple[ModulePath, int], Kept]]:
     """The calling conventions that the export kept, over the values of the program."""
     made = {name: _now(parts.functional, value) for name, value in parts.flat.made.items()}
-    for entry in parts.exported.module_call_graph:
+    for entry in _kept_entries(parts.exported):
         signature = entry.signature
-        if signature is None or not entry.fqn:
-            continue
         sides = zip(
             SIDES, (signature.inputs, signature.outputs), (signature.in_spec, signature.out_spec), strict=True
         )
-        found = [_side(parts, entry.fqn, made, *side) for side in sides]
+        own = made | _meant(parts, entry.fqn)
+        found = [_side(parts, entry.fqn, own, *side) for side in sides]
         if all(len(side.leaves) == side.spec.num_leaves for side in found):
             yield _site_of(entry.fqn), Kept(*found)
+
+
+def _kept_entries(exported: ExportedProgram) -> Iterator[Any]:
+    """The calls whose convention the export kept."""
+    return (entry for entry in exported.module_call_graph if entry.signature is not None and entry.fqn)
+
+
+def _echoes(exported: ExportedProgram, flat: Flat, sites: Sites) -> list[Echo]:
+    """The values that modules seem to hand out, of whom the export says that they do not."""
+    results: dict[int, list[Any]] = {}
+    for entry in _kept_entries(exported):
+        number = _number_of(sites, entry.fqn)
+        passed = flat.points.get((entry.fqn, SIDES[1]))
+        given = passed or [flat.made.get(getattr(each, "name", "")) for each in entry.signature.outputs]
+        if number is not None:
+            results[number] = given
+    return list(echoes(sites, results.get)) if results else []
+
+
+def _number_of(sites: Sites, name: str) -> int | None:
+    path, index = _site_of(name)
+    rows = (row for row in sites.calls if (row.site.path, row.site.index) == (path, index))
+    return next((row.number for row in rows), None)
+
+
+def _meant(parts: _Parts, name: str) -> dict[str, Any]:
+    """The values that a call means otherwise than the export noted them."""
+    number = _number_of(parts.sites, name) if parts.echoes else None
+    if number is None:
+        return {}
+    rows = ((key, value, meant(value, number, parts.echoes)) for key, value in parts.flat.made.items())
+    return {key: _now(parts.functional, now) for key, value, now in rows if now is not value}
 
 
 SIDES = ("module_call_inputs", "module_call_outputs")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from whence._torch.dims import Wish
+from whence._torch.dims import Freedom, Wish
 from whence.errors import CallError, InvalidShapes
 from whence.program import Convention, Program
 from whence.program.sizes import ZERO_ONE, Asker, Dimension, Reading, Sized, SizeRule, Sizes, shape_of, sized
@@ -97,6 +97,8 @@ def _rules(settled: Settled, leaves: Sequence[Any]) -> tuple[tuple[Reading, ...]
             rules.append(_equal(settled, at, wish, f"{reading.name} == {size}", own))
         if at in own:
             rules += _asked_bounds(at, wish, settled.names[at])
+        elif wish.freedom is not Freedom.NAMED and isinstance(size, str):
+            rules += _asked_bounds(at, wish, reading.name)
     rules += [rule for found in settled.decisions if (rule := _decided(settled, found)) is not None]
     rules += _filled(settled)
     return tuple(hidden), tuple(_without_repeats(rules))

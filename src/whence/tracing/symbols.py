@@ -65,7 +65,8 @@ class Symbols:
             return size
         at, wish = self._wishes[position, dim]
         value = (size - wish.offset) // wish.scale
-        base = self._environment.base(self._names[at], value, wish.low or 0, wish.high)
+        yields = wish.freedom is not Freedom.NAMED
+        base = self._environment.base(self._names[at], value, wish.low or 0, wish.high, yields=yields)
         return base * wish.scale + wish.offset
 
     def number(self, position: int, value: Any) -> Any:
