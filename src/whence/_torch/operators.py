@@ -40,6 +40,13 @@ class Traits:
 
 ASSERT = torch.ops.aten._assert_scalar.default
 """Raises in a run where a condition does not hold; gives nothing."""
+CHECKS = frozenset(
+    {
+        *(ASSERT, aten._assert_async.default, aten._assert_async.msg),
+        aten._linalg_check_errors.default,  # a matrix that cannot be inverted, or is not positive definite
+    }
+)
+"""All that raise by what they find in a run, and give nothing."""
 
 
 def op_name(target: Any) -> str:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from torch import fx, nn
 
 from whence._torch.graphs import nested_graph
-from whence._torch.operators import ASSERT, draws
+from whence._torch.operators import CHECKS, draws
 
 
 def drop_unused(graph: fx.Graph, nested: nn.Module, repeated: Set[fx.Node], keep: Set[str]) -> None:
@@ -21,7 +21,7 @@ def drop_unused(graph: fx.Graph, nested: nn.Module, repeated: Set[fx.Node], keep
 
 def _does_something(node: fx.Node, nested: nn.Module) -> bool:
     """Whether a run is another one without the operation, although nobody reads its results."""
-    if node.target is ASSERT or draws(node.target, node.args, node.kwargs):
+    if node.target in CHECKS or draws(node.target, node.args, node.kwargs):
         return True
     read = (nested_graph(source, nested) for source in node.all_input_nodes)
     graphs = (inner for inner in read if inner is not None)
