@@ -1,8 +1,11 @@
 BIN := .venv/bin
 READY := .venv/.ready
+NEWEST := 2.15.0
+NEWEST_BIN := .venv-newest/bin
+NEWEST_READY := .venv-newest/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check conformance bench benchmark bench-smoke clean
+.PHONY: help demo test test-newest lint types check conformance bench benchmark bench-smoke clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -16,11 +19,22 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(NEWEST_READY): pyproject.toml constraints.txt Makefile
+	@echo "Installing whence and its tools with PyTorch $(NEWEST) into .venv-newest (several GB the first time)"
+	@python3 -m venv .venv-newest
+	@grep -v '^torch==' constraints.txt > .venv-newest/constraints.txt
+	@$(NEWEST_BIN)/pip install -q -c .venv-newest/constraints.txt torch==$(NEWEST)
+	@$(NEWEST_BIN)/pip install -q -c .venv-newest/constraints.txt -e '.[dev]' torch==$(NEWEST)
+	@touch $@
+
 demo: $(READY) ## show what whence does, on a small model
 	@$(BIN)/whence demo
 
 test: $(READY) ## run the tests
 	$(BIN)/pytest -n 2
+
+test-newest: $(NEWEST_READY) ## run the tests on the newest PyTorch, in .venv-newest
+	$(NEWEST_BIN)/pytest -n 2
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check
@@ -44,4 +58,4 @@ bench-smoke: $(READY) ## a part of it in under a minute; fails far below a targe
 
 clean: ## remove caches and build products (delete .venv to install afresh)
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +

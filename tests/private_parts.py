@@ -7,7 +7,7 @@ PyTorch's own frames. Of an attribute and of a variable only the last name is kn
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 PYTHONS = frozenset(
@@ -19,14 +19,10 @@ PYTHONS = frozenset(
 """Private names of Python's own library."""
 OURS = frozenset({"_whence_captured", "_whence_layout", "_by_", "_inner", "_plan", "_require"})
 """Texts and attributes of our own, in another file than the one that defines them."""
-FAMILIES = {
-    "_saved_": "attributes of autograd nodes, one for each tensor that a node saved",
-    "_backward": "the ending of operators that are the derivative of another",
-    "_memo": "the ending of attributes in which a fake tensor remembers results",
-    "_memo_vc": "the same",
-    "_memo_epoch": "the same",
-}
-"""Beginnings and endings of names, of which the tree has no whole one."""
+OPERATORS = ("_upsample_", "_local_scalar_dense")
+"""Names of operators in texts, and what some begin with; operators keep theirs."""
+PIECES = frozenset({"_saved_", "_backward", "_memo", "_memo_vc", "_memo_epoch"})
+"""Beginnings and endings: of what autograd nodes save, of operators, of what fake tensors remember."""
 _LOCALS = "_LOCALS"
 """How constants are called that list variables of PyTorch's functions."""
 
@@ -49,14 +45,25 @@ def is_private(name: str) -> bool:
     return inner[:2] == ["fx", "experimental"] or any(re.match("_[^_]", part) for part in inner)
 
 
-def uses(source: str) -> list[Use]:
-    """All uses in a file."""
-    return sorted(set(_Finder(ast.parse(source)).found()))
+def uses(source: str, ours: Collection[str] = ()) -> list[Use]:
+    """All uses in a file; `ours` are the attributes of the classes that its own may inherit from."""
+    return sorted(set(_Finder(ast.parse(source), ours).found()))
+
+
+def uses_by_name(sources: Mapping[str, str]) -> dict[str, list[tuple[str, Use]]]:
+    """The uses in all files, by name."""
+    ours = {name for source in sources.values() for name in _defined(ast.parse(source))}
+    found: dict[str, list[tuple[str, Use]]] = {}
+    for file, source in sources.items():
+        for use in uses(source, ours):
+            found.setdefault(use.name, []).append((file, use))
+    return found
 
 
 class _Finder:
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, ours: Collection[str]) -> None:
         self.tree = tree
+        self.ours = ours
         self.known = dict(_imports(tree))
         self.texts = dict(_constants(tree))
         self.known |= {name: found for name, value in _assigned(tree) if (found := self.dotted(value))}
@@ -75,6 +82,8 @@ class _Finder:
                 yield from filter(is_private, (f"{module}.{alias.name}" for alias in names))
             case ast.Import(names=names):
                 yield from filter(is_private, (alias.name for alias in names))
+            case ast.Call(func=ast.Name(id="getattr")):
+                yield from filter(is_private, [self.dotted(node)])
             case ast.Attribute(attr=attr):
                 dotted = self.dotted(node)
                 if dotted:
@@ -84,7 +93,7 @@ class _Finder:
             case ast.Name(id=name, ctx=ast.Load()):
                 yield from filter(is_private, [_public_end_cut(self.known.get(name, ""))])
             case ast.Constant(value=str(text)) if re.fullmatch(r"_[a-z]\w*", text):
-                if text not in PYTHONS | OURS:
+                if text not in PYTHONS | OURS | PIECES and not text.startswith(OPERATORS):
                     yield f".{text}"
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield from (f":{name}" for name in _frame_variables(node))
@@ -95,7 +104,8 @@ class _Finder:
         """Whether a private attribute is one of somebody else's, as far as this file says."""
         if not re.match("_[^_]", node.attr) or node.attr in PYTHONS | OURS:
             return False
-        return node.attr not in self.own
+        is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+        return node.attr not in self.own and not (is_self and node.attr in self.ours)
 
     def dotted(self, node: ast.expr | None) -> str:
         """The absolute name of an expression that leads into torch, else the empty text."""
@@ -104,6 +114,9 @@ class _Finder:
                 return self.known.get(name, "")
             case ast.Attribute(value=value, attr=attr):
                 owner = self.dotted(value)
+                return owner and f"{owner}.{attr}"
+            case ast.Call(func=ast.Name(id="getattr"), args=[of, ast.Constant(value=str(attr)), *_]):
+                owner = self.dotted(of)
                 return owner and f"{owner}.{attr}"
             case ast.Call(func=ast.Attribute(attr="get" | "import_module"), args=[name, *_]):
                 return self._module(name)
@@ -194,12 +207,3 @@ def _frame_variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterat
 
 def _is_locals(node: ast.expr) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "f_locals"
-
-
-def uses_by_name(sources: Mapping[str, str]) -> dict[str, list[tuple[str, Use]]]:
-    """The uses in all files, by name."""
-    found: dict[str, list[tuple[str, Use]]] = {}
-    for file, source in sources.items():
-        for use in uses(source):
-            found.setdefault(use.name, []).append((file, use))
-    return found

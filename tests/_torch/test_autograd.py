@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -42,6 +43,7 @@ def test_numbers_grow_in_the_order_of_the_forward() -> None:
     assert history(first)._sequence_nr() < history(second)._sequence_nr()
 
 
+@pytest.mark.canary("torch._C._autograd._get_sequence_nr")
 def test_operation_without_a_gradient_does_not_count() -> None:
     """Under `no_grad` no node is made and the counter stands still."""
     leaf = weight()
@@ -51,6 +53,7 @@ def test_operation_without_a_gradient_does_not_count() -> None:
     assert autograd.next_sequence_number() == before
 
 
+@pytest.mark.canary("torch.autograd.graph.Node._sequence_nr")
 def test_leaf_has_no_moment() -> None:
     """The node of a leaf has the largest number there is, which is no moment."""
     leaf = weight()
@@ -90,6 +93,7 @@ def test_tensor_without_a_gradient_has_no_key() -> None:
     assert autograd.gradient_key(torch.ones(3)) is None
 
 
+@pytest.mark.canary("torch._C.DisableTorchFunction")
 def test_torch_functions_are_passed_by() -> None:
     """`torch._C.DisableTorchFunction` keeps looking at a tensor from calling torch functions."""
 
@@ -115,6 +119,7 @@ class Doubling(torch.autograd.Function):
         return gradients[0] * 2
 
 
+@pytest.mark.canary("torch._C._FunctionBase")
 def test_custom_function_is_told_from_built_in() -> None:
     """The backward of a Python function is a `torch._C._FunctionBase`, that of a built-in one is not."""
     assert autograd.is_custom_function(history(Doubling.apply(weight())))
@@ -195,6 +200,7 @@ def test_unused_input_has_no_gradient() -> None:
     assert autograd.run_backward([weight().sum()], [weight()], [torch.ones(())], Listener()) == (None,)
 
 
+@pytest.mark.canary("torch._C._AutoDispatchBelowAutograd")
 def test_below_autograd_nothing_is_recorded() -> None:
     """`torch._C._AutoDispatchBelowAutograd` with grad mode on runs operations without making history."""
     leaf = weight()
@@ -205,6 +211,7 @@ def test_below_autograd_nothing_is_recorded() -> None:
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.canary("torch._C._current_graph_task_id")
 def test_engine_is_known_to_run() -> None:
     """`torch._C._current_graph_task_id` tells a backward in progress from none."""
     seen: list[bool] = []
@@ -246,6 +253,7 @@ def test_saved_tensors_are_freed_in_the_backward() -> None:
     assert Doubled.freed == [False, True]
 
 
+@pytest.mark.canary("torch._C._is_fwd_grad_enabled", "torch.autograd.Function._backward_cls")
 def test_a_custom_function_is_known_by_its_modes() -> None:
     """`Function.apply` runs the forward without grad mode and with `torch._C._is_fwd_grad_enabled()` off."""
     seen: list[bool] = []
@@ -268,6 +276,11 @@ def test_a_custom_function_is_known_by_its_modes() -> None:
     assert isinstance(Doubles.apply(weight()).grad_fn, autograd.node_class_of(Doubles))  # `_backward_cls`
 
 
+@pytest.mark.canary(
+    "torch._C._ForceDispatchKeyGuard",
+    "torch._C._dispatch_tls_local_exclude_set",
+    "torch._C._dispatch_tls_local_include_set",
+)
 def test_operations_below_autograd_can_be_recorded_again() -> None:
     """`torch._C._ForceDispatchKeyGuard` gives autograd's dispatch keys back."""
     leaf = weight()
@@ -277,6 +290,7 @@ def test_operations_below_autograd_can_be_recorded_again() -> None:
             assert (leaf * 2).grad_fn is not None
 
 
+@pytest.mark.canary("torch._C._autograd._get_current_graph_task_keep_graph")
 def test_a_backward_knows_whether_its_graph_is_kept() -> None:
     """`_get_current_graph_task_keep_graph` says what `retain_graph` was."""
     seen: list[bool] = []

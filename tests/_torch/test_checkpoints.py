@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import _CheckpointFrame, checkpoint, set_checkpoint_debug_enabled
@@ -76,6 +77,10 @@ def test_other_threads_are_not_seen() -> None:
     assert observer.events == []
 
 
+@pytest.mark.canary(
+    "torch.utils.checkpoint._CheckpointFrame",
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator.preserve_rng_state",
+)
 def test_patch_is_taken_off() -> None:
     """Afterwards the frame's constructor is PyTorch's own."""
     before = _CheckpointFrame.__init__

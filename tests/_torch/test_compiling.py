@@ -73,6 +73,7 @@ def test_uninteresting_asker_is_not_reported_again() -> None:
     assert len(asked) == 1
 
 
+@pytest.mark.canary("torch.compiler._is_compiling_flag", "torch.compiler._is_exporting_flag")
 def test_flags_come_back() -> None:
     """Afterwards, and after an error, the flags are what they were."""
     before = (torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag)
@@ -99,6 +100,7 @@ def test_flag_combines_like_a_truth_value(combined: Callable[[object], object], 
         assert bool(combined(torch.compiler._is_compiling_flag)) is expected
 
 
+@pytest.mark.canary("torch._dynamo.eval_frame._stance", "torch._higher_order_ops.utils._in_hop_compile")
 def test_compiled_functions_run_their_python() -> None:
     """Compiled functions ask `torch._dynamo.eval_frame._stance`, and on this thread run eagerly."""
     calls: list[str] = []
@@ -121,6 +123,7 @@ def test_compiled_functions_run_their_python() -> None:
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
+@pytest.mark.canary("torch._dynamo.variables.functions.UserFunctionVariable._dynamo_marked_constant")
 def test_constants_are_not_traced() -> None:
     """What a function returns while code is traced is a constant to the compiler."""
     calls: list[int] = []

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 
+import pytest
 import torch
 from torch import fx, nn
 from torch._functorch._aot_autograd.descriptors import (
@@ -20,6 +21,15 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from whence._torch.descriptors import Described, described, joint_parts, names_of_state, returned_structure
 
 
+@pytest.mark.canary(
+    "torch._functorch._aot_autograd.descriptors.BufferAOTInput",
+    "torch._functorch._aot_autograd.descriptors.GradAOTOutput",
+    "torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput",
+    "torch._functorch._aot_autograd.descriptors.ParamAOTInput",
+    "torch._functorch._aot_autograd.descriptors.PlainAOTInput",
+    "torch._functorch._aot_autograd.descriptors.PlainAOTOutput",
+    "torch._functorch._aot_autograd.descriptors.TangentAOTInput",
+)
 def test_descriptors_in_words() -> None:
     """Each kind that a program has a place for is described; any other by its name."""
     weight, result = ParamAOTInput("weight"), PlainAOTOutput(1)
@@ -33,6 +43,7 @@ def test_descriptors_in_words() -> None:
     assert described(DummyAOTInput(0)) == Described(other="DummyAOTInput")
 
 
+@pytest.mark.canary("torch._functorch._aot_autograd.schemas.JointWithDescriptors")
 def test_joint_graph_is_described() -> None:
     """A joint graph carries them on its placeholders, and knows the structure of the result."""
     with ExitStack() as stack:
@@ -47,6 +58,7 @@ def test_joint_graph_is_described() -> None:
     assert joint_parts(graph) is None
 
 
+@pytest.mark.canary("torch.fx.Graph._codegen")
 def test_names_of_dynamo() -> None:
     """A graph of Dynamo's export has the structure of its result in `_codegen`, and names of state."""
     graph = torch._dynamo.export(nn.Linear(2, 2), aten_graph=False)(torch.randn(3, 2))[0]

@@ -1,11 +1,18 @@
 """torch.export's vocabulary, as whence reads it."""
 
+import pytest
 from torch.export import Dim
 from torch.export.dynamic_shapes import _DerivedDim, _DimHint, _DimHintType, _StaticDim
 
 from whence._torch.dims import Freedom, Wish, dim_of, wish_of, written
 
 
+@pytest.mark.canary(
+    "torch.export.dynamic_shapes._DimHint",
+    "torch.export.dynamic_shapes._DimHintType.AUTO",
+    "torch.export.dynamic_shapes._DimHintType.DYNAMIC",
+    "torch.export.dynamic_shapes._DimHintType.STATIC",
+)
 def test_hints_are_what_they_were() -> None:
     """`Dim.AUTO`, `Dim.DYNAMIC` and `Dim.STATIC` are hints of three types, and take bounds."""
     assert isinstance(Dim.AUTO, _DimHint)
@@ -16,6 +23,7 @@ def test_hints_are_what_they_were() -> None:
     )
 
 
+@pytest.mark.canary("torch.export.dynamic_shapes._DerivedDim", "torch.export.dynamic_shapes._StaticDim")
 def test_derived_dims_have_a_root_and_a_function() -> None:
     """`2 * dim` knows its root, and how it follows from it."""
     batch = Dim("batch", min=1, max=8)

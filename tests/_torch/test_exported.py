@@ -1,5 +1,6 @@
 """Canaries for what torch.export keeps private."""
 
+import pytest
 import torch
 from torch import fx, nn
 from torch._export.verifier import Verifier
@@ -22,6 +23,7 @@ from whence._torch.exported import (
 aten = torch.ops.aten
 
 
+@pytest.mark.canary("torch._export.verifier.Verifier")
 def test_verifier_is_what_exported_programs_are_checked_by() -> None:
     """Decomposed programs name `Verifier`, and it accepts functional operators alone."""
     program = torch.export.export(nn.ReLU(), (torch.ones(2),)).run_decompositions({})
@@ -52,6 +54,7 @@ def test_casts_of_autocast_are_seen() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.canary("torch._C.DispatchKey.CompositeImplicitAutograd")
 def test_what_schemas_say() -> None:
     """Composites are told from kernels, and schemas name the arguments that results may look into."""
     assert is_composite(aten.linear.default)
@@ -62,6 +65,9 @@ def test_what_schemas_say() -> None:
     assert looks_into(len) == ()
 
 
+@pytest.mark.canary(
+    "torch._subclasses.fake_tensor.FakeTensor", "torch._subclasses.fake_tensor.FakeTensorMode"
+)
 def test_fakes_belong_together() -> None:
     """New fakes are of the mode of those that are there, or of a new FakeTensorMode."""
     mode = FakeTensorMode()
@@ -82,6 +88,7 @@ def test_memory_is_told_apart() -> None:
     assert not shares_storage(sparse, whole.to_sparse())
 
 
+@pytest.mark.canary("torch._ops.OpOverload._opname", "torch._ops.OpOverload._overloadname")
 def test_what_a_decomposition_ran_is_known() -> None:
     """A decomposed graph is of another dialect, and its nodes name the operator that was run."""
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())

@@ -7,6 +7,7 @@ import inspect
 import sys
 from typing import Any
 
+import pytest
 import torch
 from torch import fx, nn
 from torch._higher_order_ops import utils
@@ -33,6 +34,9 @@ def test_rules_are_found_by_the_kind_of_mode() -> None:
         assert callable(operator.python_key_table[proxy_tensor.ProxyTorchDispatchMode])
 
 
+@pytest.mark.canary(
+    "torch._higher_order_ops.flex_attention", "torch.fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER"
+)
 def test_rules_ask_for_the_tracer_at_work() -> None:
     """`reenter_make_fx` and `materialize_as_graph` read `_CURRENT_MAKE_FX_TRACER` when they are called."""
     assert proxy_tensor._CURRENT_MAKE_FX_TRACER is None
@@ -65,6 +69,7 @@ def test_scans_keep_their_results() -> None:
     assert "ctx._scan_impl = " in inspect.getsource(sys.modules["torch._higher_order_ops.scan"])
 
 
+@pytest.mark.canary("torch._C._functorch.is_functorch_wrapped_tensor")
 def test_values_of_transforms_are_known() -> None:
     """`is_functorch_wrapped_tensor` tells the tensors that `torch.vmap` hands to a function."""
     seen: list[torch.Tensor] = []
@@ -75,6 +80,7 @@ def test_values_of_transforms_are_known() -> None:
     assert not is_of_transform(2)
 
 
+@pytest.mark.canary("torch._C._functorch.peek_interpreter_stack")
 def test_transforms_are_on_a_stack() -> None:
     """`peek_interpreter_stack` is None outside of `torch.vmap`."""
     assert torch._C._functorch.peek_interpreter_stack() is None

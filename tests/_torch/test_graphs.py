@@ -1,5 +1,6 @@
 """Canaries: what we rely on in fx."""
 
+import pytest
 import torch
 from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -30,6 +31,7 @@ def test_graph_module_is_an_ordinary_one() -> None:
     assert "mul" in module.code
 
 
+@pytest.mark.canary("torch.fx._lazy_graph_module._LazyGraphModule")
 def test_code_is_written_late() -> None:
     """Nothing is compiled before somebody runs or reads the module."""
     module = graph_module({}, doubling(), "Doubling")
@@ -91,6 +93,9 @@ def test_nested_graphs_are_told_from_values() -> None:
     assert value_inputs(used) == [value]
 
 
+@pytest.mark.canary(
+    "torch.fx.GraphModule._register_replace_node_hook", "torch.fx.GraphModule._unregister_replace_node_hook"
+)
 def test_replacements_are_heard() -> None:
     """`_register_replace_node_hook` tells of uses that go over, until `_unregister_replace_node_hook`."""
     module = graph_module({}, doubling(), "Doubling")

@@ -48,6 +48,10 @@ def test_hooks_of_a_module_are_recognised(register: Any) -> None:
     assert hook.answers == [True]
 
 
+@pytest.mark.canary(
+    *("torch.nn.modules.module._global_forward_hooks", "torch.nn.modules.module._global_forward_pre_hooks"),
+    *("torch.nn.modules.module._global_backward_hooks", "torch.nn.modules.module._global_backward_pre_hooks"),
+)
 def test_hook_for_all_modules_is_recognised() -> None:
     """Hooks of all modules are in four global dictionaries."""
     hook, module = Frames(), nn.Identity()
@@ -58,6 +62,7 @@ def test_hook_for_all_modules_is_recognised() -> None:
     assert not has_hooks(module)
 
 
+@pytest.mark.canary("torch.autograd.graph._engine_run_backward")
 def test_hooks_that_the_engine_calls_are_recognised() -> None:
     """A hook on a tensor or a node is called by `torch.autograd.graph._engine_run_backward` itself."""
     hook = Frames()
@@ -88,9 +93,16 @@ def test_forward_is_no_hook() -> None:
     assert hook.answers == [False, False]
 
 
+@pytest.mark.canary("torch._compile")
+@pytest.mark.canary(
+    *("torch.nn.Module._call_impl.hook", "torch.utils.hooks.BackwardHook._set_user_hook"),
+    *("torch.utils.hooks.BackwardHook._set_user_hook.hook",),
+    *("torch.utils.hooks.BackwardHook.setup_output_hook.user_hook",),
+    *("torch.utils.hooks.BackwardHook.setup_output_hook.user_pre_hook",),
+)
 def test_every_place_has_lines() -> None:
     """Each function that calls hooks of modules was read, and says where."""
-    lines = _hook_lines()
+    lines = _hook_lines.__wrapped__()
     for function in (nn.Module._call_impl, BackwardHook._set_user_hook, BackwardHook.setup_output_hook):
         assert lines[function.__code__]
     assert graph._engine_run_backward.__code__ not in lines
@@ -101,6 +113,11 @@ def clip(_gradient: Tensor) -> None:
     """A hook that does nothing."""
 
 
+@pytest.mark.canary(
+    "torch.Tensor._backward_hooks",
+    "torch.Tensor._post_accumulate_grad_hooks",
+    "torch.nn.Module._backward_hooks",
+)
 def test_gradient_hooks_are_described() -> None:
     """Hooks of both kinds on a parameter, in `_backward_hooks` and `_post_accumulate_grad_hooks`."""
     parameter = nn.Parameter(torch.ones(2))

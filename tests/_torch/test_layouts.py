@@ -26,6 +26,7 @@ def batch_norm_arguments(x: Tensor) -> tuple[object, ...]:
     return (x, torch.ones(3), torch.zeros(3), torch.zeros(3), torch.ones(3), True, 0.1, 1e-5)
 
 
+@pytest.mark.canary("torch._prims_common.suggest_memory_format")
 @pytest.mark.parametrize("layout", INPUTS)
 def test_batch_norm_is_laid_out_as_by_the_kernel(layout: str) -> None:
     """After the correction the fake result of batch norm has the strides of the real one."""

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from whence._torch.lazy import initialised_for_real, is_waiting, uninitialised, without_numbers
 
 
+@pytest.mark.canary("torch.nn.Module._buffers", "torch.nn.modules.lazy.LazyModuleMixin._initialize_hook")
 def test_waiting_module() -> None:
     """A lazy module waits until its first call, also when its parameters were loaded before."""
     module = nn.LazyLinear(3)
@@ -38,6 +39,7 @@ def test_parameters_are_real_after_a_call_on_fake_tensors() -> None:
     assert not module._forward_pre_hooks
 
 
+@pytest.mark.canary("torch.nn.Module._forward_pre_hooks")
 def test_hook_is_given_back() -> None:
     """A lazy module that was not called keeps its own hook."""
     module = nn.LazyLinear(3)

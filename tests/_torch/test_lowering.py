@@ -1,5 +1,6 @@
 """Canaries: `make_fx` over an interpreter keeps what the graph says of its nodes."""
 
+import pytest
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -8,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from whence._torch.lowering import TRACE, WITHOUT_GRAD, in_one_mode, lowered
 
 
+@pytest.mark.canary("torch.fx.experimental.proxy_tensor.make_fx")
 def test_functions_become_operators() -> None:
     """Metadata goes along, and so does whether gradients were on; the mode is given back."""
     assert callable(make_fx)

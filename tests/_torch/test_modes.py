@@ -116,6 +116,26 @@ def test_left_behind_is_put_back(change: Callable[[], object]) -> None:
         assert isinstance(torch.ones(2) + 1, Tensor)
 
 
+@pytest.mark.canary("torch._C.DispatchKeySet")
+@pytest.mark.canary(
+    *("torch._C._dispatch_tls_is_dispatch_key_excluded", "torch._C._dispatch_tls_is_dispatch_key_included"),
+    *("torch._C._dispatch_tls_set_dispatch_key_excluded", "torch._C._dispatch_tls_set_dispatch_key_included"),
+    *("torch._C._get_torch_function_state", "torch._C._set_torch_function_state"),
+    *("torch._C._meta_in_tls_dispatch_include", "torch._C._set_meta_in_tls_dispatch_include"),
+    *("torch._C._only_lift_cpu_tensors", "torch._C._set_only_lift_cpu_tensors"),
+    *("torch.overrides._pop_mode", "torch.overrides._push_mode"),
+    *("torch.utils._python_dispatch._pop_mode", "torch.utils._python_dispatch._push_mode"),
+)
+def test_everything_left_behind_is_put_back() -> None:
+    """All of it at once."""
+    with some_modes():
+        before, restore = thread_state(), modes_restored()
+        for change in CHANGES:
+            change()
+        restore()
+        assert thread_state() == before
+
+
 def test_every_key_can_be_asked_about() -> None:
     """Each of `DispatchKey.__members__` is in a `DispatchKeySet` or not, and on this thread in or out."""
     included: torch._C.DispatchKeySet = torch._C._dispatch_tls_local_include_set()
@@ -125,6 +145,13 @@ def test_every_key_can_be_asked_about() -> None:
         assert torch._C._dispatch_tls_is_dispatch_key_excluded(key) == excluded.has(key)
 
 
+@pytest.mark.canary(
+    *("torch._C._set_mkldnn_enabled", "torch._C._get_flash_sdp_enabled", "torch._C._set_sdp_use_flash"),
+    *("torch._C._get_mem_efficient_sdp_enabled", "torch._C._set_sdp_use_mem_efficient"),
+    *("torch._C._get_math_sdp_enabled", "torch._C._set_sdp_use_math"),
+    *("torch._C._get_cudnn_sdp_enabled", "torch._C._set_sdp_use_cudnn"),
+    *("torch._C._get_sdp_priority_order", "torch._C._set_sdp_priority_order"),
+)
 @pytest.mark.parametrize(
     ("name", "read", "write", "other"),
     [

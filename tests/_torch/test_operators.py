@@ -21,6 +21,7 @@ def test_operators_are_overloads() -> None:
     assert isinstance(torch.ops.higher_order.cond, HigherOrderOperator)
 
 
+@pytest.mark.canary("torch._ops.OpOverload")
 def test_operator_is_named_with_its_overload() -> None:
     """An operator prints as namespace, name and overload."""
     assert op_name(aten.add.Tensor) == "aten.add.Tensor"
@@ -122,6 +123,7 @@ def test_attention_draws_with_dropout_only(chance: float, expected: bool) -> Non
     assert operators.draws(target, (1, 2, 3), {}) is False
 
 
+@pytest.mark.canary("torch._ops.OpOverload._schema")
 def test_out_arguments_are_dropped() -> None:
     """The arguments that only say where to write are marked in the schema."""
     assert without_outputs(aten.add.out, {"alpha": 2, "out": 1}) == {"alpha": 2}
@@ -176,6 +178,11 @@ def test_operator_without_a_twin() -> None:
     assert functional_twin(aten.mm.default) is None
 
 
+@pytest.mark.canary(
+    "torch._C.DispatchKey.Autograd",
+    "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "torch._ops.HigherOrderOperator",
+)
 def test_custom_operator_is_told_from_built_in() -> None:
     """An operator defined outside PyTorch with a derivative has an Autograd kernel of its own."""
 
@@ -246,6 +253,7 @@ def test_bound_function_reaches_the_operator(target: Any) -> None:
         assert found.operators == expected.operators
 
 
+@pytest.mark.canary("torch._ops.OpOverload._op")
 @pytest.mark.parametrize("args", [(), (2.0,)])
 def test_operator_on_numbers_runs_itself(args: tuple[Any, ...]) -> None:
     """Functions want a tensor first; an operator takes a number in its place."""

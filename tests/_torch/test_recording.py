@@ -194,6 +194,7 @@ def test_real_tensor_is_met_once() -> None:
     assert [node.op for node in listener.nodes[-1].graph.nodes].count("placeholder") == 2
 
 
+@pytest.mark.canary("torch.Tensor._base", "torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing")
 def test_real_tensor_is_not_touched() -> None:
     """An in-place operation on a real tensor from outside changes no number of it."""
     outside = torch.zeros(2, 4)
@@ -201,6 +202,7 @@ def test_real_tensor_is_not_touched() -> None:
     assert torch.equal(outside, torch.zeros(2, 4))
 
 
+@pytest.mark.canary("torch.nn.Parameter._is_param")
 def test_parameter_gets_its_gradient_through_its_stand_in() -> None:
     """Autograd above the recording sees the real parameter."""
     weight = nn.Parameter(torch.randn(4))
@@ -242,6 +244,11 @@ def test_value_is_refused(work: Callable[[Tensor], Any]) -> None:
     assert callable(function)
 
 
+@pytest.mark.canary(
+    "torch._subclasses.fake_tensor.DataDependentOutputException",
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException",
+    "torch._subclasses.fake_tensor.UnsupportedFakeTensorException",
+)
 @pytest.mark.parametrize(
     ("work", "name"),
     [
@@ -272,6 +279,9 @@ def test_fake_tensors_name_what_they_cannot_do() -> None:
     assert issubclass(UnsupportedFakeTensorException, RuntimeError)
 
 
+@pytest.mark.canary(
+    "torch.fx.experimental.proxy_tensor._ProxyTensor", "torch.fx.experimental.proxy_tensor.has_proxy_slot"
+)
 def test_modes_are_off_after_the_recording() -> None:
     """When recording ends no mode is left on any stack."""
     recorded(lambda x: x * 2)
@@ -317,6 +327,11 @@ def test_modes_have_the_constructors_we_call() -> None:
     assert tracer.torch_fn_counts == {}
 
 
+@pytest.mark.canary(
+    "torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode",
+    "torch.fx.experimental.proxy_tensor.PythonKeyTracer",
+    "torch.fx.experimental.proxy_tensor.track_tensor_tree",
+)
 def test_recording_is_switched_off_in_a_block() -> None:
     """`disable_proxy_modes_tracing` stops the recording, and in `unset_fake_temporarily` tensors are real."""
     kinds: list[type] = []
@@ -329,6 +344,7 @@ def test_recording_is_switched_off_in_a_block() -> None:
     assert kinds == [Tensor]
 
 
+@pytest.mark.canary("torch.utils._python_dispatch.is_traceable_wrapper_subclass")
 def test_wrapper_subclasses_are_told_apart() -> None:
     """A nested tensor is made of other tensors; a parameter and a fake tensor are not."""
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
@@ -350,12 +366,20 @@ def test_value_dependent_operators_are_tagged() -> None:
     assert torch.Tag.data_dependent_output in aten._local_scalar_dense.default.tags
 
 
+@pytest.mark.canary("torch.utils._python_dispatch.TorchDispatchMode")
 def test_torch_does_not_wrap_our_dispatch() -> None:
     """`_should_skip_dynamo` decides whether torch keeps its compiler out of every `__torch_dispatch__`."""
     assert TorchDispatchMode._should_skip_dynamo()
     assert not hasattr(Recorder.__torch_dispatch__, "__wrapped__")
 
 
+@pytest.mark.canary(
+    "torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder",
+    "torch._higher_order_ops.utils._hop_compile_and_call",
+    "torch.fx.experimental.proxy_tensor.get_proxy_slot",
+    "torch.nn.Module._non_persistent_buffers_set",
+    "torch.utils._pytree.tree_unflatten",
+)
 def test_results_are_tensors_of_their_own() -> None:
     """The fake kernel of a recurrent layer's backward gives both bias gradients as one tensor, once."""
     model, x = nn.LSTM(4, 4), torch.randn(3, 2, 4)
@@ -364,6 +388,7 @@ def test_results_are_tensors_of_their_own() -> None:
     assert first.output("bias_ih_l0").node != first.output("bias_hh_l0").node
 
 
+@pytest.mark.canary("torch.Tensor._is_view")
 def test_questions_about_history_are_told() -> None:
     """What autograd recorded is asked for by `grad_fn`, `_base`, `output_nr` and `_is_view`."""
     _, listener = recorded(lambda x: (x.grad_fn, x._base, x.output_nr, x._is_view(), x.shape))

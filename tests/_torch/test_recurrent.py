@@ -18,6 +18,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.canary("torch.utils._sympy.interp.sympy_interp")
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "joint"])
 def test_dropout_between_layers_is_eagers(options: dict[str, Any], backward: bool) -> None:

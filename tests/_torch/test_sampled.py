@@ -102,6 +102,11 @@ def test_the_rest_is_left_to_pytorch(name: str) -> None:
         assert Samples(mode).result(func, args, kwargs) is None
 
 
+@pytest.mark.canary(
+    "torch.Tensor._has_symbolic_sizes_strides",
+    "torch._subclasses.fake_tensor.unset_fake_temporarily",
+    "torch.fx.experimental.proxy_tensor.snapshot_fake",
+)
 def test_sizes_that_are_one_number_by_chance() -> None:
     """`n + 2` and another symbol may have the same number in their place: they are compared as they are."""
     mode = mode_for_sizes(vary=True)

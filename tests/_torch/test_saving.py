@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -65,6 +66,7 @@ def test_other_threads_are_not_seen() -> None:
     assert saved_tensors_hooks.__init__ is before
 
 
+@pytest.mark.canary("torch._C._autograd._top_saved_tensors_default_hooks")
 def test_hooks_that_pack_are_seen() -> None:
     """`torch._C._autograd._top_saved_tensors_default_hooks` gives the hooks that are on."""
     assert not packs_what_is_saved()

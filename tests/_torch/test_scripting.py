@@ -28,6 +28,7 @@ def traced_function() -> Any:
         return torch.jit.trace(torch.relu, torch.ones(1, 2), check_trace=False)
 
 
+@pytest.mark.canary("torch._C.ScriptMethod")
 @pytest.mark.parametrize(
     "make", [traced, lambda: traced().forward, traced_function], ids=["module", "method", "function"]
 )
@@ -42,6 +43,7 @@ def test_other_things_are_not(value: object) -> None:
     assert not is_scripted(value)
 
 
+@pytest.mark.canary("torch.ScriptObject._type")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_packed_weight_is_told_apart() -> None:
     """A packed quantised weight is a `ScriptObject` whose `_type` says so."""
@@ -57,6 +59,10 @@ class Opaque(OpaqueBase):
 register_opaque_type(Opaque, typ=OPAQUE)
 
 
+@pytest.mark.canary(
+    "torch._library.opaque_object.is_opaque_reference_type",
+    "torch._library.opaque_object.is_opaque_symbolic_type",
+)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_objects_among_arguments_are_found() -> None:
     """Generators, script objects, opaque ones (`is_opaque_reference_type`), and who takes them."""

@@ -55,6 +55,12 @@ def test_ordinary_module() -> None:
         assert aside == {}
 
 
+@pytest.mark.canary(
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._orig_param_uid",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._all_reduce_hook",
+    "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._mp_policy",
+    "torch.nn.Module._get_name",
+)
 def test_sharded_module(group: None) -> None:
     """`FSDPModule` is put before the class; what is inside without hooks of its own is marked."""
     model = sharded()
@@ -78,6 +84,11 @@ def test_hooks_and_methods_of_fsdp(group: None) -> None:
     assert not is_of_sharding(model.forward)
 
 
+@pytest.mark.canary(
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._setattr_on_modules",
+    "torch.nn.Module._forward_hooks",
+    "torch.nn.Module._parameters",
+)
 def test_put_aside(group: None) -> None:
     """Class, hooks, methods and parameters are those before `fully_shard`, and afterwards those after it."""
     model = sharded()
@@ -98,6 +109,10 @@ def test_put_aside(group: None) -> None:
     assert [[*map(id, row[2].values())] for row in after] == [[*map(id, row[2].values())] for row in before]
 
 
+@pytest.mark.canary(
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._module_info",
+    "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_groups",
+)
 def test_lasting_parameters(group: None) -> None:
     """After a forward the root holds whole parameters, and FSDP keeps the shards."""
     model = sharded()
@@ -109,6 +124,11 @@ def test_lasting_parameters(group: None) -> None:
     assert not isinstance(model[1].weight, DTensor)
 
 
+@pytest.mark.canary(
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._unsharded_param",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._partial_reduce_output",
+    "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._state_ctx",
+)
 @pytest.mark.parametrize("was_whole", [False, True])
 def test_fsdp_is_given_back(group: None, was_whole: bool) -> None:
     """Shards, or the same whole parameters, are registered as before; gradients that wait are waiting."""
@@ -126,6 +146,17 @@ def test_fsdp_is_given_back(group: None, was_whole: bool) -> None:
     model[0].reshard()
     model.unshard()
     assert [*map(id, waiting[2:])] == [id(parameter.grad) for parameter in model[1].parameters()]
+
+
+@pytest.mark.canary("torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._is_root")
+def test_an_iteration_that_fails_is_forgotten(group: None) -> None:
+    """After an error inside the block the model runs as before: the root's iteration is begun anew."""
+    model = sharded()
+    with pytest.raises(ZeroDivisionError), sharding_kept(model.modules()):
+        model(X)
+        raise ZeroDivisionError
+    model(X).sum().backward()
+    assert all(isinstance(parameter.grad, DTensor) for parameter in model.parameters())
 
 
 def test_whole_of_a_distributed_tensor(group: None) -> None:
@@ -157,6 +188,7 @@ def test_whole_of_a_distributed_tensor(group: None) -> None:
         written.backward()
 
 
+@pytest.mark.canary("torch.distributed.fsdp.fully_shard._is_fsdp_managed_module")
 def test_parallelized_module_is_no_sharded_one(group: None) -> None:
     """DTensors alone are not FSDP."""
     model = nn.Sequential(nn.Linear(4, 4))

@@ -49,6 +49,7 @@ def environment() -> SizeEnvironment:
     return found
 
 
+@pytest.mark.canary("torch._guards.Source")
 def test_pytorch_makes_a_symbol_of_a_size_between_bounds() -> None:
     """`ShapeEnv.create_symbol` takes `DimDynamic.DYNAMIC`, a source and bounds, and admits 0 and 1."""
     assert issubclass(SizeEnvironment, ShapeEnv)
@@ -91,6 +92,7 @@ def test_a_decision_is_noted_with_its_place() -> None:
     assert number_of(size) == 6
 
 
+@pytest.mark.canary("torch.fx.experimental._config.backed_size_oblivious")
 def test_bookkeeping_decides_nothing() -> None:
     """`backed_size_oblivious` keeps fake tensors from asking whether a size is 1."""
     env = environment()
@@ -113,6 +115,11 @@ def test_a_fake_tensor_is_laid_out_as_the_example() -> None:
     assert [spelled(stride) for stride in fake.stride()] == ["1", "n"]
 
 
+@pytest.mark.canary(
+    "torch.fx.experimental.symbolic_shapes.DimDynamic.DYNAMIC",
+    "torch.fx.experimental.symbolic_shapes.StrictMinMaxConstraint",
+    "torch.utils._sympy.reference.PythonReferenceAnalysis",
+)
 def test_sizes_are_computed_on_proxies() -> None:
     """`sympy_interp` with `PythonReferenceAnalysis` turns an expression into operations."""
     env = environment()
@@ -125,6 +132,10 @@ def test_sizes_are_computed_on_proxies() -> None:
     assert free_symbols(size) == {expression(size)}
 
 
+@pytest.mark.canary(
+    "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
+    "torch.fx.experimental.symbolic_shapes.free_unbacked_symbols",
+)
 def test_a_size_that_only_a_run_knows_cannot_decide() -> None:
     """PyTorch raises `GuardOnDataDependentSymNode`, which says what could not be decided."""
     env = environment()
@@ -135,6 +146,7 @@ def test_a_size_that_only_a_run_knows_cannot_decide() -> None:
     assert unknown_condition(caught.value)[0].endswith("> 2")
 
 
+@pytest.mark.canary("torch.utils._sympy.printers.PythonPrinter")
 def test_the_printer_is_pythons() -> None:
     """`PythonPrinter` prints what Python evaluates."""
     assert PythonPrinter().doprint(expression(7)) == "7"

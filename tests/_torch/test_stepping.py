@@ -87,6 +87,11 @@ def test_optimizer_is_told_of() -> None:
     assert len(parameters_of(optimizer)) == len(parameters_of(model)) == 2
 
 
+@pytest.mark.canary(
+    "torch.autograd._engine_run_backward",
+    "torch.optim.Optimizer.profile_hook_step.args",
+    "torch.optim.Optimizer.profile_hook_step.kwargs",
+)
 def test_nothing_stays_patched() -> None:
     """After the block torch is as it was, also after an error."""
     held = (torch.autograd._engine_run_backward, torch.autograd.profiler.record_function)
@@ -97,6 +102,12 @@ def test_nothing_stays_patched() -> None:
     assert cleared == (vars(Optimizer)["zero_grad"], vars(nn.Module)["zero_grad"])
 
 
+@pytest.mark.canary(
+    "torch.optim.Optimizer._optimizer_step_post_hooks",
+    "torch.optim.Optimizer._optimizer_step_pre_hooks",
+    "torch.optim.optimizer._global_optimizer_post_hooks",
+    "torch.optim.optimizer._global_optimizer_pre_hooks",
+)
 def test_hooks_of_optimizers_are_found() -> None:
     """Its own before and after a step (`_optimizer_step_pre_hooks`), and those for all optimizers
     (`_global_optimizer_pre_hooks`, `_global_optimizer_post_hooks`)."""
@@ -113,6 +124,10 @@ def test_hooks_of_optimizers_are_found() -> None:
     assert optimizer_hooks(optimizer) == []
 
 
+@pytest.mark.canary(
+    "torch.optim.lr_scheduler.LRScheduler._opt_called",
+    "torch.optim.lr_scheduler.LRScheduler._wrapped_by_lr_sched",
+)
 def test_schedules_ask_for_steps() -> None:
     """A schedule warns unless the optimizer has stepped (`_wrapped_by_lr_sched`, `_opt_called`)."""
     first, second = (SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))

@@ -24,6 +24,9 @@ def test_pytorch_has_kernels_in_python() -> None:
         assert isinstance(aten.lstm.input._dispatch_cache, dict)
 
 
+@pytest.mark.canary(
+    "torch._dispatch.python.enable_python_dispatcher", "torch._ops.OpOverload._dispatch_cache"
+)
 def test_kernels_come_back() -> None:
     """Inside the block other kernels are there, afterwards those of before."""
     before = dict(aten.upsample_bilinear2d.vec.py_kernels)
@@ -116,6 +119,9 @@ def test_recurrent_networks_elsewhere_are_pytorchs() -> None:
         assert network(x)[0].shape == (6, 3, 5)
 
 
+@pytest.mark.canary(
+    "torch._C._get_mkldnn_enabled", "torch._decomp.decompositions.upsample_compute_output_size"
+)
 def test_kernels_compute_what_eager_computes() -> None:
     """An LSTM and a resampling give eager's bits."""
     lstm = torch.nn.LSTM(4, 6, num_layers=2, bidirectional=True, batch_first=True)

@@ -57,6 +57,7 @@ def test_multiples_are_told_from_other_sizes() -> None:
     assert [multiple_of(other) for other in others] == [None] * len(others)
 
 
+@pytest.mark.canary("torch.utils._sympy.numbers.int_oo", "torch.utils._sympy.value_ranges.ValueRanges")
 def test_limits_go_there_and_back() -> None:
     """Ranges are ValueRanges, and have int_oo where there is no limit."""
     values, ranges = opened()

@@ -61,6 +61,7 @@ def test_requirement_comes_back() -> None:
     assert weight.requires_grad
 
 
+@pytest.mark.canary("torch.Tensor._version", "torch._C._autograd._unsafe_set_version_counter")
 def test_everything_comes_back_after_an_error() -> None:
     """The same when the block raises."""
     tensor = torch.zeros(2)
@@ -86,6 +87,7 @@ def test_views_share_memory() -> None:
     assert not share_memory(base, base.clone())
 
 
+@pytest.mark.canary("torch.UntypedStorage._cdata")
 def test_empty_and_meta_tensors_share_no_memory() -> None:
     """Storages without data are told apart by identity."""
     assert not share_memory(torch.empty(0), torch.empty(0))
@@ -98,6 +100,7 @@ def test_modes_are_passed_by() -> None:
         assert torch.ones(2).sum().item() == 2
 
 
+@pytest.mark.canary("torch.utils._python_dispatch._disable_current_modes")
 def test_generator_is_read_past_modes() -> None:
     """The state of the generator is its bytes, under a mode too, and changes with every draw."""
     before = generator_state()
@@ -123,6 +126,11 @@ class Seeing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.canary(
+    "torch._C._len_torch_dispatch_stack",
+    "torch.overrides._get_current_function_mode_stack",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+)
 def test_modes_are_named() -> None:
     """`_get_current_function_mode_stack` and `_get_current_dispatch_mode_stack` list modes, outermost first;
     `torch._C._len_torch_function_stack` and `torch._C._len_torch_dispatch_stack` count them."""
@@ -133,6 +141,7 @@ def test_modes_are_named() -> None:
         assert active_modes() == ("Seeing", "FakeTensorMode")
 
 
+@pytest.mark.canary("torch._C._is_any_autocast_enabled")
 def test_autocast_is_seen() -> None:
     """`torch._C._is_any_autocast_enabled` knows of every device type."""
     assert not torch._C._is_any_autocast_enabled()
@@ -142,6 +151,7 @@ def test_autocast_is_seen() -> None:
         assert autocast_state() == (("cpu", "torch.bfloat16"),)
 
 
+@pytest.mark.canary("torch._C._len_torch_function_stack")
 def test_default_device_is_a_function_mode() -> None:
     """With an empty `torch._C._len_torch_function_stack` tensors are made on the CPU."""
     assert default_device() == torch.get_default_device() == torch.device("cpu")

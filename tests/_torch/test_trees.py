@@ -76,6 +76,7 @@ _pytree.register_pytree_node(
 )
 
 
+@pytest.mark.canary("torch.utils._pytree._get_node_type")
 def test_container_without_keys() -> None:
     """A child is known by the attribute or the key that holds it, or by its number where two hold it."""
     value = Keyless(twice := object(), twice, KeylessDict(hidden=(last := object(),)))
@@ -91,12 +92,19 @@ def test_container_without_keys() -> None:
     assert _get_node_type(Point(1, ())) in SUPPORTED_NODES
 
 
+@pytest.mark.canary(
+    "torch.utils._pytree.GetAttrKey",
+    "torch.utils._pytree.MappingKey",
+    "torch.utils._pytree.SequenceKey",
+    "torch.utils._pytree.tree_flatten_with_path",
+)
 def test_segments_are_bare_keys() -> None:
     """For names the keys come without their spelling."""
     ((keys, _),), _ = tree_flatten_with_path({"a": [Point(1, ())]})
     assert key_segments(keys) == ["a", "0", "x"]
 
 
+@pytest.mark.canary("torch.utils._pytree.tree_flatten")
 @pytest.mark.parametrize(
     "value", [[1, (2,)], {"a": 1, "b": [2]}, Point(1, 2), Pair(1, [2]), None, (), 3], ids=str
 )
@@ -128,6 +136,7 @@ def test_unknown_object_is_a_leaf() -> None:
     assert tree_flatten([unknown])[0] == [unknown]
 
 
+@pytest.mark.canary("torch.utils._pytree.tree_map_only")
 def test_map_over_one_type() -> None:
     """`tree_map_only` changes leaves of a type and leaves the others."""
     assert tree_map_only(int, lambda number: number + 1, [1, "a", {"b": 2}]) == [2, "a", {"b": 3}]
@@ -140,12 +149,14 @@ def test_equal_structures_are_equal() -> None:
     assert tree_flatten([1])[1] != tree_flatten((1,))[1]
 
 
+@pytest.mark.canary("torch.utils._pytree.KeyPath", "torch.utils._pytree.TreeSpec")
 @pytest.mark.parametrize("name", ["SequenceKey", "MappingKey", "GetAttrKey", "KeyPath", "TreeSpec"])
 def test_private_names_are_there(name: str) -> None:
     """The names that we import from `torch.utils._pytree` exist."""
     assert hasattr(_pytree, name)
 
 
+@pytest.mark.canary("torch.utils._pytree.SUPPORTED_NODES")
 def test_the_registry_is_a_dictionary_by_class() -> None:
     """`SUPPORTED_NODES` holds the classes that are containers."""
     assert list in SUPPORTED_NODES

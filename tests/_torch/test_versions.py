@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from whence._torch.versions.release import TRIED, is_tried, warn_if_untried
 from whence._torch.versions.relied_on import ATTRIBUTES, NAMES, VARIABLES
 from whence.errors import UnsupportedRelease, UntriedRelease
 
-SOURCE = Path(__file__).parents[2] / "src" / "whence"
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "whence"
 
 IMPORTING = """
 import sys, warnings, torch, torch.overrides
@@ -84,6 +86,19 @@ def test_repairs_of_a_tried_release_are_tried(version: str, tried: bool) -> None
 def test_this_release_is_tried() -> None:
     """The tests run on releases that are listed as tried."""
     assert is_tried(str(torch.__version__))
+
+
+def test_everybody_names_the_same_releases() -> None:
+    """What is promised, what is developed on (the oldest) and what is tested besides fit the list."""
+    oldest, newest = TRIED[0], TRIED[-1]
+    major, minor = newest.split(".")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"torch>={oldest},<{major}.{int(minor) + 1}" in project["dependencies"]
+    assert f"torch=={oldest}.0\n" in (ROOT / "constraints.txt").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"NEWEST := {newest}." in makefile
+    assert f"torch=={oldest}.0" in makefile
+    assert "test-newest" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_errors_of_others_stay_their_own() -> None:

@@ -1,5 +1,6 @@
 """Canaries: modules that wrap another, and how they are called."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +25,11 @@ def test_ordinary_module() -> None:
     assert processes_averaged(module) == 1
 
 
+@pytest.mark.canary(
+    "torch._dynamo.eval_frame.OptimizedModule",
+    "torch._dynamo.eval_frame.OptimizedModule._orig_mod",
+    "torch.nn.Module._modules",
+)
 def test_compiled_module() -> None:
     """`OptimizedModule` of `torch._dynamo.eval_frame` keeps the original in `_modules` as `_orig_mod`."""
     module = nn.Linear(4, 4)

@@ -135,7 +135,7 @@ class Layers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Scales(2.0), Scales(3.0)])
+        self.layers = nn.ModuleList([Scales(2), Scales(3)])
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -144,7 +144,7 @@ class Layers(nn.Module):
 
 
 class Scales(nn.Module):
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor: int) -> None:
         super().__init__()
         self.factor = factor
 

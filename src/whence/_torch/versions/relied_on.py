@@ -37,7 +37,7 @@ NAMES = {
     """,
     "torch._functorch._aot_autograd.schemas": "JointWithDescriptors",
     "torch._guards": "Source",
-    "torch._higher_order_ops.flex_attention": "make_fx",
+    "torch._higher_order_ops": "flex_attention",
     "torch._higher_order_ops.invoke_subgraph": "invoke_subgraph_placeholder",
     "torch._higher_order_ops.utils": "_hop_compile_and_call _in_hop_compile",
     "torch._library.opaque_object": "is_opaque_reference_type|is_opaque_symbolic_type",

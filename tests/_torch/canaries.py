@@ -1,0 +1,36 @@
+"""What the source uses of PyTorch's private parts, and the lines that run it."""
+
+from pathlib import Path
+
+from tests.private_parts import uses_by_name
+from whence._torch.versions.relied_on import ATTRIBUTES, NAMES, VARIABLES
+
+SOURCE = Path(__file__).parents[2] / "src" / "whence"
+SOURCES = {
+    str(file.relative_to(SOURCE)): file.read_text()
+    for file in sorted(SOURCE.rglob("*.py"))
+    if file.name != "relied_on.py"
+}
+USES = uses_by_name(SOURCES)
+
+
+def relied_on() -> set[str]:
+    """The dotted names of all that is listed, those of other releases included."""
+    return {
+        f"{owner}.{name}"
+        for table in (NAMES, ATTRIBUTES, VARIABLES)
+        for owner, names in table.items()
+        for name in names.replace("|", " ").split()
+    }
+
+
+def lines_that_use(name: str, *, running: bool = False) -> set[tuple[str, int]]:
+    """Where something of the list is used, or only where it is used inside a function."""
+    last = name.rpartition(".")[2]
+    found = [row for spelled in (name, f".{last}", f":{last}") for row in USES.get(spelled, ())]
+    return {
+        (file, line)
+        for file, use in found
+        if use.runs or not running
+        for line in range(use.first, use.last + 1)
+    }
