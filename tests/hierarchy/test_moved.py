@@ -30,11 +30,19 @@ MAKERS: dict[str, Callable[[Any, nn.Module], Any]] = {
     "flat": lambda program, _: program.module(copy=True),
     "onto": lambda program, model: program.unflatten(onto=model, copy=True),
 }
+
+
+def with_data(tree: nn.Module) -> None:
+    """New tensors in the same parameters."""
+    for held in tree.parameters():
+        held.data = held.data.double()
+
+
 MOVES: dict[str, Callable[[nn.Module], object]] = {
     "double": lambda tree: tree.double(),
     "bfloat16": lambda tree: tree.bfloat16(),
     "meta": lambda tree: tree.to("meta"),
-    "data": lambda tree: [setattr(held, "data", held.data.double()) for held in tree.parameters()],
+    "data": with_data,
     "assigned": lambda tree: tree.load_state_dict(_doubled(tree), assign=True),
     "one buffer": lambda tree: setattr(tree, "scale", torch.arange(4.0).half()),
 }
@@ -100,6 +108,17 @@ def test_exported_programs_are_refused_as_pytorchs_own_tree_is() -> None:
     exported = torch.export.export(Scaled(), (IDS,))
     with pytest.raises(whence.CallError, match=r"(linear\.weight|scale) is torch\.float64"):
         whence.unflatten(exported).double()(IDS)
+
+
+def test_bound_programs_without_guards_refuse() -> None:
+    """A program that nobody watched looks at the state that it is bound to."""
+    model = Scaled()
+    program = whence.from_exported_program(torch.export.export(model, (IDS,)))
+    bound, expected = program.bind(model), model(IDS)
+    assert torch.equal(bound(IDS), expected)
+    model.double()
+    with pytest.raises(whence.StaleCapture, match=r"linear\.weight is torch\.float64 on cpu,"):
+        bound(IDS)
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -116,6 +116,39 @@ def test_casts_inside_of_several_calls(preserved: tuple[str, ...]) -> None:
         replaced(model, preserved[-1], preserved, None, decomposed=False)
 
 
+class Same(nn.Module):
+    """Returns its argument, which the tracer knows by another name then."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.float32)
+
+
+class Known(nn.Module):
+    """Reads both."""
+
+    def __init__(self, *, again: bool) -> None:
+        super().__init__()
+        self.linear, self.same, self.again = nn.Linear(4, 4), Same(), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        result = self.same(hidden) * 2
+        return result + hidden if self.again else result
+
+
+def test_a_result_that_is_the_argument() -> None:
+    """Of two readers nobody can tell which value they meant, so nothing new may come between."""
+    replaced(Known(again=False), "same", ("same",), None, decomposed=False)
+    exported = torch.export.export(Known(again=True), (X,), preserve_module_call_signature=("same",))
+    tree = whence.unflatten(exported)
+    assert tree.get_submodule("same")(X) is X
+    tree.set_submodule("same", nn.Tanh())
+    with pytest.raises(whence.CallError, match="same"):
+        tree(X)
+    tree.set_submodule("same", nn.Identity())
+    assert same_bits(tree(X), exported.module()(X))
+
+
 def test_sizes_follow_from_arguments() -> None:
     """A module of an export with open sizes is called alone with tensors, not with their sizes."""
     model = Residual(Sized)

@@ -118,14 +118,15 @@ def test_steps() -> None:
         third = deepcopy(bound)
     losses = [[run(X) for _ in range(3)] for run in (_step(model, optimizer), bound, third)]
     assert losses[0] == losses[1] == losses[2]
-    assert third.model is not other
-    assert all(map(same_bits, third.model.state_dict().values(), model.state_dict().values()))
+    trained: Any = third.model
+    assert trained is not other
+    assert all(map(same_bits, trained.state_dict().values(), model.state_dict().values()))
 
 
 def test_guarded_copies_look_at_the_copied_model() -> None:
     """The deep copy of a guarded program checks and runs the copy of the model, not the model."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))
-    duplicate = deepcopy(whence.capture(model, (X,)).guarded(model))
+    duplicate: Any = deepcopy(whence.capture(model, (X,)).guarded(model))
     with torch.no_grad():
         model[0].weight.zero_()
     assert torch.equal(duplicate(X), duplicate.model(X)) and not torch.equal(duplicate(X), model(X))

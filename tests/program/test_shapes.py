@@ -83,7 +83,6 @@ def test_the_page_of_an_exported_program() -> None:
             "count is `args[3]`",
             "found is known once the program has run: at most 9",
             "input     args[0]    f32[rows, 4]",
-            "                       dim 0 of `args[0]` must be at least 2 (the capture)",
             "                       dim 0 of `args[0]` must be at most 9 (the capture)",
             "input     args[1]    f32[2*rows, 4]",
             "                       dim 0 of `args[1]` must be 2*rows, "
@@ -91,14 +90,13 @@ def test_the_page_of_an_exported_program() -> None:
             "input     args[2]    f32[rows]",
             "                       dim 0 of `args[2]` must be what dim 0 of `args[0]` is (the capture)",
             "input     args[3]    int = count",
-            "                       `args[3]` must be at least 2 (the capture)",
             "output    output[0]  f32[2*rows, 4]",
             "output    output[1]  f32[count]",
             "output    output[2]  i64[found, 1]",
         ]
         told = program.shapes.to_dict()
         assert set(told["sizes"].values()) == {where for _, where in program.shapes.names}
-        assert [rule["words"] for rule in told["rows"][0]["rules"]] == ["at least 2", "at most 9"]
+        assert [rule["words"] for rule in told["rows"][0]["rules"]] == ["at most 9"]
 
 
 def test_the_page_of_a_half() -> None:
@@ -107,8 +105,9 @@ def test_the_page_of_a_half() -> None:
     captured = whence.capture(nn.ReLU(), (torch.randn(8),), dynamic_shapes=doubled)
     exported = torch.export.export(nn.ReLU(), (torch.randn(8),), dynamic_shapes=doubled)
     strict = whence.capture(nn.ReLU(), (torch.randn(8),), dynamic_shapes=doubled, strict=True)
-    for program in (whence.from_exported_program(exported), strict):
-        assert _words(program) == _words(captured) == ["of the form 2*half", "at least 4", "at most 18"]
+    assert _words(strict) == _words(captured) == ["of the form 2*half", "at least 4", "at most 18"]
+    for program in (whence.from_exported_program(exported), strict):  # PyTorch checks no bound below 3
+        assert {*_words(program)} >= {"of the form 2*half", "at most 18"}
         assert _page(program, {"over 2": "half"})[0] == str(captured.shapes).splitlines()[0]
 
 
@@ -117,7 +116,7 @@ def test_the_page_of_a_capture_that_was_exported() -> None:
     captured = whence.capture(nn.ReLU(), (torch.randn(3, 4),), dynamic_shapes=({0: ROWS},))
     again = whence.from_exported_program(captured.to_exported_program())
     assert again.shapes.names == captured.shapes.names == (("rows", "dim 0 of `args[0]`"),)
-    assert _words(again) == _words(captured) == ["at least 2", "at most 9"]
+    assert _words(captured) == ["at least 2", "at most 9"] and _words(again) == ["at most 9"]
     compiled = torch.compile(whence.unflatten(again), fullgraph=True, backend="eager")
     assert compiled(torch.ones(9, 4)).sum() == 36
     with pytest.raises(Exception, match="do not fit the capture"):

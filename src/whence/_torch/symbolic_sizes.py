@@ -35,7 +35,7 @@ def limits_of(ranges: Mapping[Any, Any]) -> dict[str, Limits]:
         symbol: (whole_bound(bounds.lower), whole_bound(bounds.upper)) for symbol, bounds in ranges.items()
     }
     return {
-        str(symbol): (None if low is not None and low <= _SPECIAL else low, high)
+        str(symbol): (None if low is not None and 0 < low <= _SPECIAL else low, high)
         for symbol, (low, high) in limits.items()
     }
 
@@ -179,7 +179,7 @@ def _range(low: int | None, high: int | None) -> str:
 def in_order_of(tensor: Tensor, shape: Sequence[Any], strides: Sequence[Any]) -> Tensor:
     """A tensor whose dimensions lie in memory in the order that open sizes and strides say."""
     wanted, found = _order(shape, strides), _order(tensor.shape, tensor.stride())
-    lie = [[axis for axis in order if tensor.shape[axis] > 1] for order in (wanted, found)]
+    lie = [[axis for axis in order if _hint(tensor.shape[axis]) > 1] for order in (wanted, found)]
     if lie[0] == lie[1]:
         return tensor
     ordered = tensor.permute(wanted).contiguous()

@@ -1,7 +1,8 @@
 """Casts to the dtype that a tensor has: they give back what they were given, and others read it as theirs.
 
 A tracer knows tensors by identity. After `y = x.to(x.dtype)` in one module it notes every later use of `x` as
-one of `y`, also where nobody handed out `y`. Where the export kept what a call returns, it is known.
+one of `y`, also where nobody handed out `y`. Where the export kept what a call returns, it is known. A call
+that returns such a `y` returns its argument: which of the two several readers meant, nobody can tell.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,11 +18,15 @@ from whence.provenance.places import ancestors
 
 @dataclass(frozen=True)
 class Echo:
-    """A value that is another one, as which it is meant outside of the calls `inside`."""
+    """A value that is another one, which is meant outside of the calls `inside`, and as their result."""
 
     node: fx.Node
     source: fx.Node
     inside: range
+
+    def is_meant_by(self, number: int) -> bool:
+        """Whether the call with this number, in what it takes and returns, means the value itself."""
+        return number in self.inside and number != self.inside.start
 
 
 def echoes(sites: Sites, returned: Callable[[int], Iterable[Any] | None]) -> Iterator[Echo]:
@@ -34,9 +39,10 @@ def echoes(sites: Sites, returned: Callable[[int], Iterable[Any] | None]) -> Ite
         around = ancestors(parents, sites.homes[node]) if _given_back(node) is not None else ()
         for number in around:
             results, inside = returned(number), sites.calls.within(number)
-            known = results is not None and all(result is not node for result in results)
-            source = _source_of(node, sites, inside) if known else None
-            if source is not None:
+            source = None if results is None else _source_of(node, sites, inside)
+            readers = [user for user in node.users if sites.homes.get(user, 0) not in inside]
+            is_result = results is not None and any(result is node for result in results)
+            if source is not None and (len(readers) > 1 or not is_result):
                 yield Echo(node, source, inside)
                 break
 
@@ -53,7 +59,7 @@ def without(flat_returned: tuple[Any, ...], found: Iterable[Echo], sites: Sites)
 def meant(value: Any, number: int, found: Iterable[Echo]) -> Any:
     """What a call with this number means by a value."""
     for echo in found:
-        if value is echo.node and number not in echo.inside:
+        if value is echo.node and not echo.is_meant_by(number):
             value = echo.source
     return value
 

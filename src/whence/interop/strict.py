@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from whence import hierarchy, tracing
+from whence._torch.symbolic_sizes import Limits, is_number, multiple_of
 from whence.errors import NotCallable, Noting, Place
 from whence.interop.exported import from_exported_program
 from whence.program import ModuleRecord, Program
 from whence.program.preserving import preserved_calls
+from whence.tracing.example import example_of
 from whence.tracing.subject import module_records, subject_of
 
 
@@ -63,7 +65,21 @@ def _read(model: nn.Module, given: tracing.Given, preserved: tuple[str, ...]) ->
             preserve_module_call_signature=preserved,
         )
     program = from_exported_program(exported, dict(model.named_buffers(remove_duplicate=False)))
-    return program.with_changes(modules=tuple(_as_in_model(model, program)))
+    convention = replace(program.convention, limits=_as_asked(model, given, program))
+    return program.with_changes(modules=tuple(_as_in_model(model, program)), convention=convention)
+
+
+def _as_asked(model: nn.Module, given: tracing.Given, program: Program) -> dict[str, Limits]:
+    """The limits of sizes, with those below which PyTorch checks nothing where somebody wrote them."""
+    limits, asked = dict(program.convention.limits), example_of(subject_of(model), given).asked
+    for at, wish in {} if asked is None else asked.wishes.items():
+        leaf = program.convention.leaves[program.convention.paths.index(at.path)]
+        size = leaf if at.dim is None else leaf.shape[at.dim]
+        found = multiple_of(size) if is_number(size) else None
+        if found is not None and wish.low and (found.scale, found.offset) == (wish.scale, wish.offset):
+            low, high = limits.get(found.symbol, (None, None))
+            limits[found.symbol] = max(low or 0, wish.low), high
+    return limits
 
 
 def _as_in_model(model: nn.Module, program: Program) -> Iterator[ModuleRecord]:

@@ -65,12 +65,28 @@ class Bound:
         begun.refuse()
         begun.begin()
         values = begun.values()
+        if converted := self._converted(values):
+            raise StaleCapture.of(converted)
         state = autocast_state()
         if state != program.autocast:
             raise _other_autocast(program)
         with below_autograd(), without_autocast(state):
             results = program.graph_module(*self._arguments(values, program.convention.bound(flat)))
         return begun.finished(values, results)
+
+    def _converted(self, values: Mapping[str, Any]) -> list[Fault]:
+        """State of another dtype, or on another kind of device, where no guard has looked at it."""
+        rows = () if self.program.guards.rows else self.program.signature.state
+        pairs = [(row.path, values[row.name], self._fakes[row.name]) for row in rows]
+        return [
+            Fault(
+                f"{path} is {now.dtype} on {now.device}, and was {then.dtype} on {then.device} at capture",
+                why="casts, constants and kernels in the graph are those of the capture",
+                remedy=AGAIN,
+            )
+            for path, now, then in pairs
+            if now.dtype is not then.dtype or now.device.type != then.device.type
+        ]
 
     def _arguments(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
         """The inputs in order, in the memory layout of the capture."""
