@@ -22,7 +22,7 @@ Passing = Callable[[Tensor], None]
 
 _SETTERS = frozenset({"set_state", "manual_seed", "seed", "graphsafe_set_state"})
 _RANDOM = torch.random.__file__
-_CHECKPOINT, _WITH = torch.utils.checkpoint.__file__, sys.modules["contextlib"].__file__
+_CHECKPOINT, _WITH = torch.utils.checkpoint.__file__, str(sys.modules["contextlib"].__file__)
 """Who sets the state in order to give it back: checkpoints, and `fork_rng`, which is entered by a `with`."""
 
 
