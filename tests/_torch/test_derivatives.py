@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import pytest
 import torch
@@ -131,16 +132,57 @@ def test_sum_of_weights_that_is_no_cross_entropy() -> None:
     assert derivatives.SUM_SELECTED not in [node.target for node in program.nodes()]
 
 
-def test_derivative_that_is_differentiated() -> None:
-    """A gradient that the model itself differentiates again stays as autograd records it."""
-    x = factors(0)
+INSIDE: dict[str, Body] = {
+    "product": lambda x: x.prod(1).sum(),
+    "filled": lambda x: x.masked_fill(torch.ones(6, 40, dtype=torch.bool), x[0, 0]).sum(),
+}
 
-    def body(x: Tensor) -> Tensor:
-        (gradient,) = torch.autograd.grad(x.prod(1).sum(), x, create_graph=True)
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("body", INSIDE.values(), ids=INSIDE)
+def test_derivative_inside_the_model(body: Body, again: bool) -> None:
+    """A derivative that the model takes is not rewritten, and refused where eager's decides by values."""
+
+    def model(x: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(body(x), x, create_graph=again)
         return gradient.sum()
 
-    program = whence.capture(body, (x,), backward=True)
-    assert torch.allclose(program.module()(x), body(x))
+    for backward in {again, False}:
+        with pytest.raises(whence.errors.DataDependent, match="decides by numbers") as caught:
+            whence.capture(model, (factors(0),), backward=backward)
+        assert "test_derivatives.py" in str(caught.value.where.line)
+
+
+def test_running_product_inside_the_model() -> None:
+    """Its derivative is eager's, the derivative of that is not."""
+
+    def model(x: Tensor, again: bool) -> Tensor:
+        (gradient,) = torch.autograd.grad(x.cumprod(1).sum(), x, create_graph=again)
+        return gradient
+
+    assert torch.equal(
+        whence.capture(model, (factors(0), False)).module()(factors(1), False), model(factors(1), False)
+    )
+    with pytest.raises(whence.errors.DataDependent, match="Cumprod"):
+        whence.capture(model, (factors(0), True))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_remedies_inside_the_model(backward: bool) -> None:
+    """What the error proposes is captured bit for bit."""
+    mask = torch.rand(6, 40) > 0.4
+
+    def model(x: Tensor) -> Tensor:
+        y = reduce(torch.mul, x.unbind(1)).sum() + x.max() + torch.where(mask, x[0, 0], x).sum()
+        y = y + x.masked_fill(mask, torch.tensor(2.0)).sin().sum()
+        (gradient,) = torch.autograd.grad(y, x, create_graph=backward)
+        return gradient.sum()
+
+    if backward:
+        verified(model, factors(0), backward=True)
+    else:
+        program = whence.capture(model, (factors(0),))
+        assert torch.equal(program.module()(factors(0)), model(factors(0)))
 
 
 def test_tensor_for_a_node() -> None:

@@ -26,7 +26,7 @@ def cases(info: Any) -> Iterator[Case]:
             made, given = example.constructor_input, example.forward_input
             module = info.module_cls(*made.args, **made.kwargs).train(training)
             if given is not None:
-                if isinstance(module, LazyModuleMixin):
+                if issubclass(info.module_cls, LazyModuleMixin):
                     module(*given.args, **given.kwargs)
                 name = f"example {at} in {'training' if training else 'evaluation'}"
                 yield Case(name, module, given.args, given.kwargs, differentiated=True)

@@ -18,12 +18,12 @@ OTHERS: dict[str, Body] = {
     "elu_": F.elu_,
     "celu_": F.celu_,
     "selu_": F.selu_,
-    "threshold_": lambda x: F.threshold_(x, 0.1, 20),
+    "threshold_": lambda x: torch.threshold_(x, 0.1, 20),
 }
 """In place they have another derivative, or other last bits, than out of place."""
 ALIKE: dict[str, Body] = {
     "leaky_relu_": F.leaky_relu_,
-    "threshold_": lambda x: F.threshold_(x, 0.1, -1),
+    "threshold_": lambda x: torch.threshold_(x, 0.1, -1),
     "hardtanh_": F.hardtanh_,
     "elu": F.elu,
 }

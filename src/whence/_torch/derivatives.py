@@ -2,12 +2,15 @@
 
 Some formulas look at values to find a quicker way, and ask first whether there are any. The recording shows
 the way that looks at none, with other last bits. Here eager's is written down, for all values: where it takes
-one of several ways both are computed, and a run selects. A derivative that is differentiated in turn stays as
-it was recorded, and so does what these rules do not recognise: a result that is the gradient as it came.
+one of several ways both are computed, and a run selects. A derivative that the model takes itself, and may
+differentiate in turn, is not reported node by node: there a formula with other last bits is refused.
 """
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -16,7 +19,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd.graph import Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, track_tensor_tree
 
+from whence._torch.autograd import nodes_below_tensors
 from whence._torch.composed import is_composed
+from whence._torch.patching import patched
 from whence._torch.recording import Recorder
 
 aten = torch.ops.aten
@@ -71,6 +76,37 @@ def as_eager_takes_it(
         return produced
     operations, start = recorded
     return rule(_Ran(recorder, operations[start:], produced))
+
+
+@contextmanager
+def formulas_refused(inside: Callable[[], bool], refuse: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise for a derivative that this thread takes `inside` of a model with other last bits than eager's."""
+    run, here = torch.autograd._engine_run_backward, threading.get_ident()
+
+    @wraps(run)
+    def refusing(roots: Any, gradients: Any, keep: bool, create: bool, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == here and inside():
+            tensors = [root for root in roots if isinstance(root, Tensor)]
+            nodes = nodes_below_tensors(tensors)
+            if (found := next((node for node in nodes if _has_other_bits(node, create)), None)) is not None:
+                raise refuse(found.name())
+        return run(roots, gradients, keep, create, *args, **kwargs)
+
+    with patched(torch.autograd, "_engine_run_backward", refusing):
+        yield
+
+
+def _has_other_bits(node: Node, differentiated: bool) -> bool:
+    """Whether the recorded way gives other numbers; of an extreme it does for an infinite gradient alone, of
+    `cumprod` where it is differentiated again."""
+    match type(node).__name__:
+        case "CumprodBackward0":
+            return differentiated
+        case "ProdBackward0" | "ProdBackward1":
+            return True
+        case "MaskedFillBackward1":
+            return node.next_functions[1][0] is not None
+    return False
 
 
 def _of_product(ran: _Ran) -> Produced:

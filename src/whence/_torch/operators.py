@@ -208,7 +208,7 @@ def differentiated_by_result(node: fx.Node) -> bool:
     """
     if node.target is aten.threshold_.default:
         _, threshold, value = node.args
-        return value > threshold  # type: ignore[operator]
+        return bool(value > threshold)  # type: ignore[operator]
     return node.target in (aten.elu_.default, aten.celu_.default)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from whence._torch.checkpoints import observed_checkpoints
 from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on_this_thread
 from whence._torch.composed import is_composed, layout_of, sizes_are_known
+from whence._torch.derivatives import formulas_refused
 from whence._torch.function_graphs import functions_traced, operators_called_directly
 from whence._torch.modes import modes_restored
 from whence._torch.module_calls import CallObserver, observed_modules
@@ -26,7 +27,7 @@ from whence.errors import InvalidLoss, Place, UnsupportedInput
 from whence.program.convention import parts_in
 from whence.program.naming import state_name
 from whence.program.signature import Input, Part
-from whence.schema import InputKind
+from whence.schema import InputKind, Phase
 from whence.tracing.backward import Backward, differentiate
 from whence.tracing.example import Example, is_plain_constant
 from whence.tracing.frames import SourceFinder, beginning_of
@@ -52,7 +53,7 @@ from whence.tracing.sources import Sources
 from whence.tracing.subject import StateTensor, Subject, attribute_names, plain_tensors
 from whence.tracing.symbols import Symbols, symbols_for
 from whence.tracing.undoing import Undoing
-from whence.tracing.valuereads import INPUT
+from whence.tracing.valuereads import INPUT, formula_decides
 
 Loss = Callable[[Any], Tensor]
 S = TypeVar("S", bound=Session)
@@ -145,6 +146,12 @@ def listening(session: Session, observer: CallObserver) -> Iterator[None]:
         active.enter_context(observed_checkpoints(session))
         active.enter_context(session.reads.active())
         active.enter_context(observed_packing(session.watch.packing))
+        active.enter_context(
+            formulas_refused(
+                lambda: session.phase is Phase.FORWARD,
+                lambda name: formula_decides(name, session.here()),
+            )
+        )
         yield
 
 

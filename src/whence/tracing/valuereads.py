@@ -109,6 +109,17 @@ def refused_size(error: RuntimeError, where: Place) -> DataDependent | None:
     return None if unknown is None else _size_unknown(*unknown, where)
 
 
+def formula_decides(name: str, where: Place) -> DataDependent:
+    """The error for a derivative inside the model whose formula looks at values."""
+    return DataDependent(
+        f"the derivative {name} decides by numbers, and the model takes it while it runs",
+        where=where,
+        why="eager takes a quicker way for some numbers (no factor of a product is 0), with other last bits",
+        remedy="write it without: functools.reduce(torch.mul, x.unbind(dim)) for x.prod(dim), "
+        "torch.where(mask, value, x) for x.masked_fill(mask, value); or take the derivative outside",
+    )
+
+
 def _size_unknown(condition: str, names: Sequence[str], where: Place) -> DataDependent:
     """The error for a decision by a size, or a number, that only a run gives."""
     return DataDependent(
