@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 PYTHONS = frozenset(
     {
-        *("_getframe", "_current_frames", "_is_owned", "_replace", "_showwarnmsg"),
-        *("_abc", "_collections_abc", "_functools", "_operator", "_py_abc", "_thread", "_weakrefset"),
+        *("_getframe", "_current_frames", "_is_owned", "_replace", "_showwarnmsg", "_urandom"),
+        *("_abc", "_collections_abc", "_functools", "_operator", "_py_abc", "_random", "_thread"),
+        "_weakrefset",
     }
 )
 """Private names of Python's own library."""
@@ -21,7 +22,7 @@ OURS = frozenset({"_whence_captured", "_whence_layout", "_by_", "_inner", "_plan
 """Texts and attributes of our own, in another file than the one that defines them."""
 OPERATORS = ("_upsample_", "_local_scalar_dense")
 """Names of operators in texts, and what some begin with; operators keep theirs."""
-PIECES = frozenset({"_saved_", "_backward", "_memo", "_memo_vc", "_memo_epoch"})
+PIECES = frozenset({"_ns", "_saved_", "_backward", "_memo", "_memo_vc", "_memo_epoch"})
 """Beginnings and endings: of what autograd nodes save, of operators, of what fake tensors remember."""
 _LOCALS = "_LOCALS"
 """How constants are called that list variables of PyTorch's functions."""

@@ -131,6 +131,7 @@ def test_generator_of_the_accelerator_is_told_of(monkeypatch: pytest.MonkeyPatch
     assert torch.cuda._queued_calls == queued
 
 
+@pytest.mark.canary("torch.Generator._cdata")
 def test_default_generator_is_an_operator_s_own() -> None:
     """However it is looked up it becomes None; another generator stays."""
     own = torch.Generator()

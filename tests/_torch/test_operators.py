@@ -178,6 +178,30 @@ def test_operator_without_a_twin() -> None:
     assert functional_twin(aten.mm.default) is None
 
 
+@torch.library.custom_op("whence_tests::count", mutates_args=("total",))
+def count(total: Tensor, x: Tensor) -> None:
+    """Writes to an argument, and says so in its schema."""
+    total.add_(x.numel())
+
+
+@count.register_fake
+def _nothing(total: Tensor, x: Tensor) -> None:
+    return None
+
+
+@pytest.mark.canary(
+    "torch._higher_order_ops.auto_functionalize.auto_functionalized",
+    "torch._higher_order_ops.auto_functionalize.can_auto_functionalize",
+)
+def test_operator_that_writes_has_a_wrapper() -> None:
+    """A custom operator that writes is run on a copy by a wrapper, which gives what was written."""
+    target = torch.ops.whence_tests.count.default
+    assert operators.is_wrapped(target) and not operators.is_wrapped(torch.ops.aten.add_.Tensor)
+    total = torch.zeros(())
+    _, written = operators.WRAPPER(target, total=total, x=torch.ones(3))
+    assert (total.item(), written.item()) == (0, 3)
+
+
 @pytest.mark.canary(
     "torch._C.DispatchKey.Autograd",
     "torch._C._dispatch_has_kernel_for_dispatch_key",

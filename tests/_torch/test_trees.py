@@ -96,7 +96,6 @@ def test_container_without_keys() -> None:
     "torch.utils._pytree.GetAttrKey",
     "torch.utils._pytree.MappingKey",
     "torch.utils._pytree.SequenceKey",
-    "torch.utils._pytree.tree_flatten_with_path",
 )
 def test_segments_are_bare_keys() -> None:
     """For names the keys come without their spelling."""

@@ -4,13 +4,14 @@
 """
 
 import os
+from inspect import getfile
 from pathlib import Path
 from traceback import walk_tb
 
-import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-_ROOT = Path(torch.__file__).parent
-_MACHINERY = tuple(f"{_ROOT / part}{os.sep}" for part in ("_subclasses", "fx/experimental"))
+_MACHINERY = tuple(f"{Path(getfile(kind)).parent}{os.sep}" for kind in (FakeTensor, ProxyTorchDispatchMode))
 _BROKEN = ("INTERNAL ASSERT FAILED", "its data is not allocated yet")
 
 

@@ -186,8 +186,12 @@ def _is_default(value: object) -> bool:
     """Whether a value is torch's default generator, or stands for it; operators see them in other clothes."""
     if not isinstance(value, torch.Generator):
         return False
-    standing: Any = object.__getattribute__(torch.random.default_generator, "_cdata")
-    return value._cdata in (_DEFAULT._cdata, standing)  # type: ignore[attr-defined]
+    return _identity(value) in map(_identity, (_DEFAULT, torch.random.default_generator))
+
+
+def _identity(generator: object) -> Any:
+    """The same for every Python object that stands for one generator; asked past what stands in its place."""
+    return object.__getattribute__(generator, "_cdata")
 
 
 def _functions_of_device() -> list[tuple[ModuleType, str, Callable[..., Any]]]:

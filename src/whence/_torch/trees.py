@@ -88,9 +88,9 @@ def _paths(value: Any, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 def _keyed_children(value: Any) -> list[tuple[Any, Any]] | None:
     """What a container holds, each with its key; None for a leaf."""
-    node = SUPPORTED_NODES.get(_get_node_type(value))
-    if node is None:
+    if (kind := _get_node_type(value)) not in SUPPORTED_NODES:
         return None
+    node = SUPPORTED_NODES[kind]
     if node.flatten_with_keys_fn is not None:
         return node.flatten_with_keys_fn(value)[0]
     children, _ = node.flatten_fn(value)

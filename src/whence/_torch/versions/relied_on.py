@@ -38,6 +38,7 @@ NAMES = {
     "torch._functorch._aot_autograd.schemas": "JointWithDescriptors",
     "torch._guards": "Source",
     "torch._higher_order_ops": "flex_attention",
+    "torch._higher_order_ops.auto_functionalize": "auto_functionalized can_auto_functionalize",
     "torch._higher_order_ops.invoke_subgraph": "invoke_subgraph_placeholder",
     "torch._higher_order_ops.utils": "_hop_compile_and_call _in_hop_compile",
     "torch._library.opaque_object": "is_opaque_reference_type|is_opaque_symbolic_type",
@@ -72,8 +73,8 @@ NAMES = {
         is_traceable_wrapper_subclass
     """,
     "torch.utils._pytree": """
-        GetAttrKey KeyPath MappingKey SUPPORTED_NODES SequenceKey TreeSpec register_pytree_node tree_flatten
-        tree_flatten_with_path tree_map_only tree_unflatten
+        GetAttrKey KeyPath MappingKey SUPPORTED_NODES SequenceKey TreeSpec _get_node_type register_pytree_node
+        tree_flatten tree_map_only tree_unflatten
     """,
     "torch.utils._sympy.functions": "ToFloat",
     "torch.utils._sympy.interp": "sympy_interp",
@@ -86,6 +87,7 @@ NAMES = {
 """What is imported or reached, by the module or class that has it."""
 
 ATTRIBUTES = {
+    "torch.Generator": "_cdata",
     "torch.ScriptObject": "_type",
     "torch.Tensor": """
         _backward_hooks _base _has_symbolic_sizes_strides _is_view _post_accumulate_grad_hooks _version
