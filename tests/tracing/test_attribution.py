@@ -248,3 +248,65 @@ def test_recomputation_reuses_the_random_numbers() -> None:
         node for node in program.nodes() if "dropout" in str(node.target) or "bernoulli" in str(node.target)
     ]
     assert {origin_of(node).phase for node in drawn if "backward" not in str(node.target)} == {Phase.FORWARD}
+
+
+class Encoder(nn.Module):
+    """Asked for more than its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.helped(self.linear(x))
+
+    def helped(self, x: Tensor) -> Tensor:
+        return x.sin()
+
+    @property
+    def scale(self) -> Tensor:
+        return self.linear.weight.exp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.helped(x).cos()
+
+
+class Asking(nn.Module):
+    """Uses its encoder in every way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.norm = Encoder(), nn.LayerNorm(4)
+
+    def own(self, x: Tensor) -> Tensor:
+        return x.tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.own(self.encoder.encode(x)) @ self.encoder.scale
+        x = self.norm.forward(x)
+        return self.encoder(x).sqrt()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_methods_that_are_asked_for_directly(reuse: bool) -> None:
+    """What runs in a method of another module than the one that was called is its caller's, and inferred."""
+    model = nn.Sequential(Asking(), Asking(), Asking())
+    program = whence.capture(model, (torch.rand(2, 4),), backward=True, reuse=reuse)
+    origins = [program.where(node) for node in program.nodes() if node.op == "call_function"]
+    inferred = {
+        (str(origin.calls[0]), origin.phase.value) for origin in origins if origin.quality == "inferred"
+    }
+    assert inferred == {(str(at), phase) for at in range(3) for phase in ("forward", "backward")}
+    for at in range(3):
+        found = {
+            name: [
+                str(program.where(node).quality)
+                for node in program.select(f"{at}* :: aten.{name} :: forward")
+            ]
+            for name in ("exp", "tanh", "native_layer_norm", "sin", "cos", "sqrt", "addmm")
+        }
+        assert found == {
+            **{name: ["exact"] for name in ("tanh", "cos", "sqrt", "addmm")},
+            **{name: ["inferred"] for name in ("exp", "native_layer_norm")},
+            "sin": ["inferred", "exact"],
+        }

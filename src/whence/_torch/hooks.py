@@ -25,6 +25,8 @@ from torch.utils.hooks import BackwardHook
 _LOCALS = {"hook", "user_hook", "user_pre_hook"}
 """The variables of torch's functions that hold a hook when it is called."""
 _ENGINE = graph._engine_run_backward.__code__
+CALL_OF_MODULE = nn.Module._call_impl.__code__
+"""What runs in every call of a module."""
 _NO_HOOKS = (
     *(torch.autograd.function.__file__, torch.utils.checkpoint.__file__),
     *(torch._compile.__file__, f"{Path(__file__).parent}{os.sep}"),

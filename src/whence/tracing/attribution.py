@@ -91,7 +91,9 @@ def seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node) -> Origin:
     """The origin of an operation that ran while its call did."""
     mark = notes.marks[node]
     place = _place(sites, mark.scope)
-    return Origin(mark.phase, _site(sites, mark.scope), source=mark.source, place=place, hook=mark.hook)
+    return Origin(
+        mark.phase, _site(sites, mark.scope), mark.quality, mark.source, place=place, hook=mark.hook
+    )
 
 
 def _of_step(
@@ -104,7 +106,8 @@ def _of_step(
     return Origin(
         Phase.BACKWARD,
         _site(sites, scope),
-        source=source,
+        notes.marks[maker].quality if maker else Quality.EXACT,
+        source,
         forward=maker.name if maker else None,
         place=_place(sites, scope),
         recomputed=mark.recomputed,

@@ -301,9 +301,7 @@ class Listener:
                 raise self.branches.refused(node.target, why)
         site = None if mark.scope == PROGRAM else self.session.notes.scopes[mark.scope].site
         calls = () if site is None else (site,)
-        return Origin(
-            mark.phase, calls, source=mark.source, place=site, recomputed=mark.recomputed, hook=mark.hook
-        )
+        return Origin(mark.phase, calls, mark.quality, mark.source, None, site, mark.recomputed, mark.hook)
 
     def user_of_sizes(self) -> object:
         """The function: what it computes of sizes is its own."""

@@ -1,5 +1,6 @@
 """Which line of the user's code is running."""
 
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -7,9 +8,10 @@ from types import CodeType, FrameType
 from typing import Literal
 
 import torch
+from torch import nn
 
 from whence._torch.files import ALGEBRA, is_standard_library
-from whence._torch.hooks import calls_a_hook
+from whence._torch.hooks import CALL_OF_MODULE, calls_a_hook
 from whence.provenance import Source
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 
@@ -21,28 +23,70 @@ _WHENCE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class SourceFinder:
-    """Finds the innermost line of user code below a boundary, and remembers what it learnt."""
+    """Finds the innermost line of user code below a boundary, and remembers what it learnt.
+
+    `modules` are those of the model, by identity.
+    """
 
     def __init__(self, boundaries: tuple[CodeType, ...]) -> None:
         self._kinds: dict[int, tuple[CodeType, Kind]] = {id(code): (code, "boundary") for code in boundaries}
         self._sources: dict[tuple[int, int], Source] = {}
+        self._forwards: dict[type[nn.Module], CodeType | None] = {}
+        self._owners: dict[int, tuple[CodeType, str | None]] = {}
+        self.modules: frozenset[int] = frozenset()
 
     def current(self) -> Source | None:
         """The innermost user line; failing that, the innermost line of a torch module; failing that, None."""
+        return self.in_call(None)[0]
+
+    def in_call(self, running: nn.Module | None) -> tuple[Source | None, bool]:
+        """The current line in a call of `running`, and whether it runs in a method of another module that is
+        watched."""
         frame: FrameType | None = sys._getframe(1)
         fallback: FrameType | None = None
         while frame is not None:
             kind = self._kind(frame.f_code)
             if kind == "user":
-                return self._source(frame)
+                return self._source(frame), self._is_borrowed(fallback or frame, running)
             if kind == "generated" and (known := _behind(frame)) is not None:
-                return known
+                return known, False
             if kind == "boundary":
                 break
             if kind == "module" and fallback is None:
                 fallback = frame
+            if fallback is None and frame.f_code is CALL_OF_MODULE:
+                running = None  # code of torch's own that was called as a module
             frame = frame.f_back
-        return None if fallback is None else self._source(fallback)
+        return None if fallback is None else self._source(fallback), False
+
+    def _is_borrowed(self, frame: FrameType | None, running: nn.Module | None) -> bool:
+        """Whether code in a call of a module runs in a method that another one was asked for directly."""
+        if running is None:
+            return False
+        own = self._forward_of(type(running))
+        while frame is not None and frame.f_code is not own and frame.f_code is not CALL_OF_MODULE:
+            if (name := self._owner_name(frame.f_code)) is not None:
+                owner = frame.f_locals.get(name)
+                if owner is running:
+                    return False
+                if id(owner) in self.modules:
+                    return True
+            frame = frame.f_back
+        return False
+
+    def _forward_of(self, kind: type[nn.Module]) -> CodeType | None:
+        """The code of a module's forward, behind its decorators."""
+        if kind not in self._forwards:
+            self._forwards[kind] = getattr(inspect.unwrap(kind.forward), "__code__", None)
+        return self._forwards[kind]
+
+    def _owner_name(self, code: CodeType) -> str | None:
+        """What a method calls the object it belongs to; None for other code."""
+        if id(code) not in self._owners:
+            holder = code.co_qualname.rpartition(".")[0]
+            is_method = bool(holder and code.co_argcount) and not holder.endswith("<locals>")
+            self._owners[id(code)] = code, code.co_varnames[0] if is_method else None
+        return self._owners[id(code)][1]
 
     def is_user(self, code: CodeType) -> bool:
         """Whether code is the user's."""

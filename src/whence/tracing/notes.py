@@ -17,7 +17,7 @@ from whence._torch.tensors import autocast_state
 from whence.program import Structure
 from whence.provenance import CallSite, Source
 from whence.provenance.places import PROGRAM
-from whence.schema import Phase
+from whence.schema import Phase, Quality
 from whence.tracing.loss_state import LossTensor
 
 
@@ -27,7 +27,8 @@ class Mark:
 
     `moment` is the number of the newest autograd node: the one this operation made, if it made one.
     `cut` are the nodes whose gradient stops here, because the operation ran without grad mode. `hook` is the
-    name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved.
+    name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved. What
+    is `borrowed` ran in a method of a module that was not called, but asked for directly.
     """
 
     scope: int
@@ -38,6 +39,12 @@ class Mark:
     recomputed: bool = False
     hook: str | None = None
     packs: bool = False
+    borrowed: bool = False
+
+    @property
+    def quality(self) -> Quality:
+        """How sure it is that an operation is that of the call it ran in."""
+        return Quality.INFERRED if self.borrowed else Quality.EXACT
 
 
 @dataclass

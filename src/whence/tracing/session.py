@@ -80,7 +80,7 @@ class Session:
         self.cuts_gradients = torch.is_grad_enabled()
         self.names = CallNames(subject)
         self.reads = Reads(subject, lines, self.reading, self.is_user)
-        self._finder = finder
+        self._finder, finder.modules = finder, frozenset(id(module) for _, module in subject.named_modules())
         self.replayer = Replayer(self, [module for _, module in subject.named_modules()], reuse)
         self.random_states = RandomStates(subject.name, self.here, self.replayer.distrust)
         self.watch = Watch(subject, self._finder, lines, self.replayer.unfit)
@@ -307,7 +307,8 @@ class Session:
 
     def mark_of(self, node: fx.Node) -> Mark:
         """What is known of a node now that it is recorded."""
-        source = self._finder.current()
+        scope = self.notes.scopes[self._stack[-1]]
+        source, borrowed = self._finder.in_call(None if self.phase is Phase.BACKWARD else scope.module)
         note_annotations(node)
         return Mark(
             self._stack[-1],
@@ -318,6 +319,7 @@ class Session:
             recomputed=self.phase is Phase.BACKWARD and (bool(self._repeats) or self._stack[-1] != PROGRAM),
             hook=self.watch.hook(possible=self.phase is Phase.BACKWARD and source is not None),
             packs=self.watch.packs is not None,
+            borrowed=borrowed,
         )
 
     def size_recorded(self, node: fx.Node) -> None:
@@ -355,8 +357,7 @@ class Session:
         """A gradient hook on an activation is part of the backward; one on anything else would stay there."""
         node = self.recorder.node_of(tensor)
         held = None if node is None else self.notes.inputs.get(node)
-        is_parameter = isinstance(tensor, nn.Parameter)
-        if is_parameter or held is not None:
+        if (is_parameter := isinstance(tensor, nn.Parameter)) or held is not None:
             raise hook_kept(described(hook), held or "a parameter", self.here(), is_parameter=is_parameter)
         self.notes.hooks[f"the gradient hook {described(hook)}"] = None
 
@@ -378,8 +379,7 @@ class Session:
 
     def asked(self) -> bool:
         """Somebody asked whether the model is being compiled: it may do otherwise than in eager mode."""
-        source = self._finder.asked()
-        if source is not None:
+        if (source := self._finder.asked()) is not None:
             self.notes.asked[source] = None
         return source is not None
 
