@@ -128,7 +128,7 @@ def test_guarded_copies_look_at_the_copied_model() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))
     duplicate: Any = deepcopy(whence.capture(model, (X,)).guarded(model))
     with torch.no_grad():
-        model[0].weight.zero_()
+        next(model.parameters()).zero_()
     assert torch.equal(duplicate(X), duplicate.model(X)) and not torch.equal(duplicate(X), model(X))
     duplicate.model.eval()
     with pytest.raises(whence.StaleCapture):

@@ -363,7 +363,8 @@ class Session:
 
     def requires_set(self, tensor: Tensor, wanted: bool) -> None:
         """Of a tensor from outside a program cannot say it again: autograd looks when it runs."""
-        held = self.notes.inputs.get(self.recorder.node_of(tensor))
+        node = self.recorder.node_of(tensor)
+        held = None if node is None else self.notes.inputs.get(node)
         if held is not None and tensor.requires_grad != wanted:
             self.notes.hooks[f"requires_grad_({wanted}) on {held}"] = None
 
