@@ -128,7 +128,7 @@ class Notes:
         number = sum(name.startswith(UNNAMED) for name in self.literals)
         name, taken = (
             known or f"{UNNAMED}{number}",
-            {node.name for node in graph.find_nodes(op="placeholder")},
+            {node.name for node in graph.find_nodes(op="placeholder", sort=False)},
         )
         while name in taken:
             name += "_"
