@@ -177,3 +177,14 @@ def test_assumptions_of_a_tracer_are_read() -> None:
     assert found.conditions == ((f"3*{name} > 6", frozenset({name})),)
     assert not found.of_data
     assert assumed_of([torch.ones(2), 3]) == Assumed((), (), False)
+
+
+@pytest.mark.parametrize("names", [("a", "z"), ("z", "a"), ("rows", "x_0"), ("x_0", "rows")])
+def test_of_equal_sizes_the_one_that_yields_is_replaced(names: tuple[str, str]) -> None:
+    """Whatever they are called, and in whichever order they are compared."""
+    for yields in (0, 1):
+        environment = SizeEnvironment()
+        both = [environment.base(name, 5, 0, None, yields=at == yields) for at, name in enumerate(names)]
+        assert both[0] == both[1]
+        stays, goes = environment.bases[names[1 - yields]], environment.bases[names[yields]]
+        assert environment.is_free(stays) and environment.replace(goes) == stays

@@ -125,7 +125,7 @@ def test_steps() -> None:
 
 def test_guarded_copies_look_at_the_copied_model() -> None:
     """The deep copy of a guarded program checks and runs the copy of the model, not the model."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))
     duplicate: Any = deepcopy(whence.capture(model, (X,)).guarded(model))
     with torch.no_grad():
         next(model.parameters()).zero_()

@@ -86,8 +86,8 @@ def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, 
         known = own[symbol].var_to_range.get(symbol, known_ranges.ValueRanges(0, infinity))
         own_low, own_high = whole_bound(known.lower), whole_bound(known.upper)
         low, high = limits.get(str(symbol), (own_low, own_high))
-        least = max(low or 0, own_low or 0)
-        found[symbol] = known_ranges.ValueRanges(least, infinity if high is None else high)
+        least = own_low if low is None else low
+        found[symbol] = known_ranges.ValueRanges(least or 0, infinity if high is None else high)
     return found
 
 
