@@ -99,7 +99,8 @@ class _Finder:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield from (f":{name}" for name in _frame_variables(node))
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.startswith(_LOCALS):
-                yield from (f":{piece.value}" for piece in ast.walk(value) if isinstance(piece, ast.Constant))
+                pieces = (piece.value for piece in ast.walk(value) if isinstance(piece, ast.Constant))
+                yield from (f":{piece!s}" for piece in pieces)
 
     def _is_foreign(self, node: ast.Attribute) -> bool:
         """Whether a private attribute is one of somebody else's, as far as this file says."""

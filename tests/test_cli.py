@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from whence.cli import FAILED, OK, USAGE, main
 
@@ -76,6 +77,36 @@ def test_verify_fails_when_the_program_differs(
     page = capsys.readouterr().out
     assert "output output differs by at most 1" in page
     assert "mine.py:4" in page
+
+
+def test_doctor_finds_all_as_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    """Versions, everything private that is relied on, and a training step that is eager's."""
+    assert main(["doctor", "--json"]) == OK
+    data = json.loads(capsys.readouterr().out)
+    assert data["versions"]["PyTorch"] == torch.__version__
+    assert data["tried"] is data["step_ok"] is data["ok"] is True
+    assert len(data["private"]) > 200
+    assert all(data["private"].values())
+
+
+def test_doctor_names_what_is_gone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is not as expected is named, a training step that fails with its error, and the status is 1."""
+    monkeypatch.setattr("whence.reports.doctor.looked_for", lambda: {"torch._a.b": False, "torch._C.c": True})
+    monkeypatch.setattr("whence.reports.doctor.release", lambda: "2.16.0")
+    monkeypatch.setattr("whence.cli.GPT", None)
+    assert main(["doctor"]) == FAILED
+    lines = capsys.readouterr().out.splitlines()
+    told = {line[:15].strip(): line[15:] for line in lines}
+    assert told["PyTorch"] == "2.16.0"
+    assert told["tried"] == "no, only 2.13, 2.14, 2.15"
+    assert told["private parts"] == "1 of 2 as expected"
+    assert told["training step"].startswith("TypeError: ")
+    assert lines[-1] == "gone: torch._a.b"
+    with pytest.raises(SystemExit) as bad_usage:
+        main(["doctor", "patient"])
+    assert bad_usage.value.code == USAGE
 
 
 def test_check_holds_on_another_instance(capsys: pytest.CaptureFixture[str]) -> None:

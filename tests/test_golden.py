@@ -31,6 +31,7 @@ in `_unsafe_view` since 2.15. Both give the same bits, and the derivative of bot
 DIFFERENT = {
     "inplace_views-2.14": "at its bound, the derivative of a clamp is 0 since 2.14: `gt` where `ge` was",
     "inplace_views-2.15": "the same; and a write to the result of a linear goes to no view of it any more",
+    "t5-2.15": "a number that is written into a slice is one (`fill`), and no constant tensor any more",
 }
 """Tables of one release, each with the reason for which another does not hold."""
 

@@ -47,5 +47,5 @@ def _lines_noted() -> Iterator[set[tuple[str, int]]]:
     try:
         yield ran
     finally:
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
         sys.settrace(before)

@@ -52,7 +52,7 @@ def test_packed_weight_is_told_apart() -> None:
     assert not is_packed_weight(weight)
 
 
-class Opaque(OpaqueBase):
+class Opaque(OpaqueBase):  # type: ignore[misc]
     """A class that is registered as one that nobody looks into."""
 
 

@@ -129,7 +129,7 @@ def test_what_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def asks_for_release(source: str) -> list[int]:
     """The lines that ask which release of torch this is, or try whether it has a name."""
     return sorted(
-        node.lineno
+        getattr(node, "lineno", 0)
         for node in ast.walk(ast.parse(source))
         if _is_version(node) or _is_probe(node) or _is_attempt(node)
     )

@@ -31,7 +31,7 @@ class Scripted(nn.Module):
         return x + self.attr.add_tensor(x) if self.use == "method" else x + 1
 
 
-class Shift(OpaqueBase):
+class Shift(OpaqueBase):  # type: ignore[misc]
     """An object that operators are given, and nobody looks into."""
 
     def __init__(self, by: float) -> None:
