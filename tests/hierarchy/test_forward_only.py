@@ -38,32 +38,32 @@ def frozen_meanwhile(model: Two, x: Tensor) -> Tensor:
     model.first.requires_grad_(False)
     hidden = model.first(x)
     model.first.requires_grad_(True)
-    return model.second(hidden)  # type: ignore[no-any-return]
+    return model.second(hidden)
 
 
 def frozen_by_the_flag(model: Two, x: Tensor) -> Tensor:
     model.first.weight.requires_grad = False
     hidden = model.first(x)
     model.first.weight.requires_grad = True
-    return model.second(hidden)  # type: ignore[no-any-return]
+    return model.second(hidden)
 
 
 def asked_of_the_input(model: Two, x: Tensor) -> Tensor:
-    return model.first(x.requires_grad_())  # type: ignore[no-any-return]
+    return model.first(x.requires_grad_())
 
 
 def packed(model: Two, x: Tensor) -> Tensor:
     with torch.autograd.graph.saved_tensors_hooks(doubled, as_it_is):
-        return model.first(x).sin()  # type: ignore[no-any-return]
+        return model.first(x).sin()
 
 
 def unpacked(model: Two, x: Tensor) -> Tensor:
     with torch.autograd.graph.saved_tensors_hooks(as_it_is, doubled):
-        return model.first(x).sin()  # type: ignore[no-any-return]
+        return model.first(x).sin()
 
 
 def drawn_again(model: Two, x: Tensor) -> Tensor:
-    return checkpoint(F.dropout, model.first(x), use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+    return checkpoint(F.dropout, model.first(x), use_reentrant=False, preserve_rng_state=False)
 
 
 @pytest.mark.parametrize(
@@ -90,21 +90,21 @@ def detached(model: Two, x: Tensor) -> Tensor:
     hidden = model.first(x)
     with_gradient = hidden * 2
     hidden.detach_()
-    return model.second(hidden) + with_gradient  # type: ignore[no-any-return]
+    return model.second(hidden) + with_gradient
 
 
 def begun_anew(model: Two, x: Tensor) -> Tensor:
-    return model.second(model.first(x).detach().requires_grad_())  # type: ignore[no-any-return]
+    return model.second(model.first(x).detach().requires_grad_())
 
 
 def offloaded(model: Two, x: Tensor) -> Tensor:
     with torch.autograd.graph.save_on_cpu():
-        return model.first(x).sin()  # type: ignore[no-any-return]
+        return model.first(x).sin()
 
 
 def asked_twice(model: Two, x: Tensor) -> Tensor:
     model.requires_grad_(True)
-    return model.first(x)  # type: ignore[no-any-return]
+    return model.first(x)
 
 
 def checkpointed(model: Two, x: Tensor) -> Tensor:

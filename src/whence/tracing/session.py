@@ -366,9 +366,9 @@ class Session:
 
     def requires_set(self, tensor: Tensor, wanted: bool) -> None:
         """Of a tensor from outside a program cannot say it again: autograd looks when it runs."""
-        held = self.notes.inputs.get(self.recorder.node_of(tensor))
-        if held is not None and tensor.requires_grad != wanted:
-            self.notes.hooks[f"requires_grad_({wanted}) on {held}"] = None
+        node = self.recorder.node_of(tensor)
+        if node is not None and node in self.notes.inputs and tensor.requires_grad != wanted:
+            self.notes.hooks[f"requires_grad_({wanted}) on {self.notes.inputs[node]}"] = None
 
     def layout_read(self, tensor: Tensor) -> None:
         """Python looked at strides: what it decided holds for inputs of this layout only."""
