@@ -276,7 +276,8 @@ def test_wrapper_runs_an_operator_on_copies() -> None:
     assert not operators.is_wrapped(aten.add_.Tensor)
     assert operators.WRAPPER is auto_functionalized
     given = torch.zeros(2)
-    total, first, others = auto_functionalized(target, x=given, others=[torch.zeros(1)], value=2.0)
+    results: Any = auto_functionalized(target, x=given, others=[torch.zeros(1)], value=2.0)
+    total, first, others = results
     assert given.tolist() == [0.0, 0.0]
     assert (total.item(), first.tolist(), [other.tolist() for other in others]) == (4.0, [2.0, 2.0], [[2.0]])
 

@@ -1,6 +1,7 @@
 """What autograd gives for a forward-only program: eager's gradients, or a refusal that says why."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -139,3 +140,45 @@ def test_other_data_under_a_value_is_refused() -> None:
     """`value.data = …` would keep the old value; the error names the line."""
     with pytest.raises(whence.UnsupportedMutation, match=r"test_forward_only\.py"):
         whence.capture(Two(other_data), (torch.randn(2, 4),))
+
+
+class Tripling(torch.autograd.Function):
+    """Rounds, and says that it triples."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3
+
+
+def off_in_places(model: Two, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        hidden = model.first(x)
+    with torch.set_grad_enabled(False):
+        other = model.first(x)
+    return model.second(hidden) + other + model.first.bias
+
+
+def tripled(model: Two, x: Tensor) -> Tensor:
+    return Tripling.apply(model.first(x)) + model.second(x)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_gradients_of_a_program_captured_in_any_grad_mode(mode: Callable[[], Any]) -> None:
+    """Where the model itself turns gradients off they stop; a custom function's backward is refused."""
+    model, x = Two(off_in_places), torch.randn(2, 4)
+    with mode():
+        program = whence.capture(model, (x,))
+        custom = whence.capture(Two(tripled), (x,))
+    model(x).sum().backward()
+    expected = {name: None if g is None else g.tolist() for name, g in gradients(model).items()}
+    assert expected["first.weight"] is None
+    for module in (program.module(), program.unflatten()):
+        model.zero_grad()
+        module(x).sum().backward()
+        assert {n: None if g is None else g.tolist() for n, g in gradients(model).items()} == expected
+    with pytest.raises(whence.NotDifferentiable, match="custom autograd function"):
+        custom.unflatten()(x).sum().backward()
