@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.autograd import graph
 from torch.utils.hooks import BackwardHook
 
-from whence._torch.hooks import _hook_lines, calls_a_hook, described, gradient_hooks, has_hooks
+from whence._torch.hooks import (
+    CALL_OF_MODULE,
+    _hook_lines,
+    calls_a_hook,
+    described,
+    gradient_hooks,
+    has_hooks,
+)
 
 X = torch.ones(2, 2, requires_grad=True)
 
@@ -133,3 +140,20 @@ def test_partial_and_builtin_hooks_are_described() -> None:
     """A partial is described by its function, and a builtin by its name."""
     assert described(functools.partial(clip)).startswith("clip at ")
     assert described(torch.relu).endswith("relu")
+
+
+def test_every_call_of_a_module_runs_one_code() -> None:
+    """`Module._call_impl` is between a forward and whoever calls the module, with hooks and without."""
+
+    class Calling(nn.Module):
+        def forward(self) -> bool:
+            frame: Any = sys._getframe(1)
+            while frame is not None and frame.f_code is not CALL_OF_MODULE:
+                frame = frame.f_back
+            return frame is not None
+
+    module = Calling()
+    assert module()
+    module.register_forward_pre_hook(lambda *_: None)
+    assert module()
+    assert not module.forward()

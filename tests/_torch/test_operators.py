@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -291,3 +292,42 @@ def test_keywords_are_those_of_the_operator() -> None:
     assert torch.mean(X, [0], dtype=torch.float64).dtype is torch.float64
     assert torch.clone(X, memory_format=torch.contiguous_format).equal(X)
     assert Tensor.expand(ROW, [4, 4], implicit=False).equal(X)
+
+
+@torch.library.custom_op("whence_canaries::fill", mutates_args={"x", "others"})
+def fill(x: Tensor, others: list[Tensor], value: float) -> Tensor:
+    for tensor in (x, *others):
+        tensor.fill_(value)
+    return x.sum()
+
+
+def test_wrapper_runs_an_operator_on_copies() -> None:
+    """`auto_functionalized` gives results and copies; `can_auto_functionalize` says of what."""
+    target = torch.ops.whence_canaries.fill.default
+    assert operators.is_wrapped(target) == can_auto_functionalize(target)
+    assert not operators.is_wrapped(aten.add_.Tensor)
+    assert operators.WRAPPER is auto_functionalized
+    given = torch.zeros(2)
+    results: Any = auto_functionalized(target, x=given, others=[torch.zeros(1)], value=2.0)
+    total, first, others = results
+    assert given.tolist() == [0.0, 0.0]
+    assert (total.item(), first.tolist(), [other.tolist() for other in others]) == (4.0, [2.0, 2.0], [[2.0]])
+
+
+@pytest.mark.parametrize(
+    ("target", "is_act"),
+    [
+        (aten._assert_async.default, True),
+        (aten._assert_async.msg, True),
+        (operators.ASSERT, True),
+        (torch.ops.whence_canaries.fill.default, False),
+        (aten.add_.Tensor, False),
+        (aten.sin.default, False),
+        (aten.sym_constrain_range.default, False),
+        (len, False),
+    ],
+    ids=str,
+)
+def test_operators_that_give_nothing(target: Any, is_act: bool) -> None:
+    """What is called for what it does; what only says something about sizes is not."""
+    assert operators.acts(target) == is_act

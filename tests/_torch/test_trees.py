@@ -161,3 +161,16 @@ def test_the_registry_is_a_dictionary_by_class() -> None:
     assert list in SUPPORTED_NODES
     assert is_container(dict)
     assert not is_container(int)
+
+
+def test_sizes_come_back_as_sizes() -> None:
+    """PyTorch's registry makes a tuple of a `torch.Size`; other containers around it are as they were."""
+    value = (1, torch.Size([2, 3]), {"key": [torch.Size([]), Point(torch.Size([4]), (5,))]}, Pair(6, None))
+    leaves, spec = tree_flatten(value)
+    assert type(_pytree.tree_unflatten(leaves, spec)[1]) is tuple
+    again = tree_unflatten(leaves, spec)
+    assert again == value
+    kinds = [type(part) for part in (again[1], again[2]["key"][0], again[2]["key"][1].x)]
+    assert kinds == [torch.Size] * 3
+    assert type(again[2]["key"][1].y) is tuple
+    assert type(tree_unflatten([1, "word", 3, 4, 5, 6, None], spec)[1]) is tuple

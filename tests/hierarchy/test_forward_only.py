@@ -1,6 +1,7 @@
 """What autograd gives for a forward-only program: eager's gradients, or a refusal that says why."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -38,32 +39,32 @@ def frozen_meanwhile(model: Two, x: Tensor) -> Tensor:
     model.first.requires_grad_(False)
     hidden = model.first(x)
     model.first.requires_grad_(True)
-    return model.second(hidden)  # type: ignore[no-any-return]
+    return model.second(hidden)
 
 
 def frozen_by_the_flag(model: Two, x: Tensor) -> Tensor:
     model.first.weight.requires_grad = False
     hidden = model.first(x)
     model.first.weight.requires_grad = True
-    return model.second(hidden)  # type: ignore[no-any-return]
+    return model.second(hidden)
 
 
 def asked_of_the_input(model: Two, x: Tensor) -> Tensor:
-    return model.first(x.requires_grad_())  # type: ignore[no-any-return]
+    return model.first(x.requires_grad_())
 
 
 def packed(model: Two, x: Tensor) -> Tensor:
     with torch.autograd.graph.saved_tensors_hooks(doubled, as_it_is):
-        return model.first(x).sin()  # type: ignore[no-any-return]
+        return model.first(x).sin()
 
 
 def unpacked(model: Two, x: Tensor) -> Tensor:
     with torch.autograd.graph.saved_tensors_hooks(as_it_is, doubled):
-        return model.first(x).sin()  # type: ignore[no-any-return]
+        return model.first(x).sin()
 
 
 def drawn_again(model: Two, x: Tensor) -> Tensor:
-    return checkpoint(F.dropout, model.first(x), use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+    return checkpoint(F.dropout, model.first(x), use_reentrant=False, preserve_rng_state=False)
 
 
 @pytest.mark.parametrize(
@@ -90,21 +91,21 @@ def detached(model: Two, x: Tensor) -> Tensor:
     hidden = model.first(x)
     with_gradient = hidden * 2
     hidden.detach_()
-    return model.second(hidden) + with_gradient  # type: ignore[no-any-return]
+    return model.second(hidden) + with_gradient
 
 
 def begun_anew(model: Two, x: Tensor) -> Tensor:
-    return model.second(model.first(x).detach().requires_grad_())  # type: ignore[no-any-return]
+    return model.second(model.first(x).detach().requires_grad_())
 
 
 def offloaded(model: Two, x: Tensor) -> Tensor:
     with torch.autograd.graph.save_on_cpu():
-        return model.first(x).sin()  # type: ignore[no-any-return]
+        return model.first(x).sin()
 
 
 def asked_twice(model: Two, x: Tensor) -> Tensor:
     model.requires_grad_(True)
-    return model.first(x)  # type: ignore[no-any-return]
+    return model.first(x)
 
 
 def checkpointed(model: Two, x: Tensor) -> Tensor:
@@ -139,3 +140,45 @@ def test_other_data_under_a_value_is_refused() -> None:
     """`value.data = …` would keep the old value; the error names the line."""
     with pytest.raises(whence.UnsupportedMutation, match=r"test_forward_only\.py"):
         whence.capture(Two(other_data), (torch.randn(2, 4),))
+
+
+class Tripling(torch.autograd.Function):
+    """Rounds, and says that it triples."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3
+
+
+def off_in_places(model: Two, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        hidden = model.first(x)
+    with torch.set_grad_enabled(False):
+        other = model.first(x)
+    return model.second(hidden) + other + model.first.bias
+
+
+def tripled(model: Two, x: Tensor) -> Tensor:
+    return Tripling.apply(model.first(x)) + model.second(x)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_gradients_of_a_program_captured_in_any_grad_mode(mode: Callable[[], Any]) -> None:
+    """Where the model itself turns gradients off they stop; a custom function's backward is refused."""
+    model, x = Two(off_in_places), torch.randn(2, 4)
+    with mode():
+        program = whence.capture(model, (x,))
+        custom = whence.capture(Two(tripled), (x,))
+    model(x).sum().backward()
+    expected = {name: None if g is None else g.tolist() for name, g in gradients(model).items()}
+    assert expected["first.weight"] is None
+    for module in (program.module(), program.unflatten()):
+        model.zero_grad()
+        module(x).sum().backward()
+        assert {n: None if g is None else g.tolist() for n, g in gradients(model).items()} == expected
+    with pytest.raises(whence.NotDifferentiable, match="custom autograd function"):
+        custom.unflatten()(x).sum().backward()

@@ -284,7 +284,7 @@ class Asking(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.own(self.encoder.encode(x)) @ self.encoder.scale
         x = self.norm.forward(x)
-        return self.encoder(x).sqrt()  # type: ignore[no-any-return]
+        return self.encoder(x).sqrt()
 
 
 @pytest.mark.parametrize("reuse", [False, True])

@@ -76,21 +76,23 @@ def looked_at(held: Any) -> dict[str, Any]:
     return found
 
 
-def container(chance: random.Random, depth: int, pool: list[nn.Module]) -> Any:
+def container(chance: random.Random, depth: int, pool: list[Any]) -> Any:
     """A container of any kind whose children may be None, shared and containers."""
 
-    def child() -> nn.Module | None:
+    def child() -> Any:
         made = chance.choice(["none", "shared", "nested", "linear"])
         if made == "none":
             return None
         if made == "shared" and pool:
             return chance.choice(pool)
         if made == "nested" and depth < 2:
-            return container(chance, depth + 1, pool)  # type: ignore[no-any-return]
+            return container(chance, depth + 1, pool)
         pool.append(nn.Linear(2, 2))
         return pool[-1]
 
-    kind = chance.choice([nn.ModuleList, nn.Sequential, nn.ModuleDict, nn.ParameterList, nn.ParameterDict])
+    kind: Any = chance.choice(
+        [nn.ModuleList, nn.Sequential, nn.ModuleDict, nn.ParameterList, nn.ParameterDict]
+    )
     count = chance.randint(1, 4)
     if issubclass(kind, nn.ParameterList | nn.ParameterDict):
         values = [chance.choice([None, nn.Parameter(torch.ones(2)), "text"]) for _ in range(count)]
@@ -117,12 +119,12 @@ class Optional(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.ModuleList([norm, nn.Linear(4, 4)]) for norm in (None, nn.LayerNorm(4), None)
-        )
+        norms: list[Any] = [None, nn.LayerNorm(4), None]
+        self.layers = nn.ModuleList(nn.ModuleList([norm, nn.Linear(4, 4)]) for norm in norms)
 
     def forward(self, x: Tensor) -> Tensor:
-        for norm, block in self.layers:
+        layers: Any = self.layers
+        for norm, block in layers:
             x = block(x if norm is None else norm(x))
         return x
 
@@ -133,7 +135,8 @@ def test_missing_children_are_unpacked(backward: bool) -> None:
     model, x = Optional(), torch.randn(2, 4)
     tree = verified(model, x, backward=backward).unflatten()
     assert torch.equal(tree(x), model(x))
-    assert [norm is None for norm, _ in tree.layers] == [True, False, True]
+    layers: Any = tree.layers
+    assert [norm is None for norm, _ in layers] == [True, False, True]
 
 
 class Twice(nn.Module):
@@ -145,7 +148,7 @@ class Twice(nn.Module):
         self.second = self.first
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second[0](x)  # type: ignore[no-any-return]
+        return self.second[0](x)
 
 
 def test_container_called_by_its_second_name() -> None:

@@ -20,7 +20,6 @@ REFUSED = {
     "while_loop_stack_output": "WH116",
     "flex_attention_backward": "WH116",
     "local_map_hop": "WH116",
-    "auto_functionalize": "WH105",  # an operator of the user's that writes, and has no functional form
     "flex_attention": "WH102",  # the sample's mask is an argument, of a class that no one registered
 }
 

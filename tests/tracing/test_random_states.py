@@ -26,7 +26,7 @@ def forked_at_the_end(x: Tensor) -> Tensor:
 
 
 def forked_around(x: Tensor) -> Tensor:
-    return torch.random.fork_rng()(F.dropout)(x)  # type: ignore[no-any-return]
+    return torch.random.fork_rng()(F.dropout)(x)
 
 
 def seeded_in_a_fork(x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def set_back_directly(x: Tensor) -> Tensor:
 
 
 def forked_in_a_checkpoint(x: Tensor) -> Tensor:
-    return checkpoint(forked, x, use_reentrant=False)  # type: ignore[no-any-return]
+    return checkpoint(forked, x, use_reentrant=False)
 
 
 def in_a_branch(x: Tensor) -> Tensor:

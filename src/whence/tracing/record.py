@@ -14,6 +14,7 @@ from whence._torch.compiling import compiled_functions_run_eagerly, compiling_on
 from whence._torch.composed import is_composed, layout_of, sizes_are_known
 from whence._torch.derivatives import formulas_refused
 from whence._torch.function_graphs import functions_traced, operators_called_directly
+from whence._torch.grad_modes import observed_grad_modes
 from whence._torch.modes import modes_restored
 from whence._torch.module_calls import CallObserver, observed_modules
 from whence._torch.module_writes import observed_writes
@@ -165,6 +166,7 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
         active.enter_context(
             torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled())
         )
+        active.enter_context(observed_grad_modes(session.grad_modes))
         active.enter_context(session.recorder.active())
         given = containers_in(prepared.arguments)
         for called in (subject.call, backward):

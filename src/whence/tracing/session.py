@@ -37,6 +37,7 @@ from whence.schema import Phase
 from whence.tracing.branches import Branches
 from whence.tracing.callnames import CallNames
 from whence.tracing.composed import COMPOSED, gradient_lost, in_parts, keys_of_parts
+from whence.tracing.cuts import Cuts
 from whence.tracing.frames import SourceFinder
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.modules import Lines
@@ -77,7 +78,7 @@ class Session:
         self.recorder = self.recorder_kind(self, mode)
         self.phase = Phase.FORWARD
         self.is_plainly_eager: Callable[[], bool] = bool
-        self.cuts_gradients = torch.is_grad_enabled()
+        self.grad_modes = Cuts()
         self.names = CallNames(subject)
         self.reads = Reads(subject, lines, self.reading, self.is_user)
         self._finder, finder.modules = finder, frozenset(id(module) for _, module in subject.named_modules())
@@ -315,7 +316,7 @@ class Session:
             self.phase,
             next_sequence_number() - 1,
             source,
-            self._cut(node),
+            self.grad_modes.cut(node, self.notes.hooks) if self.phase is Phase.FORWARD else (),
             recomputed=self.phase is Phase.BACKWARD and (bool(self._repeats) or self._stack[-1] != PROGRAM),
             hook=self.watch.hook(possible=self.phase is Phase.BACKWARD and source is not None),
             packs=self.watch.packs is not None,
@@ -338,11 +339,6 @@ class Session:
         running = id(self._started[-1][0]) if self._started else len(self.notes.order)
         return self._stack[-1], (id(self.notes), running)
 
-    def _cut(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        if not self.cuts_gradients or self.phase is not Phase.FORWARD or torch.is_grad_enabled():
-            return ()
-        return tuple(node.all_input_nodes)
-
     def met_tensor(self, tensor: Tensor) -> str:
         """Name a tensor that is neither an input nor state of the model."""
         self.branches.refuse_leaked(tensor)
@@ -364,9 +360,8 @@ class Session:
     def requires_set(self, tensor: Tensor, wanted: bool) -> None:
         """Of a tensor from outside a program cannot say it again: autograd looks when it runs."""
         node = self.recorder.node_of(tensor)
-        held = None if node is None else self.notes.inputs.get(node)
-        if held is not None and tensor.requires_grad != wanted:
-            self.notes.hooks[f"requires_grad_({wanted}) on {held}"] = None
+        if node is not None and node in self.notes.inputs and tensor.requires_grad != wanted:
+            self.notes.hooks[f"requires_grad_({wanted}) on {self.notes.inputs[node]}"] = None
 
     def layout_read(self, tensor: Tensor) -> None:
         """Python looked at strides: what it decided holds for inputs of this layout only."""

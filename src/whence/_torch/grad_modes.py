@@ -1,0 +1,78 @@
+"""Follow what a model does to the grad mode on one thread, also where that is off already.
+
+Where a capture runs without gradients, `torch.is_grad_enabled()` says nothing about what the model wants: its
+`no_grad` changes nothing. The contexts are classes of Python's, which are looked at when they are entered.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from whence._torch.patching import patched
+
+_CONTEXTS: dict[type, Callable[[Any], bool]] = {
+    torch.no_grad: lambda _: False,
+    torch.enable_grad: lambda _: True,
+    torch.set_grad_enabled: lambda context: bool(context.mode),
+    torch.inference_mode: lambda context: not context.mode,
+}
+"""What may be entered, and whether gradients are recorded inside."""
+
+
+@dataclass
+class GradModes:
+    """The modes that were set and not given back yet, the innermost last.
+
+    `begun` is how many there were when a context began, which `set_grad_enabled` does when it is made.
+    """
+
+    modes: list[bool] = field(default_factory=list)
+    begun: dict[int, int] = field(default_factory=dict)
+    thread: int = field(default_factory=threading.get_ident)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the model itself has turned gradients off here."""
+        return bool(self.modes) and not self.modes[-1]
+
+    def begins(self, kind: type, name: str) -> Callable[..., Any]:
+        """What makes or enters a context, and notes its mode."""
+        before: Any = vars(kind)[name]
+
+        def begin(context: Any, *args: Any, **kwargs: Any) -> Any:
+            depth = self.begun.get(id(context), len(self.modes)) if name == "__enter__" else len(self.modes)
+            result = before(context, *args, **kwargs)
+            if threading.get_ident() == self.thread:
+                self.modes[depth:] = [_CONTEXTS[kind](context)]
+                self.begun[id(context)] = depth
+            return result
+
+        return begin
+
+    def ends(self, kind: type) -> Callable[..., Any]:
+        """What leaves a context, and forgets what was set inside."""
+        before: Any = vars(kind)["__exit__"]
+
+        def end(context: Any, *args: Any) -> Any:
+            result = before(context, *args)
+            if threading.get_ident() == self.thread:
+                del self.modes[self.begun.pop(id(context), len(self.modes)) :]
+            return result
+
+        return end
+
+
+@contextmanager
+def observed_grad_modes(modes: GradModes) -> Iterator[None]:
+    """Note in `modes` what this thread does inside the block."""
+    with ExitStack() as patches:
+        for kind in _CONTEXTS:
+            patches.enter_context(patched(kind, "__enter__", modes.begins(kind, "__enter__")))
+            patches.enter_context(patched(kind, "__exit__", modes.ends(kind)))
+        made = modes.begins(torch.set_grad_enabled, "__init__")
+        patches.enter_context(patched(torch.set_grad_enabled, "__init__", made))
+        yield

@@ -1,0 +1,31 @@
+"""Where gradients stop because the model turned the grad mode off."""
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from whence._torch.autograd import inside_custom_function
+from whence._torch.grad_modes import GradModes
+
+
+@dataclass
+class Cuts(GradModes):
+    """The grad modes of a run that records gradients, or does not."""
+
+    records: bool = field(default_factory=torch.is_grad_enabled)
+
+    def cut(self, node: fx.Node, hooks: MutableMapping[str, None]) -> tuple[fx.Node, ...]:
+        """The arguments of an operation whose gradients stop there.
+
+        Where nothing is recorded anyway only what the model itself turned off counts; and nobody knows the
+        backward of a custom function, which `hooks` is told.
+        """
+        if torch.is_grad_enabled():
+            return ()
+        if self.records or self.is_off:
+            return tuple(node.all_input_nodes)
+        if inside_custom_function():
+            hooks["a custom autograd function, where gradients were off"] = None
+        return ()

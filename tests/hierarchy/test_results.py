@@ -1,0 +1,103 @@
+"""Results are what eager gives, to the type; parameters among arguments and results."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import whence
+from tests.checks import Backward, gradients
+
+
+class Sizing(nn.Module):
+    """Returns sizes everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x), x.shape, {"sizes": [x.shape[1:], torch.Size([]), x.stride()]}
+
+
+def types_of(result: Any) -> Any:
+    """The types in a result."""
+    match result:
+        case list() | tuple():
+            return type(result), [types_of(part) for part in result]
+        case dict():
+            return {key: types_of(part) for key, part in result.items()}
+    return type(result)
+
+
+@pytest.mark.parametrize("shapes", [None, ({0: torch.export.Dim("batch")},)], ids=["fixed", "open"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_sizes_among_results(backward: bool, shapes: Any) -> None:
+    """`torch.Size` is a `torch.Size`, also nested, of the flat module and of the tree."""
+    model, x = Sizing(), torch.randn(2, 4)
+    program = whence.capture(model, (x,), backward=backward, dynamic_shapes=shapes)
+    expected = model(x)
+    for module in (program.module(), program.unflatten()):
+        found = module(x)
+        assert types_of(found) == types_of(expected)
+        assert found[1:] == expected[1:]
+
+
+def test_sizes_among_the_results_of_a_step() -> None:
+    """A bound step returns what the step returns."""
+    model, x = Sizing(), torch.randn(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: Tensor) -> Any:
+        loss = model(x)[0].sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return x.shape, loss.detach()
+
+    program = whence.capture_step(step, (x,), model=model, optimizer=optimizer)
+    assert types_of(program.bind(model, optimizer)(x)) == types_of(step(x))
+
+
+class Given(nn.Module):
+    """Takes a weight that may be its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(self.linear(x).sin(), weight) + (weight * weight).sum()
+
+
+def test_parameter_as_its_own_argument() -> None:
+    """A forward-only program gives eager's gradient; where it is captured it is refused by name."""
+    model, x = Given(), torch.randn(3, 4)
+    program = whence.capture(model, (x, model.linear.weight))
+    model(x, model.linear.weight).sum().backward()
+    expected = gradients(model)
+    model.zero_grad()
+    program.unflatten()(x, model.linear.weight).sum().backward()
+    assert {name: str(gradient) for name, gradient in gradients(model).items()} == {
+        name: str(gradient) for name, gradient in expected.items()
+    }
+    losses: list[Backward] = [True, torch.sum]
+    for backward in losses:
+        with pytest.raises(whence.UnsupportedInput, match=r"args\[1\] is the model's own linear.weight"):
+            whence.capture(model, (x, model.linear.weight), backward=backward)
+    assert whence.capture(model, (x, model.linear.weight.detach()), backward=True).has_backward
+
+
+def test_parameter_as_the_argument_of_a_step() -> None:
+    """It would get its gradient under two names."""
+    model, x = Given(), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: Tensor, weight: Tensor) -> None:
+        model(x, weight).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(whence.UnsupportedInput, match=r"args\[1\] is the model's own linear.weight"):
+        whence.capture_step(step, (x, model.linear.weight), model=model, optimizer=optimizer)
