@@ -105,6 +105,13 @@ class Variable:
     name: str
 
 
+@dataclass(frozen=True)
+class EnvironmentKey:
+    """A name in the environment."""
+
+    name: str
+
+
 def _set_variable(variable: Variable, value: Any) -> None:
     if value is NOTHING:
         variable.namespace.pop(variable.name, None)
@@ -236,6 +243,7 @@ def _is(left: Any, right: Any) -> bool:
 
 
 VARIABLE = Kind(lambda it: it.namespace.get(it.name, NOTHING), _set_variable, _is)
+ENTRY = Kind(lambda key: os.environ.get(key.name), lambda *_: None, eq)
 CELL = Kind(_cell, _set_cell, _is)
 CONTAINER = Kind(_copied, refill, same_items)
 ATTRIBUTES = Kind(
@@ -256,7 +264,13 @@ NUMPY_RANDOM = Kind(_bit_state, _set_bit_state, _same_bits, draws=True)
 ARRAY = Kind(_array, _set_array, _same_array)
 
 
-_OF_TYPE = {CellType: CELL, Variable: VARIABLE, ContextVar: CONTEXT, type(os.environ): ENVIRONMENT}
+_OF_TYPE = {
+    EnvironmentKey: ENTRY,
+    CellType: CELL,
+    Variable: VARIABLE,
+    ContextVar: CONTEXT,
+    type(os.environ): ENVIRONMENT,
+}
 
 
 def kinds_of(thing: Any) -> Iterator[Kind]:
