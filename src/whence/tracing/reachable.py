@@ -153,7 +153,8 @@ class Reachable:
         if not isinstance(value, ModuleType | BuiltinFunctionType) and not _is_torch(value):
             for row in self._save(name, Variable(namespace, name), reader):
                 self._name(row, "global", namespace, itemgetter(name), reader[0], depth)
-        self._follow(value, name, reader, names, depth)
+        is_called = isinstance(value, FunctionType)  # functions that call each other are followed to the end
+        self._follow(value, name, reader, names, depth + is_called)
 
     def _name(
         self, row: Saved, where: str, root: object, way: Callable[[Any], Any], code: CodeType, depth: int

@@ -218,6 +218,8 @@ class Reads:
                 continue
             if issubclass(kind, dict | SimpleNamespace):
                 inside.add(id(found))
+                if kind is SimpleNamespace:
+                    self.reachable.held(found, path, self._place)
                 waiting += (found if issubclass(kind, dict) else vars(found)).values()
             elif issubclass(kind, _CONTAINERS):
                 inside.add(id(found))

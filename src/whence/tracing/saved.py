@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import _lru_cache_wrapper
 from operator import eq
-from types import CellType, MappingProxyType, MemberDescriptorType
+from types import CellType, MappingProxyType, MemberDescriptorType, WrapperDescriptorType
 from typing import Any
 
 from whence._torch.attribute_reads import NOTHING, has_attributes, own_attributes
@@ -324,9 +324,9 @@ def _kinds_of_numpy(thing: Any) -> Iterator[Kind]:
 
 
 def is_iterator(thing: Any) -> bool:
-    """Whether a thing is an iterator of Python's own: what is taken from it cannot be put back."""
+    """Whether a thing is an iterator written in C, but no file: what is taken from it cannot be put back."""
     kind = type(thing)
-    return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
+    return type(getattr(kind, "__next__", None)) is WrapperDescriptorType and kind.__module__ != "_io"
 
 
 def save(path: str, thing: Any, line: str | None = None) -> list[Saved]:
