@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from whence import Program
+from whence import Program, tracing
+from whence.guards import guards_of
 from whence.program.calls import Absent, Constant, Named, Structure
 from whence.program.origins import origin_of
 
@@ -166,3 +168,12 @@ def _rest(program: Program) -> dict[str, Any]:
         "changes": program.guards.changes,
         "reads memory": program.convention.reads_memory,
     }
+
+
+def first_run(
+    model: Any, args: Any, *, backward: Any = False, reuse: bool = True, shapes: Any = None
+) -> Program:
+    """The program of one run, also of a model whose next run computes something else, which is refused."""
+    program, observed = tracing.capture(model, tracing.Given(args, None, shapes), backward, reuse=reuse)
+    held = {field.name: getattr(program, field.name) for field in fields(program)}
+    return Program(**{**held, "guards": guards_of(program, observed)})

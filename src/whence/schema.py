@@ -60,6 +60,7 @@ class GuardKind(StrEnum):
     TENSOR = "tensor"
     ALIASING = "aliasing"
     ATTRIBUTE = "attribute"
+    VARIABLE = "variable"
     TRAINING = "training"
     HOOKS = "hooks"
     INPUT = "input"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -550,11 +551,11 @@ def test_question_for_a_value_in_a_branch_names_the_line() -> None:
 
 def test_other_threads_trace_as_ever() -> None:
     """While a branch is recorded, `make_fx` in another thread traces what it is given there."""
-    found: list[list[Any]] = []
+    found: SimpleQueue[list[Any]] = SimpleQueue()
 
     def elsewhere() -> None:
         graph = proxy_tensor.make_fx(lambda x: x.sin() + 1)(torch.ones(2)).graph
-        found.append([node.target for node in graph.nodes if node.op == "call_function"])
+        found.put([node.target for node in graph.nodes if node.op == "call_function"])
 
     def positive(m: Any, x: Tensor) -> Tensor:
         thread = threading.Thread(target=elsewhere)
@@ -563,5 +564,6 @@ def test_other_threads_trace_as_ever() -> None:
         return _linear(m, x)
 
     whence.capture(branches(positive, lambda m, x: m.a(x).cos()), (X,), backward=loss)
-    assert found
-    assert all(row == [torch.ops.aten.sin.default, torch.ops.aten.add.Tensor] for row in found)
+    assert not found.empty()
+    while not found.empty():
+        assert found.get() == [torch.ops.aten.sin.default, torch.ops.aten.add.Tensor]

@@ -38,7 +38,7 @@ def test_the_program_is_right_in_every_call_or_there_is_none(place: Keeping) -> 
     with warnings_ignored():
         try:
             program = whence.capture(model, (X,))
-        except (whence.LostState, whence.SideEffect) as error:
+        except whence.CaptureError as error:
             assert not place.is_right, str(error)
             assert error.remedy
             return

@@ -30,6 +30,7 @@ from whence.program.expectations import (
 from whence.program.guard_rows import Guard
 from whence.program.guards import Guards
 from whence.program.observed import Observed, Read
+from whence.program.steps import Outside
 from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind, Strictness
 
@@ -71,14 +72,28 @@ def guards_of(program: Program, observed: Observed) -> Guards:
     reads: dict[int, list[Read]] = {}
     for read in observed.reads:
         reads.setdefault(id(read.holder), []).append(read)
+    variables = [_variable(builder.describer, *row) for row in observed.variables]
     rows = [guard for row in things for guard in builder.about(row, reads.get(id(row.thing), []))]
     return Guards(
-        rows=(*_callable(builder, observed), *rows, *input_guards(program), *mode_guards(program)),
+        rows=(
+            *_callable(builder, observed),
+            *rows,
+            *variables,
+            *input_guards(program),
+            *mode_guards(program),
+        ),
         holders=tuple(row.holder for row in things),
-        unguarded=unguarded(program, observed, rows),
+        unguarded=unguarded(program, observed, [*rows, *variables]),
         of=reference(observed.roots[0][1] if observed.roots else observed.call),
         changes=_changes(things, observed),
+        variables=tuple(found for found, _ in observed.variables),
     )
+
+
+def _variable(describer: Describer, found: Outside, source: Source) -> Guard:
+    expected = describer.describe(found.value)
+    strictness = _strictness(expected)
+    return Guard(GuardKind.VARIABLE, found.path, expected, strictness, _DECIDED, found.path, source=source)
 
 
 def _registered(observed: Observed) -> set[int]:

@@ -63,6 +63,7 @@ def _checked(plan: Plan, call: object, roots: Sequence[object], *, has_backward:
     violations += _class_violations(plan, walk)
     if has_backward:
         violations += _gradient_hook_violations(plan, walk)
+    violations += _variable_violations(plan, walk)
     violations += _mode_violations(plan)
     return Checked(violations, tuple(walk.tensors.values() or met or ()), plan.guards.changes)
 
@@ -190,6 +191,16 @@ def _class_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
             found = difference(guard.expected, value, walk)
             if found is not None:
                 yield Violation(guard, found)
+
+
+def _variable_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
+    """Globals, closures and environment variables that hold something else now."""
+    for guard, row in plan.variables:
+        now = row.now()
+        is_same = now is row.value and not isinstance(now, list | dict | set)
+        found = None if is_same else found_in_place(guard.expected, now, walk)
+        if found is not None:
+            yield Violation(guard, found)
 
 
 def _gradient_hook_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:

@@ -10,6 +10,7 @@ from whence.guards.modes import GLOBAL_HOOKS, MODES
 from whence.program import Convention
 from whence.program.guard_rows import Guard, Holder
 from whence.program.guards import Guards
+from whence.program.steps import Outside
 from whence.schema import GuardKind
 
 
@@ -47,6 +48,7 @@ class Plan:
     classes: dict[type, tuple[Guard, ...]]
     callables: tuple[Guard, ...]
     modes: tuple[Guard, ...]
+    variables: tuple[tuple[Guard, Outside], ...]
     inputs: tuple[Guard, ...]
     input_glance: InputGlance | None
     settled: "Plan | None" = None
@@ -63,6 +65,7 @@ def plan_of(guards: Guards, convention: Convention) -> Plan:
             classes.setdefault(guard.owner, []).append(guard)
     rows = tuple(_holder_plan(row, held[row.number], classes.get(row.type, [])) for row in guards.holders)
     modules = tuple(row for row in rows if row.holder.is_found_by_name)
+    variables = [guard for guard in guards if guard.kind is GuardKind.VARIABLE]
     inputs = tuple(guard for guard in guards if guard.positions or guard.name in (STRUCTURE, APART))
     return Plan(
         guards=guards,
@@ -77,6 +80,7 @@ def plan_of(guards: Guards, convention: Convention) -> Plan:
         classes={kind: tuple(found) for kind, found in classes.items()},
         callables=tuple(guard for guard in guards if guard.kind is GuardKind.CALLABLE),
         modes=tuple(guard for guard in guards if guard.name in MODES or guard.name == GLOBAL_HOOKS),
+        variables=tuple(zip(variables, guards.variables, strict=True)),
         inputs=inputs,
         input_glance=input_glance_of(inputs, convention),
         settled=None if guards.settled is None else plan_of(guards.settled, convention),

@@ -27,11 +27,14 @@ from whence.program.expectations import (
 )
 from whence.program.guard_rows import Guard, Unguarded
 from whence.program.observed import Observed
+from whence.schema import GuardKind
 
 
 def unguarded(program: Program, observed: Observed, guards: Sequence[Guard]) -> tuple[Unguarded, ...]:
     """Globals and closures of the functions that ran, insides of objects that cannot be watched."""
-    rows = [*_outside_names(observed), *_opaque_objects(guards), *_own_ways(observed)]
+    guarded = {guard.what for guard in guards if guard.kind is GuardKind.VARIABLE}
+    rows = [row for row in _outside_names(observed) if row.what not in guarded]
+    rows += [*_opaque_objects(guards), *_own_ways(observed)]
     rows += [*_loss(program), *_step(program), _CODE_CALLED]
     return tuple(dict.fromkeys(rows))
 
@@ -39,8 +42,10 @@ def unguarded(program: Program, observed: Observed, guards: Sequence[Guard]) -> 
 _LIBRARIES = ("torch.", "whence.")
 _CODE_CALLED = Unguarded(
     "functions called from forward",
-    "that forward itself and the methods it looks up are the same is guarded; what they call is not, nor "
-    "what they look up on classes, on modules of Python and on tensors",
+    "that forward itself and the methods it looks up are the same is guarded, and so are numbers, texts, "
+    "flags and tensors in the variables that they name, or that functions name which they call; objects in "
+    "variables and what is called further on are not, nor what is looked up on classes, on modules of Python "
+    "and on tensors",
 )
 
 

@@ -265,8 +265,8 @@ def tell_of_mode(module: nn.Module, mode: bool) -> None:
     for inner in turned:
         inner.training = mode
     warnings.warn(
-        f"{len(turned)} module(s) were captured in {'evaluation' if mode else 'training'} mode; their graphs "
-        "stay so: capture again in the other mode to change what dropout and batch normalisation do",
+        f"{len(turned)} module(s) were captured in {'evaluation' if mode else 'training'} mode, and their "
+        "graphs stay so: capture again in the other mode to change what dropout and batch normalisation do",
         stacklevel=3,
     )
 

@@ -10,6 +10,7 @@ from whence.schema import GuardKind
 _COMMON = (GuardKind.CLASS, GuardKind.SUBMODULE, GuardKind.CODE, GuardKind.TRAINING)
 _SECTIONS = {
     "called": (GuardKind.CALLABLE,),
+    "variables": (GuardKind.VARIABLE,),
     "inputs": (GuardKind.INPUT, GuardKind.SIZE, GuardKind.ALIASING),
     "process": (GuardKind.MODE, GuardKind.HOOKS),
 }

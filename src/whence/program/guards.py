@@ -7,6 +7,7 @@ from typing import Any
 from whence.program.expectations import Reference
 from whence.program.guard_page import page
 from whence.program.guard_rows import Guard, Holder, Unguarded
+from whence.program.steps import Outside
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -17,7 +18,8 @@ class Guards(Sequence[Guard]):
     captured callable while it lives: only there can an object be expected to be the same. `settled` are the
     guards once the model has run: for a model whose run changes what it read, and that does the same
     afterwards. The capture holds where all of either hold. `changes` are
-    attributes that the model reads and then writes when it runs, which a program does not write.
+    attributes that the model reads and then writes when it runs, which a program does not write. `variables`
+    are where the guards of that kind look, in their order.
     """
 
     rows: tuple[Guard, ...] = ()
@@ -26,6 +28,7 @@ class Guards(Sequence[Guard]):
     of: Reference | None = None
     settled: "Guards | None" = None
     changes: tuple[str, ...] = ()
+    variables: tuple[Outside, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from whence.errors import Place
+from whence.program.steps import Outside
 from whence.provenance import ModulePath, Source
 
 
@@ -74,7 +75,8 @@ class Observed:
     """All reads of one capture, in order, with the modules under all their names.
 
     `objects` are the other things that attributes led to, in the order they were met. `left` is what the next
-    run would find otherwise.
+    run would find otherwise. `variables` are globals, closures and the environment, as code near the model
+    found them, with the beginning of that code.
     """
 
     call: Callable[..., Any]
@@ -83,3 +85,4 @@ class Observed:
     objects: tuple[object, ...]
     reads: tuple[Read, ...]
     left: Left = field(default_factory=Left)
+    variables: tuple[tuple[Outside, Source], ...] = ()

@@ -51,7 +51,7 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
     with applied(left), warnings.catch_warnings(action="ignore"):  # they were given already
         found = attempt(settled)
     then, left_again = (None, left) if isinstance(found, Failed) else found
-    if then is None or (left_again and _decides_by(left, again)):
+    if then is None or (left_again and _decides_by(program, left, again)):
         raise _computes_otherwise(program, left)
     if left.kept:
         warnings.warn(
@@ -62,12 +62,12 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
     return guards if then is guards else replace(guards, settled=then)
 
 
-def _decides_by(left: Left, again: Callable[[], tuple[Program, Observed]]) -> bool:
+def _decides_by(program: Program, left: Left, again: Callable[[], tuple[Program, Observed]]) -> bool:
     """Whether a run decides something by numbers that every run changes, or fails with others."""
     asked = list[bool]()
     with applied(probed(left, lambda: asked.append(True))), warnings.catch_warnings(action="ignore"):
         found = attempt(again)
-    return bool(asked) or isinstance(found, Failed)
+    return bool(asked) or isinstance(found, Failed) or not same_operations(program, found[0])
 
 
 def _reads_none_of(program: Program, left: Left) -> bool:

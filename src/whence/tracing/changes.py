@@ -15,6 +15,7 @@ from whence.program.observed import Change, Left, Outer, Read
 from whence.tracing.modules import CONTAINERS, Container, Content, contents_of
 from whence.tracing.probing import plain
 
+_WHOLE = "__dict__"
 _NUMBERS = (int, float, str, bytes)
 _TABLES = (*HOOK_KINDS, *(flag for flags in HOOK_FLAGS.values() for flag in flags))
 
@@ -26,6 +27,7 @@ class Before:
         self._hooks = [(module, _hook_counts(module)) for module in modules]
         self._contents: dict[int, list[Content]] = {}
         self._own: set[tuple[int, str]] = set()
+        self._attributes: dict[int, dict[str, Any]] = {}
         self._computed: dict[type, frozenset[str]] = {}
         for module, _ in self._hooks:
             self.begin(module)
@@ -39,7 +41,9 @@ class Before:
         """Remember whether the holder itself has the attribute, and what a container holds now."""
         if name in own_attributes(holder) and name not in self._computed_by(type(holder)):
             self._own.add((id(holder), name))
-        if issubclass(type(value), CONTAINERS):
+        if name == _WHOLE:
+            self._attributes[id(holder)] = dict(own_attributes(holder))
+        elif issubclass(type(value), CONTAINERS):
             self._contents[id(value)] = contents_of(name, cast(Container, value))
 
     def _computed_by(self, kind: type) -> frozenset[str]:
@@ -53,13 +57,18 @@ class Before:
         """Everything that was read and is otherwise now."""
         found = tuple(self._found(reads))
         self._contents.clear()
+        self._attributes.clear()
         return found
 
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
         for read in reads:
             held = own_attributes(read.holder)
             was_held = (id(read.holder), read.name) in self._own
-            if read.name not in held:
+            if read.name == _WHOLE:
+                before = self._attributes.get(id(read.holder), held)
+                rows = [(name, value) for name, value in held.items() if before.get(name, read) is not value]
+                yield from (Change(read.holder, name, copy_of(value)) for name, value in rows)
+            elif read.name not in held:
                 yield from _registered(read, held)
                 if was_held:
                     yield Change(read.holder, read.name, None, is_there=False)

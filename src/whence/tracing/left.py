@@ -1,6 +1,6 @@
 """What a run left behind: named, with tensors in the place of those of the run, which are shapes alone."""
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -21,6 +21,8 @@ from whence.tracing.notes import Mark
 from whence.tracing.probing import probing
 from whence.tracing.saved import Saved
 
+_MANY = 500
+"""How many more entries a container gets that every run fills further, as after so many runs."""
 Named = tuple[str, str | None]
 """What a thing is called, and the line that changed it, or that reads it."""
 
@@ -105,7 +107,7 @@ def left_behind(
 
 
 def probed(left: Left, told: Callable[[], None]) -> Left:
-    """The same, with numbers that call `told` when something is decided by them.
+    """As after many more runs: longer containers, and numbers that call `told` when they decide something.
 
     Call it when everything is as it was before the run: of things outside, what has changed since is probed.
     """
@@ -126,9 +128,14 @@ def _probed(state: Any, before: Any, told: Callable[[], None]) -> Any:
     if type(state) is list:
         same = [is_(value, held) for value, held in zip(state, before, strict=False)]
         same += [False] * (len(state) - len(same))
+        state, same = state + state[-1:] * _MANY, same + [True] * (_MANY if state else 0)
         return [
             value if is_same else probing(value, told) for value, is_same in zip(state, same, strict=True)
         ]
+    if type(state) is deque:
+        return deque([*state, *list(state)[-1:] * _MANY], state.maxlen)
+    if type(state) is set:
+        return {*state, *map(str, range(_MANY))}
     return probing(state, told)
 
 

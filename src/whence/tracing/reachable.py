@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dis import findlinestarts, get_instructions
 from enum import Enum
 from functools import _lru_cache_wrapper, cached_property, partial
+from operator import attrgetter, itemgetter, methodcaller
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ref
@@ -24,9 +25,20 @@ from torch import Tensor
 from whence._torch.attribute_reads import is_observable
 from whence._torch.recording import FakeTensor
 from whence.errors import Place, SideEffect
+from whence.program.steps import Outside
 from whence.provenance import ModulePath, Source
 from whence.tracing.replay.code import globals_in, names_in
-from whence.tracing.saved import CACHED, Kind, Saved, Variable, has_results, is_iterator, save
+from whence.tracing.saved import (
+    CACHED,
+    ENTRY,
+    EnvironmentKey,
+    Kind,
+    Saved,
+    Variable,
+    has_results,
+    is_iterator,
+    save,
+)
 from whence.tracing.sources import Sources, other_each_time
 
 _ATOMS = (
@@ -76,6 +88,11 @@ _OF_ENVIRONMENT = frozenset({"environ", "getenv", "putenv", "environb"})
 Reader = tuple[CodeType, str]
 
 
+_NEAR = 3
+"""How many functions away from a method of the model variables are compared, and not only given back."""
+_MANY = 64
+
+
 class Reachable:
     """Keeps the state of everything that code can reach; `is_inside` says what is looked at elsewhere."""
 
@@ -83,6 +100,7 @@ class Reachable:
         self.saved: list[Saved] = []
         self.readers: dict[int, Reader] = {}
         self.sources: Sources | None = None
+        self._named: list[tuple[Saved, Outside, CodeType]] = []
         self._is_user = is_user
         self._is_inside = is_inside
         self._seen: dict[object, object] = {}
@@ -92,10 +110,14 @@ class Reachable:
     def code_of(self, value: object) -> None:
         """Look at what a function or a method may use, before it is called."""
         function = value.__func__ if type(value) is MethodType else value
-        if type(function) is FunctionType:
-            self._function(function, function.__name__, _DEEP)
-        if type(value) is MethodType and self._is_new(("called", type(value.__self__), function), function):
-            self._class(type(value.__self__), names_in(function.__code__), _DEEP)
+        while isinstance(function, partial):
+            function = function.func
+        if type(function) is not FunctionType:
+            return
+        self._function(function, function.__name__, _DEEP)
+        owner = type(value.__self__) if type(value) is MethodType else None
+        if owner is not None and self._is_new(("called", owner, function), function):
+            self._class(owner, names_in(function.__code__), _DEEP)
 
     def _function(self, function: FunctionType, path: str, depth: int) -> None:
         code, cells = function.__code__, function.__closure__ or ()
@@ -106,11 +128,12 @@ class Reachable:
             names |= names_in(each)
         self._save(path, function, (code, path))
         used = frozenset[str]().union(*map(globals_in, inner))
-        for name in used:
+        for name in sorted(used):
             self._variable(function.__globals__, name, (code, name), names, depth - 1)
         for name, cell in zip(code.co_freevars, cells, strict=True):
             if name != "__class__" and self._is_new(id(cell), cell):
                 for row in self._save(name, cell, (code, name)):
+                    self._name(row, "closure", cell, attrgetter("cell_contents"), code, depth)
                     self._follow(row.before, name, (code, name), names, depth - 1)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._follow(value, f"a default argument of {path}", (code, path), names, depth - 1)
@@ -128,8 +151,16 @@ class Reachable:
         if (asked := _NOW.intersection(names)) and any(value is each for each in _DATES):
             raise SideEffect.of([other_each_time(f"datetime.{min(asked)}", line_of((reader[0], min(asked))))])
         if not isinstance(value, ModuleType | BuiltinFunctionType) and not _is_torch(value):
-            self._save(name, Variable(namespace, name), reader)
-        self._follow(value, name, reader, names, depth)
+            for row in self._save(name, Variable(namespace, name), reader):
+                self._name(row, "global", namespace, itemgetter(name), reader[0], depth)
+        is_called = isinstance(value, FunctionType)  # functions that call each other are followed to the end
+        self._follow(value, name, reader, names, depth + is_called)
+
+    def _name(
+        self, row: Saved, where: str, root: object, way: Callable[[Any], Any], code: CodeType, depth: int
+    ) -> None:
+        if depth >= _DEEP - _NEAR and is_plain(row.before):
+            self._named.append((row, Outside(f"{where} {row.path}", root, (way,), row.before), code))
 
     # --- things --------------------------------------------------------------------------------------
 
@@ -176,11 +207,22 @@ class Reachable:
 
     def _module(self, module: ModuleType, reader: Reader, names: frozenset[str], depth: int) -> None:
         if module is os:
-            if names & _OF_ENVIRONMENT and self._is_new(id(os.environ), os.environ):
-                self._save("os.environ", os.environ, reader)
+            if names & _OF_ENVIRONMENT:
+                self._environment(reader)
         elif not _is_library(module.__name__):
             for name in names & vars(module).keys():
                 self._variable(vars(module), name, reader, names, depth)
+
+    def _environment(self, reader: Reader) -> None:
+        """The environment, and what it has under the names that the code spells."""
+        if self._is_new(id(os.environ), os.environ):
+            self._save("os.environ", os.environ, reader)
+        for name in (text for code in _codes_in(reader[0]) for text in code.co_consts if _is_upper(text)):
+            if self._is_new(("environment", name), name):
+                key = EnvironmentKey(name)
+                for row in self._save(f"os.environ[{name!r}]", key, reader):
+                    found = Outside(row.path, os.environ, (methodcaller("get", name),), row.before)
+                    self._named.append((row, found, reader[0]))
 
     def _class(self, kind: type, names: Iterable[str], depth: int) -> None:
         """A class of the user's: its attributes, and those of its methods that are called."""
@@ -227,7 +269,16 @@ class Reachable:
 
     def changed(self) -> list[Saved]:
         """What holds something else now, but for caches of calls, which are asked again."""
-        return [row for row in self.saved if row.kind is not CACHED and not row.is_unchanged]
+        return [row for row in self.saved if row.kind not in (CACHED, ENTRY) and not row.is_unchanged]
+
+    def variables(self) -> list[tuple[Outside, Source]]:
+        """Variables near the model whose values may decide and that it does not change, with readers."""
+        changed = {id(row.thing) for row in self.changed()}
+        return [
+            (found, Source(code.co_filename, code.co_firstlineno, code.co_qualname))
+            for row, found, code in self._named
+            if id(row.thing) not in changed and id(row.before) not in changed
+        ]
 
     def line_of(self, row: Saved) -> str | None:
         """Where code that reads it names it."""
@@ -235,6 +286,24 @@ class Reachable:
         return None if reader is None else line_of(reader)
 
 
+def is_plain(value: object) -> bool:
+    """Whether a value decides by what it is: numbers, texts, flags, tensors, and small containers of such.
+
+    None and empty containers are what is filled by whoever comes first.
+    """
+    if isinstance(value, Tensor):
+        return True
+    if type(value) in (list, tuple, dict, set, frozenset):
+        held = value.values() if isinstance(value, dict) else value
+        return 0 < len(value) <= _MANY and all(type(each) in _CONSTANTS for each in held)
+    return type(value) in _CONSTANTS or isinstance(value, Enum)
+
+
+def _is_upper(text: object) -> bool:
+    return isinstance(text, str) and text.isidentifier() and text.isupper()
+
+
+_CONSTANTS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _NO_CODE = (lambda: None).__code__
 
 

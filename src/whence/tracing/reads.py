@@ -26,6 +26,7 @@ from whence._torch.hooks import HOOK_KINDS
 from whence._torch.scripting import is_script_object
 from whence.errors import Place
 from whence.program.observed import Change, Left, Observed, Read
+from whence.program.steps import Outside
 from whence.provenance import ModulePath, Source
 from whence.tracing.changes import Before
 from whence.tracing.left import Named, StandIns, Values, left_behind
@@ -91,6 +92,7 @@ class Reads:
         self._rows: list[Read] = []
         self._before = Before({id(module): module for _, module in self._modules}.values())
         self._left = Left()
+        self._variables: tuple[tuple[Outside, Source], ...] = ()
         self._noted: set[tuple[int, str]] = set()
         self._repeats: set[int] = set()
         self.watchers: list[Callable[[Read], None]] = []
@@ -129,6 +131,7 @@ class Reads:
                 self._follow_hooks()
                 yield
                 ran = [read for read in self._rows if id(read) not in self._repeats]
+                self._variables = tuple(self.reachable.variables())
                 self._left = self._left_behind(self._before.changes(ran))
             finally:
                 self._known.clear()
@@ -179,7 +182,8 @@ class Reads:
         self._rows.clear()
         objects, left = tuple(self._objects), self._left
         self._left = Left()
-        return Observed(subject.call, subject.roots, self._modules, objects, rows, left)
+        variables, self._variables = self._variables, ()
+        return Observed(subject.call, subject.roots, self._modules, objects, rows, left, variables)
 
     def _left_behind(self, changes: Sequence[Change]) -> Left:
         if self.values is None:
@@ -214,6 +218,8 @@ class Reads:
                 continue
             if issubclass(kind, dict | SimpleNamespace):
                 inside.add(id(found))
+                if kind is SimpleNamespace:
+                    self.reachable.held(found, path, self._place)
                 waiting += (found if issubclass(kind, dict) else vars(found)).values()
             elif issubclass(kind, _CONTAINERS):
                 inside.add(id(found))

@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import _lru_cache_wrapper
 from operator import eq
-from types import CellType, MappingProxyType, MemberDescriptorType
+from types import CellType, MappingProxyType, MemberDescriptorType, WrapperDescriptorType
 from typing import Any
 
 from whence._torch.attribute_reads import NOTHING, has_attributes, own_attributes
@@ -102,6 +102,13 @@ class Variable:
     """A name in the namespace of a file."""
 
     namespace: dict[str, Any]
+    name: str
+
+
+@dataclass(frozen=True)
+class EnvironmentKey:
+    """A name in the environment."""
+
     name: str
 
 
@@ -236,6 +243,7 @@ def _is(left: Any, right: Any) -> bool:
 
 
 VARIABLE = Kind(lambda it: it.namespace.get(it.name, NOTHING), _set_variable, _is)
+ENTRY = Kind(lambda key: os.environ.get(key.name), lambda *_: None, eq)
 CELL = Kind(_cell, _set_cell, _is)
 CONTAINER = Kind(_copied, refill, same_items)
 ATTRIBUTES = Kind(
@@ -256,7 +264,13 @@ NUMPY_RANDOM = Kind(_bit_state, _set_bit_state, _same_bits, draws=True)
 ARRAY = Kind(_array, _set_array, _same_array)
 
 
-_OF_TYPE = {CellType: CELL, Variable: VARIABLE, ContextVar: CONTEXT, type(os.environ): ENVIRONMENT}
+_OF_TYPE = {
+    EnvironmentKey: ENTRY,
+    CellType: CELL,
+    Variable: VARIABLE,
+    ContextVar: CONTEXT,
+    type(os.environ): ENVIRONMENT,
+}
 
 
 def kinds_of(thing: Any) -> Iterator[Kind]:
@@ -310,9 +324,9 @@ def _kinds_of_numpy(thing: Any) -> Iterator[Kind]:
 
 
 def is_iterator(thing: Any) -> bool:
-    """Whether a thing is an iterator of Python's own: what is taken from it cannot be put back."""
+    """Whether a thing is an iterator written in C, but no file: what is taken from it cannot be put back."""
     kind = type(thing)
-    return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
+    return type(getattr(kind, "__next__", None)) is WrapperDescriptorType and kind.__module__ != "_io"
 
 
 def save(path: str, thing: Any, line: str | None = None) -> list[Saved]:

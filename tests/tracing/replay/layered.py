@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import itertools
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -65,7 +64,6 @@ class Stemmed(nn.Module):
 
 COUNTS = {"calls": 0}
 TOTAL = 0
-STEPS = itertools.count()
 CURRENT: contextvars.ContextVar[float] = contextvars.ContextVar("CURRENT", default=1.0)
 LOCAL = threading.local()
 
@@ -107,13 +105,6 @@ class CountsInDict(Block):
     def forward(self, x: Tensor) -> Tensor:
         COUNTS["calls"] += 1
         return self.mix(x) * COUNTS["calls"]
-
-
-class CountsByIterator(Block):
-    """Takes a number that nobody can look at."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mix(x) * (next(STEPS) + 1)
 
 
 class ReadsContext(Block):

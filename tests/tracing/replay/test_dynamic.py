@@ -13,7 +13,7 @@ from torch.export import Dim
 import whence
 from tests.checks import backward_of
 from tests.models import MODEL_CASES, ModelCase
-from tests.sameness import differences
+from tests.sameness import differences, first_run
 from tests.tracing.dynamic import dynamic_case
 from tests.tracing.replay import layered, sized
 from tests.tracing.replay.layered import Stack, Stemmed
@@ -110,7 +110,7 @@ def test_first_layer_that_asks_is_not_replayed() -> None:
 
 
 def _captured(model: nn.Module, x: Tensor, *, reuse: bool = True, mode: str = "loss") -> whence.Program:
-    return whence.capture(deepcopy(model), (x,), backward=MODES[mode], dynamic_shapes=SHAPES, reuse=reuse)
+    return first_run(deepcopy(model), (x,), backward=MODES[mode], shapes=SHAPES, reuse=reuse)
 
 
 def test_nothing_of_a_run_is_left() -> None:

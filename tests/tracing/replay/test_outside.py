@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import whence
-from tests.sameness import differences
+from tests.sameness import differences, first_run
 from tests.tracing.replay import outside
 from tests.tracing.replay.layered import WIDTH, Block
 from tests.tracing.replay.test_adversarial import MODES
@@ -28,7 +28,7 @@ def captured(name: str, mode: str, *, reuse: bool) -> whence.Program:
     torch.manual_seed(0)
     outside.reset()
     model, x = outside.CASES[name]().eval(), torch.randn(3, 4, WIDTH)
-    return whence.capture(model, (x,), backward=MODES[mode], reuse=reuse)
+    return first_run(model, (x,), backward=MODES[mode], reuse=reuse)
 
 
 @pytest.mark.parametrize("name", outside.CASES)

@@ -364,11 +364,12 @@ class Counted(nn.Module):
         super().__init__()
         self.inner = nn.Linear(4, 4)
         self.calls = 0
+        self.decides = True
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         found: Tensor = self.inner(x)
-        return found.sin() if self.calls > 3 else found
+        return found.sin() if self.decides and self.calls > 3 else found
 
 
 def test_inference_mode_is_refused() -> None:
@@ -418,9 +419,12 @@ def test_optimizer_without_a_schedule() -> None:
 
 
 def test_model_that_changes_itself_is_refused() -> None:
-    """A number that the model counts is left out of the program, so that does not run."""
+    """A number that the model decides by is refused; another is left out, so the program does not run."""
     model = Counted()
     optimizer = plain_sgd(model)
+    with pytest.raises(whence.LostState, match="changes calls"):
+        whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
+    model.decides = False
     program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
     with pytest.raises(StaleCapture, match="the model changes calls when it runs"):
         program.bind(model, optimizer)(batch())
