@@ -53,7 +53,7 @@ OPERATORS = (
         "WH203",
         "forward programs refuse to be differentiated: autograd would give another gradient than eager",
         *("as_strided_scatter", "nn.functional.rrelu"),
-        *("nn.functional.celu", "nn.functional.elu", "nn.functional.selu"),
+        *("nn.functional.celu", "nn.functional.elu", "nn.functional.selu", "nn.functional.threshold"),
     ),
     _rows(
         "wrong: requires_grad 0, gradient 0",
