@@ -32,7 +32,7 @@ OPERATORS = (
     ),
     _rows(
         "WH104",
-        "the derivative selects with a mask as the result of an index with one: `index_put`, `index_fill`",
+        "an index is a mask, and the derivative has as many elements as that says",
         *("index_fill", "index_put"),
     ),
     _rows("WH104", "the result is a Python number or a Python bool", "allclose", "equal", "item"),
