@@ -32,7 +32,7 @@ OPERATORS = (
     ),
     _rows(
         "WH104",
-        "the derivative selects with a mask as the result of an index with one: `index_put`, `index_fill`",
+        "an index is a mask, and the derivative has as many elements as that says",
         *("index_fill", "index_put"),
     ),
     _rows("WH104", "the result is a Python number or a Python bool", "allclose", "equal", "item"),
@@ -53,7 +53,7 @@ OPERATORS = (
         "WH203",
         "forward programs refuse to be differentiated: autograd would give another gradient than eager",
         *("as_strided_scatter", "nn.functional.rrelu"),
-        *("nn.functional.celu", "nn.functional.elu", "nn.functional.selu"),
+        *("nn.functional.celu", "nn.functional.elu", "nn.functional.selu", "nn.functional.threshold"),
     ),
     _rows(
         "wrong: requires_grad 0, gradient 0",
