@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 
-from tests.conformance.exceptions import OPERATORS, expected_of
-from tests.conformance.running import SEEDED, Case, modules_that_seed, spread, swept, unseeded
+import whence
+from tests.conformance.exceptions import OPERATORS, UNWRITTEN, expected_of
+from tests.conformance.running import SEEDED, Calling, Case, modules_that_seed, spread, swept, unseeded
 
 SAMPLES = 3
 """So many examples of an operator with the first seed; with the others the largest one, in place."""
@@ -69,7 +70,18 @@ def in_place(variant: Any) -> Any:
     return lambda given, *args, **kwargs: variant(given.clone(), *args, **kwargs)
 
 
-@pytest.mark.parametrize("info", op_db, ids=named)
+@pytest.mark.parametrize("info", [row for row in op_db if row.name in UNWRITTEN], ids=named)
+def test_unwritten_memory(info: Any) -> None:
+    """What an operator gives that writes nothing is named, and compared with nothing."""
+    found = []
+    for case in cases(info):
+        model, program = Calling(case), whence.capture(Calling(case), tuple(case.tensors))
+        result = model(*case.tensors)
+        found.append(result.numel() == 0 or program.verify(model, tuple(case.tensors)).uninitialised != ())
+    assert found and all(found)
+
+
+@pytest.mark.parametrize("info", [row for row in op_db if row.name not in UNWRITTEN], ids=named)
 def test_operator(info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator is captured with every bit of eager's, or is in the table of exceptions with its reason."""
     for module in modules_that_seed():

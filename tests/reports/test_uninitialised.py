@@ -31,6 +31,10 @@ def added(_: nn.Module, x: Tensor) -> Tensor:
     return x + torch.empty(3)
 
 
+def returned(_: nn.Module, x: Tensor) -> Tensor:
+    return x.new_empty(3)
+
+
 def half_written(_: nn.Module, x: Tensor) -> Tensor:
     out = torch.empty(3)
     out[:2] = x[:2]
@@ -98,3 +102,10 @@ def test_step_that_reads_unwritten_memory() -> None:
     result = whence.capture_step(step, (x,), model=model).verify(model, (x,))
     (said,) = result.uninitialised
     assert said.endswith("reaches state kept")
+
+
+def test_unwritten_memory_that_is_returned() -> None:
+    """A result may be that memory itself."""
+    model, x = Filling(returned), torch.ones(3)
+    (said,) = whence.capture(model, (x,)).verify(model, (x,)).uninitialised
+    assert said.endswith("reaches output output")

@@ -12,7 +12,7 @@ import torch
 from whence._torch.graphs import own_copy
 from whence.errors import Place
 from whence.program import Program
-from whence.program.origins import origin_of, set_origin
+from whence.program.origins import origin_of
 from whence.reports.comparing import compare
 from whence.reports.running import Run
 
@@ -46,11 +46,9 @@ def _filled(program: Program, names: Sequence[str], number: float) -> Program:
     for node in [node for node in module.graph.nodes if node.name in names]:
         dtype = node.meta["val"].dtype
         held = number if dtype.is_floating_point or dtype.is_complex else int(number == 1)
-        with module.graph.inserting_after(node):
-            filled = module.graph.create_node("call_function", aten.fill.Scalar, (node, held))
-        filled.meta["val"] = node.meta["val"]
-        set_origin(filled, origin_of(node))
-        node.replace_all_uses_with(filled, lambda user, filled=filled: user is not filled)
+        with module.graph.inserting_before(node):
+            given = module.graph.node_copy(node, lambda source: source)
+        node.target, node.args, node.kwargs = aten.fill.Scalar, (given, held), {}
     return program.with_changes(graph_module=module)
 
 
