@@ -13,7 +13,7 @@ from dataclasses import dataclass
 PYTHONS = frozenset(
     {
         *("_getframe", "_current_frames", "_is_owned", "_replace", "_showwarnmsg", "_urandom"),
-        *("_abc", "_collections_abc", "_functools", "_operator", "_py_abc", "_random", "_thread"),
+        *("_abc", "_collections_abc", "_functools", "_io", "_operator", "_py_abc", "_random", "_thread"),
         "_weakrefset",
     }
 )
