@@ -1,5 +1,6 @@
 """What no guard watches is said."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -7,20 +8,20 @@ from torch import Tensor, nn
 
 import whence
 
-SCALE = 2.0
-TABLE = {"a": 1}
+SCALE = SimpleNamespace(by=2.0)
+TABLE = {"a": SCALE}
 
 
 def test_globals_and_closures_are_named() -> None:
-    """Numbers and containers from outside, but neither modules nor functions, which forward reads."""
-    bias = [1.0]
+    """Objects from outside, and containers of them, which forward reads; numbers and texts are guarded."""
+    bias = [SCALE]
 
     class Net(nn.Module):
         def helper(self, x: Tensor) -> Tensor:
-            return x + TABLE["a"]
+            return x + TABLE["a"].by
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.helper(torch.sin(x) * SCALE + bias[0])
+            return self.helper(torch.sin(x) * SCALE.by + bias[0].by)
 
     guards = whence.capture(Net(), (torch.ones(2),)).guards
     named = [row.what for row in guards.unguarded]

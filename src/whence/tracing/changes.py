@@ -43,7 +43,7 @@ class Before:
             self._own.add((id(holder), name))
         if name == _WHOLE:
             self._attributes[id(holder)] = dict(own_attributes(holder))
-        elif issubclass(type(value), CONTAINERS):
+        elif issubclass(type(value), CONTAINERS) and id(value) not in self._contents:
             self._contents[id(value)] = contents_of(name, cast(Container, value))
 
     def _computed_by(self, kind: type) -> frozenset[str]:
