@@ -122,6 +122,6 @@ def test_bound_step_notices_a_variable_that_the_model_reads() -> None:
     program = whence.capture_step(step, (X.detach(),), model=model, optimizer=optimizer)
     bound = program.bind(model, optimizer)
     bound(X.detach())
-    made.SCALE = 5.0
+    vars(made)["SCALE"] = 5.0
     with pytest.raises(whence.StaleCapture, match="global SCALE"):
         bound(X.detach())

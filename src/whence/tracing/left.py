@@ -92,7 +92,8 @@ def left_behind(
     """What there is at the end of a run; raises `SideEffect` for generators that have drawn."""
     if drew := [row for row in outer if row.kind.draws]:
         raise SideEffect.of([_drew(*named(row)) for row in drew])
-    names = list(dict.fromkeys(map(named, (*changes, *outer))))
+    rows: list[Change | Saved] = [*changes, *outer]
+    names = list(dict.fromkeys(map(named, rows)))
     now = [row.now() for row in outer]
     kept = {row.path: [each for value in row.held() for each in stand_ins.given_in(value)] for row in now}
     return Left(

@@ -294,8 +294,8 @@ def is_plain(value: object) -> bool:
     if isinstance(value, Tensor):
         return True
     if type(value) in (list, tuple, dict, set, frozenset):
-        held = value.values() if isinstance(value, dict) else value
-        return 0 < len(value) <= _MANY and all(type(each) in _CONSTANTS for each in held)
+        held: Any = value.values() if isinstance(value, dict) else value
+        return 0 < len(held) <= _MANY and all(type(each) in _CONSTANTS for each in held)
     return type(value) in _CONSTANTS or isinstance(value, Enum)
 
 
