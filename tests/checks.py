@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from whence._torch import patching
 from whence.tracing import turns
 
 Backward = bool | Callable[[Any], Tensor]
+T = TypeVar("T")
 
 
 def verified(
@@ -61,6 +63,11 @@ def differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str
         for name in names
         if name not in expected or name not in found or not same_bits(expected[name], found[name])
     ]
+
+
+def taken(notes: SimpleQueue[T]) -> list[T]:
+    """What a model has noted: a capture gives lists and the like back as they were, and no queue."""
+    return [notes.get_nowait() for _ in range(notes.qsize())]
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor | None]:

@@ -13,6 +13,7 @@ from whence import Program, tracing
 from whence.guards import guards_of
 from whence.program.calls import Absent, Constant, Named, Structure
 from whence.program.origins import origin_of
+from whence.tracing.turns import without_collection
 
 
 def description(program: Program) -> dict[str, Any]:
@@ -174,6 +175,7 @@ def first_run(
     model: Any, args: Any, *, backward: Any = False, reuse: bool = True, shapes: Any = None
 ) -> Program:
     """The program of one run, also of a model whose next run computes something else, which is refused."""
-    program, observed = tracing.capture(model, tracing.Given(args, None, shapes), backward, reuse=reuse)
+    given = tracing.Given(args, None, shapes)
+    program, observed = without_collection(lambda: tracing.capture(model, given, backward, reuse=reuse))
     held = {field.name: getattr(program, field.name) for field in fields(program)}
     return Program(**{**held, "guards": guards_of(program, observed)})

@@ -11,8 +11,6 @@ import pytest
 
 from tests._torch.canaries import SOURCE, lines_that_use
 
-pytest_plugins = ["pytester"]
-
 
 @pytest.fixture(autouse=True)
 def runs_what_it_is_for(request: pytest.FixtureRequest) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from tests.checks import verified
+from tests.checks import taken, verified
 
 LOOKS: dict[str, Callable[[Any], Any]] = {
     "iterated": list,
@@ -107,9 +108,9 @@ def container(chance: random.Random, depth: int, pool: list[Any]) -> Any:
 def test_looking_at_a_container(seed: int) -> None:
     """Every way of looking at it gives while a capture watches what it gives in eager mode."""
     held = container(random.Random(seed), 0, [])
-    seen: list[dict[str, Any]] = []
-    whence.capture(Looking(held, lambda held: seen.append(looked_at(held))), (torch.ones(2),))
-    expected = looked_at(held)
+    looks = SimpleQueue[dict[str, Any]]()  # a list would be as before after the capture
+    whence.capture(Looking(held, lambda held: looks.put(looked_at(held))), (torch.ones(2),))
+    expected, seen = looked_at(held), taken(looks)
     assert [name for look in seen for name in LOOKS if look[name] != expected[name]] == []
     assert seen != []
 

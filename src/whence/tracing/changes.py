@@ -75,8 +75,9 @@ class Before:
             elif not was_held or not self._is_as_read(held[read.name], read.value):
                 yield Change(read.holder, read.name, copy_of(held[read.name]))
         for module, counts in self._hooks:
-            if _hook_counts(module) != counts:
-                yield from (Change(module, name, copy(vars(module)[name])) for name in _TABLES)
+            for name, before, now in zip(_TABLES, counts, _hook_counts(module), strict=True):
+                if before != now:
+                    yield Change(module, name, copy(vars(module)[name]))
 
     def _is_as_read(self, value: Any, read: Any) -> bool:
         if value is not read:

@@ -295,6 +295,8 @@ def is_plain(value: object) -> bool:
         return True
     if type(value) in (list, tuple, dict, set, frozenset):
         held: Any = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+            return False  # a registry, which grows with every model that is made
         return 0 < len(held) <= _MANY and all(type(each) in _CONSTANTS for each in held)
     return type(value) in _CONSTANTS or isinstance(value, Enum)
 
