@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -163,14 +163,17 @@ def observed_generators(moving: Moving, told: GeneratorListener) -> Iterator[Non
 @contextmanager
 def _found_by_thread(module: ModuleType, name: str, value: object) -> Iterator[None]:
     """This thread finds `value` under a name of a module; the others find what is there."""
-    here, held, before = threading.get_ident(), getattr(module, name), vars(module)["__getattr__"]
+    thread = threading.get_ident
+    here, held, before = thread(), getattr(module, name), vars(module)["__getattr__"]
 
     def lookup(wanted: str) -> Any:
         if wanted != name:
             return before(wanted)
-        return value if threading.get_ident() == here else held
+        return value if thread() == here else held
 
-    with patched(module, "__getattr__", lookup), patched(module, name, ABSENT):
+    # torch hides what it warns of by the module that asks, which is the one whose variables a function has
+    its_own = FunctionType(lookup.__code__, vars(module), lookup.__name__, None, lookup.__closure__)
+    with patched(module, "__getattr__", its_own), patched(module, name, ABSENT):
         yield
 
 

@@ -75,8 +75,8 @@ class Before:
             elif not was_held or not self._is_as_read(held[read.name], read.value):
                 yield Change(read.holder, read.name, copy_of(held[read.name]))
         for module, counts in self._hooks:
-            for name, before, now in zip(_TABLES, counts, _hook_counts(module), strict=True):
-                if before != now:
+            for name, count, now in zip(_TABLES, counts, _hook_counts(module), strict=True):
+                if count != now:
                     yield Change(module, name, copy(vars(module)[name]))
 
     def _is_as_read(self, value: Any, read: Any) -> bool:
