@@ -22,7 +22,7 @@ from whence.program.guard_rows import Violation
 from whence.program.guards import Guards
 from whence.program.observed import Left, Observed
 from whence.program.state import bound_state
-from whence.schema import InputKind, OnViolation
+from whence.schema import InputKind, OnViolation, OutputKind
 from whence.tracing.changes import applied
 from whence.tracing.left import probed
 from whence.tracing.subject import subject_of, tensors_by_name
@@ -45,8 +45,8 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
         second, seen = again()
         if _reads_none_of(second, left) and same_operations(program, second):
             return guards_of(second, seen), seen.left
-        is_cache = left.tensors and not left.varies and not seen.left  # the program computes it each time
-        return (guards if is_cache else None), seen.left
+        is_cache = left.tensors and not (left.varies or seen.left or _writes_any_of(second, left))
+        return (guards if is_cache else None), seen.left  # what is in a cache the program computes each time
 
     with applied(left), warnings.catch_warnings(action="ignore"):  # they were given already
         found = attempt(settled)
@@ -74,6 +74,13 @@ def _reads_none_of(program: Program, left: Left) -> bool:
     """Whether a program computes with none of the tensors that stand for those of a run."""
     stand_ins = {id(tensor) for tensor in left.tensors}
     return not any(id(tensor) in stand_ins for tensor in program.state.values())
+
+
+def _writes_any_of(program: Program, left: Left) -> bool:
+    """Whether a program changes a tensor that stands for one of a run: a buffer that the first run made."""
+    stand_ins = {id(tensor) for tensor in left.tensors}
+    written = (program.state.get(row.of or "") for row in program.signature.outputs_of(OutputKind.MUTATION))
+    return any(id(tensor) in stand_ins for tensor in written)
 
 
 def _computes_otherwise(program: Program, left: Left) -> LostState:
