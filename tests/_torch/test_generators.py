@@ -171,7 +171,7 @@ def test_other_threads_are_not_told_of() -> None:
 def test_deprecated_names_are_still_torch_s_own() -> None:
     """Torch looks at names of its own that are deprecated, and lets no warning of that out."""
     with observed_generators(lambda _kind: None, Listener()):
-        torch.overrides.get_ignored_functions.__wrapped__()  # type: ignore[attr-defined]
+        torch.overrides.get_ignored_functions.__wrapped__()
 
 
 def test_modules_are_as_before() -> None:
