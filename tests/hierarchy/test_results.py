@@ -32,6 +32,30 @@ def types_of(result: Any) -> Any:
     return type(result)
 
 
+class Writing(nn.Module):
+    """Returns what it writes into zeros, as it is afterwards, and something that needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        held = torch.zeros(2, 4)
+        held[0] = self.linear(x)[0]
+        held[1:, :2] = 3.0
+        return held, torch.zeros(3).index_put((torch.tensor([0]),), x[0, 0])
+
+
+@pytest.mark.parametrize("backward", [False, True, lambda results: results[0].sum()])
+def test_what_requires_a_gradient(backward: Backward) -> None:
+    """A result that was written in place requires a gradient where eager's does, also beside a loss."""
+    model, x = Writing(), torch.randn(2, 4)
+    program = whence.capture(model, (x,), backward=backward)
+    for module in (program.module(), program.unflatten()):
+        results = module(x)[1] if callable(backward) else module(x)
+        assert [result.requires_grad for result in results] == [True, False]
+
+
 @pytest.mark.parametrize("shapes", [None, ({0: torch.export.Dim("batch")},)], ids=["fixed", "open"])
 @pytest.mark.parametrize("backward", [False, True])
 def test_sizes_among_results(backward: bool, shapes: Any) -> None:

@@ -105,7 +105,7 @@ def assemble(
         asked=tuple(session.notes.asked),
         layouts_read=layouts_read,
         written=_written_between(functional),
-        differentiable=frozenset(names.name(node.name) or "" for node in exchanged.values),
+        differentiable=_differentiable(recorded, values, exchanged, names),
         autocast=autocast_state(),
         histories=_histories_of_inputs(values, functional),
         replay=session.replayer.report(),
@@ -132,6 +132,15 @@ def _convention(
 def _layouts_read(notes: Notes, functional: Functional) -> frozenset[str]:
     behind = (inputs_behind(functional.value_of(node)) for node in notes.layouts_read)
     return frozenset(name for names in behind for name in names)
+
+
+def _differentiable(
+    recorded: Recorded, values: Values, exchanged: Exchanged, names: "_Names"
+) -> frozenset[str]:
+    """What carried a gradient: values that modules exchanged, and results as they are after all writes."""
+    keys, results = recorded.session.notes.keys, zip(recorded.result_nodes, values.results, strict=True)
+    written = {value.name for node, value in results if node in keys and value is not None}
+    return frozenset(names.name(node.name) or "" for node in exchanged.values) | written
 
 
 def _final_values(recorded: Recorded, functional: Functional) -> Values:
