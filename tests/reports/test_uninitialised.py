@@ -1,4 +1,4 @@
-"""Line 12 of issue 16: `torch.empty` that is read before it is written is named, and nothing else is."""
+"""`torch.empty` that is read before it is written is named, and nothing else is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Line 12 of issue 16: activations in place whose derivative is computed from what they wrote."""
+"""Activations in place whose derivative is computed from what they wrote."""
 
 from __future__ import annotations
 
