@@ -21,6 +21,8 @@ REFUSED = {
     "while_loop_stack_output": "WH116",
     "flex_attention_backward": "WH116",
     "local_map_hop": "WH116",
+    "switch": "WH116",  # from PyTorch 2.15 on, as the next
+    "flex_gemm": "WH116",
     "flex_attention": "WH102",  # the sample's mask is an argument, of a class that no one registered
 }
 

@@ -115,7 +115,7 @@ def _associative_scan(close: Close, combine: Any, xs: Any, more: Any = ()) -> Cl
     return ClosedCall((*closed.functions, xs, (*more, *closed.outside)), closed.whole)
 
 
-def _map(close: Close, body: Any, xs: Any, more: Any = ()) -> ClosedCall:
+def _map(close: Close, body: Any, xs: Any, more: Any = (), **_written: str) -> ClosedCall:
     closed = close((body,), (*map(Slice, xs), *more))
     return ClosedCall((*closed.functions, xs, [*more, *closed.outside]), closed.whole)
 

@@ -18,3 +18,14 @@ def fake_like(
     """A fake tensor on the device of `like` with a layout of its own; of its dtype, if no other is given."""
     empty = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype or like.dtype, device="meta")
     return FakeTensor(mode, empty, like.device)
+
+
+def fake_of(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+    """A fake tensor for a real one, and nothing of its numbers.
+
+    From PyTorch 2.15 on a fake tensor without dimensions remembers the number that it was made of.
+    """
+    fake = mode.from_tensor(tensor, static_shapes=True)
+    if isinstance(fake, FakeTensor):
+        fake.item_memo = None
+    return fake

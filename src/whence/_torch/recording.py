@@ -39,7 +39,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from whence._torch.annotations import note_function
 from whence._torch.composed import is_composed
-from whence._torch.fakes import fake_like
+from whence._torch.fakes import fake_like, fake_of
 from whence._torch.function_graphs import functions_traced
 from whence._torch.function_mode import FunctionMode
 from whence._torch.generators import without_default_generator
@@ -196,7 +196,7 @@ class Recorder(ProxyTorchDispatchMode):
     def _fake_of(self, tensor: Tensor) -> Tensor:
         """A fake tensor that shows what `tensor` is; made directly where it is nothing special."""
         if not is_simple(tensor) or (storage := storage_of(tensor)) in self._storages:
-            return self.fake_mode.from_tensor(tensor, static_shapes=True)
+            return fake_of(self.fake_mode, tensor)
         self._storages.add(storage)
         with torch._C.DisableTorchFunction():
             shown = self._fresh(tensor)
@@ -221,7 +221,7 @@ class Recorder(ProxyTorchDispatchMode):
         """A fake twin of a user input, a leaf of its own, with its placeholder."""
         leaf = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
         fake = isinstance(leaf, FakeTensor)
-        twin: Tensor = leaf if fake else self.fake_mode.from_tensor(leaf, static_shapes=True)
+        twin: Tensor = leaf if fake else fake_of(self.fake_mode, leaf)
         return twin, self.placeholder(twin, name)
 
     def sized_input(self, tensor: Tensor, name: str, sizes: Sequence[Any]) -> tuple[Tensor, fx.Node]:
