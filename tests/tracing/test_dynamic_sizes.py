@@ -11,6 +11,7 @@ from torch.export import Dim
 import whence
 from tests.checks import leaves_no_trace
 from tests.models import case
+from tests.releases import LAST_BITS_IN_A_WINDOW
 from whence.program.wellformed import check
 
 BATCH, LENGTH = Dim("batch", max=64), Dim("length", max=64)
@@ -263,7 +264,14 @@ def sliding(kind: str, window: int) -> Any:
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
-@pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "Gemma3"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("Mistral", marks=LAST_BITS_IN_A_WINDOW),
+        "Gemma2",
+        pytest.param("Gemma3", marks=LAST_BITS_IN_A_WINDOW),
+    ],
+)
 def test_decode_with_a_sliding_window(kind: str, cached: None) -> None:
     """Twenty tokens, through the window and past it: a program says when another capture is needed."""
     model, prompt = sliding(kind, window=5), torch.randint(3, 50, (2, 3))
