@@ -396,6 +396,24 @@ def test_new_state_is_refused() -> None:
     assert whence.capture(model, (X,), backward=True).verify(model, (X,)).ok
 
 
+def test_new_buffer_that_later_calls_change_is_refused() -> None:
+    """A buffer that the first call makes and every call advances is state that a program would not keep."""
+
+    class Counting(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            if not hasattr(self, "calls"):
+                self.register_buffer("calls", torch.zeros(()))
+            self.get_buffer("calls").add_(1)
+            return x * self.get_buffer("calls")
+
+    model = Counting()
+    with pytest.raises(whence.LostState, match="_buffers"):
+        whence.capture(model, (X,))
+    assert not hasattr(model, "calls")
+    model(X)
+    assert whence.capture(model, (X,)).verify(model, (X,)).ok
+
+
 def test_new_buffer_is_reported() -> None:
     """A buffer that is registered in the run is removed again, and the warning says where it came from."""
 

@@ -77,10 +77,11 @@ def _reads_none_of(program: Program, left: Left) -> bool:
 
 
 def _writes_any_of(program: Program, left: Left) -> bool:
-    """Whether a program changes a tensor that stands for one of a run: a buffer that the first run made."""
+    """Whether a program reads and changes what stands for a tensor of a run: a buffer that a run made."""
     stand_ins = {id(tensor) for tensor in left.tensors}
-    written = (program.state.get(row.of or "") for row in program.signature.outputs_of(OutputKind.MUTATION))
-    return any(id(tensor) in stand_ins for tensor in written)
+    written = {row.of for row in program.signature.outputs_of(OutputKind.MUTATION)}
+    changed = [name for name, tensor in program.state.items() if name in written and id(tensor) in stand_ins]
+    return any(program.node(name).users for name in changed)
 
 
 def _computes_otherwise(program: Program, left: Left) -> LostState:
