@@ -396,6 +396,7 @@ def test_new_state_is_refused() -> None:
     assert whence.capture(model, (X,), backward=True).verify(model, (X,)).ok
 
 
+@pytest.mark.filterwarnings("ignore:Counting kept tensors:UserWarning")
 def test_new_buffer_that_later_calls_change_is_refused() -> None:
     """A buffer that the first call makes and every call advances is state that a program would not keep."""
 
