@@ -402,15 +402,15 @@ def test_new_buffer_that_later_calls_change_is_refused() -> None:
 
     class Counting(nn.Module):
         def forward(self, x: Tensor) -> Any:
-            if not hasattr(self, "calls"):
-                self.register_buffer("calls", torch.zeros(()))
-            self.get_buffer("calls").add_(1)
-            return x * self.get_buffer("calls")
+            if not hasattr(self, "count"):
+                self.register_buffer("count", torch.zeros(()))
+            self.get_buffer("count").add_(1)
+            return x * self.get_buffer("count")
 
     model = Counting()
     with pytest.raises(whence.LostState, match="_buffers"):
         whence.capture(model, (X,))
-    assert not hasattr(model, "calls")
+    assert not hasattr(model, "count")
     model(X)
     assert whence.capture(model, (X,)).verify(model, (X,)).ok
 
