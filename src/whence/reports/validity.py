@@ -43,9 +43,9 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
 
     def settled() -> tuple[Guards | None, Left]:
         second, seen = again()
-        if _reads_none_of(second, left) and same_operations(program, second):
+        if not _stand_ins(second, left) and same_operations(program, second):
             return guards_of(second, seen), seen.left
-        is_cache = left.tensors and not (left.varies or seen.left or _writes_any_of(second, left))
+        is_cache = left.tensors and not (left.varies or seen.left or _advances_any_of(second, left))
         return (guards if is_cache else None), seen.left  # what is in a cache the program computes each time
 
     with applied(left), warnings.catch_warnings(action="ignore"):  # they were given already
@@ -70,18 +70,16 @@ def _decides_by(program: Program, left: Left, again: Callable[[], tuple[Program,
     return bool(asked) or isinstance(found, Failed) or not same_operations(program, found[0])
 
 
-def _reads_none_of(program: Program, left: Left) -> bool:
-    """Whether a program computes with none of the tensors that stand for those of a run."""
-    stand_ins = {id(tensor) for tensor in left.tensors}
-    return not any(id(tensor) in stand_ins for tensor in program.state.values())
+def _stand_ins(program: Program, left: Left) -> list[str]:
+    """The state of a program that stands for tensors of a run."""
+    tensors = {id(tensor) for tensor in left.tensors}
+    return [name for name, tensor in program.state.items() if id(tensor) in tensors]
 
 
-def _writes_any_of(program: Program, left: Left) -> bool:
+def _advances_any_of(program: Program, left: Left) -> bool:
     """Whether a program reads and changes what stands for a tensor of a run: a buffer that a run made."""
-    stand_ins = {id(tensor) for tensor in left.tensors}
     written = {row.of for row in program.signature.outputs_of(OutputKind.MUTATION)}
-    changed = [name for name, tensor in program.state.items() if name in written and id(tensor) in stand_ins]
-    return any(program.node(name).users for name in changed)
+    return any(name in written and program.node(name).users for name in _stand_ins(program, left))
 
 
 def _computes_otherwise(program: Program, left: Left) -> LostState:
