@@ -38,6 +38,7 @@ from whence.tracing.cutting import cut_gradients
 from whence.tracing.example import Example
 from whence.tracing.functional import Functional
 from whence.tracing.layouts import inputs_behind
+from whence.tracing.leaves import BETWEEN_RESULTS, mark_leaves
 from whence.tracing.notes import Notes, Scope
 from whence.tracing.recomputation import reuse_random_draws
 from whence.tracing.record import Recorded
@@ -67,6 +68,8 @@ def assemble(
     opaque = without_operators(custom, session.notes)
     straight: frozenset[str] = frozenset()
     if not recorded.backward.roots:
+        if mark_leaves(recorded.results, values.results, session.recorder):
+            session.notes.hooks[BETWEEN_RESULTS] = None
         straight = cut_gradients(graph, session.notes.marks, functional.sources, frozenset(custom))
     refuse_shared_writes(recorded, values)
     signature, outputs = signature_of(subject, example, recorded, values)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.graph import Node
 
-from whence._torch.autograd import gradient_key, overwritten, run_backward
+from whence._torch.autograd import gradient_key, leads_nowhere, overwritten, run_backward
 from whence._torch.composed import carries_gradients, is_composed, plain_parts
 from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten
 from whence.errors import InvalidLoss, Place, UnsupportedInput
@@ -143,7 +143,8 @@ def _start_of(session: Session, loss: Tensor) -> _Start:
 def _starts(session: Session, outputs: Sequence[Any]) -> list[_Start]:
     found, at = [], 0
     for output in outputs:
-        if isinstance(output, Tensor) and gradient_key(output) is not None:
+        has_key = isinstance(output, Tensor) and gradient_key(output) is not None
+        if has_key and not leads_nowhere(output):
             found.append(_start(session, output, at))
         at += len(list(plain_parts(output)))
     if not found:
