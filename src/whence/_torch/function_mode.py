@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 
 from whence._torch.autograd import below_autograd
+from whence._torch.composites import COMPOSITES, calls_composites, in_sight, keep_whole
 from whence._torch.operators import HigherOrderOperator
 from whence._torch.recurrent import forgets_dropout, layer_by_layer
 from whence._torch.trees import tree_flatten
@@ -62,6 +63,8 @@ class FunctionMode(TorchFunctionMode):
         tracer: Any = self.recorder.tracer
         tracer.torch_fn_metadata = func
         tracer.torch_fn_counts[func] = tracer.torch_fn_counts.get(func, 0) + 1
+        if self.recorder.keeps_composites and (whole := self._whole(func, args, kwargs or {})) is not None:
+            return whole
         try:
             return func(*args, **(kwargs or {}))
         except TypeError as error:
@@ -69,6 +72,14 @@ class FunctionMode(TorchFunctionMode):
             if not read or FakeTensor.__name__ not in str(error):
                 raise
             raise self.recorder.listener.value_needed(func, read, func) from error  # a tensor for a number
+
+    def _whole(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a composite that is recorded as one; None where nothing is kept together."""
+        if calls_composites(func):
+            with self:
+                return in_sight(func)(*args, **kwargs)
+        composite = COMPOSITES.get(func)
+        return None if composite is None else keep_whole(self.recorder, composite, func, args, kwargs)
 
     def _tell(self, func: Any, args: Any, kwargs: Any) -> None:
         """Say what the model asks of a tensor, or does to it, where the dispatcher would not see it."""

@@ -48,7 +48,7 @@ from whence._torch.kernels import has_own_fake, run_on_symbols
 from whence._torch.layouts import as_kernel_lays_out
 from whence._torch.listening import RecordingListener
 from whence._torch.operators import ASSERT, HigherOrderOperator
-from whence._torch.plainly import PLAIN_ARGUMENTS, NotPlain, apart, is_plain
+from whence._torch.plainly import PLAIN_ARGUMENTS, ComposedMet, NotPlain, apart, is_plain
 from whence._torch.results import Results
 from whence._torch.sampled import Samples
 from whence._torch.scripting import object_among, takes_objects
@@ -70,10 +70,6 @@ _DEVICE = torch.ops.prim.device.default
 """Asked for every result with a history, from where an exception would end the process: answered first."""
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
-
-
-class ComposedMet(Exception):
-    """An operation got a tensor that is made of others: its class says what happens to those."""
 
 
 class _Tracer(PythonKeyTracer):
@@ -105,6 +101,8 @@ class Recorder(ProxyTorchDispatchMode):
 
     supports_higher_order_operators = True
     function_mode = FunctionMode
+    keeps_composites = False
+    is_inside_composite = False
 
     def __init__(self, listener: RecordingListener, fake_mode: FakeTensorMode) -> None:
         super().__init__(_Tracer(listener), "fake")
@@ -256,7 +254,7 @@ class Recorder(ProxyTorchDispatchMode):
         fresh = list(self.fresh(likes))
         for position, result in enumerate(fresh):
             item = graph.create_node("call_function", operator.getitem, (node, position), {}, STAND_IN)
-            self._track(result, item)
+            self.track(result, item)
             self.listener.recorded(item)
         return node, fresh
 
@@ -338,6 +336,10 @@ class Recorder(ProxyTorchDispatchMode):
             return known
         if has_proxy_slot(tensor, self.tracer):
             return tensor
+        if isinstance(tensor, FakeTensor) and self.keeps_composites:
+            if self.is_inside_composite:
+                return tensor
+            raise self.listener.composite_opened()
         if is_composed(tensor):
             raise ComposedMet(tensor)
         if not isinstance(tensor, (FakeTensor, *PLAIN_TENSORS)):
@@ -383,6 +385,8 @@ class Recorder(ProxyTorchDispatchMode):
             args, kwargs = without_default_generator(args, kwargs)
             if (strange := object_among((*args, *kwargs.values()))) is not None:
                 raise self.listener.object_met(func, strange)
+        if self.is_inside_composite:
+            return apart(as_kernel_lays_out(func, args, func(*args, **kwargs)))
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         try:
@@ -415,13 +419,13 @@ class Recorder(ProxyTorchDispatchMode):
 
         Anything uncommon among the arguments (symbolic sizes, known constants, subclasses) goes the long way.
         """
-        node_args = self._as_nodes(args)
-        node_kwargs = {key: self._as_nodes(value) for key, value in kwargs.items()}
+        node_args = self.as_nodes(args)
+        node_kwargs = {key: self.as_nodes(value) for key, value in kwargs.items()}
         result, shown = self._result_of(func, args, kwargs)
         name = func.overloadpacket.__name__
         node = self.graph.create_node("call_function", func, node_args, node_kwargs, name)
         note_function(self.tracer, node)
-        self._track(result, node, shown)
+        self.track(result, node, shown)
         self.listener.recorded(node)
         if not isinstance(result, Tensor):
             for position, part in enumerate(result):
@@ -433,7 +437,7 @@ class Recorder(ProxyTorchDispatchMode):
             return
         item = self.tracer.graph.create_node("call_function", operator.getitem, (node, position), {})
         note_function(self.tracer, item)
-        self._track(part, item)
+        self.track(part, item)
         self.listener.recorded(item)
 
     def _result_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -451,7 +455,8 @@ class Recorder(ProxyTorchDispatchMode):
 
         return self._results.of(func, args, kwargs, run)
 
-    def _track(self, result: Any, node: fx.Node, shown: Any = None) -> None:
+    def track(self, result: Any, node: fx.Node, shown: Any = None) -> None:
+        """Let a result be known as the value of a node."""
         if isinstance(result, Tensor):
             node.meta["val"] = snapshot_fake(result) if shown is None else shown
             self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
@@ -462,7 +467,8 @@ class Recorder(ProxyTorchDispatchMode):
                 snapshot_fake(part) if isinstance(part, Tensor) else part for part in result
             )
 
-    def _as_nodes(self, value: Any) -> Any:
+    def as_nodes(self, value: Any) -> Any:
+        """Arguments of an operator as a node takes them; raises `NotPlain`."""
         kind = type(value)
         if kind is FakeTensor:
             slot = self.tracer.tensor_tracker.get(value)
@@ -472,7 +478,7 @@ class Recorder(ProxyTorchDispatchMode):
         if kind in PLAIN_ARGUMENTS:
             return value
         if kind is list or kind is tuple:
-            return kind([self._as_nodes(item) for item in value])
+            return kind([self.as_nodes(item) for item in value])
         if kind in SYMBOLIC and self.sizes is not None:
             return self.sizes.argument(value)
         raise NotPlain

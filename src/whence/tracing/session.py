@@ -49,7 +49,7 @@ from whence.tracing.reads import Reads
 from whence.tracing.refusals import data_replaced, hook_kept, object_met
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.replay.template import Doubt
+from whence.tracing.replay.template import CompositeOpened, Doubt
 from whence.tracing.subject import Signatures, Subject
 from whence.tracing.valuereads import data_dependent, refused_size, tensors_read, value_of
 from whence.tracing.watching import Watch
@@ -76,6 +76,7 @@ class Session:
         self.subject = subject
         self.notes = Notes()
         self.recorder = self.recorder_kind(self, mode)
+        self.recorder.keeps_composites = reuse.composites
         self.phase = Phase.FORWARD
         self.is_plainly_eager: Callable[[], bool] = bool
         self.grad_modes = Cuts()
@@ -344,6 +345,10 @@ class Session:
         self.branches.refuse_leaked(tensor)
         self.random_states.refuse_use(tensor)
         return self.notes.literal(self._known_tensors.get(id(tensor)), tensor)
+
+    def composite_opened(self) -> Exception:
+        """Its parts are not in the graph."""
+        return self.replayer.remembered(CompositeOpened(None, "a composite is opened"))
 
     def made_of_numbers(self, name: str) -> None:
         """A tensor that the model made of numbers while it ran."""
