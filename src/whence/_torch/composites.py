@@ -5,7 +5,8 @@ that autograd differentiates when it runs keeps them as they are, so that each r
 does. None of them returns a tensor that shares memory with an argument, or writes to one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from types import FunctionType
@@ -135,11 +136,8 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
         nodes = recorder.as_nodes(recorder.recognised(call.args))
     except (ComposedMet, NotPlain):
         return None
-    recorder.is_inside_composite = True
-    try:
+    with _inside(recorder):
         result = function(*args, **kwargs)
-    finally:
-        recorder.is_inside_composite = False
     func = composite.operator
     node = recorder.graph.create_node(
         "call_function", func, nodes, dict(call.kwargs), func.overloadpacket.__name__
@@ -149,6 +147,21 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
         recorder.track(result, node)
     recorder.listener.recorded(node)
     return result
+
+
+@contextmanager
+def _inside(recorder: "Recorder") -> Iterator[None]:
+    """Record nothing inside the block."""
+    environment: Any = recorder.environment
+    recorder.is_inside_composite = True
+    if environment is not None:
+        environment.keeps_whole = True
+    try:
+        yield
+    finally:
+        recorder.is_inside_composite = False
+        if environment is not None:
+            environment.keeps_whole = False
 
 
 _CALLS_COMPOSITES = frozenset({F.multi_head_attention_forward})
