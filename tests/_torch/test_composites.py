@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._ops import OpOverload
 
 import whence
 from tests.checks import gradients
@@ -48,7 +49,8 @@ KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 
 
 def operators(program: whence.Program) -> set[str]:
-    return {node.target.overloadpacket.__name__ for node in program.nodes() if node.op == "call_function"}
+    targets = (node.target for node in program.nodes())
+    return {target.overloadpacket.__name__ for target in targets if isinstance(target, OpOverload)}
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -74,6 +76,28 @@ def test_operations_are_those_of_an_export(name: str) -> None:
         str(node.target) for node in whence.capture(model, (X,)).graph.nodes if node.op == "call_function"
     ]
     assert ours == theirs
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(4, 4, 2, dropout=0.5),
+    "lstm both ways": lambda: nn.LSTM(4, 3, bidirectional=True),
+    "gru": lambda: nn.GRU(4, 4, 2, batch_first=True),
+    "tanh": lambda: nn.RNN(4, 4),
+    "relu": lambda: nn.RNN(4, 4, nonlinearity="relu", bias=False),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("captured", [False, True])
+def test_recurrent_networks(name: str, captured: bool) -> None:
+    """One operator with several results; in every grad mode, and trained."""
+    model = RECURRENT[name]()
+    with torch.set_grad_enabled(captured):
+        program = whence.capture(model, (X,))
+    assert operators(program) & {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+    for runs in (False, True):
+        with torch.set_grad_enabled(runs):
+            assert program.verify(model, (X,)).ok
 
 
 class Force(nn.Module):

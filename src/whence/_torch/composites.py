@@ -23,6 +23,7 @@ from whence._torch.annotations import note_function
 from whence._torch.autograd import below_autograd
 from whence._torch.plainly import ComposedMet, NotPlain
 from whence._torch.tensors import PLAIN_TENSORS
+from whence._torch.trees import tree_flatten
 
 if TYPE_CHECKING:
     from whence._torch.recording import Recorder
@@ -55,7 +56,7 @@ class Composite:
 
 
 def _is_simple(call: Call) -> bool:
-    tensors = [arg for arg in call.args if isinstance(arg, Tensor)]
+    tensors = [leaf for leaf in tree_flatten(call.args)[0] if isinstance(leaf, Tensor)]
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     if any(torch.is_autocast_enabled(kind) for kind in {tensor.device.type for tensor in tensors}):
@@ -110,6 +111,11 @@ def _dropout(
     return Call((input, p, True)) if training and p and not inplace else None
 
 
+def _recurrent(input: Any, hidden: Any, parameters: Any, *options: Any) -> Call | None:
+    """Those of packed rows have sizes second, and are taken apart."""
+    return Call((input, hidden, parameters, *options)) if isinstance(parameters, list | tuple) else None
+
+
 _MATMUL = Composite(aten.matmul.default, _product)
 
 COMPOSITES: Mapping[Any, Composite] = {
@@ -121,6 +127,10 @@ COMPOSITES: Mapping[Any, Composite] = {
     F.scaled_dot_product_attention: Composite(aten.scaled_dot_product_attention.default, _attention),
     F.layer_norm: Composite(aten.layer_norm.default, _layer_norm),
     F.dropout: Composite(aten.dropout.default, _dropout),
+    torch.lstm: Composite(aten.lstm.input, _recurrent),
+    torch.gru: Composite(aten.gru.input, _recurrent),
+    torch.rnn_tanh: Composite(aten.rnn_tanh.input, _recurrent),
+    torch.rnn_relu: Composite(aten.rnn_relu.input, _recurrent),
 }
 
 
@@ -145,7 +155,9 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     note_function(recorder.tracer, node)
     with disable_proxy_modes_tracing(), below_autograd():
         recorder.track(result, node)
-    recorder.listener.recorded(node)
+        recorder.listener.recorded(node)
+        for position, part in enumerate(result if isinstance(result, tuple) else ()):
+            recorder.track_part(node, position, part)
     return result
 
 

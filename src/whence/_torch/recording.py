@@ -429,10 +429,11 @@ class Recorder(ProxyTorchDispatchMode):
         self.listener.recorded(node)
         if not isinstance(result, Tensor):
             for position, part in enumerate(result):
-                self._track_part(node, position, part)
+                self.track_part(node, position, part)
         return result
 
-    def _track_part(self, node: fx.Node, position: int, part: Any) -> None:
+    def track_part(self, node: fx.Node, position: int, part: Any) -> None:
+        """Append a node for one of several results, if it is a tensor."""
         if not isinstance(part, Tensor):
             return
         item = self.tracer.graph.create_node("call_function", operator.getitem, (node, position), {})
