@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
@@ -98,6 +98,7 @@ def _layer_norm(
     weight: Any = None,
     bias: Any = None,
     eps: float = 1e-5,
+    *_cudnn: bool,
 ) -> Call:
     return Call((input, list(normalized_shape), weight, bias, eps))
 
@@ -118,7 +119,7 @@ def _recurrent(input: Any, hidden: Any, parameters: Any, *options: Any) -> Call 
 
 _MATMUL = Composite(aten.matmul.default, _product)
 
-COMPOSITES: Mapping[Any, Composite] = {
+_BY_FUNCTION: dict[Any, Composite] = {
     F.linear: Composite(aten.linear.default, _linear),
     torch.matmul: _MATMUL,
     Tensor.matmul: _MATMUL,
@@ -132,6 +133,16 @@ COMPOSITES: Mapping[Any, Composite] = {
     torch.rnn_tanh: Composite(aten.rnn_tanh.input, _recurrent),
     torch.rnn_relu: Composite(aten.rnn_relu.input, _recurrent),
 }
+COMPOSITES: Mapping[Any, Composite] = {
+    **{row.operator: row for row in _BY_FUNCTION.values() if row.bind is not _reflected},
+    **_BY_FUNCTION,
+}
+"""Captured programs call the operators themselves."""
+
+
+def count_of(node: fx.Node) -> int:
+    """About how many operators run in a recording where there is one node."""
+    return 3 if node.target in COMPOSITES else 1
 
 
 def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: Any, kwargs: Any) -> Any:
