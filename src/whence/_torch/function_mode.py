@@ -27,6 +27,7 @@ _HISTORY_READERS = (
 )
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _SET_REQUIRES = frozenset({Tensor.requires_grad_, _TENSOR.requires_grad.__set__})
+_INDEXINGS = (Tensor.__getitem__, Tensor.__setitem__)
 _DETACH = frozenset({Tensor.detach_, torch.detach_})
 
 
@@ -56,6 +57,8 @@ class FunctionMode(TorchFunctionMode):
         if self.recorder.environment is not None:
             if func is torch.einsum:
                 _decide_on_ones(args)
+            if func in _INDEXINGS and any(isinstance(item, torch.SymInt) for item in _items(args[1])):
+                args = (*_selected(args[0], _items(args[1])), *args[2:])
             if forgets_dropout(func, args):
                 with self:
                     return layer_by_layer(func, args)
@@ -84,6 +87,31 @@ class FunctionMode(TorchFunctionMode):
         if func in _DETACH and args[0].requires_grad:
             with below_autograd():
                 torch.ops.aten.detach_.default(args[0])
+
+
+def _items(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _selected(tensor: Tensor, items: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+    """A tensor and what is left of its index, with the numbers of a run, which C++ refuses, selected."""
+    filled = tensor.dim() - sum(_dims_of(item) for item in items)
+    rest: list[Any] = []
+    dim = 0
+    for item in items:
+        if isinstance(item, torch.SymInt):
+            tensor = tensor.select(dim, item)
+            continue
+        rest += [slice(None)] * filled if item is Ellipsis else [item]
+        dim += filled if item is Ellipsis else _dims_of(item)
+    return tensor, tuple(rest) or (Ellipsis,)
+
+
+def _dims_of(item: Any) -> int:
+    """How many dimensions an item of an index is for."""
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    return item.dim() if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _decide_on_ones(args: Any) -> None:

@@ -429,6 +429,10 @@ class Recorder(ProxyTorchDispatchMode):
         name = func.overloadpacket.__name__
         node = self.graph.create_node("call_function", func, node_args, node_kwargs, name)
         note_function(self.tracer, node)
+        if self.environment is not None and self.environment.pending_fresh_unbacked_symbols:
+            self.listener.recorded(node)
+            track_tensor_tree(result, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+            return result
         self._track(result, node, shown)
         self.listener.recorded(node)
         if not isinstance(result, Tensor):
