@@ -16,7 +16,7 @@ from whence._torch.trees import tree_flatten
 if TYPE_CHECKING:
     from whence._torch.recording import Recorder
 
-_VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist)
+_VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
 _MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
 """They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
 _LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.storage_offset})
@@ -50,6 +50,8 @@ class FunctionMode(TorchFunctionMode):
             if read:
                 raise self.recorder.listener.value_needed(func, read, func)
         if func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:])):
+            raise self.recorder.listener.value_needed(func, args[:1], func)
+        if func is _TENSOR.data_ptr and isinstance(args[0], FakeTensor):
             raise self.recorder.listener.value_needed(func, args[:1], func)
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
             raise self.recorder.listener.data_replaced(args[0])

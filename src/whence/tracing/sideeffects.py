@@ -45,7 +45,7 @@ class SideEffects:
     @contextmanager
     def refused(self) -> Iterator[None]:
         """Raise `SideEffect` after the block for all that it did, at once."""
-        with observed_generators(self._note, self._random_states), self._sources.watched():
+        with observed_generators(self._note, self._random_states) as pair, self._sources.watched(pair):
             yield
         written = [
             str(row.paths[0])

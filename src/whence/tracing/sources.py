@@ -47,8 +47,10 @@ class Sources:
         self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Note calls inside the block, also by the names that `named` is told of."""
+    def watched(self, *others: tuple[Any, Any]) -> Iterator[None]:
+        """Note calls inside the block, also by the names that `named` is told of; so are `others` found, each
+        with what stands for it."""
+        self._announced |= {id(held): (held, stand_in) for held, stand_in in others}
         with ExitStack() as patches:
             for owner, name in _FUNCTIONS:
                 if (function := vars(owner).get(name)) is not None:
@@ -63,13 +65,15 @@ class Sources:
             patches.callback(self.undo)
             yield
 
-    def named(self, namespace: dict[str, Any], name: str) -> None:
-        """A file may have one of these functions under a name of its own."""
+    def named(self, namespace: dict[str, Any], name: str) -> bool:
+        """Whether a file has one of these under a name of its own; it is watched there, too."""
         held = namespace.get(name)
         known = self._announced.get(id(held))
-        if known is not None and known[0] is held:
-            self._names.append((namespace, name, *known))
-            namespace[name] = known[1]
+        if known is None or known[0] is not held:
+            return False
+        self._names.append((namespace, name, *known))
+        namespace[name] = known[1]
+        return True
 
     def undo(self) -> None:
         """Give the names back; harmless to do again."""

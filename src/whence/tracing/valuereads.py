@@ -34,6 +34,10 @@ class Need(Enum):
         "compute it with torch functions in place of Python's or NumPy's; or move that part out of the "
         "captured function and pass its result in"
     )
+    ADDRESS = (
+        "ask what decides by it outside of the captured function, and pass the answer in: every run has its "
+        "tensors elsewhere in memory"
+    )
 
 
 _READS: dict[str, tuple[str, Need]] = {
@@ -53,6 +57,8 @@ _READS: dict[str, tuple[str, Need]] = {
     "tolist": ("the content (.tolist())", Need.CONTENT),
     "numpy": ("the content (.numpy())", Need.CONTENT),
     "__array__": ("the content (as a NumPy array)", Need.CONTENT),
+    "__dlpack__": ("the content (from_dlpack)", Need.CONTENT),
+    "data_ptr": ("the address (.data_ptr())", Need.ADDRESS),
     "__format__": ("the content (formatted as text)", Need.CONTENT),
 }
 _SIZES = {
