@@ -124,7 +124,7 @@ def _refuse_reentrant(outputs: Sequence[Tensor], session: Session, error: Runtim
         raise SideEffect(
             "a checkpoint with use_reentrant=True is differentiated",
             where=_made_at(session, found),
-            why="it runs a backward inside the backward, which fills .grad in the place of handing gradients on",
+            why="it runs a backward inside the backward, which fills .grad and hands nothing on",
             remedy="use torch.utils.checkpoint with use_reentrant=False, which gives the same numbers",
         ) from error
 

@@ -8,12 +8,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 from whence._torch.patching import patched
-from whence.errors import Fault, Place
+from whence._torch.threads import watched_threads
+from whence.errors import Fault, Place, SideEffect
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _OF_TIME = (
@@ -65,6 +67,21 @@ class Sources:
             patches.callback(self.undo)
             yield
 
+    @contextmanager
+    def threads_refused(self) -> Iterator[None]:
+        """Raises `SideEffect` after the block where another thread computed for this one, and ends an error
+        that came of it so."""
+        used: list[object] = []
+        try:
+            with watched_threads(lambda: partial(used.append, self._line())):
+                yield
+        except Exception as error:
+            if not used:
+                raise
+            raise _in_another_thread(used[0]) from error
+        if used:
+            raise _in_another_thread(used[0])
+
     def named(self, namespace: dict[str, Any], name: str) -> bool:
         """Whether a file has one of these under a name of its own; it is watched there, too."""
         held = namespace.get(name)
@@ -103,6 +120,15 @@ class Sources:
         while frame is not None and frame.f_code.co_filename in _THROUGH:
             frame = frame.f_back
         return frame is not None and self._is_user(frame.f_code)
+
+
+def _in_another_thread(line: object) -> SideEffect:
+    return SideEffect(
+        "the model computes in another thread",
+        where=Place(line=None if line is None else str(line)),
+        why="a capture records one thread; what others compute would be a constant, or missing",
+        remedy="compute in the thread that calls the model: map(f, items) in the place of pool.map(f, items)",
+    )
 
 
 def _always(*_args: object, **_kwargs: object) -> bool:
