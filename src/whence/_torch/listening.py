@@ -44,6 +44,12 @@ class RecordingListener(Protocol):
     def required(self, condition: str) -> str:
         """The model states a condition for every run; what one says where it does not hold."""
 
+    def stated(self, *, called: bool) -> tuple[bool, str] | None:
+        """What a truth that Python asks for has to be for the model not to raise, and what a run says else.
+
+        `called` says that the model called a function for it.
+        """
+
     def reading(self) -> object:
         """Where the model is now."""
 

@@ -45,6 +45,7 @@ from whence._torch.function_mode import FunctionMode
 from whence._torch.generators import without_default_generator
 from whence._torch.graphs import name_plainly
 from whence._torch.kernels import has_own_fake, run_on_symbols
+from whence._torch.known import NUMBER, known_number
 from whence._torch.layouts import as_kernel_lays_out
 from whence._torch.listening import RecordingListener
 from whence._torch.operators import ASSERT, HigherOrderOperator
@@ -117,6 +118,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.sizes: SizeNodes | None = None
         self._results = Results()
         self._samples = Samples(fake_mode)
+        self._literals: dict[fx.Node, Tensor] = {}
         if self.environment is not None:
             self.environment.where = listener.reading
             self.environment.required = self._require
@@ -302,6 +304,7 @@ class Recorder(ProxyTorchDispatchMode):
         self._stand_ins.clear()
         self._adopted.clear()
         self._kept.clear()
+        self._literals.clear()
 
     def results_alive(self) -> dict[fx.Node, Tensor]:
         """The operations whose results somebody but the graph's own metadata still holds, with these."""
@@ -390,6 +393,8 @@ class Recorder(ProxyTorchDispatchMode):
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         try:
+            if func is NUMBER and (known := known_number(self, args[0])) is not None:
+                return known
             if is_plain(func, args):
                 return self._record_untold(func, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -400,8 +405,11 @@ class Recorder(ProxyTorchDispatchMode):
             DynamicOutputShapeException,
             UnsupportedFakeTensorException,
         ) as error:
-            asked = self.tracer.torch_fn_metadata
-            raise self.listener.value_needed(func, args, asked) from error
+            raise self.listener.value_needed(func, args, self.tracer.torch_fn_metadata) from error
+
+    def literal(self, node: fx.Node) -> Tensor | None:
+        """The tensor behind a placeholder that the model made of numbers while it ran."""
+        return self._literals.get(node)
 
     def _record_untold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record without telling `tracer_of_functions`: no code of the user's runs inside."""
@@ -425,6 +433,10 @@ class Recorder(ProxyTorchDispatchMode):
         name = func.overloadpacket.__name__
         node = self.graph.create_node("call_function", func, node_args, node_kwargs, name)
         note_function(self.tracer, node)
+        if self.environment is not None and self.environment.pending_fresh_unbacked_symbols:
+            self.listener.recorded(node)
+            track_tensor_tree(result, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+            return result
         self.track(result, node, shown)
         self.listener.recorded(node)
         if not isinstance(result, Tensor):
@@ -489,6 +501,7 @@ class Recorder(ProxyTorchDispatchMode):
         if has_proxy_slot(literal, self.tracer):
             return
         node = self.adopt(literal, self.listener.met_tensor(literal))
+        self._literals[node] = literal
         self.listener.made_of_numbers(node.name)
         track_tensor_tree(literal, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
         node.meta["val"] = self.stand_in(literal)

@@ -38,12 +38,13 @@ from whence.tracing.branches import Branches
 from whence.tracing.callnames import CallNames
 from whence.tracing.composed import COMPOSED, gradient_lost, in_parts, keys_of_parts
 from whence.tracing.cuts import Cuts
-from whence.tracing.frames import SourceFinder
+from whence.tracing.frames import SourceFinder, frame_outside
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.modules import Lines
 from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
 from whence.tracing.noting import Noting
 from whence.tracing.own_gradients import as_own_nodes
+from whence.tracing.raising import required
 from whence.tracing.random_states import RandomStates
 from whence.tracing.reads import Reads
 from whence.tracing.refusals import data_replaced, hook_kept, object_met
@@ -332,6 +333,13 @@ class Session:
     def required(self, condition: str) -> str:
         """What a run says where a condition that the model states does not hold."""
         return f"{condition} does not hold, and torch._check requires it ({self.here()})"
+
+    def stated(self, *, called: bool) -> tuple[bool, str] | None:
+        """What a truth has to be where the other side of a branch only raises, and what a run says else."""
+        wanted = required(frame_outside(), called=called)
+        return (
+            None if wanted is None else (wanted, f"the model requires otherwise ({self._finder.current()})")
+        )
 
     def user_of_sizes(self) -> object:
         """The module call in the forward; in the backward, or one that is rehearsed, the autograd node."""

@@ -45,7 +45,11 @@ class SideEffects:
     @contextmanager
     def refused(self) -> Iterator[None]:
         """Raise `SideEffect` after the block for all that it did, at once."""
-        with observed_generators(self._note, self._random_states), self._sources.watched():
+        with (
+            observed_generators(self._note, self._random_states) as pair,
+            self._sources.watched(pair),
+            self._sources.threads_refused(),
+        ):
             yield
         written = [
             str(row.paths[0])
