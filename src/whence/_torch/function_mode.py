@@ -50,9 +50,7 @@ class FunctionMode(TorchFunctionMode):
             read = [leaf for leaf in tree_flatten(args[0])[0] if isinstance(leaf, FakeTensor)]
             if read:
                 raise self.recorder.listener.value_needed(func, read, func)
-        if func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:])):
-            raise self.recorder.listener.value_needed(func, args[:1], func)
-        if func is _TENSOR.data_ptr and isinstance(args[0], FakeTensor):
+        if _reads_value(func, args):
             raise self.recorder.listener.value_needed(func, args[:1], func)
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
             raise self.recorder.listener.data_replaced(args[0])
@@ -100,6 +98,12 @@ class FunctionMode(TorchFunctionMode):
         if func in _DETACH and args[0].requires_grad:
             with below_autograd():
                 torch.ops.aten.detach_.default(args[0])
+
+
+def _reads_value(func: Any, args: Any) -> bool:
+    if func is _TENSOR.data_ptr:
+        return isinstance(args[0], FakeTensor)
+    return func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:]))
 
 
 def _items(index: Any) -> tuple[Any, ...]:

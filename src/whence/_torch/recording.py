@@ -59,12 +59,7 @@ from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.tensors import PLAIN_TENSORS, is_simple, storage_of
 from whence._torch.trees import tree_map_only
 
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "Recorder",
-    "RecordingListener",
-]
+__all__ = ["FakeTensor", "FakeTensorMode", "Recorder", "RecordingListener"]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _DEVICE = torch.ops.prim.device.default
@@ -118,7 +113,8 @@ class Recorder(ProxyTorchDispatchMode):
         self.sizes: SizeNodes | None = None
         self._results = Results()
         self._samples = Samples(fake_mode)
-        self._literals: dict[fx.Node, Tensor] = {}
+        self.literals: dict[fx.Node, Tensor] = {}
+        """What the model made of numbers while it ran, by placeholders."""
         if self.environment is not None:
             self.environment.where = listener.reading
             self.environment.required = self._require
@@ -277,8 +273,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def calls_of_functions(self) -> dict[Any, int]:
         """How often each torch function has been called."""
-        counts: dict[Any, int] = self.tracer.torch_fn_counts
-        return counts
+        return self.tracer.torch_fn_counts
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node whose value `tensor` is now, if the recording knows it."""
@@ -304,7 +299,7 @@ class Recorder(ProxyTorchDispatchMode):
         self._stand_ins.clear()
         self._adopted.clear()
         self._kept.clear()
-        self._literals.clear()
+        self.literals.clear()
 
     def results_alive(self) -> dict[fx.Node, Tensor]:
         """The operations whose results somebody but the graph's own metadata still holds, with these."""
@@ -407,10 +402,6 @@ class Recorder(ProxyTorchDispatchMode):
         ) as error:
             raise self.listener.value_needed(func, args, self.tracer.torch_fn_metadata) from error
 
-    def literal(self, node: fx.Node) -> Tensor | None:
-        """The tensor behind a placeholder that the model made of numbers while it ran."""
-        return self._literals.get(node)
-
     def _record_untold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record without telling `tracer_of_functions`: no code of the user's runs inside."""
         told = self.tracer_of_functions
@@ -501,7 +492,7 @@ class Recorder(ProxyTorchDispatchMode):
         if has_proxy_slot(literal, self.tracer):
             return
         node = self.adopt(literal, self.listener.met_tensor(literal))
-        self._literals[node] = literal
+        self.literals[node] = literal
         self.listener.made_of_numbers(node.name)
         track_tensor_tree(literal, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
         node.meta["val"] = self.stand_in(literal)

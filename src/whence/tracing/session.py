@@ -1,6 +1,5 @@
 """Listens while a model runs, and writes down what there is to know of every node and every module call."""
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -50,7 +49,7 @@ from whence.tracing.reads import Reads
 from whence.tracing.refusals import data_replaced, hook_kept, object_met
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.replay.template import CompositeOpened, Doubt
+from whence.tracing.replay.template import CompositeOpened
 from whence.tracing.subject import Signatures, Subject
 from whence.tracing.valuereads import data_dependent, refused_size, tensors_read, value_of
 from whence.tracing.watching import Watch
@@ -416,11 +415,8 @@ class Session:
 
     # --- afterwards ----------------------------------------------------------------------------------
 
-    def kept_outside(self) -> dict[str, Tensor]:
-        """The results that somebody holds although the run is over, by their operations and lines.
-
-        Call it when nothing of the run is needed any more.
-        """
+    def forget(self) -> dict[fx.Node, type]:
+        """Let go of every tensor of the run; what replayed calls computed, with the class they were of."""
         replayed = self.replayer.inside_templates()
         self._alive.clear()
         release_scans(step.node for step in self.notes.steps)
@@ -428,14 +424,7 @@ class Session:
         self.replayer.forget()
         self.branches.forget()
         self.recorder.forget()
-        if not self.notes.marks.keys().isdisjoint(self.recorder.results_alive()):
-            gc.collect()  # hooks and custom functions make cycles
-        alive = self.recorder.results_alive()
-        for node in alive:
-            if node in replayed:
-                raise Doubt(replayed[node], "somebody keeps what it computes")
-        held = [node for node in self.notes.order if node in alive]
-        return {f"{node.name} ({self.notes.marks[node].source})": alive[node] for node in held}
+        return replayed
 
     # --- errors --------------------------------------------------------------------------------------
 
