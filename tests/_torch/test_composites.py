@@ -191,3 +191,47 @@ def test_open_sizes(size: int, dim: int) -> None:
     program = whence.capture(model, (X,), dynamic_shapes=({dim: torch.export.Dim.AUTO},))
     x = torch.randn(size, 3, 4) if dim == 0 else torch.randn(2, size, 4)
     assert torch.equal(program.unflatten()(x), model(x))
+
+
+SHAPED: dict[str, Callable[[Tensor], Any]] = {
+    "contiguous": lambda x: x.transpose(0, 1).contiguous(),
+    "reshaped": lambda x: x.transpose(0, 1).reshape(-1, 4),
+    "reshaped by a function": lambda x: torch.reshape(x.transpose(0, 1), (-1,)),
+    "flat": lambda x: x.transpose(0, 1).flatten(1),
+    "flat by a function": lambda x: torch.flatten(x.transpose(0, 1)),
+    "attention of PyTorch's": lambda x: nn.MultiheadAttention(4, 2)(x, x, x, need_weights=False)[0].shape,
+}
+
+
+@pytest.mark.parametrize("name", SHAPED)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_copies_are_decided_in_every_run(name: str, dim: int) -> None:
+    """At a size of 1 eager takes a view; the program, too, and nothing is ruled out."""
+    program = whence.capture(SHAPED[name], (X,), dynamic_shapes=({dim: torch.export.Dim.AUTO},))
+    for size in (0, 1, 2, 7):
+        x = torch.randn(size, 3, 4) if dim == 0 else torch.randn(2, size, 4)
+        if 0 not in x.shape or name not in ("reshaped", "attention of PyTorch's"):
+            found, expected = program.module()(x), SHAPED[name](x)
+            assert str(found) == str(expected)
+
+
+def written_afterwards(x: Tensor) -> Any:
+    y = x.transpose(0, 1).contiguous()
+    return y.add_(1), x * 2
+
+
+def source_written_afterwards(x: Tensor) -> Any:
+    h = x * 2
+    y = h.transpose(0, 1).reshape(-1)
+    h.add_(1)
+    return y, h
+
+
+@pytest.mark.parametrize("function", [written_afterwards, source_written_afterwards])
+def test_view_or_copy_that_is_written(function: Callable[[Tensor], Any]) -> None:
+    """Where it matters whether it was a view, the size that makes one is ruled out."""
+    program = whence.capture(function, (X,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    x = torch.randn(5, 3, 4)
+    assert str(program.module()(x.clone())) == str(function(x.clone()))
+    with pytest.raises(whence.CallError, match="other than 1"):
+        program.module()(torch.randn(1, 3, 4))

@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from whence._torch.annotations import note_function
 from whence._torch.autograd import below_autograd
 from whence._torch.plainly import ComposedMet, NotPlain
-from whence._torch.tensors import PLAIN_TENSORS
+from whence._torch.tensors import PLAIN_TENSORS, storage_of
 from whence._torch.trees import tree_flatten
 
 if TYPE_CHECKING:
@@ -41,10 +41,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Composite:
-    """An operator, and how a torch function's arguments become its own; None to take it apart."""
+    """An operator, and how a torch function's arguments become its own; None to take it apart.
+
+    One that `may_view` gives a view or a copy, as sizes have it. Where it was a copy, of open sizes, that is
+    what `operator` makes, and the node is marked: if nobody writes to it, every run decides again.
+    """
 
     operator: OpOverload
     bind: Callable[..., Call | None]
+    may_view: bool = False
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call; None for tensors that stand for many, under autocast, and for what does not fit."""
@@ -117,6 +122,15 @@ def _recurrent(input: Any, hidden: Any, parameters: Any, *options: Any) -> Call 
     return Call((input, hidden, parameters, *options)) if isinstance(parameters, list | tuple) else None
 
 
+def _contiguous(input: Any, *, memory_format: Any = torch.contiguous_format) -> Call | None:
+    kept = memory_format is torch.contiguous_format
+    return Call((input,), {"memory_format": memory_format}) if kept else None
+
+
+def _reshape(input: Any, *_shape: Any, **_named: Any) -> Call:
+    return Call((input,))
+
+
 _MATMUL = Composite(aten.matmul.default, _product)
 
 _BY_FUNCTION: dict[Any, Composite] = {
@@ -133,16 +147,23 @@ _BY_FUNCTION: dict[Any, Composite] = {
     torch.rnn_tanh: Composite(aten.rnn_tanh.input, _recurrent),
     torch.rnn_relu: Composite(aten.rnn_relu.input, _recurrent),
 }
+_CONTIGUOUS = Composite(aten.clone.default, _contiguous, may_view=True)
+_RESHAPE = Composite(aten._reshape_copy.default, _reshape, may_view=True)
 COMPOSITES: Mapping[Any, Composite] = {
     **{row.operator: row for row in _BY_FUNCTION.values() if row.bind is not _reflected},
     **_BY_FUNCTION,
+    **dict.fromkeys((Tensor.contiguous, aten.contiguous.default), _CONTIGUOUS),
+    **dict.fromkeys((Tensor.reshape, torch.reshape, aten.reshape.default), _RESHAPE),
+    **dict.fromkeys((Tensor.flatten, torch.flatten), _RESHAPE),
 }
 """Captured programs call the operators themselves."""
+MAY_VIEW = "whence_may_view"
+"""Marks, in the metadata of a node, a copy that is a view at some sizes."""
 
 
 def count_of(node: fx.Node) -> int:
     """About how many operators run in a recording where there is one node."""
-    return 3 if node.target in COMPOSITES else 1
+    return 3 if node.target in COMPOSITES or MAY_VIEW in node.meta else 1
 
 
 def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: Any, kwargs: Any) -> Any:
@@ -151,14 +172,19 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     None where it is to be taken apart.
     """
     call = composite.call(args, kwargs)
-    if call is None or recorder.is_inside_composite:
+    if call is None or recorder.is_inside_composite or (composite.may_view and recorder.environment is None):
         return None
     try:
-        nodes = recorder.as_nodes(recorder.recognised(call.args))
+        known = recorder.recognised(call.args)
+        nodes = recorder.as_nodes(known)
     except (ComposedMet, NotPlain):
         return None
     with _inside(recorder):
         result = function(*args, **kwargs)
+    if composite.may_view and storage_of(result) == storage_of(known[0]):
+        return None
+    if composite is _RESHAPE:
+        nodes = (*nodes, recorder.as_nodes(list(result.shape)))
     func = composite.operator
     node = recorder.graph.create_node(
         "call_function", func, nodes, dict(call.kwargs), func.overloadpacket.__name__
@@ -166,6 +192,7 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     note_function(recorder.tracer, node)
     with disable_proxy_modes_tracing(), below_autograd():
         recorder.track(result, node)
+        node.meta |= {MAY_VIEW: True} if composite.may_view else {}
         recorder.listener.recorded(node)
         for position, part in enumerate(result if isinstance(result, tuple) else ()):
             recorder.track_part(node, position, part)

@@ -73,7 +73,7 @@ def assemble(
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
     if session.recorder.environment is not None:
-        decide_again(graph, functional.history)
+        decide_again(graph, functional.history, session.recorder.environment)
         if recorded.backward.roots:
             rule_out_ones(graph, session.recorder.environment)
     weigh_as_eager(graph)

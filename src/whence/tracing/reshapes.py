@@ -9,12 +9,14 @@ lies in memory column by column, and the order was recorded. Where that view wou
 ruled out.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 
+from whence._torch.composites import MAY_VIEW
+from whence._torch.operators import traits
 from whence._torch.sizes import expression, is_symbolic
 from whence.program.origins import origin_of
 from whence.schema import Phase
@@ -23,11 +25,26 @@ if TYPE_CHECKING:
     from whence._torch.size_environment import SizeEnvironment
 
 _ATEN = torch.ops.aten
+_DECIDING: Mapping[Any, Any] = {
+    _ATEN.clone.default: _ATEN.contiguous.default,
+    _ATEN._reshape_copy.default: _ATEN.reshape.default,
+}
 _PRODUCTS = frozenset({_ATEN.mm.default, _ATEN.addmm.default})
 
 
-def decide_again(graph: fx.Graph, written: Container[fx.Node]) -> None:
-    """Write the copy that a reshape with open sizes made as the reshape; not that of a value `written`."""
+def decide_again(graph: fx.Graph, written: Container[fx.Node], environment: "SizeEnvironment") -> None:
+    """Write the copy that a reshape with open sizes made as the reshape.
+
+    Not that of a value `written`: where it is a view at a size of 1, that size is ruled out.
+    """
+    for node in graph.nodes:
+        if not node.meta.pop(MAY_VIEW, False):
+            continue
+        if any(row in written for row in _looked_into(node)):
+            source: Any = node.args[0]
+            _rule_out(node, _symbols(source.meta["val"]), environment)
+        else:
+            node.target, node.kwargs = _DECIDING[node.target], {}
     for node in graph.find_nodes(op="call_function", target=_ATEN._unsafe_view.default):
         copy = node.args[0]
         if not isinstance(copy, fx.Node) or not _copies(copy) or list(copy.users) != [node]:
@@ -37,17 +54,32 @@ def decide_again(graph: fx.Graph, written: Container[fx.Node]) -> None:
             node.target, node.args = _ATEN.reshape.default, (source, *node.args[1:])
 
 
+def _looked_into(node: fx.Node) -> Iterator[fx.Node]:
+    """The node, what it was given, and what that is a view of."""
+    yield node
+    source = node.args[0]
+    while isinstance(source, fx.Node):
+        yield source
+        at = traits(source.target).viewed
+        source = None if at is None else source.args[at]
+
+
+def _rule_out(node: fx.Node, symbols: Iterator[Any], environment: "SizeEnvironment") -> None:
+    origin = origin_of(node)
+    path = origin.calls[0].path if origin.calls else None
+    for symbol in symbols:
+        environment.rule_out_one(symbol, (path, origin.source))
+
+
 def rule_out_ones(graph: fx.Graph, environment: "SizeEnvironment") -> None:
     """Require that sizes are not 1 where a recorded backward would then multiply in another order."""
     for node in graph.find_nodes(op="call_function", target=_ATEN.reshape.default):
         source: Any = node.args[0]
         if not any(map(_is_differentiated_product, node.users)):
             continue
-        for symbol in _symbols(source.meta["val"]):
-            if _lies_in_columns(source.meta["val"], node.meta["val"], symbol, environment):
-                origin = origin_of(node)
-                path = origin.calls[0].path if origin.calls else None
-                environment.rule_out_one(symbol, (path, origin.source))
+        value, symbols = source.meta["val"], _symbols(source.meta["val"])
+        found = (s for s in symbols if _lies_in_columns(value, node.meta["val"], s, environment))
+        _rule_out(node, found, environment)
 
 
 def _is_differentiated_product(node: fx.Node) -> bool:
