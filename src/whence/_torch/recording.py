@@ -52,19 +52,14 @@ from whence._torch.operators import ASSERT, HigherOrderOperator
 from whence._torch.plainly import PLAIN_ARGUMENTS, NotPlain, apart, is_plain
 from whence._torch.results import Results
 from whence._torch.sampled import Samples
-from whence._torch.scripting import object_among, takes_objects
+from whence._torch.scripting import BEGIN_REGION, END_REGION, object_among, takes_objects
 from whence._torch.size_nodes import SizeNodes, Slots
 from whence._torch.sizes import SYMBOLIC, environment_of, has_open_sizes, sized_like, spelled
 from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.tensors import PLAIN_TENSORS, is_simple, storage_of
 from whence._torch.trees import tree_map_only
 
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "Recorder",
-    "RecordingListener",
-]
+__all__ = ["FakeTensor", "FakeTensorMode", "Recorder", "RecordingListener"]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _DEVICE = torch.ops.prim.device.default
@@ -373,6 +368,8 @@ class Recorder(ProxyTorchDispatchMode):
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
         kwargs = kwargs or {}
+        if func is BEGIN_REGION or func is END_REGION:
+            return func(*args, **kwargs)
         if func is _LIFT_FRESH:
             self._know_literal(args[0])
         else:
