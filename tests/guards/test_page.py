@@ -94,9 +94,9 @@ process
 
 not guarded
   functions called from forward: that forward itself and the methods it looks up are the same is guarded, \
-and so are numbers, texts, flags and tensors in the variables that they name, or that functions name which \
-they call; objects in variables and what is called further on are not, nor what is looked up on classes, on \
-modules of Python and on tensors\
+and so are numbers, texts, flags and tensors that they name, or that functions name which they call, in \
+variables and on objects, classes and tensors around; what else such an object leads to is not, nor what is \
+called: other functions, methods of other classes; nor an attribute that a tensor gets later\
 """
 
 

@@ -53,6 +53,8 @@ _INFRASTRUCTURE = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).p
 _MODULE_FILE = nn.Module.__call__.__code__.co_filename
 _LOOKUPS = frozenset({"__getattr__", "__setattr__", "__delattr__", "_call_impl", "register_buffer"})
 
+_NOT_THE_USERS = frozenset({"torch", "whence", "builtins", "_thread"})
+
 
 class ReadListener(Protocol):
     """What is told about attributes that were read."""
@@ -205,9 +207,9 @@ def class_attribute(kind: type, name: str) -> Any:
 
 
 def is_observable(kind: type) -> bool:
-    """Whether a class is Python's own work of a user: not built in, and not one of torch's."""
+    """Whether a class is Python's own work of a user: not built in, and not one of torch's or ours."""
     mutable = kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE
-    return bool(mutable) and kind.__module__.partition(".")[0] not in ("torch", "builtins", "_thread")
+    return bool(mutable) and kind.__module__.partition(".")[0] not in _NOT_THE_USERS
 
 
 def _is_on_its_way(code: CodeType) -> bool:

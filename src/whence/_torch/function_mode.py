@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 
 from whence._torch.autograd import below_autograd
+from whence._torch.composites import COMPOSITES, calls_composites, in_sight, keep_whole
 from whence._torch.operators import HigherOrderOperator
 from whence._torch.recurrent import forgets_dropout, layer_by_layer
 from whence._torch.trees import tree_flatten
@@ -49,9 +50,7 @@ class FunctionMode(TorchFunctionMode):
             read = [leaf for leaf in tree_flatten(args[0])[0] if isinstance(leaf, FakeTensor)]
             if read:
                 raise self.recorder.listener.value_needed(func, read, func)
-        if func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:])):
-            raise self.recorder.listener.value_needed(func, args[:1], func)
-        if func is _TENSOR.data_ptr and isinstance(args[0], FakeTensor):
+        if _reads_value(func, args):
             raise self.recorder.listener.value_needed(func, args[:1], func)
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
             raise self.recorder.listener.data_replaced(args[0])
@@ -67,6 +66,8 @@ class FunctionMode(TorchFunctionMode):
         tracer: Any = self.recorder.tracer
         tracer.torch_fn_metadata = func
         tracer.torch_fn_counts[func] = tracer.torch_fn_counts.get(func, 0) + 1
+        if self.recorder.keeps_composites and (whole := self._whole(func, args, kwargs or {})) is not None:
+            return whole
         try:
             return func(*args, **(kwargs or {}))
         except TypeError as error:
@@ -74,6 +75,14 @@ class FunctionMode(TorchFunctionMode):
             if not read or FakeTensor.__name__ not in str(error):
                 raise
             raise self.recorder.listener.value_needed(func, read, func) from error  # a tensor for a number
+
+    def _whole(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a composite that is recorded as one; None where nothing is kept together."""
+        if calls_composites(func):
+            with self:
+                return in_sight(func)(*args, **kwargs)
+        composite = COMPOSITES.get(func)
+        return None if composite is None else keep_whole(self.recorder, composite, func, args, kwargs)
 
     def _tell(self, func: Any, args: Any, kwargs: Any) -> None:
         """Say what the model asks of a tensor, or does to it, where the dispatcher would not see it."""
@@ -89,6 +98,12 @@ class FunctionMode(TorchFunctionMode):
         if func in _DETACH and args[0].requires_grad:
             with below_autograd():
                 torch.ops.aten.detach_.default(args[0])
+
+
+def _reads_value(func: Any, args: Any) -> bool:
+    if func is _TENSOR.data_ptr:
+        return isinstance(args[0], FakeTensor)
+    return func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:]))
 
 
 def _items(index: Any) -> tuple[Any, ...]:

@@ -49,12 +49,12 @@ def _required(recorder: "Recorder", tensor: Tensor) -> bool | None:
 def _computed(recorder: "Recorder", node: fx.Node) -> Any:
     """The number in a node that is made of numbers alone, computed."""
     needed = _leading_to(node)
-    if not all(recorder.literal(row) is not None or _is_computable(row) for row in needed):
+    if not all(recorder.literals.get(row) is not None or _is_computable(row) for row in needed):
         return None
     values: dict[fx.Node, Any] = {}
     with unset_fake_temporarily(), disable_proxy_modes_tracing(), torch.no_grad():
         for row in sorted(needed):
-            literal = recorder.literal(row)
+            literal = recorder.literals.get(row)
             args, kwargs = fx.map_arg((row.args, row.kwargs), values.__getitem__)
             values[row] = literal.clone() if literal is not None else row.target(*args, **kwargs)  # type: ignore[operator]
         return values[node].item()

@@ -83,5 +83,8 @@ class RecordingListener(Protocol):
     def object_met(self, operation: object, met: object) -> Exception:
         """An operation is given a generator of its own, or another object; make the error to raise."""
 
+    def composite_opened(self) -> Exception:
+        """An operation got a tensor from inside a composite that is kept whole; make the error to raise."""
+
     def composed_met(self, tensor: Tensor) -> None:
         """A tensor that is made of others reached an operation; raises where its gradient would be lost."""

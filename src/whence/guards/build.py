@@ -63,12 +63,17 @@ _HOOKED = "hooks run inside the call, and what they did is part of the program"
 _IN_ORDER = "the model went through them in this order"
 
 
-def guards_of(program: Program, observed: Observed) -> Guards:
-    """The guards of one capture; the model must be as it was when the capture began."""
+def guards_of(program: Program, observed: Observed, made: Sequence[Tensor] = ()) -> Guards:
+    """The guards of one capture; the model must be as it was when the capture began.
+
+    `made` are tensors that stand for what a run makes.
+    """
     things = located(observed)
     numbers = {id(row.thing): row.holder.number for row in things}
     lasting = managed_parameters(module for _, module in observed.modules)
-    builder = _Builder(Describer(numbers, lasting, _registered(observed)))
+    registered = _registered(observed) | set(map(id, made))
+    describer = Describer(numbers, lasting, registered, observed.named, _laid_out(program))
+    builder = _Builder(describer)
     reads: dict[int, list[Read]] = {}
     for read in observed.reads:
         reads.setdefault(id(read.holder), []).append(read)
@@ -94,6 +99,12 @@ def _variable(describer: Describer, found: Outside, source: Source) -> Guard:
     expected = describer.describe(found.value)
     strictness = _strictness(expected)
     return Guard(GuardKind.VARIABLE, found.path, expected, strictness, _DECIDED, found.path, source=source)
+
+
+def _laid_out(program: Program) -> set[int]:
+    """The tensors that have to lie in memory as they did."""
+    looks = program.convention.reads_memory
+    return {id(held) for name, held in program.state.items() if looks or name in program.layouts_read}
 
 
 def _registered(observed: Observed) -> set[int]:

@@ -14,10 +14,10 @@ from whence._torch.hooks import global_hooks, gradient_hooks, has_gradient_hooks
 from whence._torch.wrappers import seen_through, wrappers_around
 from whence.guards.asking import Failed, ask
 from whence.guards.describe import Describer, shown
-from whence.guards.found import found_in_module, found_in_place
+from whence.guards.found import found_in_module
 from whence.guards.glance import is_as_it_was, note_tensors
 from whence.guards.lookup import class_attribute, same_class
-from whence.guards.matching import Walk, difference
+from whence.guards.matching import Walk, difference, found_in_place
 from whence.guards.modes import GLOBAL_HOOKS, MODES, described_global_hooks
 from whence.guards.plan import HolderPlan, Plan
 from whence.guards.values import same_constant

@@ -35,7 +35,8 @@ class Describer:
 
     `lasting` gives, by identity, what is described in the place of a tensor that FSDP manages: the shard.
     `registered` are the tensors that a model is asked for by name: another one of the kind will do in their
-    place. Of any other tensor the program has the very object.
+    place. Of any other tensor the program has the very object. `named` are attributes that the code spells.
+    Strides are exact `with_strides`; otherwise those of a copy will do.
     """
 
     def __init__(
@@ -43,10 +44,14 @@ class Describer:
         holders: Mapping[int, int],
         lasting: Mapping[int, Tensor] | None = None,
         registered: Container[int] = (),
+        named: frozenset[str] = frozenset(),
+        with_strides: Container[int] = (),
     ) -> None:
         self._holders = holders
         self._lasting = lasting or {}
         self._registered = registered
+        self._named = named
+        self._with_strides = with_strides
         self._tensors: dict[int, int] = {}
         self._kept: list[object] = []
         self._known: dict[int, Expectation] = {}
@@ -74,6 +79,11 @@ class Describer:
         number = self._tensors.setdefault(id(tensor), len(self._tensors))
         target = None if is_registered else functools.partial(_itself, tensor)
         facts = tensor_facts(tensor, number, target)
+        if id(tensor) not in self._with_strides:
+            facts = replace(facts, copied=_strides_of_copy(tensor))
+        if own := self._named & vars(tensor).keys():
+            rows = ((name, self.describe(vars(tensor)[name])) for name in sorted(own))
+            facts = replace(facts, attributes=tuple(rows))
         return facts.as_one() if is_managed else facts
 
     def _inside(self, value: Any) -> Expectation:
@@ -108,6 +118,13 @@ class Describer:
         return replace(described, arguments=tuple(map(self.describe, fixed.args)), keywords=keywords)
 
 
+def _strides_of_copy(tensor: Tensor) -> tuple[int, ...] | None:
+    """The strides of a copy of a tensor with gaps between its elements, which has none."""
+    if tensor.layout is not torch.strided or tensor.is_nested or is_lazy(tensor) or tensor.is_contiguous():
+        return None
+    return torch.empty_strided(tensor.shape, tensor.stride(), device="meta").clone().stride()
+
+
 def shown(value: object) -> str:
     """A value in words, by no code of its own."""
     return str(Describer({}).describe(value))
@@ -137,8 +154,14 @@ def function_of(value: Any) -> tuple[Any, object, functools.partial[Any] | None]
 
 
 def closure_of(function: Any) -> list[Any]:
-    """Defaults and outer variables of a function made inside another; nothing for one that stands alone."""
-    if not isinstance(function, types.FunctionType) or "<locals>" not in function.__qualname__:
+    """Defaults and outer variables of a function made inside another, and what generated code names; nothing
+    for one that stands alone.
+    """
+    if not isinstance(function, types.FunctionType):
+        return []
+    if "__name__" not in function.__globals__:  # no file's: whoever generated the code gave it these
+        return [held for name in function.__code__.co_names if (held := function.__globals__.get(name))]
+    if "<locals>" not in function.__qualname__:
         return []
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
     return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]

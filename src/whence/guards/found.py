@@ -6,11 +6,11 @@ from typing import Any
 from torch import nn
 
 from whence._torch.sharding import class_as_written
-from whence.guards.describe import Describer, shown
+from whence.guards.describe import Describer
 from whence.guards.hooks import described_hooks, hook_rows
 from whence.guards.lookup import NOTHING, class_attribute, module_attribute
-from whence.guards.matching import Walk, difference
-from whence.program.expectations import Expectation, Hooks, Missing, Names
+from whence.guards.matching import Walk, difference, found_in_place
+from whence.program.expectations import Hooks, Missing, Names
 from whence.program.guard_rows import Guard
 from whence.schema import GuardKind
 
@@ -27,13 +27,6 @@ def found_in_module(guard: Guard, module: nn.Module, walk: Walk) -> str | None:
     if isinstance(guard.expected, Missing) and value is NOTHING:
         value = class_attribute(class_as_written(type(module)), guard.name)
     return found_in_place(guard.expected, value, walk)
-
-
-def found_in_place(expected: Expectation, value: Any, walk: Walk) -> str | None:
-    """What a lookup found, or that it found `NOTHING`, where that is not what was expected."""
-    if isinstance(expected, Missing):
-        return None if value is NOTHING else shown(value)
-    return "absent" if value is NOTHING else difference(expected, value, walk)
 
 
 def _found_hooks(guard: Guard, rows: Sequence[tuple[str, Any]], walk: Walk) -> str | None:

@@ -177,8 +177,9 @@ def _is_plain(guard: Guard) -> bool:
 
 
 def _is_tensor(guard: Guard) -> bool:
-    facts = isinstance(guard.expected, TensorFacts) and not guard.expected.parts
-    return guard.kind in _TABLES and (facts or guard.expected == Constant(None))
+    expected = guard.expected
+    facts = isinstance(expected, TensorFacts) and not (expected.parts or expected.attributes)
+    return guard.kind in _TABLES and (facts or expected == Constant(None))
 
 
 def _pattern(patterns: dict[object, Pattern], kind: type, row: _Quick, shadowed: tuple[str, ...]) -> Pattern:

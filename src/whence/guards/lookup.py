@@ -1,11 +1,14 @@
 """Find attributes without running the code of the classes that hold them."""
 
+from types import FunctionType
 from typing import Any
 
 from torch import nn
 
 from whence._torch.attribute_reads import NOTHING, TABLES, class_attribute
 from whence._torch.sharding import class_as_written
+from whence.guards.describe import closure_of, code_of
+from whence.guards.values import is_constant, same_constant
 
 __all__ = ["NOTHING", "class_attribute", "is_of_module", "module_attribute", "same_class"]
 
@@ -27,24 +30,57 @@ def module_attribute(module: nn.Module, name: str) -> Any:
 def same_class(expected: type, found: type) -> bool:
     """Whether two classes are one, also where `fully_shard` has put its own before it.
 
-    `torch.nn.utils.parametrize` makes a class for every module it touches; two of them are one when they
-    were made alike from one class.
+    Some classes are made for one instance (`fx.GraphModule`, `torch.nn.utils.parametrize`, a class in a
+    function): two of them are one when the same code made them around equal values.
     """
     expected, found = class_as_written(expected), class_as_written(found)
-    if expected is found:
-        return True
-    return (
-        _is_made(expected)
-        and _is_made(found)
-        and expected.__bases__ == found.__bases__
-        and _names(expected) == _names(found)
+    return expected is found or (
+        _is_made(expected) and expected.__qualname__ == found.__qualname__ and _are_alike(expected, found)
     )
 
 
 def _is_made(kind: type) -> bool:
-    return kind.__module__ == "torch.nn.utils.parametrize" and kind.__name__.startswith("Parametrized")
+    return "<locals>" in kind.__qualname__ or kind.__module__ == "torch.nn.utils.parametrize"
 
 
-def _names(kind: type) -> set[str]:
-    """What a class has; copying an instance leaves a note in it."""
-    return set(kind.__dict__) - {"__slotnames__"}
+def _are_alike(left: type, right: type) -> bool:
+    """Whether two classes have the same attributes; copying an instance leaves a note in its class."""
+    ours, theirs = (
+        {name: value for name, value in vars(kind).items() if _is_own(name, value)} for kind in (left, right)
+    )
+    return (
+        left.__module__ == right.__module__
+        and len(left.__bases__) == len(right.__bases__)
+        and all(map(same_class, left.__bases__, right.__bases__))
+        and ours.keys() == theirs.keys()
+        and all(_is_alike(value, theirs[name], (left, right)) for name, value in ours.items())
+    )
+
+
+def _is_own(name: str, value: object) -> bool:
+    return isinstance(value, FunctionType) or not (name.startswith("__") and name.endswith("__"))
+
+
+def _is_alike(left: Any, right: Any, kinds: tuple[type, type]) -> bool:
+    """Whether two attributes of classes are: the class itself and its instance are those of each, and so is
+    what PyTorch keeps there by itself.
+    """
+    if left is right or kinds in ((left, right), (type(left), type(right))):
+        return True
+    if is_constant(left):
+        return same_constant(left, right)
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, property):
+        parts = ((getattr(left, part), getattr(right, part)) for part in ("fget", "fset", "fdel"))
+        return all(_is_alike(mine, other, kinds) for mine, other in parts)
+    if isinstance(left, staticmethod | classmethod):
+        return _is_alike(left.__func__, right.__func__, kinds)
+    if not isinstance(left, FunctionType):
+        return type(left).__module__.startswith("torch.")
+    around = closure_of(left), closure_of(right)
+    return (
+        code_of(left) == code_of(right)
+        and len(around[0]) == len(around[1])
+        and all(_is_alike(mine, other, kinds) for mine, other in zip(*around, strict=True))
+    )

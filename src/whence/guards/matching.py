@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from whence._torch.composed import is_composed
 from whence._torch.sharding import is_distributed_class
 from whence.guards.describe import closure_of, code_of, function_of, shown, tensor_facts
-from whence.guards.lookup import same_class
+from whence.guards.lookup import NOTHING, same_class
 from whence.guards.values import content_of, is_constant, is_solid, same_constant
 from whence.program.expectations import (
     Constant,
@@ -81,7 +81,7 @@ def tensor_difference(expected: TensorFacts, value: Any, walk: Walk) -> str | No
     if not isinstance(value, Tensor):
         return _shown(value)
     found = tensor_facts(value, expected.number)
-    if expected.strides is None or _same_strides(expected, found):
+    if expected.strides is None or _same_strides(expected, found) or _is_copied(expected, found):
         found = found.with_strides(expected.strides)
     if _is_managed(expected):
         found = found.as_one()
@@ -89,7 +89,22 @@ def tensor_difference(expected: TensorFacts, value: Any, walk: Walk) -> str | No
         return str(tensor_facts(value))
     if expected.target is not None and not _is_that_constant(expected.target(), value, walk):
         return f"another {tensor_facts(value)}"
+    for name, held in expected.attributes:
+        if (other := found_in_place(held, vars(value).get(name, NOTHING), walk)) is not None:
+            return f"one whose {name} is {other}"
     return _tie_difference(expected.number, value, walk)
+
+
+def found_in_place(expected: Expectation, value: Any, walk: Walk) -> str | None:
+    """What a lookup found, or that it found `NOTHING`, where that is not what was expected."""
+    if isinstance(expected, Missing):
+        return None if value is NOTHING else _shown(value)
+    return "absent" if value is NOTHING else difference(expected, value, walk)
+
+
+def _is_copied(expected: TensorFacts, found: TensorFacts) -> bool:
+    """Whether a tensor lies as a copy of what was there does, which has no gaps."""
+    return expected.copied is not None and _same_strides(expected.with_strides(expected.copied), found)
 
 
 def _same_tensor_class(expected: TensorFacts, value: Tensor) -> bool:
@@ -159,24 +174,19 @@ def _entries_difference(
     kind: type, keys: Sequence[Any], items: Sequence[Expectation], value: Any, walk: Walk
 ) -> str | None:
     held = vars(value) if isinstance(value, types.SimpleNamespace) else value
-    if not isinstance(held, dict) or type(value) is not kind or not _same_keys(keys, list(held)):
+    if not isinstance(held, dict) or type(value) is not kind or len(held) != len(keys):
+        return _shown(value)
+    if not all(_is_same_key(key, found, walk) for key, found in zip(keys, held, strict=True)):
         return _shown(value)
     return _first_difference(items, list(held.values()), [f"[{key!r}]" for key in keys], walk)
 
 
-def _same_key(left: object, right: object) -> bool:
-    return left is right or (is_solid(left) and is_solid(right) and left == right)
-
-
-def _same_keys(expected: Sequence[Any], found: Sequence[Any]) -> bool:
-    if len(expected) != len(found):
-        return False
-    return all(
-        same_constant(left, right)
-        if is_constant(left)
-        else left is right or (is_solid(left) and left == right)
-        for left, right in zip(expected, found, strict=True)
-    )
+def _is_same_key(left: object, right: object, walk: Walk) -> bool:
+    if is_constant(left):
+        return same_constant(left, right)
+    if is_solid(left):
+        return is_solid(right) and left == right
+    return _is_same(left, type(left), right, walk)
 
 
 def _first_difference(

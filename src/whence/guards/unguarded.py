@@ -1,7 +1,7 @@
 """What a capture may depend on that no guard watches: said, so that nobody is misled."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,23 +33,29 @@ from whence.schema import GuardKind
 def unguarded(program: Program, observed: Observed, guards: Sequence[Guard]) -> tuple[Unguarded, ...]:
     """Globals and closures of the functions that ran, insides of objects that cannot be watched."""
     guarded = {guard.what for guard in guards if guard.kind is GuardKind.VARIABLE}
-    rows = [row for row in _outside_names(observed) if row.what not in guarded]
-    rows += [*_opaque_objects(guards), *_own_ways(observed)]
+    rows = [row for row in _outside_names(observed, guarded) if row.what not in guarded]
+    rows += [*_opaque_objects(guards, guarded), *_own_ways(observed)]
     rows += [*_loss(program), *_step(program), _CODE_CALLED]
     return tuple(dict.fromkeys(rows))
 
 
 _LIBRARIES = ("torch.", "whence.")
+_IN_PART = (
+    "numbers, texts, flags and tensors in it that code names are compared, what else it leads to is not"
+)
 _CODE_CALLED = Unguarded(
     "functions called from forward",
     "that forward itself and the methods it looks up are the same is guarded, and so are numbers, texts, "
-    "flags and tensors in the variables that they name, or that functions name which they call; objects in "
-    "variables and what is called further on are not, nor what is looked up on classes, on modules of Python "
-    "and on tensors",
+    "flags and tensors that they name, or that functions name which they call, in variables and on objects, "
+    "classes and tensors around; what else such an object leads to is not, nor what is called: other "
+    "functions, methods of other classes; nor an attribute that a tensor gets later",
 )
 
 
-def _outside_names(observed: Observed) -> Iterator[Unguarded]:
+_CONTEXT = "context variable"
+
+
+def _outside_names(observed: Observed, guarded: Container[str]) -> Iterator[Unguarded]:
     for function in _functions(observed):
         try:
             outside = inspect.getclosurevars(function)
@@ -57,9 +63,9 @@ def _outside_names(observed: Observed) -> Iterator[Unguarded]:
             continue
         for where, names in (("global", outside.globals), ("closure", outside.nonlocals)):
             yield from (
-                Unguarded(f"{where} {name}", f"read by {function.__qualname__}, where nothing can watch it")
+                Unguarded(f"{where} {name}", f"{function.__qualname__} reads it; {_IN_PART}")
                 for name, value in names.items()
-                if not name.startswith("__") and _may_change(value)
+                if not name.startswith("__") and _may_change(value) and f"{_CONTEXT} {name}" not in guarded
             )
 
 
@@ -87,10 +93,10 @@ _CLOSED = frozenset({Constant, Held, Missing, Names, TensorFacts, Words})
 """Expectations that hold no others."""
 
 
-def _opaque_objects(guards: Sequence[Guard]) -> Iterator[Unguarded]:
+def _opaque_objects(guards: Sequence[Guard], guarded: Container[str]) -> Iterator[Unguarded]:
     """Whatever a guard can only recognise, and not look into."""
     for guard in guards:
-        if type(guard.expected) in _CLOSED:
+        if type(guard.expected) in _CLOSED or f"{_CONTEXT} {guard.what}" in guarded:
             continue
         for found in _references(guard.expected):
             yield Unguarded(
@@ -137,7 +143,10 @@ def _own_ways(observed: Observed) -> Iterator[Unguarded]:
 def _loss(program: Program) -> Iterator[Unguarded]:
     if program.loss_function is not None:
         name = getattr(program.loss_function, "__qualname__", type(program.loss_function).__name__)
-        yield Unguarded(f"the loss function {name}", "it is kept with the program, and taken as it is")
+        yield Unguarded(
+            f"the loss function {name}",
+            "what its own code names is guarded: variables, arguments, attributes; what that calls is not",
+        )
 
 
 def _step(program: Program) -> Iterator[Unguarded]:

@@ -110,7 +110,8 @@ class TensorFacts:
 
     `number` tells tensors of one capture apart. `target` gives the tensor itself where no other will do: the
     program has it as a constant, and nobody could name another in its place. Of a tensor that is made of
-    others, `composition` is how, and `parts` are the facts about those.
+    others, `composition` is how, and `parts` are the facts about those. `copied` are the strides that a copy
+    has, where they differ and will do. `attributes` are those that code put on the tensor, and reads.
     """
 
     type: type
@@ -124,6 +125,8 @@ class TensorFacts:
     target: Callable[[], object] | None = field(default=None, compare=False, repr=False)
     composition: Layout | None = None
     parts: tuple["TensorFacts", ...] = ()
+    copied: tuple[Sized, ...] | None = None
+    attributes: tuple[tuple[str, "Expectation"], ...] = ()
 
     @property
     def varies(self) -> bool:
@@ -156,6 +159,7 @@ class TensorFacts:
         plain = self.varies or self.strides in (None, _plain_strides(self.shape))
         words += [] if plain else [f"strides {self.strides}"]
         words += ["requires grad"] if self.requires_grad else []
+        words += [f"with {name} {held}" for name, held in self.attributes]
         if self.composition is not None:
             rows = zip(self.composition.names, self.parts, strict=True)
             words += [f"made of {' and '.join(f'{name} ({part})' for name, part in rows)}"]

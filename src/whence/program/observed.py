@@ -54,7 +54,8 @@ class Left:
     """What a run left behind for the next one: attributes that it read first, and things outside the model.
 
     `names` say what they are, the first of them changed at `place`. `tensors` stand for those of the run
-    among them; `varies` says that one of these follows from what the call was given, or from random numbers.
+    among them; `varies` says that one of these follows from what the call was given, or from random numbers,
+    `of_state` that one follows from what the model holds.
     `kept` are the things outside that got such a tensor.
     """
 
@@ -64,6 +65,7 @@ class Left:
     place: Place = field(default_factory=Place)
     tensors: tuple[Tensor, ...] = ()
     varies: bool = False
+    of_state: bool = False
     kept: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
@@ -76,7 +78,8 @@ class Observed:
 
     `objects` are the other things that attributes led to, in the order they were met. `left` is what the next
     run would find otherwise. `variables` are globals, closures and the environment, as code near the model
-    found them, with the beginning of that code.
+    found them, with the beginning of that code. `named` are the names in code of the user that ran or may
+    run.
     """
 
     call: Callable[..., Any]
@@ -86,3 +89,4 @@ class Observed:
     reads: tuple[Read, ...]
     left: Left = field(default_factory=Left)
     variables: tuple[tuple[Outside, Source], ...] = ()
+    named: frozenset[str] = frozenset()

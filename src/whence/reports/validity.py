@@ -18,7 +18,8 @@ from whence.guards.guarded import Guarded, Ways
 from whence.guards.input_glance import inputs_are_as_they_were
 from whence.guards.inputs import input_violations, structure_guard
 from whence.program import Program
-from whence.program.guard_rows import Violation
+from whence.program.expectations import Constant, Entries, Expectation, Items
+from whence.program.guard_rows import Unguarded, Violation
 from whence.program.guards import Guards
 from whence.program.observed import Left, Observed
 from whence.program.state import bound_state
@@ -46,7 +47,9 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
         if not _stand_ins(second, left) and same_operations(program, second):
             return guards_of(second, seen), seen.left
         is_cache = left.tensors and not (left.varies or seen.left or _advances_any_of(second, left))
-        return (guards if is_cache else None), seen.left  # what is in a cache the program computes each time
+        if is_cache and left.of_state:  # which training changes: a cache that is filled holds other numbers
+            return guards, seen.left
+        return (guards_of(second, seen, left.tensors) if is_cache else None), seen.left
 
     with applied(left), warnings.catch_warnings(action="ignore"):  # they were given already
         found = attempt(settled)
@@ -59,7 +62,31 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
             "program does not repeat that: return them",
             stacklevel=4,
         )
-    return guards if then is guards else replace(guards, settled=then)
+    return guards if then is guards else _settled(guards, then, left_again)
+
+
+def _settled(guards: Guards, then: Guards, left_again: Left) -> Guards:
+    """Guards before and after the first run, without those on what every run changes and none decides by."""
+    changing = {guard.what for guard in then if guard.what in then.changes and _is_probed(guard.expected)}
+    filled = [] if left_again else guards.changes
+    unguarded = (
+        *(Unguarded(what, "every run changes it, and none decided by it") for what in sorted(changing)),
+        *(
+            Unguarded(f"numbers in {what}", "the first run fills it, and the program computes them in each")
+            for what in filled
+        ),
+    )
+    kept = [
+        replace(each, rows=tuple(row for row in each if row.what not in changing)) for each in (guards, then)
+    ]
+    return replace(kept[0], settled=kept[1], unguarded=(*guards.unguarded, *unguarded))
+
+
+def _is_probed(expected: Expectation) -> bool:
+    """Whether `probed` tells when such a value decides: a number, or how much a container holds."""
+    return isinstance(expected, Items | Entries) or (
+        isinstance(expected, Constant) and type(expected.value) in (int, float, set)
+    )
 
 
 def _decides_by(program: Program, left: Left, again: Callable[[], tuple[Program, Observed]]) -> bool:

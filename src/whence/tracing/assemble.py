@@ -66,11 +66,9 @@ def assemble(
     values = _final_values(recorded, functional)
     custom = {} if recorded.backward.roots else custom_functions(_histories(recorded.results))
     opaque = without_operators(custom, session.notes)
-    straight: frozenset[str] = frozenset()
+    straight = frozenset[str]()
     if not recorded.backward.roots:
-        if mark_leaves(recorded.results, values.results, session.recorder):
-            session.notes.hooks[BETWEEN_RESULTS] = None
-        straight = cut_gradients(graph, session.notes.marks, functional.sources, frozenset(custom))
+        straight = _as_differentiated(recorded, functional, values, frozenset(custom))
     refuse_shared_writes(recorded, values)
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
@@ -115,6 +113,16 @@ def assemble(
         preserved=preserved,
         wholes=wholes,
     )
+
+
+def _as_differentiated(
+    recorded: Recorded, functional: Functional, values: Values, custom: frozenset[int]
+) -> frozenset[str]:
+    """Let autograd find in a forward-only program what it found in the run; nodes that hand gradients on."""
+    session = recorded.session
+    if mark_leaves(recorded.results, values.results, session.recorder):
+        session.notes.hooks[BETWEEN_RESULTS] = None
+    return cut_gradients(functional.graph, session.notes.marks, functional.sources, custom)
 
 
 def _convention(

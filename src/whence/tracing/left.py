@@ -40,6 +40,12 @@ class Values:
         node = self.recorder.node_of(tensor)
         return node is not None and _follows_from(node, self.given)
 
+    def are_of_state(self, tensor: Tensor) -> bool:
+        """Whether a tensor follows from what the model holds, which training changes."""
+        node = self.recorder.node_of(tensor)
+        held = () if node is None else node.graph.find_nodes(op="placeholder")
+        return node is not None and _follows_from(node, {each for each in held if each not in self.given})
+
     def described(self, tensor: Tensor) -> str:
         """The operation that made it, with its line."""
         node = self.recorder.node_of(tensor)
@@ -54,7 +60,7 @@ class StandIns:
     def __init__(self, values: Values) -> None:
         self._values = values
         self._made: dict[int, tuple[Tensor, Tensor]] = {}
-        self.varying = False
+        self.varying = self.of_state = False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -78,6 +84,7 @@ class StandIns:
             return leaf
         if id(leaf) not in self._made:
             self.varying = self.varying or self._values.vary(leaf)
+            self.of_state = self.of_state or self._values.are_of_state(leaf)
             made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
             self._made[id(leaf)] = leaf, made
         return self._made[id(leaf)][1]
@@ -103,6 +110,7 @@ def left_behind(
         place=Place(line=next((line for _, line in names if line), None)),
         tensors=stand_ins.tensors,
         varies=stand_ins.varying,
+        of_state=stand_ins.of_state,
         kept=tuple(f"{path}: {', '.join(made)}" for path, made in kept.items() if made),
     )
 

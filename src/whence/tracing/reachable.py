@@ -11,26 +11,39 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from dis import findlinestarts, get_instructions
 from enum import Enum
 from functools import _lru_cache_wrapper, cached_property, partial
 from operator import attrgetter, itemgetter, methodcaller
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from whence._torch.attribute_reads import is_observable
+from whence._torch.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
 from whence._torch.recording import FakeTensor
 from whence.errors import Place, SideEffect
 from whence.program.steps import Outside
 from whence.provenance import ModulePath, Source
 from whence.tracing.replay.code import globals_in, names_in
 from whence.tracing.saved import (
+    ATTRIBUTES,
     CACHED,
+    CONTAINER,
+    CONTEXT,
     ENTRY,
+    SLOTS,
     EnvironmentKey,
     Kind,
     Saved,
@@ -100,7 +113,8 @@ class Reachable:
         self.saved: list[Saved] = []
         self.readers: dict[int, Reader] = {}
         self.sources: Sources | None = None
-        self._named: list[tuple[Saved, Outside, CodeType]] = []
+        self.names = set[str]()
+        self._named: list[tuple[Saved, Outside, Source]] = []
         self._is_user = is_user
         self._is_inside = is_inside
         self._seen: dict[object, object] = {}
@@ -117,7 +131,25 @@ class Reachable:
         self._function(function, function.__name__, _DEEP)
         owner = type(value.__self__) if type(value) is MethodType else None
         if owner is not None and self._is_new(("called", owner, function), function):
-            self._class(owner, names_in(function.__code__), _DEEP)
+            self._class(owner, function.__code__, names_in(function.__code__), _DEEP)
+
+    def loss(self, loss: Any) -> None:
+        """Look at a loss function, and at the object or the arguments that it comes with."""
+        self.code_of(loss)
+        owner, function = loss, getattr(type(loss), "forward", type(loss).__call__)
+        if type(loss) is MethodType:
+            owner, function = loss.__self__, loss.__func__
+        elif isinstance(loss, partial):
+            function = loss.func
+        if type(function) is not FunctionType:
+            return
+        reader, names = (function.__code__, "the loss"), names_in(function.__code__)
+        if isinstance(loss, partial):
+            for value in (*loss.args, *loss.keywords.values()):
+                self._follow(value, "an argument of the loss", reader, names, _DEEP)
+        for row in save("the loss", owner) if self._is_new(("loss", id(owner)), owner) else ():
+            if row.kind in (ATTRIBUTES, SLOTS):
+                self._name_attributes(row, function.__code__, names, _DEEP)
 
     def _function(self, function: FunctionType, path: str, depth: int) -> None:
         code, cells = function.__code__, function.__closure__ or ()
@@ -126,6 +158,7 @@ class Reachable:
         names, inner = frozenset[str](), list(_codes_in(code))
         for each in inner:
             names |= names_in(each)
+        self.names |= names
         self._save(path, function, (code, path))
         used = frozenset[str]().union(*map(globals_in, inner))
         for name in sorted(used):
@@ -133,7 +166,8 @@ class Reachable:
         for name, cell in zip(code.co_freevars, cells, strict=True):
             if name != "__class__" and self._is_new(id(cell), cell):
                 for row in self._save(name, cell, (code, name)):
-                    self._name(row, "closure", cell, attrgetter("cell_contents"), code, depth)
+                    found = Outside(f"closure {name}", cell, (attrgetter("cell_contents"),), row.before)
+                    self._name(row, found, code, depth)
                     self._follow(row.before, name, (code, name), names, depth - 1)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._follow(value, f"a default argument of {path}", (code, path), names, depth - 1)
@@ -152,15 +186,28 @@ class Reachable:
         plain = not is_watched and not isinstance(value, ModuleType | BuiltinFunctionType)
         if plain and not _is_torch(value):
             for row in self._save(name, Variable(namespace, name), reader):
-                self._name(row, "global", namespace, itemgetter(name), reader[0], depth)
+                found = Outside(f"global {name}", namespace, (itemgetter(name),), row.before)
+                self._name(row, found, reader[0], depth)
         is_called = isinstance(value, FunctionType)  # functions that call each other are followed to the end
         self._follow(value, name, reader, names, depth + is_called)
 
-    def _name(
-        self, row: Saved, where: str, root: object, way: Callable[[Any], Any], code: CodeType, depth: int
-    ) -> None:
-        if depth >= _DEEP - _NEAR and is_plain(row.before):
-            self._named.append((row, Outside(f"{where} {row.path}", root, (way,), row.before), code))
+    def _name(self, row: Saved, found: Outside, code: CodeType, depth: int) -> None:
+        is_known = type(found.value) in _HOLDING and not self._is_new(("named", id(found.value)), found.value)
+        if depth >= _DEEP - _NEAR and is_plain(found.value) and not is_known:
+            self._named.append((row, found, _beginning(code)))
+
+    def _name_context(self, row: Saved, source: Source | None) -> None:
+        """What a context variable gives, its default too."""
+        found = _as_found(f"context variable {row.path}", row.thing, methodcaller("get"))
+        if source is not None and (found.value is None or is_plain(found.value)):
+            self._named.append((row, found, source))
+
+    def _name_attributes(self, row: Saved, code: CodeType, names: Iterable[str], depth: int) -> None:
+        """Attributes of an object or a class that code names."""
+        for name in names:
+            self._name(
+                row, _as_found(f"{row.path}.{name}", row.thing, partial(_held, name=name)), code, depth
+            )
 
     # --- things --------------------------------------------------------------------------------------
 
@@ -176,7 +223,10 @@ class Reachable:
             _, line = place()
             raise _iterated(str(path), value, None if line is None else str(line))
         if self._is_new(id(value), value):
-            self.saved += [row for row in save(str(path), value) if row.kind is not but]
+            rows = [row for row in save(str(path), value) if row.kind is not but]
+            self.saved += rows
+            for row in (row for row in rows if row.kind is CONTEXT):
+                self._name_context(row, place()[1])
 
     def _follow(self, value: Any, path: str, reader: Reader, names: Iterable[str], depth: int) -> None:
         kind = type(value)
@@ -187,7 +237,7 @@ class Reachable:
         elif issubclass(kind, ModuleType):
             self._module(value, reader, frozenset(names), depth - 1)
         elif issubclass(kind, type):
-            self._class(value, names, depth)
+            self._class(value, reader[0], names, depth)
         elif is_iterator(value):
             raise _iterated(path, value, line_of(reader))
         elif self._is_new(id(value), value):
@@ -195,8 +245,14 @@ class Reachable:
                 self._follow(inside, path, reader, names, depth)
             if _is_followed(kind):
                 for row in self._save(path, value, reader):
+                    if row.kind is CONTEXT:
+                        self._name_context(row, _beginning(reader[0]))
+                    if row.kind in (ATTRIBUTES, SLOTS):
+                        self._name_attributes(row, reader[0], names, depth)
+                    if row.kind is CONTAINER:
+                        self._name(row, Outside(path, value, (), value), reader[0], depth)
                     self._inside(row, reader, names, depth - 1)
-                self._class(kind, names, depth - 1)
+                self._class(kind, reader[0], names, depth - 1)
 
     def _inside(self, row: Saved, reader: Reader, names: Iterable[str], depth: int) -> None:
         state = row.before
@@ -222,9 +278,9 @@ class Reachable:
                 key = EnvironmentKey(name)
                 for row in self._save(f"os.environ[{name!r}]", key, reader):
                     found = Outside(row.path, os.environ, (methodcaller("get", name),), row.before)
-                    self._named.append((row, found, reader[0]))
+                    self._named.append((row, found, _beginning(reader[0])))
 
-    def _class(self, kind: type, names: Iterable[str], depth: int) -> None:
+    def _class(self, kind: type, code: CodeType, names: Iterable[str], depth: int) -> None:
         """A class of the user's: its attributes, and those of its methods that are called."""
         if (
             not depth
@@ -234,9 +290,10 @@ class Reachable:
         ):
             return
         if self._is_new(id(kind), kind):
-            self._save(kind.__name__, kind, None)
+            for row in self._save(kind.__name__, kind, None):
+                self._name_attributes(row, code, names, depth)
             for base in kind.__mro__[1:]:
-                self._class(base, names, depth - 1)
+                self._class(base, code, names, depth - 1)
         called = _ENTERED.union(names)
         for name, held in list(vars(kind).items()):
             if (function := _function_in(held)) is not None:
@@ -275,8 +332,8 @@ class Reachable:
         """Variables near the model whose values may decide and that it does not change, with readers."""
         changed = {id(row.thing) for row in self.changed()}
         return [
-            (found, Source(code.co_filename, code.co_firstlineno, code.co_qualname))
-            for row, found, code in self._named
+            (found, source)
+            for row, found, source in self._named
             if id(row.thing) not in changed and id(row.before) not in changed
         ]
 
@@ -286,6 +343,21 @@ class Reachable:
         return None if reader is None else line_of(reader)
 
 
+def _as_found(path: str, root: Any, step: Callable[[Any], Any]) -> Outside:
+    found = Outside(path, root, (step,), None)
+    return replace(found, value=found.now())
+
+
+def _held(thing: Any, name: str) -> Any:
+    """An attribute of an object or a class, found without running any code of theirs."""
+    if isinstance(thing, type):
+        return class_attribute(thing, name)
+    held = own_attributes(thing).get(name, NOTHING)
+    if held is NOTHING:
+        held = class_attribute(type(thing), name)
+    return held.__get__(thing) if type(held) is MemberDescriptorType else held
+
+
 def is_plain(value: object) -> bool:
     """Whether a value decides by what it is: numbers, texts, flags, tensors, and small containers of such.
 
@@ -293,7 +365,7 @@ def is_plain(value: object) -> bool:
     """
     if isinstance(value, Tensor):
         return True
-    if type(value) in (list, tuple, dict, set, frozenset):
+    if type(value) in _HOLDING:
         held: Any = value.values() if isinstance(value, dict) else value
         if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
             return False  # a registry, which grows with every model that is made
@@ -305,8 +377,13 @@ def _is_upper(text: object) -> bool:
     return isinstance(text, str) and text.isidentifier() and text.isupper()
 
 
+_HOLDING = (list, tuple, dict, set, frozenset)
 _CONSTANTS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _NO_CODE = (lambda: None).__code__
+
+
+def _beginning(code: CodeType) -> Source:
+    return Source(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
 def line_of(reader: Reader) -> str | None:

@@ -183,7 +183,8 @@ class Reads:
         objects, left = tuple(self._objects), self._left
         self._left = Left()
         variables, self._variables = self._variables, ()
-        return Observed(subject.call, subject.roots, self._modules, objects, rows, left, variables)
+        named = frozenset(self.reachable.names)
+        return Observed(subject.call, subject.roots, self._modules, objects, rows, left, variables, named)
 
     def _left_behind(self, changes: Sequence[Change]) -> Left:
         if self.values is None:

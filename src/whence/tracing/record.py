@@ -169,8 +169,9 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
         active.enter_context(observed_grad_modes(session.grad_modes))
         active.enter_context(session.recorder.active())
         given = containers_in(prepared.arguments)
-        for called in (subject.call, backward):
-            session.reads.reachable.code_of(called)
+        session.reads.reachable.code_of(subject.call)
+        if callable(backward):
+            session.reads.reachable.loss(backward)
         result = run_subject(session, subject, prepared.arguments)
         refuse_changes(subject, given, result)
         loss = _loss(session, backward, result) if callable(backward) else None

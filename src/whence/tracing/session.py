@@ -1,6 +1,5 @@
 """Listens while a model runs, and writes down what there is to know of every node and every module call."""
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -50,7 +49,7 @@ from whence.tracing.reads import Reads
 from whence.tracing.refusals import data_replaced, hook_kept, object_met
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.replay.template import Doubt
+from whence.tracing.replay.template import CompositeOpened
 from whence.tracing.subject import Signatures, Subject
 from whence.tracing.valuereads import data_dependent, refused_size, tensors_read, value_of
 from whence.tracing.watching import Watch
@@ -77,6 +76,7 @@ class Session:
         self.subject = subject
         self.notes = Notes()
         self.recorder = self.recorder_kind(self, mode)
+        self.recorder.keeps_composites = reuse.composites
         self.phase = Phase.FORWARD
         self.is_plainly_eager: Callable[[], bool] = bool
         self.grad_modes = Cuts()
@@ -353,6 +353,10 @@ class Session:
         self.random_states.refuse_use(tensor)
         return self.notes.literal(self._known_tensors.get(id(tensor)), tensor)
 
+    def composite_opened(self) -> Exception:
+        """Its parts are not in the graph."""
+        return self.replayer.remembered(CompositeOpened(None, "a composite is opened"))
+
     def made_of_numbers(self, name: str) -> None:
         """A tensor that the model made of numbers while it ran."""
         self.notes.made.add(name)
@@ -411,11 +415,8 @@ class Session:
 
     # --- afterwards ----------------------------------------------------------------------------------
 
-    def kept_outside(self) -> dict[str, Tensor]:
-        """The results that somebody holds although the run is over, by their operations and lines.
-
-        Call it when nothing of the run is needed any more.
-        """
+    def forget(self) -> dict[fx.Node, type]:
+        """Let go of every tensor of the run; what replayed calls computed, with the class they were of."""
         replayed = self.replayer.inside_templates()
         self._alive.clear()
         release_scans(step.node for step in self.notes.steps)
@@ -423,14 +424,7 @@ class Session:
         self.replayer.forget()
         self.branches.forget()
         self.recorder.forget()
-        if not self.notes.marks.keys().isdisjoint(self.recorder.results_alive()):
-            gc.collect()  # hooks and custom functions make cycles
-        alive = self.recorder.results_alive()
-        for node in alive:
-            if node in replayed:
-                raise Doubt(replayed[node], "somebody keeps what it computes")
-        held = [node for node in self.notes.order if node in alive]
-        return {f"{node.name} ({self.notes.marks[node].source})": alive[node] for node in held}
+        return replayed
 
     # --- errors --------------------------------------------------------------------------------------
 

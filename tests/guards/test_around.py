@@ -1,0 +1,225 @@
+"""Whatever decides beside the attributes of modules is compared, or named as not guarded."""
+
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+import whence
+from tests.checks import same_bits
+
+X = torch.ones(4, 4)
+
+
+class Thing:
+    """An object of a user's."""
+
+    shared = 2.0
+
+    def __init__(self) -> None:
+        self.factor = 2.0
+
+    def loss(self, out: Tensor) -> Tensor:
+        """A loss of its own."""
+        return (out * self.factor).sum()
+
+    def __call__(self, out: Tensor) -> Tensor:
+        return (out * self.shared).sum()
+
+    @staticmethod
+    def doubled(out: Tensor) -> Tensor:
+        """A function on a class."""
+        return out * 2
+
+
+class Weighted(nn.Module):
+    """A loss with a number."""
+
+    factor = 2.0
+
+    def forward(self, out: Tensor) -> Tensor:
+        return (out * self.factor).sum()
+
+
+class Model(nn.Module):
+    """A weight, and code around it."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.run = run
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
+class World:
+    """What is around a model, made anew for every test."""
+
+    def __init__(self) -> None:
+        self.context: ContextVar[Any] = ContextVar("context", default=2.0)
+        self.nothing: ContextVar[Any] = ContextVar("nothing", default=None)
+        self.thing = Thing()
+        self.options: dict[str, Any] = {"inner": {"factor": 2.0}}
+
+
+def _by_context(world: World) -> Any:
+    context = world.context
+    return Model(lambda self, x: self.linear(x) * context.get()), None, lambda _: context.set(3.0)
+
+
+def _by_held_context(world: World) -> Any:
+    model = Model(lambda self, x: self.linear(x) * self.context.get())
+    model.context = world.context  # type: ignore[assignment]
+    return model, None, lambda _: world.context.set(3.0)
+
+
+def _by_empty_context(world: World) -> Any:
+    context = world.nothing
+    run = lambda self, x: self.linear(x) * (2.0 if context.get() is None else 3.0)  # noqa: E731
+    return Model(run), None, lambda _: context.set(1)
+
+
+def _by_object(world: World) -> Any:
+    thing = world.thing
+    return Model(lambda self, x: self.linear(x) * thing.factor), None, lambda _: setattr(thing, "factor", 3.0)
+
+
+def _by_class(world: World) -> Any:
+    return _on_class(lambda self, x: self.linear(x) * Thing.shared, "shared", 3.0)
+
+
+def _by_nested(world: World) -> Any:
+    options = world.options
+    run = lambda self, x: self.linear(x) * options["inner"]["factor"]  # noqa: E731
+    return Model(run), None, lambda _: options["inner"].update(factor=3.0)
+
+
+def _by_default(_: World) -> Any:
+    def run(self: Any, x: Tensor, factors: Any = (2.0,)) -> Any:
+        return self.linear(x) * factors[0]
+
+    run.__defaults__ = ([2.0],)
+    return Model(run), None, lambda _: run.__defaults__[0].__setitem__(0, 3.0)
+
+
+def _by_weight(_: World) -> Any:
+    model = Model(lambda self, x: F.linear(x, self.linear.weight) * self.linear.weight.scale)
+    model.linear.weight.scale = 2.0  # type: ignore[attr-defined]
+    return model, None, lambda _: setattr(model.linear.weight, "scale", 3.0)
+
+
+def _by_buffer(_: World) -> Any:
+    model = Model(lambda self, x: self.linear(x) * getattr(self.table, "scale", 1.0))
+    model.register_buffer("table", torch.ones(4))
+    model.table.scale = 2.0  # type: ignore[union-attr]
+    return model, None, lambda _: delattr(model.table, "scale")
+
+
+def _loss_closure(_: World) -> Any:
+    scale = 2.0
+
+    def loss(out: Tensor) -> Tensor:
+        return (out * scale).sum()
+
+    def change(_: World) -> None:
+        nonlocal scale
+        scale = 3.0
+
+    return nn.Linear(4, 4), loss, change
+
+
+def _loss_object(world: World) -> Any:
+    return nn.Linear(4, 4), world.thing, lambda _: setattr(world.thing, "shared", 3.0)
+
+
+def _loss_method(world: World) -> Any:
+    return nn.Linear(4, 4), world.thing.loss, lambda _: setattr(world.thing, "factor", 3.0)
+
+
+def _loss_module(_: World) -> Any:
+    loss = Weighted()
+    return nn.Linear(4, 4), loss, lambda _: setattr(loss, "factor", 3.0)
+
+
+def _loss_partial(_: World) -> Any:
+    factors = [2.0]
+    loss = functools.partial(lambda factors, out: (out * factors[0]).sum(), factors)
+    return nn.Linear(4, 4), loss, lambda _: factors.__setitem__(0, 3.0)
+
+
+def _edited(_: World) -> Any:
+    model = fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+
+    def change(_: World) -> None:
+        node = next(node for node in model.graph.nodes if node.target == "1")
+        with model.graph.inserting_after(node):
+            node.replace_all_uses_with(model.graph.call_function(torch.sin, node.args))
+        model.graph.erase_node(node)
+        model.recompile()
+
+    return model, None, change
+
+
+def _by_static_method(_: World) -> Any:
+    return _on_class(lambda self, x: Thing.doubled(self.linear(x)), "doubled", staticmethod(torch.sin))
+
+
+def _by_added_attribute(_: World) -> Any:
+    model = Model(lambda self, x: self.linear(x) * getattr(self.linear.weight, "scale", 1.0))
+    return model, None, lambda _: setattr(model.linear.weight, "scale", 3.0)
+
+
+def _on_class(run: Callable[[Any, Tensor], Any], name: str, value: Any) -> Any:
+    return Model(run), None, lambda patch: patch.setattr(Thing, name, value)
+
+
+CAUGHT = {
+    each.__name__.strip("_"): each
+    for each in (
+        *(_by_context, _by_held_context, _by_empty_context, _by_object, _by_class, _by_nested, _by_default),
+        *(_by_weight, _by_buffer, _edited),
+        *(_loss_closure, _loss_object, _loss_method, _loss_module, _loss_partial),
+    )
+}
+NAMED = {
+    "methods of other classes": _by_static_method,
+    "an attribute that a tensor gets later": _by_added_attribute,
+}
+
+
+def _results(model: nn.Module, loss: Any) -> Tensor:
+    out: Tensor = model(X)
+    return out if loss is None else loss(out)
+
+
+def _changed(make: Callable[[World], Any], patch: Any) -> tuple[whence.Program, list[Any]]:
+    world = World()
+    model, loss, change = make(world)
+    program = whence.capture(model, (X,), backward=loss or False)
+    before = _results(model, loss)
+    assert list(map(str, program.check(model, (X,)))) == []
+    change(patch)
+    assert not same_bits(_results(model, loss), before)  # the change matters
+    return program, program.check(model, (X,))
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_change_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Context variables, objects and classes around the code, attributes of tensors, all that a loss uses."""
+    program, violations = _changed(CAUGHT[name], monkeypatch)
+    assert len(violations) == 1
+    assert program.guards.about(violations[0].guard.what)
+
+
+@pytest.mark.parametrize("words", NAMED)
+def test_what_is_not_compared_is_named(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No violation, and the page of guards says so."""
+    program, violations = _changed(NAMED[words], monkeypatch)
+    assert violations == []
+    assert words in str(program.guards)
