@@ -348,6 +348,8 @@ class Recorder(ProxyTorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
             return self._run_functions(func, args, kwargs or {})
+        if func is BEGIN_REGION or func is END_REGION:
+            return func(*args, **(kwargs or {}))
         if self.environment is None:
             return self._dispatched(func, types, args, kwargs)
         with self.environment.kernels():
@@ -370,8 +372,6 @@ class Recorder(ProxyTorchDispatchMode):
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
         kwargs = kwargs or {}
-        if func is BEGIN_REGION or func is END_REGION:
-            return func(*args, **kwargs)
         if func is _LIFT_FRESH:
             self._know_literal(args[0])
         else:

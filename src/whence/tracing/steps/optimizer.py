@@ -85,7 +85,7 @@ def optimizing(subject: Subject, optimizer: object) -> Optimizing:
         raise UsageError(
             f"the optimizer is a {type(optimizer).__name__}",
             remedy="pass a torch.optim.Optimizer, or None where the step updates parameters itself; of one "
-            "that stands for another, as Accelerate's does, pass that one (.optimizer), whichever the step calls",
+            "that stands for another, as Accelerate's, pass that one (.optimizer), whichever the step calls",
         )
     _refuse_hooks(optimizer)
     rows = {id(row.tensor): row for row in subject.state}
