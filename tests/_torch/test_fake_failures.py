@@ -1,12 +1,16 @@
 """Canaries: errors of fake tensors, to be told from errors of a model."""
 
+import gc
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import whence
 from whence._torch.fake_failures import is_of_fake_tensors
 
 REAL = torch.ones(3, 4)
@@ -63,3 +67,17 @@ def test_failure_of_fake_tensors(work: Callable[[Tensor], object]) -> None:
 def test_failure_of_the_model(work: Callable[[Tensor], object]) -> None:
     """What eager refuses, too, is the model's error."""
     assert not is_of_fake_tensors(failing(work))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_a_failure_leaves_no_guard_behind() -> None:
+    """Autograd works after a capture that failed while PyTorch spelled out a tensor, once it is forgotten."""
+    linear = torch.nn.Linear(4, 4)
+
+    def linearized(x: Tensor) -> Any:
+        return torch.func.linearize(lambda v: linear(v).sin(), x)[1](x)
+
+    with suppress(whence.UnsupportedOperator):
+        whence.capture(linearized, (torch.randn(3, 4),))
+    gc.collect()
+    assert (linear.weight * 2).requires_grad

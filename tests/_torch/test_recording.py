@@ -87,6 +87,9 @@ class Listener:
     def required(self, condition: str) -> str:
         return condition
 
+    def stated(self, *, called: bool) -> tuple[bool, str] | None:
+        return None
+
     def user_of_sizes(self) -> object:
         return None
 
@@ -223,13 +226,14 @@ def test_literal_becomes_an_input() -> None:
     assert any("lift_fresh" in name for name in names)
 
 
+REAL = torch.nn.Parameter(torch.ones(2))
 VALUE_READERS: dict[str, Callable[[Tensor], Any]] = {
     "bool": lambda x: bool(x.sum() > 0),
     "item": lambda x: x.sum().item(),
     "int": lambda x: int(x.sum()),
     "numpy": lambda x: x.numpy(),
     "tolist": lambda x: x.tolist(),
-    "tolist of a real tensor": lambda x: torch.nn.Parameter(torch.ones(2)).tolist(),
+    "tolist of a real tensor": lambda x: REAL.tolist(),
     "format": lambda x: f"{x.sum():.2f}",
     "nonzero": lambda x: x.nonzero(),
     "equal": lambda x: torch.equal(x, x),

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._library.opaque_object import register_opaque_type
 
+from tests.checks import verified
 from tests.releases import OPAQUE, SCRIPT_IS_DEPRECATED, OpaqueBase
 from whence._torch.scripting import (
     is_packed_weight,
@@ -75,3 +76,18 @@ def test_objects_among_arguments_are_found() -> None:
     assert takes_objects(torch.ops.quantized.linear_dynamic.default)
     assert takes_objects(torch.ops.aten.rand.generator)
     assert not takes_objects(torch.ops.aten.mm.default)
+
+
+def test_regions_of_a_profiler_are_no_operations() -> None:
+    """A region with a name in forward, and the one of an optimizer that runs there, leave nothing behind."""
+
+    def fitted(x: Tensor) -> Tensor:
+        weight = torch.zeros(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        with torch.profiler.record_function("fit"), torch.enable_grad():
+            (weight.grad,) = torch.autograd.grad((weight - x).square().sum(), weight)
+            optimizer.step()
+        return weight.detach() * x
+
+    program = verified(fitted, torch.ones(3))
+    assert not [node for node in program.nodes() if "record_function" in str(node.target)]

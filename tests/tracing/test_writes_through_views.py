@@ -366,3 +366,21 @@ def test_write_through_a_view_without_an_inverse(body: Body, mode: str) -> None:
         check(body, mode)
     assert caught.value.where.line is not None
     assert body.__name__ in caught.value.where.line
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda m, x: m.linear(x.transpose_(0, 1)),
+        lambda m, x: m.linear(x.t_()),
+        lambda m, x: m.linear(x.unsqueeze_(0)),
+        lambda m, x: m.linear(x.resize_(4, 8)),
+        lambda m, x: m.linear(x) * m.table.t_().sum(),
+    ],
+    ids=["transpose", "t", "unsqueeze", "resize", "of a buffer"],
+)
+def test_another_shape_for_what_others_hold(body: Body) -> None:
+    """Eager changes the tensor of its caller, or of the module; a program would not, and is refused."""
+    with pytest.raises(whence.UnsupportedMutation, match="of another shape afterwards") as caught:
+        whence.capture(Writer(body), (torch.randn(8, 8),))
+    assert "test_writes_through_views.py" in str(caught.value.where)

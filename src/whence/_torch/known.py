@@ -88,7 +88,7 @@ def _is_computable(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return True
     value = node.meta.get("val")
-    made = value if isinstance(value, Tensor) else next(iter(value or ()), None)
+    made = value[0] if isinstance(value, (tuple, list)) and value else value
     if not isinstance(node.target, OpOverload) or not isinstance(made, Tensor) or made.device.type != "cpu":
         return False
     return not traits(node.target).random and node.target._opname not in _UNWRITTEN

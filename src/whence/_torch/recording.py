@@ -52,7 +52,7 @@ from whence._torch.operators import ASSERT, HigherOrderOperator
 from whence._torch.plainly import PLAIN_ARGUMENTS, ComposedMet, NotPlain, apart, is_plain
 from whence._torch.results import Results
 from whence._torch.sampled import Samples
-from whence._torch.scripting import object_among, takes_objects
+from whence._torch.scripting import BEGIN_REGION, END_REGION, object_among, takes_objects
 from whence._torch.size_nodes import SizeNodes, Slots
 from whence._torch.sizes import SYMBOLIC, environment_of, has_open_sizes, sized_like, spelled
 from whence._torch.symbol_kernels import kernels_for_symbols
@@ -348,6 +348,8 @@ class Recorder(ProxyTorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
             return self._run_functions(func, args, kwargs or {})
+        if func is BEGIN_REGION or func is END_REGION:
+            return func(*args, **(kwargs or {}))
         if self.environment is None:
             return self._dispatched(func, types, args, kwargs)
         with self.environment.kernels():

@@ -9,6 +9,10 @@ from torch._ops import OpOverload
 
 from whence._torch.versions.opaque import is_opaque
 
+BEGIN_REGION = torch.ops.profiler._record_function_enter_new.default
+END_REGION = torch.ops.profiler._record_function_exit._RecordFunction
+"""What a profiler is told of a region with a name, which is no part of what is computed."""
+
 
 def is_packed_weight(value: object) -> bool:
     """Whether `value` is a quantised weight in the form of one backend: an object behind TorchScript."""

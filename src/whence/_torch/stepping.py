@@ -150,6 +150,11 @@ def parameters_of(owner: Optimizer | nn.Module) -> list[Tensor]:
     return [tensor for group in owner.param_groups for tensor in group["params"]]
 
 
+def is_optimizer(value: object) -> bool:
+    """Whether a value is an optimizer, and not one that stands for another and was never set up as one."""
+    return isinstance(value, Optimizer) and hasattr(value, "_optimizer_step_pre_hooks")
+
+
 def optimizer_hooks(optimizer: Optimizer) -> list[Any]:
     """The hooks that run before and after the optimizer's steps, its own and those for all optimizers."""
     held = (

@@ -34,7 +34,7 @@ def flat_module(program: Program, *, copy: bool = False) -> Tree:
     """The program as one module with one graph, holding the original's state under its own names."""
     module = _emitted(program, flat=False, copy=copy)
     flat = _emitted(program, flat=True, copy=False)
-    (module.watched, *_), module.calls = module.calls, flat.calls
+    vars(module).update(watched=module.calls[0], calls=flat.calls)
     return module
 
 

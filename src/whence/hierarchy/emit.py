@@ -6,9 +6,10 @@ from types import MethodType
 
 from torch import Tensor, nn
 
+from whence.errors import Place, UsageError
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody, Compiler
-from whence.hierarchy.tree import CAPTURED_MODE, Tree, TreeList, forward_as
+from whence.hierarchy.tree import CAPTURED_MODE, OWN_NAMES, Tree, TreeList, forward_as
 from whence.program import ModuleRecord, Program
 from whence.program.state import state_of_loss
 from whence.provenance import ROOT, ModulePath
@@ -39,7 +40,7 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
         )
         if record.path == ROOT:
             module = root
-            root.type_name = record.type
+            vars(root)["type_name"] = record.type
         else:
             _attach(_parent(made, root, record.path), record.path.name, module)
         made[record.path] = module
@@ -132,11 +133,22 @@ def _fill(module: nn.Module, record: ModuleRecord, state: dict[str, Tensor]) -> 
     for name in record.absent:
         module._modules[name] = None
     for name, held in record.tensors:
+        if name in OWN_NAMES:
+            raise _taken(record, name)
         if held in state:
             setattr(module, name, state[held])
     module.__dict__["training"] = record.training
     if isinstance(module, Tree):
         module.__dict__[CAPTURED_MODE] = record.training
+
+
+def _taken(record: ModuleRecord, name: str) -> UsageError:
+    return UsageError(
+        f"{record.type} holds a tensor as its plain attribute {name}",
+        where=Place(str(record.path)),
+        why="the modules of a tree have that name for what was captured",
+        remedy=f"give the attribute another name, or register it: register_buffer({name!r}, …)",
+    )
 
 
 def _add_entry(module: nn.ParameterList | nn.ParameterDict, name: str, tensor: Tensor | None) -> None:

@@ -249,8 +249,10 @@ class Tree(nn.Module):
         return self.type_name
 
 
-CAPTURED_MODE = "captured_training"
+CAPTURED_MODE = "whence_captured_training"
 """Where a module says in which mode it was captured."""
+OWN_NAMES = frozenset({*Tree.__annotations__, "forward_graph", "backward_graph"})
+"""What a tree calls its own, which no plain attribute of the original can be called beside it."""
 
 
 def tell_of_mode(module: nn.Module, mode: bool) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.autograd import below_autograd
+from whence._torch.stepping import is_optimizer
 from whence._torch.tensors import autocast_in_words, autocast_state, without_autocast
 from whence.errors import CallError, Fault, StaleCapture, UsageError
 from whence.guards.check import Checked
@@ -119,7 +120,7 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
     if program.is_foreign:
         found.append(Fault("the graph was made by others", remedy="call program.module()"))
     groups = () if program.step is None else program.step.groups
-    if groups and not isinstance(optimizer, Optimizer):
+    if groups and not is_optimizer(optimizer):
         found.append(Fault("the program needs an optimizer", remedy="write program.bind(model, optimizer)"))
     elif not groups and optimizer is not None:
         found.append(Fault("the program knows no optimizer", remedy="write program.bind(model)"))

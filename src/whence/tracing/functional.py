@@ -196,8 +196,10 @@ def _note_view(state: Functional, node: fx.Node, viewed: Any) -> None:
 def _move_view(state: Functional, node: fx.Node, recorded: Any, writer: _Writer) -> None:
     """`x.squeeze_()`: from now on the tensor is a view of what it was."""
     twin = _twin_of(node)
-    moved = writer(twin, *node.args, **node.kwargs)
     tensor = state.identity(recorded[0])
+    if tensor.op == "placeholder" and node.target is not aten.detach_.default:
+        raise _NoForm(node, f"whoever holds {tensor.name} would have a tensor of another shape afterwards")
+    moved = writer(twin, *node.args, **node.kwargs)
     _note_view(state, moved, tensor)
     state.same[tensor] = moved
     state.same[node] = moved

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-from whence._torch.fake_failures import is_of_fake_tensors
+from whence._torch.fake_failures import is_of_fake_tensors, let_go_of_guards
 from whence.errors import CaptureError, Place
 from whence.provenance import Source
 from whence.tracing.refusals import fake_failed
@@ -28,6 +28,7 @@ class Noting(AbstractContextManager[None]):
         self._asked = asked
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        let_go_of_guards(error)
         if error is None or isinstance(error, CaptureError):
             return
         if is_of_fake_tensors(error):

@@ -6,8 +6,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
@@ -69,18 +69,10 @@ class Sources:
 
     @contextmanager
     def threads_refused(self) -> Iterator[None]:
-        """Raises `SideEffect` after the block where another thread computed for this one, and ends an error
-        that came of it so."""
+        """Raises `SideEffect` after the block where another thread computed for this one."""
         used: list[object] = []
-        try:
-            with watched_threads(lambda: partial(used.append, self._line())):
-                yield
-        except Exception as error:
-            if not used:
-                raise
-            raise _in_another_thread(used[0]) from error
-        if used:
-            raise _in_another_thread(used[0])
+        with _Refusing(used), watched_threads(lambda: partial(used.append, self._line())):
+            yield
 
     def named(self, namespace: dict[str, Any], name: str) -> bool:
         """Whether a file has one of these under a name of its own; it is watched there, too."""
@@ -122,13 +114,22 @@ class Sources:
         return frame is not None and self._is_user(frame.f_code)
 
 
-def _in_another_thread(line: object) -> SideEffect:
-    return SideEffect(
-        "the model computes in another thread",
-        where=Place(line=None if line is None else str(line)),
-        why="a capture records one thread; what others compute would be a constant, or missing",
-        remedy="compute in the thread that calls the model: map(f, items) in the place of pool.map(f, items)",
-    )
+class _Refusing(AbstractContextManager[None]):
+    """Refuses what other threads computed, also where an error came of it; `used` are the lines."""
+
+    def __init__(self, used: Sequence[object]) -> None:
+        self._used = used
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if not self._used or not isinstance(error, Exception | None):
+            return
+        line = self._used[0]
+        raise SideEffect(
+            "the model computes in another thread",
+            where=Place(line=None if line is None else str(line)),
+            why="a capture records one thread; what others compute would be a constant, or missing",
+            remedy="compute in the thread that calls the model: map(f, xs) in the place of pool.map(f, xs)",
+        ) from error
 
 
 def _always(*_args: object, **_kwargs: object) -> bool:

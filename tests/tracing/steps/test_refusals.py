@@ -394,3 +394,30 @@ def test_loss_without_a_gradient() -> None:
     for run in (step, lambda x: whence.capture_step(step, (x,), model=model)):
         with pytest.raises(RuntimeError, match="does not require grad"):
             run(torch.ones(2, 4))
+
+
+class Standing(Optimizer):
+    """Hands every step on to another optimizer, as Accelerate's wrapper does."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+    def step(self) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+def test_an_optimizer_that_stands_for_another() -> None:
+    """The one inside is passed, whichever the step calls; the wrapper is refused, here and in `bind`."""
+    model, optimizer = small()
+    wrapper = Standing(optimizer)
+    step = zero_first(model, wrapper)
+    with pytest.raises(UsageError, match=r"a Standing(.|\n)*pass that one \(\.optimizer\)"):
+        whence.capture_step(step, (batch(),), model=model, optimizer=wrapper)
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    assert program.verify(model, (batch(),)).ok
+    with pytest.raises(UsageError, match="needs an optimizer"):
+        program.bind(model, wrapper)

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from whence._torch.hooks import described
 from whence._torch.sharding import name_of_class
-from whence._torch.stepping import optimizer_hooks, parameters_of
+from whence._torch.stepping import is_optimizer, optimizer_hooks, parameters_of
 from whence.errors import Fault, UnsupportedHook, UnsupportedStep, UsageError
 from whence.program.steps import Setting
 from whence.tracing.subject import StateTensor, Subject
@@ -81,10 +81,11 @@ def optimizing(subject: Subject, optimizer: object) -> Optimizing:
     """Look at an optimizer; raises a `WhenceError` for what cannot be captured."""
     if optimizer is None:
         return Optimizing(None)
-    if not isinstance(optimizer, Optimizer):
+    if not isinstance(optimizer, Optimizer) or not is_optimizer(optimizer):
         raise UsageError(
             f"the optimizer is a {type(optimizer).__name__}",
-            remedy="pass a torch.optim.Optimizer, or None where the step updates parameters itself",
+            remedy="pass a torch.optim.Optimizer, or None where the step updates parameters itself; of one "
+            "that stands for another, as Accelerate's, pass that one (.optimizer), whichever the step calls",
         )
     _refuse_hooks(optimizer)
     rows = {id(row.tensor): row for row in subject.state}
