@@ -154,7 +154,7 @@ def test_module_in_its_callers_graph_says_so() -> None:
     program = whence.capture(model, (X,))
     for tree in (program.unflatten(), program.unflatten(onto=model)):
         with pytest.raises(whence.CallError, match="part of its caller's graph, in a branch"):
-            tree.inner(X)  # type: ignore[operator]
+            tree.inner(X)
 
 
 def test_size_that_a_module_returns_is_there_when_it_is_called_alone() -> None:

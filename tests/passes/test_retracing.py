@@ -49,12 +49,8 @@ def test_retraced_graph_keeps_origins(
     program = whence.capture(model, (X,), backward=backward)
     with program.track("again") as edit, preserve_node_meta():
         edit.graph_module = again(edit.graph_module, _values(program))
-    assert {
-        str(program.where(node).calls[0]) for node in program.select("first :: aten.addmm :: forward")
-    } == {
-        "first",
-        "first@1",
-    } or not backward
+    calls = {str(program.where(node).calls[0]) for node in program.select("first :: :: forward")}
+    assert calls == {"first", "first@1"}
     assert [row.name for row in program.signature.inputs] == [
         node.name for node in program.graph.find_nodes(op="placeholder")
     ]
@@ -65,8 +61,8 @@ def test_retraced_graph_keeps_origins(
     loss = result[0] if backward else torch.sum(result)
     loss.backward()
     assert torch.equal(loss, torch.sum(outputs))
-    grads = [tree.get_parameter(name).grad for name, _ in model.named_parameters()]
-    assert all(map(torch.equal, grads, [parameter.grad for parameter in model.parameters()]))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(tree.get_parameter(name).grad, parameter.grad)  # type: ignore[arg-type]
 
 
 def test_retraced_graph_without_metadata_is_told_how_to_keep_it() -> None:
