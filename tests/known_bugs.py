@@ -12,7 +12,6 @@ _MADE_LEAF = "an input with a history is captured as a leaf"
 _PRINTED = "an unknown object is printed in full"
 _RESTORING = "an error while values are restored leaves seeds and gradients"
 _RECOMPUTED = "what a recomputation writes to state is lost"
-_OTHER_ERROR = "PyTorch's own error passes"
 _FIRST_RESULT = "the second result of an out= operator is taken from the first"
 _GROWN = "a result is expanded to the size before the write"
 _ZEROS = "a gradient of zeros is None"
@@ -46,7 +45,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_checkpoint_around_a_running_average[twice-forward]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[twice-tangents]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[twice-loss]": _RECOMPUTED,
-        "test_reentrant_checkpoint_in_the_backward_is_refused": _OTHER_ERROR,
     },
     "tracing/test_writes_to_out.py": {
         "test_write_to_out[two_results-forward]": _FIRST_RESULT,

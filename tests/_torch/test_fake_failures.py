@@ -12,6 +12,17 @@ from whence._torch.fake_failures import is_of_fake_tensors
 REAL = torch.ones(3, 4)
 
 
+class _Marked(Tensor):
+    pass
+
+
+def _sparse(values: Tensor) -> Tensor:
+    wanted = values.sum(1).requires_grad_()
+    return torch.sparse_coo_tensor(
+        torch.tensor([[0, 1, 2], [1, 0, 2]]), wanted, (3, 3), check_invariants=False
+    )
+
+
 def failing(work: Callable[[Tensor], object]) -> Exception:
     mode = FakeTensorMode()
     fake = mode.from_tensor(REAL)
@@ -27,8 +38,10 @@ def failing(work: Callable[[Tensor], object]) -> Exception:
         lambda fake: torch.nested.as_nested_tensor([fake, fake]),
         lambda fake: torch.tensor_split(fake, torch.tensor([1, 2])),
         lambda fake: fake + REAL,
+        lambda fake: fake.as_subclass(_Marked),
+        lambda fake: _sparse(fake).to_dense().sum().backward(),
     ],
-    ids=["no_kernel", "reads_data", "real_beside_fake"],
+    ids=["no_kernel", "reads_data", "real_beside_fake", "another_class", "derivative"],
 )
 def test_failure_of_fake_tensors(work: Callable[[Tensor], object]) -> None:
     """What eager runs, and fake tensors cannot, is told from an error of the model."""

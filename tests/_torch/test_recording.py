@@ -99,6 +99,9 @@ class Listener:
     def data_replaced(self, tensor: Tensor) -> Exception:
         return TypeError(f"data of {type(tensor).__name__}")
 
+    def composite_opened(self) -> Exception:
+        return LookupError("a composite")
+
     def composed_met(self, tensor: Tensor) -> None:
         self.composed.append(tensor)
 

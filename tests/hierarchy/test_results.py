@@ -56,6 +56,74 @@ def test_what_requires_a_gradient(backward: Backward) -> None:
         assert [result.requires_grad for result in results] == [True, False]
 
 
+class OwnLeaf(nn.Module):
+    """Returns leaves that it makes itself, beside what it computes."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.linear, self.way = nn.Linear(4, 4), way
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.linear(x)
+        match self.way:
+            case "detached":
+                return y.detach().requires_grad_(), y.sin()
+            case "made":
+                return torch.zeros(3, requires_grad=True) + 1, y.sin()
+            case "between":
+                leaf = y.detach().requires_grad_()
+                return leaf, leaf * 2, self.linear(leaf)
+        with torch.no_grad():
+            view = y.view(-1)
+        return view, y.sin()
+
+
+@pytest.mark.parametrize("way", ["detached", "made", "viewed"])
+def test_leaves_that_the_model_made(way: str) -> None:
+    """They require gradients as eager's do, and the others among the results train."""
+    model, x = OwnLeaf(way), torch.randn(2, 4)
+    program = whence.capture(model, (x,))
+    model(x)[1].sum().backward()
+    expected = gradients(model)
+    for module in (program.module(), program.unflatten()):
+        model.zero_grad()
+        leaf, other = module(x)
+        assert leaf.requires_grad
+        other.sum().backward()
+        assert {name: str(found) for name, found in gradients(model).items()} == {
+            name: str(found) for name, found in expected.items()
+        }
+
+
+def test_results_that_depend_on_a_leaf_of_the_model() -> None:
+    """Which gradients the leaf would get is not in the graph: asking for them raises, and says why."""
+    model, x = OwnLeaf("between"), torch.randn(2, 4)
+    leaf, *others = whence.capture(model, (x,)).unflatten()(x)
+    assert leaf.requires_grad
+    for result in others:
+        with pytest.raises(whence.WhenceError, match="requires_grad_"):
+            result.sum().backward()
+
+
+def test_result_that_looks_as_if_it_required_a_gradient() -> None:
+    """A view made under `no_grad` says so, and has no history: there is nothing to differentiate."""
+    with pytest.raises(whence.InvalidLoss, match="no output requires a gradient"):
+        whence.capture(Looking(), (torch.randn(2, 4),), backward=True)
+
+
+class Looking(nn.Module):
+    """Looks at what it computed, without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        with torch.no_grad():
+            return y.view(-1)
+
+
 @pytest.mark.parametrize("shapes", [None, ({0: torch.export.Dim("batch")},)], ids=["fixed", "open"])
 @pytest.mark.parametrize("backward", [False, True])
 def test_sizes_among_results(backward: bool, shapes: Any) -> None:

@@ -225,6 +225,6 @@ def test_body_of_another_size_is_found() -> None:
     number = next(n for n in planned.calls if str(planned.site(n)) == "layers.1.attention")
     regions = {**planned.regions, "another": (Phase.FORWARD, number)}
     with pytest.raises(
-        whence.MalformedProgram, match=r"layers.1.attention \(forward\) holds 3 nodes, and runs 2"
+        whence.MalformedProgram, match=r"layers.1.attention \(forward\) holds 2 nodes, and runs 1"
     ):
         check(replace(planned, regions=regions))

@@ -44,11 +44,9 @@ def run(module, calls, v0):
     v1 = module.weight
     if v1 is not None and (v1.dtype is not float32 or v1.device != device_cpu):
         refuse_moved(module, ('weight',), v1, float32, device_cpu)
-    v2 = aten_t_default(v1)
-    del v1
-    v3 = aten_mm_default(v0, v2)
-    del v2, v0
-    return (v3, )
+    v2 = aten_linear_default(v0, v1)
+    del v0, v1
+    return (v2, )
 """,
     )
 

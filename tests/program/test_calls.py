@@ -53,7 +53,7 @@ def test_call_knows_what_it_took_and_gave(calls: whence.Calls) -> None:
     layer, attention = calls.at("layers.0"), calls.at("layers.0.attention")
     assert layer.inputs is not None and attention.inputs is not None and attention.outputs is not None
     assert layer.inputs.names == attention.inputs.names == ("features",)
-    assert attention.outputs.names == ("mm",)
+    assert attention.outputs.names == ("linear",)
 
 
 @pytest.mark.parametrize(("path", "index", "made"), [("layers.0", 1, 1), ("layers", 0, 0), ("nowhere", 0, 0)])

@@ -70,7 +70,7 @@ def test_group_as_text() -> None:
     """A group says what it is, how often, where, and how large."""
     joint, forward = chain_program(Layer(), Layer(), Layer()), stack_program()
     assert str(joint.layers()[0]) == "Layer × 3: layers.1 … layers.3, 7 forward + 15 backward nodes each"
-    assert str(forward.layers()[0]) == "Layer × 2: layers.0, layers.1, 6 forward nodes each"
+    assert str(forward.layers()[0]) == "Layer × 2: layers.0, layers.1, 4 forward nodes each"
 
 
 def test_first_layer_that_needs_no_gradient_of_its_input_is_another() -> None:

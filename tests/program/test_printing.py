@@ -23,25 +23,22 @@ program Stack
   in   parameter p_head_weight: f32[2, 4]  head.weight
   in   parameter p_head_bias: f32[2]  head.bias
   in   user      features: f32[3, 4]  args[0]
-  out  user      output <- addmm  output
+  out  user      output <- linear_2  output
 
 forward  layers.0.attention
-  t: f32[4, 4] = aten.t.default(p_layers_0_attention_weight)
-  mm: f32[3, 4] = aten.mm.default(features, t)
+  linear: f32[3, 4] = aten.linear.default(features, p_layers_0_attention_weight)
 
 forward  layers.0.mlp.0
-  t_1: f32[4, 4] = aten.t.default(p_layers_0_mlp_0_weight)
-  mm_1: f32[3, 4] = aten.mm.default(mm, t_1)
+  linear_1: f32[3, 4] = aten.linear.default(linear, p_layers_0_mlp_0_weight)
 
 forward  layers.0.mlp.1
-  relu: f32[3, 4] = aten.relu.default(mm_1)
+  relu: f32[3, 4] = aten.relu.default(linear_1)
 
 forward  layers.0
   add: f32[3, 4] = aten.add.Tensor(features, relu)
 
 forward  head
-  t_2: f32[4, 2] = aten.t.default(p_head_weight)
-  addmm: f32[3, 2] = aten.addmm.default(p_head_bias, add, t_2)""",
+  linear_2: f32[3, 2] = aten.linear.default(add, p_head_weight, p_head_bias)""",
     )
 
 

@@ -66,10 +66,12 @@ def test_placeholders_are_not_operations(forward: whence.Program) -> None:
     assert {node.op for node in forward.select("**")} == {"call_function"}
 
 
-@pytest.mark.parametrize("operation", ["aten.mm", "aten.mm.default", "aten.m?", "*.mm", "aten.mm*"])
+@pytest.mark.parametrize(
+    "operation", ["aten.linear", "aten.linear.default", "aten.linea?", "*.linear", "aten.line*"]
+)
 def test_operation_with_or_without_overload(forward: whence.Program, operation: str) -> None:
-    """`aten.mm` and `aten.mm.default` are one operation, and globs work on both."""
-    assert operations(forward.select(f"layers.0 :: {operation}")) == ["aten.mm.default"] * 2
+    """`aten.linear` and `aten.linear.default` are one operation, and globs work on both."""
+    assert operations(forward.select(f"layers.0 :: {operation}")) == ["aten.linear.default"] * 2
 
 
 def test_operation_glob_takes_a_namespace(forward: whence.Program) -> None:
@@ -129,7 +131,7 @@ def test_unknown_module_names_near_misses(forward: whence.Program, pattern: str,
 
 
 @pytest.mark.parametrize(
-    ("operation", "hint"), [("aten.nm", "aten.mm"), ("mm", "aten.mm"), ("aten.conv", "aten.")]
+    ("operation", "hint"), [("aten.liner", "aten.linear"), ("linear", "aten.linear"), ("aten.conv", "aten.")]
 )
 def test_unknown_operation_names_near_misses(forward: whence.Program, operation: str, hint: str) -> None:
     """An operation that is not there says which ones are."""

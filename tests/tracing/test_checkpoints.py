@@ -136,8 +136,10 @@ def test_reentrant_checkpoint_in_the_forward() -> None:
 def test_reentrant_checkpoint_in_the_backward_is_refused() -> None:
     """The older kind of checkpoint cannot be differentiated by a capture, which says what to use instead."""
     model = Checkpointing(lambda m, x: checkpoint(m.block, m.first(x), use_reentrant=True))
-    with pytest.raises(whence.CaptureError, match="use_reentrant=False"):
-        whence.capture(model, (X,), backward=True)
+    for backward in (True, lambda outputs: outputs.sum()):
+        with pytest.raises(whence.SideEffect, match="use_reentrant=False") as caught:
+            whence.capture(model, (X,), backward=backward)
+        assert "test_checkpoints.py" in str(caught.value.where.line)
 
 
 def test_hooks_of_a_checkpoint_are_not_the_models() -> None:

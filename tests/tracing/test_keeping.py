@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._decomp import global_decomposition_table
+from torch._ops import OperatorBase, OpOverloadPacket
+from torch.utils._pytree import SUPPORTED_NODES
 
 import whence
 from tests.checks import leaves_no_trace, same_bits, surroundings
@@ -109,6 +112,26 @@ def variables() -> dict[str, Any]:
     return found
 
 
+def operator_tables() -> dict[str, Any]:
+    """What PyTorch does for every operator, in the tables that Python keeps."""
+    packets = [packet for packet in vars(torch.ops.aten).values() if isinstance(packet, OpOverloadPacket)]
+    operators = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    operators += [held for held in vars(torch.ops.higher_order).values() if isinstance(held, OperatorBase)]
+    tables = ("py_kernels", "python_key_table", "functorch_table")
+    found = {str(held): [dict(vars(held).get(table, {})) for table in tables] for held in operators}
+    return found | {
+        "decompositions": [dict(table) for table in global_decomposition_table.values()],
+        "containers": dict(SUPPORTED_NODES),
+    }
+
+
+def test_a_changed_operator_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison sees one kernel more."""
+    before = operator_tables()
+    monkeypatch.setitem(torch.ops.aten.t.default.py_kernels, torch._C.DispatchKey.AutogradOther, len)
+    assert [name for name, value in operator_tables().items() if before[name] != value] == ["aten.t.default"]
+
+
 def check_row(row: ModelCase) -> None:
     """Capture twice with an eager run between."""
     torch.manual_seed(0)
@@ -116,10 +139,10 @@ def check_row(row: ModelCase) -> None:
     torch.manual_seed(0)
     other, same_args, same_kwargs = row.make()
     for _ in range(2):
-        before, outside = variables(), surroundings()
+        before, outside = variables() | operator_tables(), surroundings()
         with warnings_ignored(), suppress(whence.CaptureError), leaves_no_trace(model):
             whence.capture(model, args, kwargs)
-        now, around = variables(), surroundings()
+        now, around = variables() | operator_tables(), surroundings()
         assert [name for name, value in before.items() if now.get(name) != value] == []
         assert [name for name, value in outside.items() if around[name] != value] == []
         torch.manual_seed(1)

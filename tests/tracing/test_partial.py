@@ -52,11 +52,10 @@ forward  0
   relu: f32[2, 4] = aten.relu.default(input)
 
 forward  1.score
-  t: f32[4, 1] = aten.t.default(p_1_score_weight)
-  addmm: f32[2, 1] = aten.addmm.default(p_1_score_bias, relu, t)
+  linear: f32[2, 1] = aten.linear.default(relu, p_1_score_weight, p_1_score_bias)
 
 forward  1
-  sum_1: f32[] = aten.sum.default(addmm)
+  sum_1: f32[] = aten.sum.default(linear)
   gt: bool[] = aten.gt.Scalar(sum_1, 0)
 
 <- stopped here: a branch (if, while, and, or, bool()) needs the value of gt, which a capture does not have

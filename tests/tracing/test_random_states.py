@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, default_generator
 from torch.utils.checkpoint import checkpoint
 
 import whence
@@ -80,12 +80,20 @@ def copied(x: Tensor) -> Tensor:
     return x
 
 
+def set_back_by_a_name_of_its_own(x: Tensor) -> Tensor:
+    state = default_generator.get_state()
+    drawn = torch.randn(4)
+    default_generator.set_state(state)
+    return x + drawn
+
+
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     **{
         function.__name__: (function, SETS)
         for function in (
             *(forked, forked_at_the_end, forked_around, seeded_in_a_fork, set_back, set_back_and_forth),
             *(set_back_directly, forked_in_a_checkpoint, in_a_branch, seeded),
+            set_back_by_a_name_of_its_own,
         )
     },
     "random_seed": (lambda x: x + torch.seed() % 2, SETS),
@@ -148,3 +156,14 @@ def test_state_that_is_where_it_would_be(function: Callable[[Tensor], Tensor], b
     torch.manual_seed(1)
     found = tree(x), torch.get_rng_state()
     assert all(map(torch.equal, expected, found))
+
+
+def test_the_generator_has_its_name_again() -> None:
+    """A file that has torch's default generator under a name of its own has it after a capture, and draws."""
+
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.randn(4, generator=default_generator)
+
+    verified(noisy, torch.ones(4))
+    assert default_generator is torch.default_generator
+    verified(noisy, torch.ones(4))

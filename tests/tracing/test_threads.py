@@ -1,6 +1,7 @@
 """A capture does not disturb models that run in other threads."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event, Thread
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import whence
 from tests import zoo
+from tests.tracing.failing import Doing
 
 X = torch.randn(2, 3, zoo.WIDTH)
 
@@ -136,3 +138,52 @@ def test_captures_in_two_threads() -> None:
     assert {str(program) for program in captures(first, background)} == {expected[0]}
     assert background.unexpected == []
     assert nn.Module.__dict__["__call__"].__name__ == "_wrapped_call_impl"
+
+
+def in_a_thread(_: Doing, x: Tensor) -> Tensor:
+    found: list[Tensor] = []
+    thread = Thread(target=lambda: found.append(x.sin()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def in_a_pool(m: Doing, x: Tensor) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return sum(pool.map(m.linear, [x, x]))
+
+
+def in_a_pool_of_its_own(m: Doing, x: Tensor) -> Tensor:
+    return x * POOL.submit(torch.sum, m.linear.weight).result()
+
+
+POOL = ThreadPoolExecutor(1)
+
+
+@pytest.mark.parametrize("body", [in_a_thread, in_a_pool, in_a_pool_of_its_own])
+def test_computing_in_another_thread_is_refused(body: Callable[..., Tensor]) -> None:
+    """The other thread is stopped, and the error names the line where it was given its work."""
+    model = Doing(body)
+    for backward in (False, torch.sum):
+        with pytest.raises(whence.SideEffect, match="computes in another thread") as caught:
+            whence.capture(model, (torch.ones(4, 4),), backward=backward)
+        assert f"in {body.__name__}" in str(caught.value.where)
+    assert model(torch.ones(4, 4)).isfinite().all()
+
+
+def test_threads_that_do_not_compute() -> None:
+    """A thread may do what has no part in the program, and whatever it wants once the capture is over."""
+    go, done = Event(), Event()
+
+    def later() -> None:
+        go.wait(10)
+        torch.ones(2).sin()
+        done.set()
+
+    def body(m: Doing, x: Tensor) -> Tensor:
+        Thread(target=later).start()
+        return m.linear(x)
+
+    whence.capture(Doing(body), (torch.ones(4, 4),))
+    go.set()
+    assert done.wait(10)

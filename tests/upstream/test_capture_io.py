@@ -446,9 +446,8 @@ def test_row_16_dataclass_input_gives_this_exact_code() -> None:
 
 _MASKED_CODE = """
 def forward(self, p_linear_weight, p_linear_bias, batch_tokens, batch_mask):
-    t = torch.ops.aten.t.default(p_linear_weight);  p_linear_weight = None
-    addmm = torch.ops.aten.addmm.default(p_linear_bias, batch_tokens, t);  p_linear_bias = batch_tokens = t = None
-    mul = torch.ops.aten.mul.Tensor(addmm, batch_mask);  addmm = batch_mask = None
+    linear = torch.ops.aten.linear.default(batch_tokens, p_linear_weight, p_linear_bias);  batch_tokens = p_linear_weight = p_linear_bias = None
+    mul = torch.ops.aten.mul.Tensor(linear, batch_mask);  linear = batch_mask = None
     return (mul,)
 """  # noqa: E501 - fx writes the line so
 

@@ -54,6 +54,12 @@ def gradient_key(tensor: Tensor) -> GradientKey | None:
         return (id(tensor), -1) if history is None else (id(history), tensor.output_nr)
 
 
+def leads_nowhere(tensor: Tensor) -> bool:
+    """Whether it is a view made under `no_grad`: it says that it requires a gradient, and can have none."""
+    with torch._C.DisableTorchFunction():
+        return tensor.grad_fn is None and tensor._base is not None and tensor._base.requires_grad
+
+
 def keys_out(node: Node) -> list[GradientKey | None]:
     """Where the gradients that `node` produces go, in order; None where nothing needs one."""
     return [None if target is None else _key(target, index) for target, index in node.next_functions]

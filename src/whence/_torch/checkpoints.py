@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from torch.utils.checkpoint import _CheckpointFrame
+from torch.autograd.graph import Node
+from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
 
 from whence._torch.patching import patched
 
@@ -23,6 +24,11 @@ class CheckpointObserver(Protocol):
 
         `rewinds` says whether the random number generator is rewound for a recomputation.
         """
+
+
+def is_reentrant_checkpoint(node: Node) -> bool:
+    """Whether an autograd node is a checkpoint of the older kind, a custom function."""
+    return type(node).__name__ == f"{CheckpointFunction.__name__}Backward"
 
 
 @contextmanager

@@ -12,7 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 _MACHINERY = tuple(f"{Path(getfile(kind)).parent}{os.sep}" for kind in (FakeTensor, ProxyTorchDispatchMode))
-_BROKEN = ("INTERNAL ASSERT FAILED", "its data is not allocated yet")
+_BROKEN = (
+    *("INTERNAL ASSERT FAILED", "its data is not allocated yet", "to a python object of type FakeTensor"),
+    *("operator prim::", "Backward0 returned an invalid gradient"),
+)
 
 
 def is_of_fake_tensors(error: BaseException) -> bool:

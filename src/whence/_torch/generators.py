@@ -131,11 +131,12 @@ def _is_rewinding() -> bool:
 
 
 @contextmanager
-def observed_generators(moving: Moving, told: GeneratorListener) -> Iterator[None]:
+def observed_generators(moving: Moving, told: GeneratorListener) -> Iterator[tuple[object, object]]:
     """Report, before it happens, what moves a generator on this thread: a seed, a state, a draw in Python;
     and to `told` what the model does to the states of torch's.
 
-    Draws of torch are not reported: a recording draws nothing.
+    Draws of torch are not reported: a recording draws nothing. Gives torch's generator, and what stands for
+    it, to files that hold it under a name of their own.
     """
     here = threading.get_ident()
 
@@ -157,7 +158,7 @@ def observed_generators(moving: Moving, told: GeneratorListener) -> Iterator[Non
         for name, function in _functions_of_numpy():
             announced = _announced(function, lambda: announce("numpy"))
             patches.enter_context(patched(sys.modules["numpy.random"], name, announced))
-        yield
+        yield _DEFAULT, generator
 
 
 @contextmanager

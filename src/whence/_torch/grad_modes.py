@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -31,7 +32,7 @@ class GradModes:
     """
 
     modes: list[bool] = field(default_factory=list)
-    begun: dict[int, int] = field(default_factory=dict)
+    begun: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     thread: int = field(default_factory=threading.get_ident)
 
     @property
@@ -44,11 +45,11 @@ class GradModes:
         before: Any = vars(kind)[name]
 
         def begin(context: Any, *args: Any, **kwargs: Any) -> Any:
-            depth = self.begun.get(id(context), len(self.modes)) if name == "__enter__" else len(self.modes)
+            depth = self.begun.get(context, len(self.modes)) if name == "__enter__" else len(self.modes)
             result = before(context, *args, **kwargs)
             if threading.get_ident() == self.thread:
                 self.modes[depth:] = [_CONTEXTS[kind](context)]
-                self.begun[id(context)] = depth
+                self.begun[context] = depth
             return result
 
         return begin
@@ -60,7 +61,7 @@ class GradModes:
         def end(context: Any, *args: Any) -> Any:
             result = before(context, *args)
             if threading.get_ident() == self.thread:
-                del self.modes[self.begun.pop(id(context), len(self.modes)) :]
+                del self.modes[self.begun.pop(context, len(self.modes)) :]
             return result
 
         return end

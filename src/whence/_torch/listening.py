@@ -44,6 +44,12 @@ class RecordingListener(Protocol):
     def required(self, condition: str) -> str:
         """The model states a condition for every run; what one says where it does not hold."""
 
+    def stated(self, *, called: bool) -> tuple[bool, str] | None:
+        """What a truth that Python asks for has to be for the model not to raise, and what a run says else.
+
+        `called` says that the model called a function for it.
+        """
+
     def reading(self) -> object:
         """Where the model is now."""
 
@@ -76,6 +82,9 @@ class RecordingListener(Protocol):
 
     def object_met(self, operation: object, met: object) -> Exception:
         """An operation is given a generator of its own, or another object; make the error to raise."""
+
+    def composite_opened(self) -> Exception:
+        """An operation got a tensor from inside a composite that is kept whole; make the error to raise."""
 
     def composed_met(self, tensor: Tensor) -> None:
         """A tensor that is made of others reached an operation; raises where its gradient would be lost."""

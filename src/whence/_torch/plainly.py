@@ -28,6 +28,10 @@ def _is_first(part: Any, seen: set[int]) -> bool:
     return not (known and isinstance(part, Tensor))
 
 
+class ComposedMet(Exception):
+    """An operation got a tensor that is made of others: its class says what happens to those."""
+
+
 class NotPlain(Exception):
     """An argument needs PyTorch's own recording."""
 

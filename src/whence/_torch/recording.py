@@ -45,10 +45,11 @@ from whence._torch.function_mode import FunctionMode
 from whence._torch.generators import without_default_generator
 from whence._torch.graphs import name_plainly
 from whence._torch.kernels import has_own_fake, run_on_symbols
+from whence._torch.known import NUMBER, known_number
 from whence._torch.layouts import as_kernel_lays_out
 from whence._torch.listening import RecordingListener
 from whence._torch.operators import ASSERT, HigherOrderOperator
-from whence._torch.plainly import PLAIN_ARGUMENTS, NotPlain, apart, is_plain
+from whence._torch.plainly import PLAIN_ARGUMENTS, ComposedMet, NotPlain, apart, is_plain
 from whence._torch.results import Results
 from whence._torch.sampled import Samples
 from whence._torch.scripting import object_among, takes_objects
@@ -58,22 +59,13 @@ from whence._torch.symbol_kernels import kernels_for_symbols
 from whence._torch.tensors import PLAIN_TENSORS, is_simple, storage_of
 from whence._torch.trees import tree_map_only
 
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "Recorder",
-    "RecordingListener",
-]
+__all__ = ["FakeTensor", "FakeTensorMode", "Recorder", "RecordingListener"]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _DEVICE = torch.ops.prim.device.default
 """Asked for every result with a history, from where an exception would end the process: answered first."""
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
-
-
-class ComposedMet(Exception):
-    """An operation got a tensor that is made of others: its class says what happens to those."""
 
 
 class _Tracer(PythonKeyTracer):
@@ -105,6 +97,8 @@ class Recorder(ProxyTorchDispatchMode):
 
     supports_higher_order_operators = True
     function_mode = FunctionMode
+    keeps_composites = False
+    is_inside_composite = False
 
     def __init__(self, listener: RecordingListener, fake_mode: FakeTensorMode) -> None:
         super().__init__(_Tracer(listener), "fake")
@@ -119,6 +113,8 @@ class Recorder(ProxyTorchDispatchMode):
         self.sizes: SizeNodes | None = None
         self._results = Results()
         self._samples = Samples(fake_mode)
+        self.literals: dict[fx.Node, Tensor] = {}
+        """What the model made of numbers while it ran, by placeholders."""
         if self.environment is not None:
             self.environment.where = listener.reading
             self.environment.required = self._require
@@ -256,7 +252,7 @@ class Recorder(ProxyTorchDispatchMode):
         fresh = list(self.fresh(likes))
         for position, result in enumerate(fresh):
             item = graph.create_node("call_function", operator.getitem, (node, position), {}, STAND_IN)
-            self._track(result, item)
+            self.track(result, item)
             self.listener.recorded(item)
         return node, fresh
 
@@ -277,8 +273,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def calls_of_functions(self) -> dict[Any, int]:
         """How often each torch function has been called."""
-        counts: dict[Any, int] = self.tracer.torch_fn_counts
-        return counts
+        return self.tracer.torch_fn_counts
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node whose value `tensor` is now, if the recording knows it."""
@@ -304,6 +299,7 @@ class Recorder(ProxyTorchDispatchMode):
         self._stand_ins.clear()
         self._adopted.clear()
         self._kept.clear()
+        self.literals.clear()
 
     def results_alive(self) -> dict[fx.Node, Tensor]:
         """The operations whose results somebody but the graph's own metadata still holds, with these."""
@@ -338,6 +334,10 @@ class Recorder(ProxyTorchDispatchMode):
             return known
         if has_proxy_slot(tensor, self.tracer):
             return tensor
+        if isinstance(tensor, FakeTensor) and self.keeps_composites:
+            if self.is_inside_composite:
+                return tensor
+            raise self.listener.composite_opened()
         if is_composed(tensor):
             raise ComposedMet(tensor)
         if not isinstance(tensor, (FakeTensor, *PLAIN_TENSORS)):
@@ -383,9 +383,13 @@ class Recorder(ProxyTorchDispatchMode):
             args, kwargs = without_default_generator(args, kwargs)
             if (strange := object_among((*args, *kwargs.values()))) is not None:
                 raise self.listener.object_met(func, strange)
+        if self.is_inside_composite:
+            return apart(as_kernel_lays_out(func, args, func(*args, **kwargs)))
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         try:
+            if func is NUMBER and (known := known_number(self, args[0])) is not None:
+                return known
             if is_plain(func, args):
                 return self._record_untold(func, args, kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -396,8 +400,7 @@ class Recorder(ProxyTorchDispatchMode):
             DynamicOutputShapeException,
             UnsupportedFakeTensorException,
         ) as error:
-            asked = self.tracer.torch_fn_metadata
-            raise self.listener.value_needed(func, args, asked) from error
+            raise self.listener.value_needed(func, args, self.tracer.torch_fn_metadata) from error
 
     def _record_untold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record without telling `tracer_of_functions`: no code of the user's runs inside."""
@@ -415,25 +418,30 @@ class Recorder(ProxyTorchDispatchMode):
 
         Anything uncommon among the arguments (symbolic sizes, known constants, subclasses) goes the long way.
         """
-        node_args = self._as_nodes(args)
-        node_kwargs = {key: self._as_nodes(value) for key, value in kwargs.items()}
+        node_args = self.as_nodes(args)
+        node_kwargs = {key: self.as_nodes(value) for key, value in kwargs.items()}
         result, shown = self._result_of(func, args, kwargs)
         name = func.overloadpacket.__name__
         node = self.graph.create_node("call_function", func, node_args, node_kwargs, name)
         note_function(self.tracer, node)
-        self._track(result, node, shown)
+        if self.environment is not None and self.environment.pending_fresh_unbacked_symbols:
+            self.listener.recorded(node)
+            track_tensor_tree(result, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+            return result
+        self.track(result, node, shown)
         self.listener.recorded(node)
         if not isinstance(result, Tensor):
             for position, part in enumerate(result):
-                self._track_part(node, position, part)
+                self.track_part(node, position, part)
         return result
 
-    def _track_part(self, node: fx.Node, position: int, part: Any) -> None:
+    def track_part(self, node: fx.Node, position: int, part: Any) -> None:
+        """Append a node for one of several results, if it is a tensor."""
         if not isinstance(part, Tensor):
             return
         item = self.tracer.graph.create_node("call_function", operator.getitem, (node, position), {})
         note_function(self.tracer, item)
-        self._track(part, item)
+        self.track(part, item)
         self.listener.recorded(item)
 
     def _result_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -451,7 +459,8 @@ class Recorder(ProxyTorchDispatchMode):
 
         return self._results.of(func, args, kwargs, run)
 
-    def _track(self, result: Any, node: fx.Node, shown: Any = None) -> None:
+    def track(self, result: Any, node: fx.Node, shown: Any = None) -> None:
+        """Let a result be known as the value of a node."""
         if isinstance(result, Tensor):
             node.meta["val"] = snapshot_fake(result) if shown is None else shown
             self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
@@ -462,7 +471,8 @@ class Recorder(ProxyTorchDispatchMode):
                 snapshot_fake(part) if isinstance(part, Tensor) else part for part in result
             )
 
-    def _as_nodes(self, value: Any) -> Any:
+    def as_nodes(self, value: Any) -> Any:
+        """Arguments of an operator as a node takes them; raises `NotPlain`."""
         kind = type(value)
         if kind is FakeTensor:
             slot = self.tracer.tensor_tracker.get(value)
@@ -472,7 +482,7 @@ class Recorder(ProxyTorchDispatchMode):
         if kind in PLAIN_ARGUMENTS:
             return value
         if kind is list or kind is tuple:
-            return kind([self._as_nodes(item) for item in value])
+            return kind([self.as_nodes(item) for item in value])
         if kind in SYMBOLIC and self.sizes is not None:
             return self.sizes.argument(value)
         raise NotPlain
@@ -482,6 +492,7 @@ class Recorder(ProxyTorchDispatchMode):
         if has_proxy_slot(literal, self.tracer):
             return
         node = self.adopt(literal, self.listener.met_tensor(literal))
+        self.literals[node] = literal
         self.listener.made_of_numbers(node.name)
         track_tensor_tree(literal, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
         node.meta["val"] = self.stand_in(literal)

@@ -79,7 +79,8 @@ class SizeEnvironment(ShapeEnv):
     `bases` are the symbols of inputs by name, `names` says how every symbol is spelled. `where` is asked
     for the place of a decision; `filled` are the symbols that must not be 0, with the place of that.
     `required` is told what code states of numbers that only a run knows.
-    Inside `kernels` statements are PyTorch's own, which it makes again in every run.
+    With `keeps_whole` a composite runs that the program has as one operator. Inside `kernels` statements are
+    PyTorch's own, which it makes again in every run.
     """
 
     def __init__(self) -> None:
@@ -91,9 +92,19 @@ class SizeEnvironment(ShapeEnv):
         self.filled: dict[Any, Any] = {}
         self.required: Callable[[SymBool], None] = lambda _: None
         self._in_kernel = False
+        self.keeps_whole = False
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, and note what that decided."""
+        """Evaluate, and note what that decided.
+
+        Whether a size is 1 inside a composite that is kept whole is asked again in every run: a size that is
+        not 1 rules nothing out.
+        """
+        if self.keeps_whole and _asks_for_one(orig_expr):
+            with self.suppress_guards():
+                result = super().evaluate_expr(orig_expr, *args, **kwargs)
+            if bool(result) is not isinstance(orig_expr, sympy.Eq):
+                return result
         known = len(self.guards)
         try:
             result = super().evaluate_expr(orig_expr, *args, **kwargs)
@@ -164,6 +175,10 @@ class SizeEnvironment(ShapeEnv):
         bounds = ValueRanges(-int_oo if low is None else low, int_oo if high is None else high)
         self.var_to_range[symbol] &= bounds
         return self.create_symintnode(symbol, hint=value)
+
+    def symint(self, symbol: Any) -> Any:
+        """The number that a symbol of a run stands for."""
+        return self.create_symintnode(symbol, hint=None)
 
     def is_free(self, symbol: Any) -> bool:
         """Whether a symbol stands for itself still, and not for a number or for other symbols."""
@@ -379,3 +394,10 @@ class Found:
     def divisor(self) -> int | None:
         """The number that a size must be a multiple of, where that is what was found."""
         return _divisor(self.condition) if isinstance(self.condition, sympy.Eq) else None
+
+
+def _asks_for_one(asked: Any) -> bool:
+    """Whether somebody asks if a size, or a stride that is a multiple of it, is that of 1."""
+    if not isinstance(asked, (sympy.Eq, sympy.Ne)) or not asked.rhs.is_Integer or not asked.rhs:
+        return False
+    return bool((asked.lhs / asked.rhs).is_Symbol)

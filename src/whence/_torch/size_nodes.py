@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from whence._torch.sizes import expression, is_symbolic, number_of
+from whence._torch.sizes import OuterNumber, expression, is_symbolic, number_of
 
 if TYPE_CHECKING:
     from whence._torch.size_environment import SizeEnvironment
@@ -63,10 +63,19 @@ class SizeNodes:
     def is_held_by(self, node: fx.Node, number: Any) -> None:
         """Let a symbol that a node gives be known by that node."""
         found = expression(number)
-        if found.is_Symbol and found not in self._bases:
+        if found.is_Relational:
+            self._hold_truth(found, node, number)
+        elif found.is_Symbol and found not in self._bases:
             self._bases[found] = node
             name = f"size_of_{node.args[0]}" if node.target is _SIZE else node.name.replace(_ITEM, "item")
             self._environment.names.setdefault(found, name)
+
+    def _hold_truth(self, found: Any, node: fx.Node, truth: Any) -> None:
+        """A truth is a symbol that is 1: the node gives the one, and what is made of it the other."""
+        symbol = next(iter(found.free_symbols))
+        self._bases[found] = node
+        self._environment.names.setdefault(symbol, node.name.replace(_ITEM, "item"))
+        self.is_held_by(self._made(torch.sym_ite, (node, 1, 0), truth), self._environment.symint(symbol))
 
     def knows(self, number: Any) -> bool:
         """Whether a number can be spelled with what is known: sizes of inputs, and what nodes gave."""
@@ -92,6 +101,8 @@ class SizeNodes:
         found = expression(number)
         if found.is_number:
             return number_of(number)
+        if not found.free_symbols <= self._bases.keys():
+            raise OuterNumber
         known = {symbol: fx.Proxy(self._bases[symbol], self._tracer) for symbol in found.free_symbols}
         with self._appending(create):
             node: fx.Node = _interpreted(known, found).node

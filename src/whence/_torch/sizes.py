@@ -70,6 +70,10 @@ class RaggedSize(RuntimeError):
     """A jagged tensor was made, whose rows differ in length, while no size may be a symbol."""
 
 
+class OuterNumber(RuntimeError):
+    """A function that an operator runs, or its derivative, uses a number that only a run has."""
+
+
 def _refuse_ragged(**_: Any) -> None:
     """A jagged tensor asks for a symbol; without a place for one PyTorch asserts that there is."""
     raise RaggedSize

@@ -96,11 +96,11 @@ class StepRecorder(Recorder):
             node.meta["val"] = None
             self.listener.recorded(node)
             return None
-        self._track(result, node)
+        self.track(result, node)
         self.listener.recorded(node)
         if not isinstance(result, Tensor):
             for position, part in enumerate(result):
-                self._track_part(node, position, part)
+                self.track_part(node, position, part)
         return result
 
     def _with_nodes(self, value: Any) -> Any:
@@ -109,7 +109,7 @@ class StepRecorder(Recorder):
             return self.node_of(value)
         if isinstance(value, (list, tuple)):
             return type(value)([self._with_nodes(item) for item in value])
-        return as_node(value) if is_recorded(value) else self._as_nodes(value)
+        return as_node(value) if is_recorded(value) else self.as_nodes(value)
 
 
 def apart_or_nothing(result: Any) -> Any:

@@ -56,7 +56,7 @@ def _make(node: fx.Node, plan: Plan, edge: tuple[int, int], module: nn.Module) -
     if body_of(held, plan, edge[1]) is None:
         function, arguments = partial(in_place_of(Place(plan, edge[1])).forward, held), (node.args,)
     with node.graph.inserting_before(node):
-        made = node.graph.create_node("call_function", function, arguments, name=f"{node.name}_call")
+        made = node.graph.create_node("call_function", function, arguments, name=node.name)
     made.meta = node.meta
     node.replace_all_uses_with(made)
     node.graph.erase_node(node)

@@ -279,6 +279,7 @@ class CallBody(_OfThisProcess):
         values |= {name: value_of(text, sizes) for name, text in interface.sizes}
         inputs = [self._laid_out(name, values[name], sizes) for name in self.call_plan.forward.inputs]
         values |= self._outputs(interface, module, inputs, replacing)
+        values |= self._refused({name: values[name].detach().requires_grad_() for name in self._own_leaves})
         self._write(interface, module, values, flat, replacing)
         return self._result(interface, module, values, flat)
 
@@ -327,6 +328,17 @@ class CallBody(_OfThisProcess):
         run = Differentiation(self, module, self.call_plan, gradients, watched, half, own, tied)
         outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
+
+    @cached_property
+    def _own_leaves(self) -> tuple[str, ...]:
+        """Results that require gradients and lead to no input: the model made leaves of them."""
+        if self.plan.program.has_backward or self.number != ROOT_CALL:
+            return ()
+        results = [self.plan.nodes[name] for name in self._called().result.names]
+        made = [node for node in results if node.op == "call_function"]
+        return tuple(
+            node.name for node in made if isinstance(x := node.meta["val"], Tensor) and x.requires_grad
+        )
 
     @cached_property
     def _places(self) -> tuple[tuple[int, ModulePath], ...]:

@@ -38,6 +38,7 @@ from whence.tracing.cutting import cut_gradients
 from whence.tracing.example import Example
 from whence.tracing.functional import Functional
 from whence.tracing.layouts import inputs_behind
+from whence.tracing.leaves import BETWEEN_RESULTS, mark_leaves
 from whence.tracing.notes import Notes, Scope
 from whence.tracing.recomputation import reuse_random_draws
 from whence.tracing.record import Recorded
@@ -65,9 +66,9 @@ def assemble(
     values = _final_values(recorded, functional)
     custom = {} if recorded.backward.roots else custom_functions(_histories(recorded.results))
     opaque = without_operators(custom, session.notes)
-    straight: frozenset[str] = frozenset()
+    straight = frozenset[str]()
     if not recorded.backward.roots:
-        straight = cut_gradients(graph, session.notes.marks, functional.sources, frozenset(custom))
+        straight = _as_differentiated(recorded, functional, values, frozenset(custom))
     refuse_shared_writes(recorded, values)
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
@@ -112,6 +113,16 @@ def assemble(
         preserved=preserved,
         wholes=wholes,
     )
+
+
+def _as_differentiated(
+    recorded: Recorded, functional: Functional, values: Values, custom: frozenset[int]
+) -> frozenset[str]:
+    """Let autograd find in a forward-only program what it found in the run; nodes that hand gradients on."""
+    session = recorded.session
+    if mark_leaves(recorded.results, values.results, session.recorder):
+        session.notes.hooks[BETWEEN_RESULTS] = None
+    return cut_gradients(functional.graph, session.notes.marks, functional.sources, custom)
 
 
 def _convention(

@@ -45,4 +45,4 @@ def _allow_deeper_calls(undoing: Undoing) -> None:
     """A capture has frames of its own around every module call: what eager can nest it can nest, too."""
     limit = sys.getrecursionlimit()
     undoing.later(partial(sys.setrecursionlimit, limit))
-    sys.setrecursionlimit(2 * limit)
+    sys.setrecursionlimit(2 * limit + 1000)

@@ -8,10 +8,17 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.graph import Node
 
-from whence._torch.autograd import gradient_key, overwritten, run_backward
+from whence._torch.autograd import (
+    gradient_key,
+    leads_nowhere,
+    nodes_below_tensors,
+    overwritten,
+    run_backward,
+)
+from whence._torch.checkpoints import is_reentrant_checkpoint
 from whence._torch.composed import carries_gradients, is_composed, plain_parts
 from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten
-from whence.errors import InvalidLoss, Place, UnsupportedInput
+from whence.errors import InvalidLoss, Place, SideEffect, UnsupportedInput
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.composed import Composed, gradient_parts, made_otherwise
@@ -101,12 +108,25 @@ def _gradients(
             outputs, [row.tensor for row in wanted], [start.gradient for start in starts], session
         )
     except RuntimeError as error:
+        _refuse_reentrant(outputs, session, error)
         if session.recorder.environment is None:
             raise
         node = overwritten(outputs, (step.node for step in session.notes.steps))
         if node is None:
             raise
         raise overwritten_before_backward(node.name(), _made_at(session, node)) from error
+
+
+def _refuse_reentrant(outputs: Sequence[Tensor], session: Session, error: RuntimeError) -> None:
+    """A checkpoint of the older kind gives no gradients back to whoever asks for them."""
+    found = next((node for node in nodes_below_tensors(outputs) if is_reentrant_checkpoint(node)), None)
+    if found is not None:
+        raise SideEffect(
+            "a checkpoint with use_reentrant=True is differentiated",
+            where=_made_at(session, found),
+            why="it runs a backward inside the backward, which fills .grad and hands nothing on",
+            remedy="use torch.utils.checkpoint with use_reentrant=False, which gives the same numbers",
+        ) from error
 
 
 def _made_at(session: Session, node: Node) -> Place:
@@ -143,7 +163,8 @@ def _start_of(session: Session, loss: Tensor) -> _Start:
 def _starts(session: Session, outputs: Sequence[Any]) -> list[_Start]:
     found, at = [], 0
     for output in outputs:
-        if isinstance(output, Tensor) and gradient_key(output) is not None:
+        has_key = isinstance(output, Tensor) and gradient_key(output) is not None
+        if has_key and not leads_nowhere(output):
             found.append(_start(session, output, at))
         at += len(list(plain_parts(output)))
     if not found:

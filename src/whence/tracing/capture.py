@@ -22,7 +22,7 @@ from whence.tracing.materialising import materialised
 from whence.tracing.partial import keeping_what_was_recorded
 from whence.tracing.record import mode_of, record
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.replay.template import Doubt
+from whence.tracing.replay.template import CompositeOpened, Doubt
 from whence.tracing.session import Session
 from whence.tracing.sharding import refuse_sharding, with_shards
 from whence.tracing.subject import subject_of
@@ -39,10 +39,12 @@ def capture(
 
     With `reuse`, a call that is like one that was recorded is not run again.
     """
-    wanted = Reuse(reuse, joint=bool(backward))
+    wanted = Reuse(reuse, joint=bool(backward), composites=not backward)
     while True:
         try:
             return _attempted(model, given, backward, wanted)
+        except CompositeOpened:
+            wanted = replace(wanted, composites=False)
         except Doubt as doubt:
             wanted = wanted.but_for(doubt.kind, doubt.why)
 

@@ -105,9 +105,7 @@ class SourceFinder:
 
     def is_in_torch(self) -> bool:
         """Whether torch's own code called us: `weight_norm` sets the weight that it computed."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_WHENCE):
-            frame = frame.f_back
+        frame = frame_outside()
         return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
     def asked(self) -> Source | None:
@@ -149,6 +147,14 @@ class SourceFinder:
         if source is None:
             source = self._sources[key] = Source(code.co_filename, frame.f_lineno, code.co_qualname)
         return source
+
+
+def frame_outside() -> FrameType | None:
+    """The innermost frame that is not ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_WHENCE):
+        frame = frame.f_back
+    return frame
 
 
 def beginning_of(function: object) -> Source | None:

@@ -180,11 +180,11 @@ class Reachable:
         ):
             return
         value = namespace.get(name)
-        if self.sources is not None:
-            self.sources.named(namespace, name)
+        is_watched = self.sources is not None and self.sources.named(namespace, name)
         if (asked := _NOW.intersection(names)) and any(value is each for each in _DATES):
             raise SideEffect.of([other_each_time(f"datetime.{min(asked)}", line_of((reader[0], min(asked))))])
-        if not isinstance(value, ModuleType | BuiltinFunctionType) and not _is_torch(value):
+        plain = not is_watched and not isinstance(value, ModuleType | BuiltinFunctionType)
+        if plain and not _is_torch(value):
             for row in self._save(name, Variable(namespace, name), reader):
                 found = Outside(f"global {name}", namespace, (itemgetter(name),), row.before)
                 self._name(row, found, reader[0], depth)

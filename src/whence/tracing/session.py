@@ -1,6 +1,5 @@
 """Listens while a model runs, and writes down what there is to know of every node and every module call."""
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -38,18 +37,19 @@ from whence.tracing.branches import Branches
 from whence.tracing.callnames import CallNames
 from whence.tracing.composed import COMPOSED, gradient_lost, in_parts, keys_of_parts
 from whence.tracing.cuts import Cuts
-from whence.tracing.frames import SourceFinder
+from whence.tracing.frames import SourceFinder, frame_outside
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.modules import Lines
 from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
 from whence.tracing.noting import Noting
 from whence.tracing.own_gradients import as_own_nodes
+from whence.tracing.raising import required
 from whence.tracing.random_states import RandomStates
 from whence.tracing.reads import Reads
 from whence.tracing.refusals import data_replaced, hook_kept, object_met
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.replay.template import Doubt
+from whence.tracing.replay.template import CompositeOpened
 from whence.tracing.subject import Signatures, Subject
 from whence.tracing.valuereads import data_dependent, refused_size, tensors_read, value_of
 from whence.tracing.watching import Watch
@@ -76,6 +76,7 @@ class Session:
         self.subject = subject
         self.notes = Notes()
         self.recorder = self.recorder_kind(self, mode)
+        self.recorder.keeps_composites = reuse.composites
         self.phase = Phase.FORWARD
         self.is_plainly_eager: Callable[[], bool] = bool
         self.grad_modes = Cuts()
@@ -332,6 +333,13 @@ class Session:
         """What a run says where a condition that the model states does not hold."""
         return f"{condition} does not hold, and torch._check requires it ({self.here()})"
 
+    def stated(self, *, called: bool) -> tuple[bool, str] | None:
+        """What a truth has to be where the other side of a branch only raises, and what a run says else."""
+        wanted = required(frame_outside(), called=called)
+        return (
+            None if wanted is None else (wanted, f"the model requires otherwise ({self._finder.current()})")
+        )
+
     def user_of_sizes(self) -> object:
         """The module call in the forward; in the backward, or one that is rehearsed, the autograd node."""
         if self.phase is Phase.FORWARD:
@@ -344,6 +352,10 @@ class Session:
         self.branches.refuse_leaked(tensor)
         self.random_states.refuse_use(tensor)
         return self.notes.literal(self._known_tensors.get(id(tensor)), tensor)
+
+    def composite_opened(self) -> Exception:
+        """Its parts are not in the graph."""
+        return self.replayer.remembered(CompositeOpened(None, "a composite is opened"))
 
     def made_of_numbers(self, name: str) -> None:
         """A tensor that the model made of numbers while it ran."""
@@ -403,11 +415,8 @@ class Session:
 
     # --- afterwards ----------------------------------------------------------------------------------
 
-    def kept_outside(self) -> dict[str, Tensor]:
-        """The results that somebody holds although the run is over, by their operations and lines.
-
-        Call it when nothing of the run is needed any more.
-        """
+    def forget(self) -> dict[fx.Node, type]:
+        """Let go of every tensor of the run; what replayed calls computed, with the class they were of."""
         replayed = self.replayer.inside_templates()
         self._alive.clear()
         release_scans(step.node for step in self.notes.steps)
@@ -415,14 +424,7 @@ class Session:
         self.replayer.forget()
         self.branches.forget()
         self.recorder.forget()
-        if not self.notes.marks.keys().isdisjoint(self.recorder.results_alive()):
-            gc.collect()  # hooks and custom functions make cycles
-        alive = self.recorder.results_alive()
-        for node in alive:
-            if node in replayed:
-                raise Doubt(replayed[node], "somebody keeps what it computes")
-        held = [node for node in self.notes.order if node in alive]
-        return {f"{node.name} ({self.notes.marks[node].source})": alive[node] for node in held}
+        return replayed
 
     # --- errors --------------------------------------------------------------------------------------
 

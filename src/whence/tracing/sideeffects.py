@@ -21,6 +21,7 @@ from whence._torch.generators import (
 from whence._torch.tensors import generator_state, set_generator_state, writes_to
 from whence.errors import Fault, LostState, SideEffect
 from whence.tracing.leaks import take_out
+from whence.tracing.replay.template import Doubt
 from whence.tracing.session import Session
 from whence.tracing.sources import Sources
 from whence.tracing.subject import Subject
@@ -45,7 +46,11 @@ class SideEffects:
     @contextmanager
     def refused(self) -> Iterator[None]:
         """Raise `SideEffect` after the block for all that it did, at once."""
-        with observed_generators(self._note, self._random_states), self._sources.watched():
+        with (
+            observed_generators(self._note, self._random_states) as pair,
+            self._sources.watched(pair),
+            self._sources.threads_refused(),
+        ):
             yield
         written = [
             str(row.paths[0])
@@ -115,7 +120,7 @@ def _set_generator(subject: Subject) -> Fault:
 
 def take_out_kept(session: Session) -> None:
     """Take tensors of a finished run from whoever holds them, and warn; raises `LostState`."""
-    kept = session.kept_outside()
+    kept = _kept_outside(session)
     if not kept:
         return
     names, alive = ", ".join(kept), [ref(tensor) for tensor in kept.values()]
@@ -130,6 +135,19 @@ def take_out_kept(session: Session) -> None:
         "before the capture",
         stacklevel=4,
     )
+
+
+def _kept_outside(session: Session) -> dict[str, Tensor]:
+    """The results that somebody holds although the run is over, by their operations and lines."""
+    replayed, recorder, notes = session.forget(), session.recorder, session.notes
+    if not notes.marks.keys().isdisjoint(recorder.results_alive()):
+        gc.collect()  # hooks and custom functions make cycles
+    alive = recorder.results_alive()
+    for node in alive:
+        if node in replayed:
+            raise Doubt(replayed[node], "somebody keeps what it computes")
+    held = [node for node in notes.order if node in alive]
+    return {f"{node.name} ({notes.marks[node].source})": alive[node] for node in held}
 
 
 def _kept(subject: Subject, names: str, holders: Sequence[str]) -> LostState:

@@ -8,12 +8,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 from whence._torch.patching import patched
-from whence.errors import Fault, Place
+from whence._torch.threads import watched_threads
+from whence.errors import Fault, Place, SideEffect
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _OF_TIME = (
@@ -47,8 +49,10 @@ class Sources:
         self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Note calls inside the block, also by the names that `named` is told of."""
+    def watched(self, *others: tuple[Any, Any]) -> Iterator[None]:
+        """Note calls inside the block, also by the names that `named` is told of; so are `others` found, each
+        with what stands for it."""
+        self._announced |= {id(held): (held, stand_in) for held, stand_in in others}
         with ExitStack() as patches:
             for owner, name in _FUNCTIONS:
                 if (function := vars(owner).get(name)) is not None:
@@ -63,13 +67,30 @@ class Sources:
             patches.callback(self.undo)
             yield
 
-    def named(self, namespace: dict[str, Any], name: str) -> None:
-        """A file may have one of these functions under a name of its own."""
+    @contextmanager
+    def threads_refused(self) -> Iterator[None]:
+        """Raises `SideEffect` after the block where another thread computed for this one, and ends an error
+        that came of it so."""
+        used: list[object] = []
+        try:
+            with watched_threads(lambda: partial(used.append, self._line())):
+                yield
+        except Exception as error:
+            if not used:
+                raise
+            raise _in_another_thread(used[0]) from error
+        if used:
+            raise _in_another_thread(used[0])
+
+    def named(self, namespace: dict[str, Any], name: str) -> bool:
+        """Whether a file has one of these under a name of its own; it is watched there, too."""
         held = namespace.get(name)
         known = self._announced.get(id(held))
-        if known is not None and known[0] is held:
-            self._names.append((namespace, name, *known))
-            namespace[name] = known[1]
+        if known is None or known[0] is not held:
+            return False
+        self._names.append((namespace, name, *known))
+        namespace[name] = known[1]
+        return True
 
     def undo(self) -> None:
         """Give the names back; harmless to do again."""
@@ -99,6 +120,15 @@ class Sources:
         while frame is not None and frame.f_code.co_filename in _THROUGH:
             frame = frame.f_back
         return frame is not None and self._is_user(frame.f_code)
+
+
+def _in_another_thread(line: object) -> SideEffect:
+    return SideEffect(
+        "the model computes in another thread",
+        where=Place(line=None if line is None else str(line)),
+        why="a capture records one thread; what others compute would be a constant, or missing",
+        remedy="compute in the thread that calls the model: map(f, items) in the place of pool.map(f, items)",
+    )
 
 
 def _always(*_args: object, **_kwargs: object) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.operators import has_size_of_data, short_name
-from whence._torch.sizes import RaggedSize, unknown_size
+from whence._torch.sizes import OuterNumber, RaggedSize, unknown_size
 from whence.errors import DataDependent, Place
 from whence.program.printing import line
 
@@ -34,6 +34,10 @@ class Need(Enum):
         "compute it with torch functions in place of Python's or NumPy's; or move that part out of the "
         "captured function and pass its result in"
     )
+    ADDRESS = (
+        "ask what decides by it outside of the captured function, and pass the answer in: every run has its "
+        "tensors elsewhere in memory"
+    )
 
 
 _READS: dict[str, tuple[str, Need]] = {
@@ -53,6 +57,8 @@ _READS: dict[str, tuple[str, Need]] = {
     "tolist": ("the content (.tolist())", Need.CONTENT),
     "numpy": ("the content (.numpy())", Need.CONTENT),
     "__array__": ("the content (as a NumPy array)", Need.CONTENT),
+    "__dlpack__": ("the content (from_dlpack)", Need.CONTENT),
+    "data_ptr": ("the address (.data_ptr())", Need.ADDRESS),
     "__format__": ("the content (formatted as text)", Need.CONTENT),
 }
 _SIZES = {
@@ -104,6 +110,13 @@ def refused_size(error: RuntimeError, where: Place) -> DataDependent | None:
             "the model makes a jagged tensor, whose rows have lengths that come from data",
             where=where,
             remedy="capture with dynamic_shapes={}, or with sizes that vary: there a symbol stands for them",
+        )
+    if isinstance(error, OuterNumber):
+        return DataDependent(
+            "a function that an operator runs (cond, while_loop, map) uses a number read from a tensor",
+            where=where,
+            why="it is recorded into a graph of its own, and its derivative into another: both get tensors",
+            remedy="use the tensor in the place of its .item(), as an operand of the operator",
         )
     unknown = unknown_size(error)
     return None if unknown is None else _size_unknown(*unknown, where)

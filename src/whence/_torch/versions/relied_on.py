@@ -5,7 +5,7 @@ for the names, `whence doctor` for all of it. `|` stands between the names of on
 """
 
 NAMES = {
-    "torch": "_check _check_with _compile",
+    "torch": "_assert _check _check_with _compile",
     "torch._C": """
         DisableTorchFunction DispatchKeySet ScriptMethod _AutoDispatchBelowAutograd _ForceDispatchKeyGuard
         _FunctionBase _current_graph_task_id _dispatch_has_kernel_for_dispatch_key

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from whence._torch.attribute_reads import NOTHING
 from whence._torch.autograd import is_custom_function, made_since
+from whence._torch.composites import count_of
 from whence._torch.hooks import has_hooks
 from whence._torch.modes import modes_now
 from whence._torch.operators import written_arguments
@@ -29,7 +30,7 @@ from whence.tracing.replay.facts import difference, facts_of
 from whence.tracing.replay.host import Host
 from whence.tracing.replay.likeness import COMPUTED, Conditions, Look, held, place_of
 from whence.tracing.replay.reaching import Held, parts_of
-from whence.tracing.replay.trial import MIN_NODES, SMALL, Border, Outcome, Seen, Trial, Unfit
+from whence.tracing.replay.trial import MIN_OPERATORS, SMALL, Border, Outcome, Seen, Trial, Unfit
 
 _METHODS = (
     FunctionType,
@@ -87,7 +88,7 @@ def _about_what_ran(
     differentiates: bool,
 ) -> Iterator[str]:
     marks = [notes.marks[node] for node in nodes]
-    if len(nodes) < MIN_NODES:
+    if sum(map(count_of, nodes)) < MIN_OPERATORS:
         yield SMALL
     if any(map(has_hooks, called)) or any(mark.hook is not None for mark in marks) or notes.hooks:
         yield "there are hooks on it or inside it"

@@ -231,9 +231,12 @@ class Replayer:
     # --- afterwards ----------------------------------------------------------------------------------
 
     def _doubt(self, kind: type, why: str) -> Doubt:
+        return self.remembered(Doubt(kind, why))
+
+    def remembered(self, doubt: Doubt) -> Doubt:
         """A doubt, which is remembered: the model may catch what is raised while it runs."""
-        self._doubts.append(Doubt(kind, why))
-        return self._doubts[-1]
+        self._doubts.insert(0, doubt)
+        return doubt
 
     def report(self) -> Replays:
         """What was replayed, as plain data."""

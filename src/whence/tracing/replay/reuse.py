@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 class Reuse:
     """Whether calls are replayed, whether they are differentiated in the capture, and which classes are not.
 
-    `without` gives, for classes whose records turned out not to hold, the reason; that of None is for all.
+    With `composites`, operators that are made of others are recorded whole. `without` gives, for classes
+    whose records turned out not to hold, the reason; that of None is for all.
     """
 
     wanted: bool = True
     joint: bool = False
+    composites: bool = False
     without: Mapping[type | None, str] = field(default_factory=dict)
 
     def but_for(self, kind: type | None, why: str) -> "Reuse":

@@ -29,6 +29,10 @@ class Doubt(Exception):
         self.why = why
 
 
+class CompositeOpened(Doubt):
+    """The model uses what a composite operator is made of: the capture begins again and takes all apart."""
+
+
 @dataclass(frozen=True, eq=False)
 class Template:
     """A recorded call that stands for others like it.

@@ -22,7 +22,7 @@ from whence.tracing.replay.host import Host
 from whence.tracing.replay.reaching import Held, parts_of, slots_of
 from whence.tracing.replay.variables import Variables
 
-MIN_NODES = 8
+MIN_OPERATORS = 8
 """From how many operations on copying them pays."""
 SMALL = "it is small"
 

@@ -1,0 +1,193 @@
+"""Composites stay whole in forward programs, so that every run takes them apart as eager does there."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._ops import OpOverload
+
+import whence
+from tests.checks import gradients
+
+X = torch.randn(2, 3, 4)
+
+
+class Using(nn.Module):
+    """Calls one function on its input and a weight."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x, self.weight, self.bias)
+
+
+KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "linear": F.linear,
+    "linear by name": lambda x, w, b: F.linear(bias=b, input=x, weight=w),
+    "linear without bias": lambda x, w, _: F.linear(x, w),
+    "matmul": lambda x, w, _: torch.matmul(x, w),
+    "matmul of a method": lambda x, w, _: x.matmul(w),
+    "matmul of a sign": lambda x, w, _: x @ w,
+    "matmul of vectors": lambda _, w, b: b @ w,
+    "attention": lambda x, w, _: F.scaled_dot_product_attention(x @ w, x, x),
+    "causal attention": lambda x, _w, _b: F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.3),
+    "attention with a mask": lambda x, _w, b: F.scaled_dot_product_attention(x, x, x, b[:3]),
+    "grouped attention": lambda x, _w, _b: F.scaled_dot_product_attention(
+        x.view(1, 2, 3, 4), x.view(1, 2, 3, 4)[:, :1], x.view(1, 2, 3, 4)[:, :1], enable_gqa=True
+    ),
+    "attention with dropout": lambda x, w, _: F.scaled_dot_product_attention(x @ w, x, x, dropout_p=0.5),
+    "layer_norm": lambda x, w, b: F.layer_norm(x, (4,), w[0], b, 1e-3),
+    "layer_norm of numbers": lambda x, *_: F.layer_norm(x, (4,)),
+    "dropout": lambda x, w, _: F.dropout(x * w[0], 0.5),
+}
+
+
+def operators(program: whence.Program) -> set[str]:
+    targets = (node.target for node in program.nodes())
+    return {target.overloadpacket.__name__ for target in targets if isinstance(target, OpOverload)}
+
+
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("captured", [False, True])
+def test_right_in_every_grad_mode(name: str, captured: bool) -> None:
+    """Captured with gradients or without, it runs bitwise with them and without, and trains."""
+    model = Using(KEPT[name])
+    with torch.set_grad_enabled(captured):
+        program = whence.capture(model, (X,))
+    assert operators(program) & {"linear", "matmul", "scaled_dot_product_attention", "layer_norm", "dropout"}
+    for runs in (False, True):
+        with torch.set_grad_enabled(runs):
+            assert program.verify(model, (X,)).ok
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_operations_are_those_of_an_export(name: str) -> None:
+    """Where nothing else is in the model, the program has the operators that `torch.export` has."""
+    model = Using(KEPT[name]).eval()
+    exported = torch.export.export(model, (X,), strict=False)
+    theirs = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    ours = [
+        str(node.target) for node in whence.capture(model, (X,)).graph.nodes if node.op == "call_function"
+    ]
+    assert ours == theirs
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(4, 4, 2, dropout=0.5),
+    "lstm both ways": lambda: nn.LSTM(4, 3, bidirectional=True),
+    "gru": lambda: nn.GRU(4, 4, 2, batch_first=True),
+    "tanh": lambda: nn.RNN(4, 4),
+    "relu": lambda: nn.RNN(4, 4, nonlinearity="relu", bias=False),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("captured", [False, True])
+def test_recurrent_networks(name: str, captured: bool) -> None:
+    """One operator with several results; in every grad mode, and trained."""
+    model = RECURRENT[name]()
+    with torch.set_grad_enabled(captured):
+        program = whence.capture(model, (X,))
+    assert operators(program) & {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+    for runs in (False, True):
+        with torch.set_grad_enabled(runs):
+            assert program.verify(model, (X,)).ok
+
+
+class Force(nn.Module):
+    """Gives the gradient of what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        energy = self.second(torch.tanh(self.first(x))).sum()
+        try:
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        except ValueError:
+            force = x
+        return energy, force
+
+
+def test_composite_that_the_model_looks_into() -> None:
+    """A backward inside the model needs the parts: all composites are taken apart."""
+    model, x = Force(), torch.randn(2, 4, requires_grad=True)
+    program = whence.capture(model, (x,))
+    assert "linear" not in operators(program)
+    assert not any(row.kind.value == "constant" for row in program.signature.inputs)
+    assert program.verify(model, (x,)).ok
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, _: torch.vmap(lambda row: F.linear(row, w))(x),
+        lambda x, w, _: F.dropout(x * w[0], 0.5, training=False),
+        lambda x, w, _: F.dropout(x * w[0], 0.5, inplace=True),
+    ],
+    ids=["for many", "off", "in place"],
+)
+def test_what_is_taken_apart(function: Any) -> None:
+    """Functions that run for many at once, and dropout that is none or writes to its argument."""
+    model = Using(function)
+    program = whence.capture(model, (X,))
+    assert not operators(program) & {"linear", "dropout"}
+    assert program.verify(model, (X,)).ok
+
+
+def test_taken_apart_under_autocast() -> None:
+    """What is cast is in the graph."""
+    model = Using(F.linear)
+    with torch.autocast("cpu", torch.bfloat16):
+        program = whence.capture(model, (X,))
+        assert "linear" not in operators(program)
+        assert program.verify(model, (X,)).ok
+
+
+def test_call_that_does_not_fit() -> None:
+    """The function's own error."""
+    with pytest.raises(TypeError):
+        whence.capture(Using(lambda x, *_: F.linear(x)), (X,))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_inside_multi_head_attention(batch_first: bool) -> None:
+    """PyTorch's own attention runs its functions out of sight of function modes; they are whole, too."""
+    model = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+    program = whence.capture(model, (X, X, X), {"need_weights": False})
+    assert {"linear", "scaled_dot_product_attention"} <= operators(program)
+    model.zero_grad()
+    model(X, X, X, need_weights=False)[0].sum().backward()
+    expected = gradients(model)
+    model.zero_grad()
+    program.unflatten()(X, X, X, need_weights=False)[0].sum().backward()
+    assert all(torch.equal(found, expected[name]) for name, found in gradients(model).items())  # type: ignore[arg-type]
+
+
+def test_mask_that_is_trained_after_a_capture_without_gradients() -> None:
+    """Attention whose mask needs a gradient runs another kernel: each run chooses its own."""
+    model = Using(KEPT["attention with a mask"])
+    with torch.no_grad():
+        program = whence.capture(model, (X,))
+    model(X).sum().backward()
+    expected = gradients(model)
+    model.zero_grad()
+    program.unflatten()(X).sum().backward()
+    assert str(gradients(model)) == str(expected)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_open_sizes(size: int, dim: int) -> None:
+    """Sizes of attention are open down to none."""
+    model = Using(KEPT["causal attention"])
+    program = whence.capture(model, (X,), dynamic_shapes=({dim: torch.export.Dim.AUTO},))
+    x = torch.randn(size, 3, 4) if dim == 0 else torch.randn(2, size, 4)
+    assert torch.equal(program.unflatten()(x), model(x))
