@@ -90,3 +90,28 @@ def test_objects_that_cannot_be_looked_into_are_named_wherever_they_are() -> Non
 
     guards = whence.capture(Net(), (torch.ones(2),)).guards
     assert "the inside of parts, a Generator" in [row.what for row in guards.unguarded]
+
+
+def test_step_says_what_of_an_object_is_compared() -> None:
+    """Attributes of an object around a step are guarded where code names them, and nothing says otherwise."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.linear(x) * SCALE.by
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    guards = whence.capture_step(step, (torch.ones(1, 2),), model=model, optimizer=optimizer).guards
+    assert guards.about("SCALE.by")
+    assert "nothing can watch" not in str(guards)
+    assert any(row.what == "global SCALE" and "are compared" in row.why for row in guards.unguarded)

@@ -134,8 +134,48 @@ def test_module_that_needs_a_hidden_value_says_which() -> None:
 def test_module_that_was_never_called_says_so() -> None:
     """A module without a call has no graph, and the error says what to do."""
     tree: Any = whence.capture(zoo.PartlyFrozen(), (X,)).unflatten()
-    with pytest.raises(whence.CallError, match="Linear has no graph of its own"):
+    with pytest.raises(whence.CallError, match="Linear has no graph of its own") as caught:
         tree.unused(X)
+    assert caught.value.why == "it was not called in the capture"
+
+
+def test_module_in_its_callers_graph_says_so() -> None:
+    """A module that was called where no graph of its own can be says where its operations are."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Any:
+            return torch.cond(x.sum() > 0, self.inner, lambda x: x.sin(), (x,))
+
+    model = Branching()
+    program = whence.capture(model, (X,))
+    for tree in (program.unflatten(), program.unflatten(onto=model)):
+        with pytest.raises(whence.CallError, match="part of its caller's graph, in a branch"):
+            tree.inner(X)
+
+
+def test_size_that_a_module_returns_is_there_when_it_is_called_alone() -> None:
+    """A varying size that is a result follows from those of the arguments."""
+
+    class Length(nn.Module):
+        def forward(self, x: Tensor) -> int:
+            return x.shape[0]
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Length()
+
+        def forward(self, x: Tensor) -> Tensor:
+            scaled: Tensor = x * self.inner(x)
+            return scaled
+
+    shapes = ({0: torch.export.Dim.DYNAMIC},)
+    tree: Any = whence.capture(Scaled(), (X,), dynamic_shapes=shapes).unflatten()
+    assert [tree.inner(torch.randn(size, *X.shape[1:])) for size in (2, 5)] == [2, 5]
 
 
 def test_wrong_arguments_are_refused() -> None:

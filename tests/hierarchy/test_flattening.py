@@ -49,6 +49,15 @@ def test_region_that_is_left_and_entered_again_is_flattened(model: nn.Module) ->
     assert reasons == {"a value leaves 0, 1 in the forward and comes back before it has finished"}
 
 
+def test_flattened_call_says_why_it_cannot_be_made(model: nn.Module) -> None:
+    """It was called, and its operations are somewhere else: that is not a module that was never called."""
+    program = with_the_last_given_to_the_first(model, Phase.FORWARD, joint=False)
+    for tree in (program.unflatten(), program.unflatten(onto=model)):
+        with pytest.raises(whence.CallError, match="has no graph of its own") as caught:
+            tree.get_submodule("0")(X)
+        assert "part of its caller's graph: a value leaves 0, 1" in caught.value.why
+
+
 def test_flattened_plan_holds(model: nn.Module) -> None:
     """What remains after flattening is a sound plan."""
     for phase in (Phase.FORWARD, Phase.BACKWARD):

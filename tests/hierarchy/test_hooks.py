@@ -163,8 +163,8 @@ def test_hooks_of_the_original_are_part_of_the_program() -> None:
 
 
 def test_replaced_submodule_is_refused() -> None:
-    """A submodule replaced by another module has no captured graph, and the tree says so."""
-    tree = whence.capture(zoo.Mlp(), (X,)).unflatten()
+    """A submodule of a joint tree that was replaced has no captured backward, and the tree says so."""
+    tree = whence.capture(zoo.Mlp(), (X,), backward=True).unflatten()
     tree.up = nn.Linear(zoo.WIDTH, 2 * zoo.WIDTH)
     with pytest.raises(whence.CallError, match="up was replaced by a Linear"):
         tree(X)

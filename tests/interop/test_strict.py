@@ -157,3 +157,41 @@ def test_what_a_model_does_because_it_is_read_is_explained() -> None:
     found = whence.capture(Asks(), (torch.ones(2),), strict=True).verify(Asks(), (torch.ones(2),))
     assert found.explained and not found.ok
     assert "as torch.export says, is equal, bit for bit" in str(found)
+
+
+class Doubled(torch.autograd.Function):
+    """A function with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 3
+
+
+class Custom(nn.Module):
+    """Uses it, beside a way that gradients take, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        result: Tensor = Doubled.apply(hidden) + hidden
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the front end
+def test_a_custom_autograd_function_has_no_backward_there() -> None:
+    """The front end reads its forward alone: the reason is told, in place of gradients that lack a part."""
+    model, x = Custom(), torch.randn(2, 4)
+    with pytest.raises(whence.NotDifferentiable, match="runs a custom autograd function"):
+        whence.capture(model, (x,), strict=True, backward=torch.sum)
+    tree = whence.capture(model, (x,), strict=True).unflatten()
+    with torch.no_grad():
+        assert torch.equal(tree(x), model(x))
+    with pytest.raises(whence.NotDifferentiable):
+        tree(x).sum().backward()

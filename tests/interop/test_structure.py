@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -277,8 +278,12 @@ def test_defect_11_copied_and_pickled(way: str) -> None:
         copied.last.scale.zero_()
     is_eager(tree, model, (X,))
     assert not torch.equal(copied(X), tree(X))
-    with pytest.raises(whence.CallError, match="cannot be pickled"):
+    with pytest.raises(whence.CallError, match=r"torch.export.save\(whence.capture\(model, args\)"):
         pickle.dumps(tree)
+    joint = whence.capture(model, (X,), backward=True)
+    with pytest.raises(whence.CallError, match=r"torch.export.save\(whence.capture\(model, args\)"):
+        pickle.dumps(joint.unflatten())
+    torch.export.save(whence.capture(model, (X,)).to_exported_program(), BytesIO())
 
 
 def test_tree_trains_as_eager() -> None:

@@ -140,3 +140,21 @@ def test_reentrant_checkpoint_in_the_backward_is_refused() -> None:
         with pytest.raises(whence.SideEffect, match="use_reentrant=False") as caught:
             whence.capture(model, (X,), backward=backward)
         assert "test_checkpoints.py" in str(caught.value.where.line)
+
+
+def test_hooks_of_a_checkpoint_are_not_the_models() -> None:
+    """What autograd saves inside of a checkpoint is packed by PyTorch: no origin names a hook."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            run = lambda y: self.linear(y).sin().relu()  # noqa: E731
+            result: Tensor = checkpoint(run, x.sin(), use_reentrant=False)
+            return result.cos()
+
+    program = whence.capture(Model(), (torch.randn(2, 4),), backward=torch.sum)
+    nodes = [node for node in program.nodes() if node.op == "call_function"]
+    assert {program.where(node).hook for node in nodes} == {None}

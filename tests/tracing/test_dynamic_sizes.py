@@ -375,3 +375,27 @@ def test_what_is_suggested_of_two_sizes_works() -> None:
         whence.capture(model, inputs, dynamic_shapes=({0: Dim("a")}, {0: Dim("c")}))
     program = whence.capture(model, inputs, dynamic_shapes=caught.value.suggested)
     assert program.verify(model, (torch.randn(8, 5), torch.randn(9, 5))).ok
+
+
+class Added(nn.Module):
+    """Takes two tensors, or one twice."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+
+@pytest.mark.parametrize("dims", [(Dim.DYNAMIC, Dim.DYNAMIC), (Dim("n"), Dim("n")), (Dim.DYNAMIC, Dim.AUTO)])
+def test_size_of_one_tensor_in_two_places(dims: Any) -> None:
+    """It is one size, whichever of the places asks for it."""
+    x, other = torch.randn(3, 4), torch.randn(5, 4)
+    program = whence.capture(Added(), (x, x), dynamic_shapes=tuple({0: dim} for dim in dims))
+    assert torch.equal(program.unflatten()(other, other), other + other)
+    assert program.check(Added(), (other, other)) == []
+
+
+@pytest.mark.parametrize("shapes", [({0: Dim("n")}, {0: Dim("k")}), (None, {0: Dim.DYNAMIC})])
+def test_one_tensor_has_no_two_sizes(shapes: Any) -> None:
+    """What is asked of it in one place and not in the other is a contradiction, and is said to be one."""
+    x = torch.randn(3, 4)
+    with pytest.raises(whence.InvalidShapes, match="something else of the same tensor"):
+        whence.capture(Added(), (x, x), dynamic_shapes=shapes)

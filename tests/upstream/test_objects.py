@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -78,12 +80,62 @@ USED = [
 
 @pytest.mark.parametrize(("make", "told"), USED, ids=["operator", "method", "opaque"])
 def test_row_150_objects_in_use_are_refused(make: Callable[[], nn.Module], told: str) -> None:
-    """What a graph cannot hold is refused where it is used, before it does anything, and in an export."""
+    """What a graph cannot hold is refused where it is used, before it does anything."""
     with leaves_no_trace(model := make()), pytest.raises(whence.errors.UnsupportedInput, match=told):
         whence.capture(model, (X,))
-    exported = torch.export.export(make(), (X,))
-    with pytest.raises(whence.UnsupportedGraph, match="is a script object"):
-        whence.from_exported_program(exported)
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize(
+    "make", [partial(Scripted, "operator"), partial(Scripted, "method"), lambda: Shifts(Shift(2.0))]
+)
+@needs_script_classes
+def test_row_150_objects_of_an_export_are_held(make: Any, decomposed: bool) -> None:
+    """Operators of an exported program are given the objects it holds; there is no way back to an export."""
+    exported = torch.export.export(nn.Sequential(make()), (X,))
+    program = whence.from_exported_program(exported.run_decompositions({}) if decomposed else exported)
+    assert torch.equal(program.unflatten()(X), make()(X))
+    assert torch.equal(program.module()(X), make()(X))
+    with pytest.raises(whence.NotExportable, match=r"is given a (ScriptObject|Shift)"):
+        program.to_exported_program()
+
+
+class Printing(nn.Module):
+    """Says something twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.ops.aten._print("first")
+        y = x + 1
+        torch.ops.aten._print("second")
+        return y
+
+
+class Queued(nn.Module):
+    """Puts two tensors into a queue, and takes one out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        init_torchbind_implementations()
+        self.queue = torch.classes._TorchScriptTesting._TensorQueue(torch.empty(0).fill_(-1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        operators = torch.ops._TorchScriptTesting
+        operators.queue_push(self.queue, x.sin())
+        operators.queue_push(self.queue, x.cos())
+        taken: Tensor = operators.queue_pop(self.queue)
+        return taken + x
+
+
+@needs_script_classes
+def test_effects_keep_their_order_without_tokens(capfd: pytest.CaptureFixture[str]) -> None:
+    """Tokens order what has effects in a decomposed export; a program has it where it ran."""
+    exported = torch.export.export(nn.Sequential(Printing()), (X,)).run_decompositions({})
+    capfd.readouterr()
+    assert torch.equal(whence.unflatten(exported)(X), X + 1)
+    assert capfd.readouterr().out.split() == ["first", "second"]
+    exported = torch.export.export(nn.Sequential(Queued(), nn.ReLU()), (X,)).run_decompositions({})
+    tree, model = whence.unflatten(exported), nn.Sequential(Queued(), nn.ReLU())
+    assert [torch.equal(tree(X), model(X)) for _ in range(3)] == [True] * 3
 
 
 @needs_script_classes

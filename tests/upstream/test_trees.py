@@ -243,8 +243,8 @@ def test_row_150_opaque_objects_are_constants() -> None:
     assert torch.equal(program.unflatten()(X), X + 1)
 
 
-def test_row_150_script_objects_are_refused() -> None:
-    """An exported program with a script object among its inputs is refused by name."""
+def test_row_150_script_objects_that_are_missing_are_refused() -> None:
+    """An exported program with a script object among its inputs that it does not hold is refused by name."""
     program = torch.export.export(nn.ReLU(), (X,))
     spec = InputSpec(InputKind.CUSTOM_OBJ, CustomObjArgument("handle", "Handle"), "handle")
     program.graph_signature.input_specs.insert(0, spec)

@@ -30,6 +30,7 @@ class Captured:
     bodies: dict[int, CapturedCall] = field(default_factory=dict)
     root: nn.Module | None = None
     readable: Readables = field(default_factory=Readables)
+    inlined: str = ""
 
 
 def captured_of(module: nn.Module) -> Any:
@@ -59,4 +60,4 @@ def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return read(module, module.__dict__[KEY], args, kwargs)
     if len(args) == 1 and isinstance(args[0], FlatCall):
         return args[0].call.run_forward(module, *args[0].values)
-    return fitting(module.__dict__[KEY].calls, type(module).__name__, args, kwargs).run(module, args, kwargs)
+    return fitting(module.__dict__[KEY], type(module).__name__, args, kwargs).run(module, args, kwargs)

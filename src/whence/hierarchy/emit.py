@@ -7,13 +7,14 @@ from types import MethodType
 from torch import Tensor, nn
 
 from whence.errors import Place, UsageError
+from whence.hierarchy.captured import captured_of
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody, Compiler
 from whence.hierarchy.tree import CAPTURED_MODE, OWN_NAMES, Tree, TreeList, forward_as
 from whence.program import ModuleRecord, Program
 from whence.program.state import state_of_loss
 from whence.provenance import ROOT, ModulePath
-from whence.schema import InputKind
+from whence.schema import InputKind, Phase
 
 _LISTS = frozenset({"Sequential", "ModuleList"})
 _CONTAINERS: dict[str, type[nn.Module]] = {
@@ -52,7 +53,18 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
         _order_children(made[record.path], record)
     add_constants(root, program)
     _point_to_root(root, plan, made)
+    say_inlined(plan, made)
     return deepcopy(root) if copy else root
+
+
+def say_inlined(plan: Plan, made: Mapping[ModulePath, nn.Module]) -> None:
+    """Say of modules that were called and have no graph why not."""
+    reasons = {flat.number: f": {flat.reason}" for flat in plan.flattened if flat.phase is Phase.FORWARD}
+    for row in plan.program.calls:
+        holder = captured_of(made[row.site.path]) if row.site.path in made else None
+        if holder is not None and not holder.calls:
+            words = f"its operations are part of its caller's graph{reasons.get(row.number, '')}"
+            vars(holder)["inlined"] = words
 
 
 def _root(program: Program) -> Tree:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.annotations import CUSTOM, common_annotations
-from whence.hierarchy.plan import Body, Plan, pack_label, pack_of
+from whence.hierarchy.plan import Body, Plan, pack_label, pack_of, packed_call
 from whence.program.origins import origin_of, set_origin
 from whence.schema import Phase
 
@@ -60,10 +60,20 @@ def _add_call(
     said = _said_of(plan, phase, edge[1])
     if said:
         node.meta[CUSTOM] = said
+    node.meta["val"] = tuple(_value(plan, name) for name in given)
     for position, name in enumerate(given):
         made[name] = graph.create_node(
             "call_function", operator.getitem, (node, position), name=label(plan, name)
         )
+        made[name].meta["val"] = node.meta["val"][position]
+
+
+def _value(plan: Plan, name: str) -> Any:
+    """The fake value of a name; of what a call keeps, all of its values."""
+    call = packed_call(name)
+    if call is None:
+        return plan.nodes[name].meta.get("val")
+    return tuple(_value(plan, kept) for kept in plan.body(Phase.FORWARD, call).kept)
 
 
 def _said_of(plan: Plan, phase: Phase, number: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Calls that the code of a captured call makes of others: found anew each time, and quickly."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
@@ -14,8 +14,8 @@ from whence.hierarchy.plan import Half
 from whence.hierarchy.swapping import Place
 from whence.hierarchy.tree import CapturedCall, FlatCall, Inside, Tree
 from whence.hierarchy.trials import Trial
+from whence.hierarchy.unpreserved import Unpreserved, in_place_of, name_of_repeated, replaced
 from whence.provenance import ModulePath
-from whence.schema import Phase
 
 ChildCall = Callable[..., tuple[Any, ...]]
 """Makes one call of a caller's code: takes the caller's module and flat values."""
@@ -30,6 +30,8 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, half: Half) ->
     """
     is_forward = half is Half.FORWARD
     may_be_new = not is_forward and place.number in place.plan.program.preserved
+    newcomer, repeated = in_place_of(place), name_of_repeated(place)
+    only = Unpreserved(place, only=True)
     last: tuple[Callable[[], nn.Module | None], Any, Any, Any] = (_none, None, None, ())
 
     def run(caller: Tree, *values: Any) -> tuple[Any, ...]:
@@ -37,15 +39,20 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, half: Half) ->
         if may_be_new and values and isinstance(values[0], Trial):
             return place.backward(values[0], values[1:])
         module: Any = caller if from_caller else captured_of(caller).root
+        held = module
         for segment in path:
             held, module = module, module._modules.get(segment)
             if module is None:
-                raise _replaced(path, held)
+                raise replaced(place, held, f"the graph around it calls {segment!r} in it")
+        if repeated and repeated in held._modules:
+            return only.forward(held._modules[repeated], values)
         met, call, function, calls = last
         if met() is not module:
             call = body_of(module, place.plan, place.number)
             if call is None:
-                return _run_newcomer(path, place, half.phase, module, values)
+                if not is_forward:
+                    raise _replaced_between(path, module)
+                return newcomer.forward(module, values)
             function, calls = call.function(half)
             last = ref(module), call, function, calls
         if is_forward and (is_watched(module) or torch.compiler.is_compiling()):
@@ -57,16 +64,6 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, half: Half) ->
 
 def _none() -> None:
     """What a reference to no module gives."""
-
-
-def _run_newcomer(
-    path: ModulePath, place: Place, phase: Phase, module: nn.Module, values: Sequence[Any]
-) -> tuple[Any, ...]:
-    if place.number not in place.plan.program.preserved:
-        raise _replaced(path, module)
-    if phase is Phase.BACKWARD:
-        raise _replaced_between(path, module)
-    return place.forward(module, values)
 
 
 def _run_watched(call: CapturedCall, module: nn.Module, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -83,13 +80,4 @@ def _replaced_between(path: ModulePath, module: nn.Module) -> CallError:
         f"{path} was replaced by a {type(module).__name__} between a forward and its backward",
         why="the captured backward reads the weights of the module that ran",
         remedy="replace modules between training steps",
-    )
-
-
-def _replaced(path: ModulePath, module: Any) -> CallError:
-    return CallError(
-        f"{path} was replaced by a {type(module).__name__}, which has no captured graph",
-        why="the graph around it calls the captured module by its flat values",
-        remedy=f"capture with preserve_calls=[{str(path)!r}], and replace it then; or replace the module in "
-        "the original model and capture again",
     )

@@ -6,7 +6,7 @@ arrived.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from whence._torch.sizes import is_symbolic, names_in, spelled
@@ -44,7 +44,7 @@ class Interface:
     `leaves` names the value of each flat argument (None for constants). `state` are body inputs that the
     module reads from itself. `writes` pairs new values with the attribute, or the position of the argument,
     they replace. `hidden` are body inputs that no argument supplies. `sizes` are body inputs that follow from
-    the sizes of the arguments, each with how.
+    the sizes of the arguments, each with how; so are results that are nothing else.
     """
 
     convention: Convention
@@ -71,7 +71,7 @@ def interface_of(plan: Plan, number: int) -> Interface | None:
         convention, result = _convention(plan, call.inputs, call.parameters), call.outputs
         leaves = tuple(leaf.name if isinstance(leaf, Named) else None for leaf in call.inputs.leaves)
     state = tuple(_own_state(plan, number, leaves))
-    sizes = () if number == ROOT_CALL else tuple(_sizes(plan, number, convention.sizes))
+    sizes = () if number == ROOT_CALL else tuple(_sizes(plan, number, convention.sizes, result.names))
     known = {*leaves, *(name for name, _ in (*state, *sizes))}
     loss = next((row.node for row in program.signature.outputs_of(OutputKind.LOSS)), None)
     return Interface(
@@ -112,10 +112,13 @@ def _convention(plan: Plan, inputs: Structure, parameters: inspect.Signature | N
     return Convention(inputs.spec, tuple(leaves), paths, parameters, same, sizes=sizes)
 
 
-def _sizes(plan: Plan, number: int, known: Sizes | None) -> Iterator[tuple[str, str]]:
-    """Body inputs that are sizes, and how they follow from those of the arguments."""
+def _sizes(
+    plan: Plan, number: int, known: Sizes | None, returned: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Body inputs and results that are sizes, and how they follow from those of the arguments."""
     names = {reading.name for reading in known.readings} if known is not None else set()
-    for name in plan.calls[number].forward.inputs:
+    body = plan.calls[number].forward
+    for name in dict.fromkeys((*body.inputs, *(name for name in returned if name not in body.outputs))):
         value = plan.nodes[name].meta.get("val")
         if is_symbolic(value) and names_in(value) <= names:
             yield name, spelled(value)

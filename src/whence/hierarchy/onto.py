@@ -16,7 +16,7 @@ from torch import nn
 from whence._torch.wrappers import seen_through
 from whence.errors import Fault, Place, UsageError
 from whence.hierarchy.captured import KEY, Captured, forward, train
-from whence.hierarchy.emit import add_constants, calls_by_path
+from whence.hierarchy.emit import add_constants, calls_by_path, say_inlined
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody
 from whence.hierarchy.tree import CAPTURED_MODE
@@ -50,6 +50,7 @@ def emit_onto(plan: Plan, model: object, *, copy: bool = False) -> nn.Module:
         _give_calls(made[id(module)], called.get(path, ()))
     root = made[id(given[ROOT])]
     _point_to_root(root, plan, {path: made[id(module)] for path, module in given.items()})
+    say_inlined(plan, {path: made[id(module)] for path, module in given.items()})
     add_constants(root, program)
     return deepcopy(root) if copy else root
 

@@ -28,6 +28,7 @@ from whence.hierarchy.plan import CallPlan, Plan
 from whence.hierarchy.replacing import places
 from whence.hierarchy.swapping import Place
 from whence.hierarchy.tree import Inside
+from whence.hierarchy.unpreserved import Unpreserved, in_place_of, name_of_repeated
 from whence.program import Absent, Convention
 from whence.program.program import Program
 from whence.program.sizes import function_of, shape_of
@@ -87,12 +88,18 @@ def _plain_call(child: PlainChild) -> Body:
     path, from_caller, place = child.path, child.from_caller, child.place
     plan, number = place.plan, place.number
     hooked = _unread(_through_hooks(number), f"a module of a captured tree has hooks; {_NOT_WHOLE}")
-    other = _unread(place.forward, OTHER)
+    other, only = (
+        _unread(each.forward, OTHER) for each in (in_place_of(place), Unpreserved(place, only=True))
+    )
+    repeated = name_of_repeated(place)
 
     def run(caller: nn.Module, *values: Any) -> tuple[Any, ...]:
-        module: Any = caller if from_caller else captured_of(caller).root
+        held: Any = caller if from_caller else captured_of(caller).root
+        module = held
         for segment in path:
-            module = module._modules[segment]
+            held, module = module, module._modules[segment]
+        if repeated and repeated in held._modules:
+            return only(held._modules[repeated], values)  # type: ignore[no-any-return]
         call = body_of(module, plan, number)
         if call is None:
             return other(module, values)  # type: ignore[no-any-return]

@@ -25,6 +25,7 @@ from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.held import Held
 from whence.hierarchy.inner_calls import ChildCall, child_call
 from whence.hierarchy.interface import Gradients, Interface, interface_of
+from whence.hierarchy.interpreted import interpreted
 from whence.hierarchy.moved import refuse_moved
 from whence.hierarchy.overlap import refuse_overlap
 from whence.hierarchy.pieces import Apart, apart
@@ -35,6 +36,7 @@ from whence.hierarchy.refusal import Refusal
 from whence.hierarchy.replacing import Replacing, Touched, newcomers, places, refuse_half, touched_of
 from whence.hierarchy.source import Source, write
 from whence.hierarchy.swapping import Place
+from whence.hierarchy.unpreserved import refuse_lost
 from whence.program.copying import refuse_pickling
 from whence.program.printing import marked
 from whence.program.sizes import value_of
@@ -226,9 +228,12 @@ class CallBody(_OfThisProcess):
         if state != self.plan.program.autocast:
             raise _other_autocast(state, self.plan.program.autocast)
         with without_autocast(state) if state else nullcontext():
-            return self._run_on(
-                interface, module, flat, self._differentiable(interface, flat, (args, kwargs))
-            )
+            leaves = self._differentiable(interface, flat, (args, kwargs))
+            try:
+                return self._run_on(interface, module, flat, leaves)
+            except AttributeError:
+                refuse_lost(self.plan, self.number, module)
+                raise
 
     def readable_body(self) -> Callable[..., tuple[Any, ...]]:
         """The forward on the module and flat values, for tracers to read."""
@@ -237,6 +242,10 @@ class CallBody(_OfThisProcess):
     def readable_call(self, count: int, names: tuple[str, ...]) -> Alone:
         """The call with so many positional arguments and such keywords, for tracers to read."""
         return alone(self._called(), self, (count, names))
+
+    def interpreted(self, module: nn.Module) -> fx.Graph:
+        """What it computes, as a graph that `torch.fx.Interpreter` runs on its module."""
+        return interpreted(self, module)
 
     def run_on_proxies(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the call on what `torch.fx` puts in the place of arguments."""
@@ -296,11 +305,10 @@ class CallBody(_OfThisProcess):
             hidden = (
                 ", ".join(interface.hidden) if interface else "arguments that are not tensors or constants"
             )
-            raise CallError(
-                f"{site} cannot be called alone",
-                why=f"it needs {hidden}, computed outside it and not among its arguments",
-                remedy="call the module around it",
-            )
+            why = f"it needs {hidden}, computed outside it and not among its arguments"
+            if interface is None and not self.call_plan.forward.steps:
+                why = "what it computes is part of its caller's graph, in a branch or a loop"
+            raise CallError(f"{site} cannot be called alone", why=why, remedy="call the module around it")
         return interface
 
     def _outputs(

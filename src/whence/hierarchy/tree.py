@@ -6,7 +6,7 @@ site is written into the caller's code, and nothing is chosen by counting calls.
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol, Self
@@ -72,6 +72,9 @@ class CapturedCall(Protocol):
     def readable_call(self, count: int, names: tuple[str, ...]) -> "Readable":
         """The call with so many positional arguments and such keywords, for tracers to read."""
 
+    def interpreted(self, module: nn.Module) -> fx.Graph:
+        """What it computes, as a graph that is run on its module."""
+
     def run_on_proxies(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run it on what `torch.fx` puts in the place of arguments."""
 
@@ -86,15 +89,16 @@ class Readable(Protocol):
         """Make the call, with arguments that fit."""
 
 
-def fitting(
-    calls: Sequence[CapturedCall], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> CapturedCall:
+def fitting(holder: "Holder", name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CapturedCall:
     """The call of a module that was captured with such arguments, or else the first."""
+    calls = holder.calls
     if not calls:
         raise CallError(
             f"{name} has no graph of its own, so there is nothing to run",
-            why="it was never called in the capture, or its operations are part of its caller's graph",
-            remedy="call the module around it, or capture a program that calls this one",
+            why=holder.inlined or "it was not called in the capture",
+            remedy="call the module around it, which runs its operations"
+            if holder.inlined
+            else "capture a program that calls it",
         )
     if len(calls) == 1:
         return calls[0]
@@ -104,7 +108,7 @@ def fitting(
 TAKEN_NAMES = frozenset(
     {
         *("type_name", "calls", "bodies", "watched", "forward_graph", "backward_graph", "root", "training"),
-        "readable",
+        *("readable", "inlined"),
     }
 )
 """Attributes of a tree module that a captured parameter, buffer or submodule may be called, too."""
@@ -135,6 +139,7 @@ class Holder(Protocol):
     calls: tuple[CapturedCall, ...]
     bodies: dict[int, CapturedCall]
     readable: Readables
+    inlined: str
 
 
 def is_read(args: Any, kwargs: Any) -> bool:
@@ -179,7 +184,7 @@ def ready(holder: Any, name: str, number: int, keywords: tuple[str, ...]) -> boo
         return True
     calls = (holder.watched,) if getattr(holder, "watched", None) is not None else holder.calls
     if not calls:
-        fitting((), type(holder).__name__, (), {})
+        fitting(holder, type(holder).__name__, (), {})
     found = {call.plan.first[call.number]: call for call in reversed(calls)}
     setattr(
         holder.readable, name, [call.readable_call(number, keywords) for call in reversed(found.values())]
@@ -194,7 +199,8 @@ class Tree(nn.Module):
     computed, and `calls` holds all of them. `bodies` finds them by the number of the call, together with
     those that a checkpoint runs again in the backward. `watched` runs instead of a flat module's only call
     while the module is captured again: it makes the module calls that the flat one inlines. `readable` are
-    calls in plain code, made when `torch.compile` reads them.
+    calls in plain code, made when `torch.compile` reads them. `inlined` says why a module has no calls of its
+    own that was called.
     """
 
     type_name: str
@@ -202,6 +208,7 @@ class Tree(nn.Module):
     bodies: dict[int, CapturedCall]
     watched: CapturedCall | None
     readable: Readables
+    inlined: str
 
     def __init__(self, type_name: str) -> None:
         super().__init__()
@@ -212,6 +219,7 @@ class Tree(nn.Module):
             "bodies": {},
             "watched": None,
             "readable": Readables(),
+            "inlined": "",
         }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -225,7 +233,7 @@ class Tree(nn.Module):
             return args[0].call.run_forward(self, *args[0].values)
         if self.watched is not None and torch.compiler.is_compiling():
             return self.watched.run(self, args, kwargs)
-        return fitting(self.calls, self.type_name, args, kwargs).run(self, args, kwargs)
+        return fitting(self, self.type_name, args, kwargs).run(self, args, kwargs)
 
     @property
     def forward_graph(self) -> fx.Graph | None:
@@ -240,6 +248,30 @@ class Tree(nn.Module):
         """The graph of the backward of the first call; None in a forward-only tree."""
         return self.calls[0].graph(Phase.BACKWARD) if self.calls else None
 
+    def __getattr__(self, name: str) -> Any:
+        """What `nn.Module` finds; `graph` is the first call as `torch.fx.Interpreter` runs it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name == "graph" and self.calls:
+                return self.calls[0].interpreted(self)
+            error.add_note(
+                f"a captured {self.type_name} has parameters, buffers, submodules and its call: "
+                "program.unflatten(onto=model) gives instances of the model's classes, with their attributes"
+            )
+            raise
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set it as on any module; a module under the name of a call that was not made is refused."""
+        if "@" in name and isinstance(value, nn.Module):
+            refuse_unmade(self, name)
+        super().__setattr__(name, value)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Add it as on any module; a module under the name of a call that was not made is refused."""
+        refuse_unmade(self, name)
+        super().add_module(name, module)
+
     def train(self, mode: bool = True) -> Self:
         """Set the flag, as on any module; the graphs stay as they were captured, and one warning says so."""
         tell_of_mode(self, mode)
@@ -247,6 +279,21 @@ class Tree(nn.Module):
 
     def _get_name(self) -> str:
         return self.type_name
+
+
+def refuse_unmade(tree: Tree, name: str) -> None:
+    """Raise `CallError` for the name of a call (`layer@1`) that was not made: nothing would run it."""
+    base, _, index = name.rpartition("@")
+    held = tree._modules.get(base) if index else None
+    made = [call.name for call in held.calls] if isinstance(held, Tree) else []
+    if base and index and name not in made[1:] and name not in tree._modules:
+        raise CallError(
+            f"{tree.type_name} makes no call {name}",
+            why=f"the calls of {base} are {', '.join(made)}"
+            if made
+            else f"it has no module {base} that is called",
+            remedy="replace the module itself for all of its calls, or one of those that follow the first",
+        )
 
 
 CAPTURED_MODE = "whence_captured_training"

@@ -109,7 +109,7 @@ def _flat(exported: ExportedProgram, rows: Sequence[State]) -> tuple[Flat, list[
         held |= dict.fromkeys((row.name, *row.placeholders), _placeholder(graph, row.name, value))
     users = [_placeholder(graph, name, _value(old[name], spec)) for name, spec in _arguments(exported)]
     held |= {node.name: node for node in users}
-    flat = flattened(exported.graph_module, held, graph)
+    flat = flattened(exported.graph_module, {**held, **_objects(exported)}, graph)
     flat.nested = {name: own_copy(inner) for name, inner in flat.nested.items()}
     with_casts(flat)
     read_through_one(flat, rows, held)
@@ -117,6 +117,13 @@ def _flat(exported: ExportedProgram, rows: Sequence[State]) -> tuple[Flat, list[
     if flat.faults:
         raise UnsupportedGraph.of(flat.faults)
     return flat, users
+
+
+def _objects(exported: ExportedProgram) -> dict[str, Any]:
+    """What operations are given as it is: objects that are no tensors; tokens, which are nothing here."""
+    kinds = (InputKind.CUSTOM_OBJ, InputKind.TOKEN)
+    specs = (spec for spec in exported.graph_signature.input_specs if spec.kind in kinds)
+    return {spec.arg.name: exported.constants.get(spec.target or "") for spec in specs}
 
 
 def _arguments(exported: ExportedProgram) -> Iterator[tuple[str, Any]]:

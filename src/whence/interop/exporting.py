@@ -19,7 +19,8 @@ from torch.export.graph_signature import OutputKind as ExportedOutput
 
 from whence._torch.exported import Verifier, in_a_mode_for_all
 from whence._torch.graphs import name_plainly, nested_graph
-from whence._torch.operators import acts, op_name
+from whence._torch.operators import OpOverload, acts, op_name
+from whence._torch.scripting import object_among, takes_objects
 from whence._torch.symbolic_sizes import is_number, like, ranges_of, say_where
 from whence._torch.trees import spelled, tree_flatten_with_path
 from whence.errors import Fault, NotExportable
@@ -92,6 +93,7 @@ def _faults(program: Program) -> Iterator[Fault]:
         return
     yield from _composed(program)
     yield from _effects(program)
+    yield from _objects(program)
     by_name = {row.name: row for row in program.signature.inputs}
     for row in program.signature.outputs_of(OutputKind.MUTATION):
         changed = by_name.get(row.of or "")
@@ -133,6 +135,19 @@ def _effects(program: Program) -> Iterator[Fault]:
             why="PyTorch removes it from the module that it makes of an exported program",
             remedy="tell it with torch.fx.node.has_side_effect(operator), or run program.module() itself",
         )
+
+
+def _objects(program: Program) -> Iterator[Fault]:
+    """Operations that are given objects, which an exported program has as inputs of a kind of their own."""
+    for node in program.nodes():
+        if isinstance(node.target, OpOverload) and not takes_objects(node.target):
+            continue
+        if (held := object_among([*node.args, *node.kwargs.values()])) is not None:
+            yield Fault(
+                f"{op_name(node.target)} is given a {type(held).__name__}",
+                why="a program has the object in the operation, and an exported program among its state",
+                remedy="run program.module() itself, or keep the exported program that it was read from",
+            )
 
 
 def _sources(program: Program) -> Iterator[tuple[str, str]]:

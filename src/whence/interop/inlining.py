@@ -81,6 +81,7 @@ def _named(graph: Any) -> str:
 
 
 TRACEPOINT = "_export_tracepoint"
+_EFFECT = "with_effects"
 WRAPPERS: dict[str, Callable[[fx.Node, Region], Wrapped]] = {
     "wrap_with_set_grad_enabled": _set_grad,
     "wrap_with_autocast": _autocast,
@@ -92,7 +93,7 @@ WRAPPERS: dict[str, Callable[[fx.Node, Region], Wrapped]] = {
 }
 
 
-def flattened(module: fx.GraphModule, placeholders: Mapping[str, fx.Node], graph: fx.Graph) -> Flat:
+def flattened(module: fx.GraphModule, placeholders: Mapping[str, Any], graph: fx.Graph) -> Flat:
     """The graph of `module` without wrappers, written into `graph`, over `placeholders` by old names."""
     flat = Flat(graph=graph, made=dict(placeholders))
     names = {node.name for node in module.graph.nodes}
@@ -128,6 +129,8 @@ def _copy(
         else:
             name = node.name if is_outermost or node.name not in names else f"{node.name}_inner"
             made[node.name] = _operation(flat, node, made, region, name)
+            if op_name(node.target) == _EFFECT:
+                made[node.name] = (None, *_results(flat, made[node.name], node.meta["val"][1:]))
         if is_outermost:
             flat.made[node.name] = made.get(node.name)
     return returned
@@ -188,9 +191,22 @@ def _attribute(flat: Flat, module: fx.GraphModule, node: fx.Node) -> fx.Node | N
     return copied
 
 
+def _results(flat: Flat, node: fx.Node, values: tuple[Any, ...]) -> Iterator[fx.Node]:
+    """What an operation returns that tokens ordered among others: it stays where it ran without them."""
+    node.meta["val"] = values[0] if len(values) == 1 else values or None
+    for position, value in enumerate(values) if len(values) > 1 else ():
+        item = flat.graph.call_function(operator.getitem, (node, position))
+        item.meta = {**node.meta, "val": value}
+        yield item
+    yield from [node] if len(values) == 1 else []
+
+
 def _operation(flat: Flat, node: fx.Node, made: Mapping[str, Any], region: Region, name: str) -> fx.Node:
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: made[source.name])
-    copied = flat.graph.create_node(node.op, node.target, args, kwargs, name)
+    target, given = node.target, node.args
+    if op_name(target) == _EFFECT:
+        _, target, *given = given  # type: ignore[assignment]
+    args, kwargs = fx.map_arg((tuple(given), node.kwargs), lambda source: made[source.name])
+    copied = flat.graph.create_node(node.op, target, args, kwargs, name)
     name_plainly(copied, name)
     copied.meta = dict(node.meta)
     if region.stack is not None and not copied.meta.get(STACK):

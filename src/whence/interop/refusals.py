@@ -61,17 +61,10 @@ def _in_parts(exported: ExportedProgram) -> Iterator[Fault]:
 
 def _inputs(exported: ExportedProgram) -> Iterator[Fault]:
     for spec in exported.graph_signature.input_specs:
-        if spec.kind is InputKind.CUSTOM_OBJ:
+        if spec.kind is InputKind.CUSTOM_OBJ and spec.target not in exported.constants:
             yield Fault(
-                f"{spec.target} is a script object",
-                why="the state of a program consists of tensors",
-                remedy="keep the object out of forward, or pass its tensors",
-            )
-        elif spec.kind is InputKind.TOKEN:
-            yield Fault(
-                f"{spec.arg.name} is a token that orders effects",
-                why="the operations of a program are ordered by their values alone",
-                remedy="export without operators that have effects, such as printing",
+                f"{spec.target} is a script object that the exported program does not hold",
+                remedy="give the exported program its constants back before reading it",
             )
 
 

@@ -5,16 +5,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
 
 from whence import hierarchy, tracing
 from whence._torch.symbolic_sizes import Limits, is_number, multiple_of
-from whence.errors import NotCallable, Noting, Place
+from whence.errors import NotCallable, NotDifferentiable, Noting, Place
 from whence.interop.exported import from_exported_program
 from whence.program import ModuleRecord, Program
 from whence.program.preserving import preserved_calls
 from whence.tracing.example import example_of
 from whence.tracing.subject import module_records, subject_of
+
+_FUNCTION = "autograd.function"
+"""What the front end notes on operations in the forward of a custom autograd function."""
 
 
 def strict_program(
@@ -36,6 +40,12 @@ def strict_program(
     forward = _forward(model, given)
     if not backward:
         return forward
+    if forward.opaque:
+        raise NotDifferentiable(
+            f"{type(model).__name__} runs {', '.join(forward.opaque)}, whose backward is not captured",
+            why="with strict=True torch.export reads its forward alone, without gradients",
+            remedy="capture with strict=False, which runs its backward, too",
+        )
     tree = hierarchy.unflatten(forward)
     joint, _ = tracing.capture(tree, given, backward)
     return joint
@@ -66,7 +76,17 @@ def _read(model: nn.Module, given: tracing.Given, preserved: tuple[str, ...]) ->
         )
     program = from_exported_program(exported, dict(model.named_buffers(remove_duplicate=False)))
     convention = replace(program.convention, limits=_as_asked(model, given, program))
-    return program.with_changes(modules=tuple(_as_in_model(model, program)), convention=convention)
+    return program.with_changes(
+        modules=tuple(_as_in_model(model, program)), convention=convention, opaque=_functions_in(exported)
+    )
+
+
+def _functions_in(exported: ExportedProgram) -> tuple[str, ...]:
+    """What stands for the custom autograd functions that the front end has read, in words."""
+    modules = (module for module in exported.graph_module.modules() if isinstance(module, fx.GraphModule))
+    nodes = (node for module in modules for node in module.graph.nodes)
+    read = any(name == _FUNCTION for node in nodes for name, _ in node.meta.get("source_fn_stack", ()))
+    return ("a custom autograd function",) if read else ()
 
 
 def _as_asked(model: nn.Module, given: tracing.Given, program: Program) -> dict[str, Limits]:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.operators import keeps_its_place
-from whence.passes.before import MARK, Before
+from whence.passes.before import Before, mark_of
 
 Told = list[tuple[fx.Node, str]]
 """Nodes whose uses went over to others, in order, with the names of those."""
@@ -61,13 +61,30 @@ def _recognise(found: After, old: Before, is_working_copy: bool) -> None:
             found.kept[name] = node
             if _changed(old.nodes[name], node):
                 found.changed[node] = name
-        elif (mark := node.meta.get(MARK)) in old.nodes:
+        elif (mark := mark_of(node)) is not None and mark in old.nodes:
             marked.setdefault(mark, []).append(node)
     for mark, nodes in marked.items():
         same = [node for node in nodes if not _changed(old.nodes[mark], node)]
         if mark not in found.kept and same and not is_working_copy:
             found.kept[mark] = next((node for node in same if node.name == mark), same[0])
         found.copied |= {node: mark for node in nodes if node is not found.kept.get(mark)}
+    if not is_working_copy:
+        found.kept |= {name: node for name, node in _borders(found, old) if name not in found.kept}
+
+
+def _borders(found: After, old: Before) -> Iterator[tuple[str, fx.Node]]:
+    """Inputs and the output of a graph that was traced anew, which carry nothing: inputs by their names, or
+    by their positions where a tracer numbered all of them.
+    """
+    inputs = [node for node in old.nodes.values() if node.op == "placeholder"]
+    now = found.graph.find_nodes(op="placeholder")
+    numbered = len(now) == len(inputs) and all(node.name == f"arg{at}_1" for at, node in enumerate(now))
+    for node, before in zip(now, inputs, strict=False):
+        if numbered and _layout(node) == _layout(before):
+            yield before.name, node
+    names = {node.name for node in inputs}
+    yield from ((node.name, node) for node in now if not numbered and node.name in names)
+    yield from ((node.name, found.graph.output_node()) for node in old.nodes.values() if node.op == "output")
 
 
 def _changed(before: fx.Node, now: fx.Node) -> bool:

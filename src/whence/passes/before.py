@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from whence._torch.annotations import CUSTOM, said_of
 from whence._torch.graphs import graph_module, name_plainly, own_copy
 from whence.errors import UsageError
 from whence.program import Program
@@ -14,7 +15,10 @@ from whence.program.origins import origin_of
 from whence.provenance import Origin
 
 MARK = "whence_before"
-"""The key, in the metadata of a node, of the node's name before the pass; copies of the metadata carry it."""
+"""The key, in the metadata of a node, of the node's name before the pass; copies of the metadata carry it.
+
+It is there twice: `torch.fx.traceback.preserve_node_meta` takes along what is under `custom` alone.
+"""
 
 Saved = tuple[str, Any, Any, Any, str]
 """What a node is: kind, target, arguments, keyword arguments, name."""
@@ -74,7 +78,14 @@ def before(program: Program) -> Before:
     names = {node: node.name for node in working.graph.nodes}
     for node, name in names.items():
         node.meta[MARK] = name
+        node.meta[CUSTOM] = {**said_of(node), MARK: name}
     return Before(unchanged, working, names, {node: _saved(node) for node in program.graph.nodes})
+
+
+def mark_of(node: fx.Node) -> str | None:
+    """The name before the pass of the node whose metadata a node carries."""
+    mark: str | None = node.meta.get(MARK) or said_of(node).get(MARK)
+    return mark
 
 
 def _saved(node: fx.Node) -> Saved:
@@ -85,3 +96,7 @@ def clean(graph: fx.Graph) -> None:
     """Take the marks off."""
     for node in graph.nodes:
         node.meta.pop(MARK, None)
+        said = {key: value for key, value in said_of(node).items() if key != MARK}
+        node.meta |= {CUSTOM: said} if said else {}
+        if not said:
+            node.meta.pop(CUSTOM, None)

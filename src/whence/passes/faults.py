@@ -14,7 +14,8 @@ from whence.program.signature import describe
 from whence.program.wellformed import Broken
 
 _SAY = (
-    "say it inside the block: edit.replaced(new, *olds) or edit.split(old, *news), or copy the meta of a node"
+    "say it inside the block: edit.replaced(new, *olds) or edit.split(old, *news), or copy the meta of a "
+    "node, as torch.fx.traceback.preserve_node_meta() does where a graph is traced anew"
 )
 _PLACEHOLDERS = "leave inputs and outputs as they are: give a pass that changes them a capture of its own"
 _FLAT = "write the operation itself, as call_function: a program hides none in modules or methods"

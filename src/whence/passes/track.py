@@ -9,7 +9,7 @@ from torch import fx
 from whence._torch.graphs import fake_result, own_copy, replacements_told
 from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageError
 from whence.passes.after import After, Told, after
-from whence.passes.before import MARK, Before, before, clean
+from whence.passes.before import Before, before, clean, mark_of
 from whence.passes.carry import carried, carried_faults
 from whence.passes.faults import faults_of
 from whence.passes.origins import sources_of, write_origins
@@ -77,9 +77,7 @@ class Edit:
         """The nodes of before that a node is or was made from."""
         if isinstance(node, fx.Node) and node in self._said:
             return self._said[node]
-        name = (
-            node if isinstance(node, str) else self._old.names.get(node) or node.meta.get(MARK) or node.name
-        )
+        name = node if isinstance(node, str) else self._old.names.get(node) or mark_of(node) or node.name
         if name not in self._old.nodes:
             raise SelectionError(
                 f"{name!r} was not in the graph before the block", remedy="name nodes that the block replaces"
@@ -127,7 +125,7 @@ def _finished(edit: Edit, old: Before, told: Told) -> Program:
     sources = sources_of(old, now, said)
     broken = faults_of(old, now, sources)
     if not broken:
-        _name_inputs(now)
+        _name_inputs(old, now)
         _evaluate(graph)
         broken = faults_of(old, now, sources)
     if not broken:
@@ -152,9 +150,11 @@ def _said(edit: Edit, graph: fx.Graph) -> dict[fx.Node, tuple[str, ...]]:
     }
 
 
-def _name_inputs(now: After) -> None:
-    """Inputs keep their names, also in a graph that a pass wrote anew."""
+def _name_inputs(old: Before, now: After) -> None:
+    """Inputs keep their names and what they stand for, also in a graph that a pass wrote anew."""
     for name, node in now.kept.items():
+        if node.op == "placeholder":
+            node.meta.setdefault("val", old.nodes[name].meta.get("val"))
         if node.op == "placeholder" and node.name != name:
             node.name = node.target = name
 

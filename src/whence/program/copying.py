@@ -47,5 +47,6 @@ def refuse_pickling(what: str) -> NoReturn:
     raise CallError(
         f"{what} cannot be pickled",
         why="its graphs hold values of PyTorch's tracer, which only this process knows",
-        remedy="save its state_dict, or torch.export.save(program.to_exported_program(), path)",
+        remedy="save its state_dict; a graph of the forward alone can be saved, too: "
+        "torch.export.save(whence.capture(model, args).to_exported_program(), path)",
     )

@@ -3,15 +3,16 @@
 import enum
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whence._torch.composed import is_composed, kind_of, untraceable
+from whence._torch.dims import Freedom
 from whence._torch.trees import TreeSpec, tree_flatten, tree_unflatten, whole_leaves
-from whence.errors import Fault, InputMismatch, UnsupportedInput
+from whence.errors import Fault, InputMismatch, InvalidShapes, UnsupportedInput
 from whence.program.binding import binding_faults
 from whence.program.convention import argument_parts, names_of, paths_of, whole_paths_of
 from whence.program.signature import Part
@@ -78,11 +79,34 @@ def example_of(subject: Subject, given: Given) -> Example:
         tuple(leaves),
         paths,
         names_of(args, kwargs, subject.parameters),
-        asked,
+        None if asked is None else _asked_once(asked, leaves),
         wholes,
         argument_parts(args, kwargs),
         given.preserve,
     )
+
+
+def _asked_once(asked: Asked, leaves: Sequence[Any]) -> Asked:
+    """Of one tensor in several places a size is asked for in the first; another wish contradicts that."""
+    first: dict[int, int] = {}
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            first.setdefault(id(leaf), position)
+    again = {at: first.get(id(leaves[at.position]), at.position) for at in asked.wishes}
+    again = {at: there for at, there in again.items() if there != at.position}
+    said = {(at.position, at.dim, wish.name) for at, wish in asked.wishes.items()}
+    faults = [
+        Fault(
+            f"{asked.wishes[at].text} is asked of {at}, and something else of the same tensor elsewhere",
+            why="one tensor is in several places of the example, and has one size",
+            remedy="ask the same of all of them, or capture with tensors of their own",
+        )
+        for at, there in again.items()
+        if (there, at.dim, (wish := asked.wishes[at]).name) not in said and wish.freedom is not Freedom.AUTO
+    ]
+    if faults:
+        raise InvalidShapes.of(faults)
+    return replace(asked, wishes={at: wish for at, wish in asked.wishes.items() if at not in again})
 
 
 def _checked(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -249,7 +249,7 @@ class Reachable:
                         self._name_context(row, _beginning(reader[0]))
                     if row.kind in (ATTRIBUTES, SLOTS):
                         self._name_attributes(row, reader[0], names, depth)
-                    if row.kind is CONTAINER:
+                    if row.kind is CONTAINER and reader[0] is not _NO_CODE:
                         self._name(row, Outside(path, value, (), value), reader[0], depth)
                     self._inside(row, reader, names, depth - 1)
                 self._class(kind, reader[0], names, depth - 1)
