@@ -1,11 +1,10 @@
 BIN := .venv/bin
 READY := .venv/.ready
-NEWEST := 2.15.0
-NEWEST_BIN := .venv-newest/bin
-NEWEST_READY := .venv-newest/.ready
+RELEASE_newest := 2.15.0
+RELEASE_between := 2.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-newest lint types check conformance bench benchmark bench-smoke clean
+.PHONY: help demo test test-newest test-between lint types check conformance bench benchmark bench-smoke clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -19,12 +18,12 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	@touch $@
 
-$(NEWEST_READY): pyproject.toml constraints.txt Makefile
-	@echo "Installing whence and its tools with PyTorch $(NEWEST) into .venv-newest (several GB the first time)"
-	@python3 -m venv .venv-newest
-	@grep -v '^torch==' constraints.txt > .venv-newest/constraints.txt
-	@$(NEWEST_BIN)/pip install -q -c .venv-newest/constraints.txt torch==$(NEWEST)
-	@$(NEWEST_BIN)/pip install -q -c .venv-newest/constraints.txt -e '.[dev]' torch==$(NEWEST)
+.venv-%/.ready: pyproject.toml constraints.txt Makefile
+	@echo "Installing whence and its tools with PyTorch $(RELEASE_$*) into .venv-$* (several GB the first time)"
+	@python3 -m venv .venv-$*
+	@grep -v '^torch==' constraints.txt > .venv-$*/constraints.txt
+	@.venv-$*/bin/pip install -q -c .venv-$*/constraints.txt torch==$(RELEASE_$*)
+	@.venv-$*/bin/pip install -q -c .venv-$*/constraints.txt -e '.[dev]' torch==$(RELEASE_$*)
 	@touch $@
 
 demo: $(READY) ## show what whence does, on a small model
@@ -33,8 +32,11 @@ demo: $(READY) ## show what whence does, on a small model
 test: $(READY) ## run the tests
 	$(BIN)/pytest -n 2
 
-test-newest: $(NEWEST_READY) ## run the tests on the newest PyTorch, in .venv-newest
-	$(NEWEST_BIN)/pytest -n 2
+test-newest: .venv-newest/.ready ## run the tests on the newest PyTorch, in .venv-newest
+	.venv-newest/bin/pytest -n 2
+
+test-between: .venv-between/.ready ## run the tests of what may differ between releases on one in between, in .venv-between
+	.venv-between/bin/pytest -n 2 tests/_torch tests/test_golden.py tests/test_models.py
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check

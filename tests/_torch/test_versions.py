@@ -90,15 +90,18 @@ def test_this_release_is_tried() -> None:
 
 def test_everybody_names_the_same_releases() -> None:
     """What is promised, what is developed on (the oldest) and what is tested besides fit the list."""
-    oldest, newest = TRIED[0], TRIED[-1]
+    oldest, between, newest = TRIED
     major, minor = newest.split(".")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"torch>={oldest},<{major}.{int(minor) + 1}" in project["dependencies"]
     assert f"torch=={oldest}.0\n" in (ROOT / "constraints.txt").read_text()
     makefile = (ROOT / "Makefile").read_text()
-    assert f"NEWEST := {newest}." in makefile
+    assert f"RELEASE_newest := {newest}." in makefile
+    assert f"RELEASE_between := {between}." in makefile
     assert f"torch=={oldest}.0" in makefile
-    assert "test-newest" in (ROOT / ".ci" / "run").read_text()
+    steps = (ROOT / ".ci" / "run").read_text()
+    assert "test-newest" in steps
+    assert "test-between" in steps
 
 
 def test_errors_of_others_stay_their_own() -> None:
