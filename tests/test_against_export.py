@@ -82,13 +82,10 @@ BY_NAME = {
     ),
     "autocast": Difference(
         "under autocast composites are taken apart: what is cast is in the graph",
-        ops(
-            *("linear.default", "layer_norm.default", "scaled_dot_product_attention.default"),
-            "_unsafe_view.default",
-        ),
+        ops("linear.default", "layer_norm.default", "scaled_dot_product_attention.default"),
         ops(
             *("_scaled_dot_product_flash_attention_for_cpu.default", "addmm.default", "t.default"),
-            *("native_layer_norm.default", "view.default"),
+            *("native_layer_norm.default", "view.default", "_unsafe_view.default"),
         ),
     ),
     **dict.fromkeys(
