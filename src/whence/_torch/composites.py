@@ -5,6 +5,7 @@ that autograd differentiates when it runs keeps them as they are, so that each r
 does. None of them returns a tensor that shares memory with an argument, or writes to one.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,8 +22,9 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from whence._torch.annotations import note_function
 from whence._torch.autograd import below_autograd
+from whence._torch.operators import short_name
 from whence._torch.plainly import ComposedMet, NotPlain
-from whence._torch.tensors import PLAIN_TENSORS, storage_of
+from whence._torch.tensors import PLAIN_TENSORS, autocast_state, storage_of
 from whence._torch.trees import tree_flatten
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def _is_simple(call: Call) -> bool:
     tensors = [leaf for leaf in tree_flatten(call.args)[0] if isinstance(leaf, Tensor)]
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    if any(torch.is_autocast_enabled(kind) for kind in {tensor.device.type for tensor in tensors}):
+    if autocast_state():
         return False
     return all(isinstance(tensor, (FakeTensor, *PLAIN_TENSORS)) for tensor in tensors)
 
@@ -186,17 +188,21 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     if composite is _RESHAPE:
         nodes = (*nodes, recorder.as_nodes(list(result.shape)))
     func = composite.operator
-    node = recorder.graph.create_node(
-        "call_function", func, nodes, dict(call.kwargs), func.overloadpacket.__name__
-    )
+    node = _appended(recorder, func, nodes, dict(call.kwargs), result)
+    node.meta |= {MAY_VIEW: True} if composite.may_view else {}
+    for position, part in enumerate(result if isinstance(result, tuple) else ()):
+        _appended(recorder, operator.getitem, (node, position), {}, part)
+    return result
+
+
+def _appended(recorder: "Recorder", func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> fx.Node:
+    """A node with its value, which autograd does not see; the listener asks for the model's grad mode."""
+    node = recorder.graph.create_node("call_function", func, args, kwargs, short_name(func))
     note_function(recorder.tracer, node)
     with disable_proxy_modes_tracing(), below_autograd():
         recorder.track(result, node)
-        node.meta |= {MAY_VIEW: True} if composite.may_view else {}
-        recorder.listener.recorded(node)
-        for position, part in enumerate(result if isinstance(result, tuple) else ()):
-            recorder.track_part(node, position, part)
-    return result
+    recorder.listener.recorded(node)
+    return node
 
 
 @contextmanager

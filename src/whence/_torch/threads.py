@@ -7,33 +7,46 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from whence._torch.patching import patched
+from whence._torch.trees import tree_flatten
 
 
 class OtherThread(RuntimeError):
     """Ends what another thread was about to compute."""
 
 
-class _Ending(TorchFunctionMode):
-    """Says that this thread uses torch, and ends it, until it is `over`."""
+Told = Callable[[Tensor | None], None]
+"""Is told each tensor that another thread computes, and None when that takes a tensor of the recording."""
 
-    def __init__(self, used: Callable[[], None], over: threading.Event) -> None:
-        self._used = used
+
+class _Ending(TorchFunctionMode):
+    """Tells what this thread computes, and ends it at a tensor of the recording, until it is `over`."""
+
+    def __init__(self, told: Told, over: threading.Event) -> None:
+        self._told = told
         self._over = over
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._over.is_set():
             return func(*args, **(kwargs or {}))
-        self._used()
-        raise OtherThread("whence records one thread: what others compute would be no part of the program")
+        if any(isinstance(leaf, FakeTensor) for leaf in tree_flatten((args, kwargs))[0]):
+            self._told(None)
+            raise OtherThread("whence records one thread: what others compute is no part of the program")
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_flatten(result)[0]:
+            if isinstance(leaf, Tensor):
+                self._told(leaf)
+        return result
 
 
 @contextmanager
-def watched_threads(starting: Callable[[], Callable[[], None]]) -> Iterator[None]:
+def watched_threads(starting: Callable[[], Told]) -> Iterator[None]:
     """What threads compute that this one starts, or gives work to, inside the block: `starting` is called
-    when it does, and what that gives when the other one uses torch, which ends it."""
+    when it does, and gives what is told of the other one."""
     here, over = threading.get_ident(), threading.Event()
     start, submit = threading.Thread.start, ThreadPoolExecutor.submit
 

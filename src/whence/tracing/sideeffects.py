@@ -42,6 +42,7 @@ class SideEffects:
         self._generators = {kind: read() for kind, read in _GENERATORS.items()}
         self._moved: dict[Kind, object] = {}
         self._was_alone = is_only_thread()
+        self._literals = session.notes.literals
 
     @contextmanager
     def refused(self) -> Iterator[None]:
@@ -49,7 +50,7 @@ class SideEffects:
         with (
             observed_generators(self._note, self._random_states) as pair,
             self._sources.watched(pair),
-            self._sources.threads_refused(),
+            self._sources.threads_refused(self._literals),
         ):
             yield
         written = [

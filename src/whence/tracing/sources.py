@@ -6,12 +6,14 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+from torch import Tensor
 
 from whence._torch.patching import patched
 from whence._torch.threads import watched_threads
@@ -68,10 +70,11 @@ class Sources:
             yield
 
     @contextmanager
-    def threads_refused(self) -> Iterator[None]:
-        """Raises `SideEffect` after the block where another thread computed for this one."""
-        used: list[object] = []
-        with _Refusing(used), watched_threads(lambda: partial(used.append, self._line())):
+    def threads_refused(self, literals: Mapping[str, Tensor]) -> Iterator[None]:
+        """Raises `SideEffect` after the block where another thread computed for this one: with a tensor of
+        the run, or one of the `literals` that the run met."""
+        refusing = _Refusing(literals)
+        with refusing, watched_threads(lambda: partial(refusing.told, self._line())):
             yield
 
     def named(self, namespace: dict[str, Any], name: str) -> bool:
@@ -115,15 +118,26 @@ class Sources:
 
 
 class _Refusing(AbstractContextManager[None]):
-    """Refuses what other threads computed, also where an error came of it; `used` are the lines."""
+    """Refuses what other threads computed for the run, also where an error came of it."""
 
-    def __init__(self, used: Sequence[object]) -> None:
-        self._used = used
+    def __init__(self, literals: Mapping[str, Tensor]) -> None:
+        self._literals = literals
+        self._used: list[object] = []
+        self._made: dict[int, tuple[Tensor, object]] = {}
+
+    def told(self, line: object, made: Tensor | None) -> None:
+        """Another thread, started at a line, takes a tensor of the run, or has made one of its own."""
+        if made is None:
+            self._used.append(line)
+        else:
+            self._made[id(made)] = made, line
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if not self._used or not isinstance(error, Exception | None):
+        met = [self._made[id(row)][1] for row in self._literals.values() if id(row) in self._made]
+        used = [*self._used, *met]
+        if not used or not isinstance(error, Exception | None):
             return
-        line = self._used[0]
+        line = used[0]
         raise SideEffect(
             "the model computes in another thread",
             where=Place(line=None if line is None else str(line)),

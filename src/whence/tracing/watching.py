@@ -38,7 +38,7 @@ class Watch:
     def packing(self, name: str, is_torchs: bool) -> Iterator[None]:
         """Autograd lets a hook pack a tensor that it saves."""
         self.packers |= {} if is_torchs else {f"the hook {name} on saved tensors": None}
-        before, self.packs = self.packs, "" if is_torchs else name
+        before, self.packs = self.packs, None if is_torchs else name
         try:
             yield
         finally:
@@ -50,8 +50,8 @@ class Watch:
 
     def hook(self, *, possible: bool) -> str | None:
         """The hook that is running: on a module that is called, or anywhere where one is `possible`."""
-        if self.packs is not None:
-            return self.packs or None  # torch's own is none of the model's: a checkpoint's, for one
+        if self.packs:
+            return self.packs
         return self._finder.hook() if self._hooked or possible else None
 
     def attribute_set(self, module: nn.Module, name: str) -> None:
