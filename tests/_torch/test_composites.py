@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import whence
 from tests.checks import gradients
@@ -235,3 +236,87 @@ def test_view_or_copy_that_is_written(function: Callable[[Tensor], Any]) -> None
     assert str(program.module()(x.clone())) == str(function(x.clone()))
     with pytest.raises(whence.CallError, match="other than 1"):
         program.module()(torch.randn(1, 3, 4))
+
+
+class Off(nn.Module):
+    """Calls a function where gradients are off, and goes on."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner, self.last = Using(function), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = self.inner(x)
+        return self.last(hidden) + self.inner(x).sum()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in KEPT if name not in ("matmul of vectors", "grouped attention")]
+)
+@pytest.mark.parametrize("captured", [False, True])
+def test_gradients_stop_where_the_model_stops_them(name: str, captured: bool) -> None:
+    """Inside `no_grad` a composite passes no gradient on, to its input or to its weights."""
+    model = Off(KEPT[name])
+    with torch.set_grad_enabled(captured):
+        program = whence.capture(model, (X,))
+    assert program.verify(model, (X,)).ok
+
+
+class Twice(torch.autograd.Function):
+    """A linear that says its gradient is twice what arrives."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * 2, None
+
+
+def test_custom_function_that_was_captured_without_gradients() -> None:
+    """Its own backward is not in the program: asking for it raises."""
+    model = Using(lambda x, w, _: Twice.apply(x, w))
+    with torch.no_grad():
+        program = whence.capture(model, (X,))
+    with pytest.raises(whence.NotDifferentiable):
+        program.unflatten()(X.clone().requires_grad_()).sum().backward()
+
+
+def test_attention_that_the_model_chooses() -> None:
+    """Which kernel attention takes is in the program where the model turns switches for it."""
+
+    def chosen(x: Tensor, w: Tensor, _: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(x @ w, x, x)
+
+    model = Using(chosen)
+    program = whence.capture(model, (X,))
+    assert "scaled_dot_product_attention" not in operators(program)
+    assert program.verify(model, (X,)).ok
+
+
+def test_views_of_inputs_captured_without_gradients() -> None:
+    """They are no leaves of the model's: gradients reach the input when the program runs with them."""
+    with torch.no_grad():
+        program = whence.capture(lambda x: (x.view(-1), x * 2), (X,))
+    x = X.clone().requires_grad_()
+    program.module()(x)[0].sum().backward()
+    assert x.grad is not None
+
+
+def test_dropout_of_nothing() -> None:
+    """It gives its argument."""
+    model, x = Using(lambda x, w, b: (F.dropout(x, 0.5), F.linear(x, w, b))), torch.randn(0, 4)
+    program = whence.capture(model, (x,))
+    assert "dropout" not in operators(program)
+    program.module()(x.requires_grad_())[1].sum().backward()
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_recurrent_networks_of_open_sizes(size: int) -> None:
+    """They are taken apart, for batches of one, too."""
+    model = nn.GRU(4, 4)
+    program = whence.capture(model, (torch.randn(3, 4, 4),), dynamic_shapes=({1: torch.export.Dim.AUTO},))
+    assert program.verify(model, (torch.randn(3, size, 4),)).ok

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from whence._torch.annotations import note_function
 from whence._torch.autograd import below_autograd
+from whence._torch.modes import switches
 from whence._torch.operators import short_name
 from whence._torch.plainly import ComposedMet, NotPlain
 from whence._torch.tensors import PLAIN_TENSORS, autocast_state, storage_of
@@ -116,7 +117,9 @@ def _dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> Call | None:
-    return Call((input, p, True)) if training and p and not inplace else None
+    count = input.numel()
+    gives_input = not training or not p or (type(count) is int and not count)
+    return Call((input, p, True)) if not inplace and not gives_input else None
 
 
 def _recurrent(input: Any, hidden: Any, parameters: Any, *options: Any) -> Call | None:
@@ -174,7 +177,7 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     None where it is to be taken apart.
     """
     call = composite.call(args, kwargs)
-    if call is None or recorder.is_inside_composite or (composite.may_view and recorder.environment is None):
+    if call is None or recorder.is_inside_composite or not _is_kept(recorder, composite):
         return None
     try:
         known = recorder.recognised(call.args)
@@ -183,7 +186,9 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
         return None
     with _inside(recorder):
         result = function(*args, **kwargs)
-    if composite.may_view and storage_of(result) == storage_of(known[0]):
+    if composite.may_view and (
+        not isinstance(result, FakeTensor) or storage_of(result) == storage_of(known[0])
+    ):
         return None
     if composite is _RESHAPE:
         nodes = (*nodes, recorder.as_nodes(list(result.shape)))
@@ -193,6 +198,15 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     for position, part in enumerate(result if isinstance(result, tuple) else ()):
         _appended(recorder, operator.getitem, (node, position), {}, part)
     return result
+
+
+def _is_kept(recorder: "Recorder", composite: Composite) -> bool:
+    """Not where the model has turned a switch that decides what it is made of; recurrent networks of open
+    sizes run as Python code, which decides by sizes."""
+    is_open = recorder.environment is not None
+    if (composite.may_view or composite.bind is _recurrent) and composite.may_view is not is_open:
+        return False
+    return switches() == recorder.switches
 
 
 def _appended(recorder: "Recorder", func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> fx.Node:

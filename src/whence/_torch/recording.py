@@ -48,6 +48,7 @@ from whence._torch.kernels import has_own_fake, run_on_symbols
 from whence._torch.known import NUMBER, known_number
 from whence._torch.layouts import as_kernel_lays_out
 from whence._torch.listening import RecordingListener
+from whence._torch.modes import switches
 from whence._torch.operators import ASSERT, HigherOrderOperator
 from whence._torch.plainly import PLAIN_ARGUMENTS, ComposedMet, NotPlain, apart, is_plain
 from whence._torch.results import Results
@@ -113,6 +114,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.sizes: SizeNodes | None = None
         self._results = Results()
         self._samples = Samples(fake_mode)
+        self.switches = switches()
         self.literals: dict[fx.Node, Tensor] = {}
         """What the model made of numbers while it ran, by placeholders."""
         if self.environment is not None:
@@ -296,10 +298,8 @@ class Recorder(ProxyTorchDispatchMode):
 
     def forget(self) -> None:
         """Let go of every tensor: what is alive afterwards is held by somebody else."""
-        self._stand_ins.clear()
-        self._adopted.clear()
-        self._kept.clear()
-        self.literals.clear()
+        for held in (self._stand_ins, self._adopted, self.literals, self._kept):
+            held.clear()
 
     def results_alive(self) -> dict[fx.Node, Tensor]:
         """The operations whose results somebody but the graph's own metadata still holds, with these."""

@@ -120,7 +120,7 @@ def _as_differentiated(
 ) -> frozenset[str]:
     """Let autograd find in a forward-only program what it found in the run; nodes that hand gradients on."""
     session = recorded.session
-    if mark_leaves(recorded.results, values.results, session.recorder):
+    if session.grad_modes.records and mark_leaves(recorded.results, values.results, session.recorder):
         session.notes.hooks[BETWEEN_RESULTS] = None
     return cut_gradients(functional.graph, session.notes.marks, functional.sources, custom)
 
