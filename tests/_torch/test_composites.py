@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 import whence
 from tests.checks import gradients
@@ -320,3 +321,22 @@ def test_recurrent_networks_of_open_sizes(size: int) -> None:
     model = nn.GRU(4, 4)
     program = whence.capture(model, (torch.randn(3, 4, 4),), dynamic_shapes=({1: torch.export.Dim.AUTO},))
     assert program.verify(model, (torch.randn(3, size, 4),)).ok
+
+
+def test_older_checkpoint_that_was_captured_without_gradients() -> None:
+    """It turns gradients off itself, and its backward is none of the program's: asking for it raises."""
+    model = Using(lambda x, w, _: checkpoint(F.linear, x, w, use_reentrant=True))
+    with torch.no_grad():
+        program = whence.capture(model, (X,))
+    with pytest.raises(whence.NotDifferentiable):
+        program.unflatten()(X.clone().requires_grad_()).sum().backward()
+
+
+def test_backward_hooks_of_a_capture_without_gradients() -> None:
+    """Eager calls them in a run with gradients, and the program has none: asking for them raises."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model[0].register_full_backward_hook(lambda *_: None)
+    with torch.no_grad():
+        program = whence.capture(model, (X,))
+    with pytest.raises(whence.NotDifferentiable, match="backward hooks of 0"):
+        program.unflatten()(X).sum().backward()

@@ -1,6 +1,6 @@
 """From notes and origins to a program: order placeholders, drop what nothing uses, write the signature."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -333,10 +333,18 @@ def _opaque(functions: Mapping[int, str], recorded: Recorded, functional: Functi
     named = [f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())]
     return (
         *named,
+        *(() if recorded.session.grad_modes.records else _backward_hooks(recorded.session.subject)),
         *notes.hooks,
         *recorded.session.watch.packers,
         *(reason for reason, found in reasons.items() if found),
     )
+
+
+def _backward_hooks(subject: Subject) -> Iterator[str]:
+    """Hooks that nothing calls in a run without gradients, and eager does in one with them."""
+    for path, module in subject.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            yield f"the backward hooks of {path or 'the model'}"
 
 
 def _result_leaves(recorded: Recorded, values: Values) -> tuple[Leaf, ...]:

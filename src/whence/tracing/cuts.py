@@ -24,8 +24,7 @@ class Cuts(GradModes):
         """
         if torch.is_grad_enabled():
             return ()
-        if self.records or self.is_off:
-            return tuple(node.all_input_nodes)
-        if inside_custom_function():
+        if not self.records and inside_custom_function():
             hooks["a custom autograd function, where gradients were off"] = None
-        return ()
+            return ()
+        return tuple(node.all_input_nodes) if self.records or self.is_off else ()
