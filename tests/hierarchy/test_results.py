@@ -193,3 +193,29 @@ def test_parameter_as_the_argument_of_a_step() -> None:
 
     with pytest.raises(whence.UnsupportedInput, match=r"args\[1\] is the model's own linear.weight"):
         whence.capture_step(step, (x, model.linear.weight), model=model, optimizer=optimizer)
+
+
+class Returning(nn.Module):
+    """Returns a weight, and uses it in so many places."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.linear, self.times = nn.Linear(4, 4), times
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(self.times):
+            x = self.linear(x)
+        return x, self.linear.weight
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_parameter_among_the_results(times: int) -> None:
+    """Its gradient is eager's, or the capture with tangents is refused: eager adds in another order."""
+    model, x = Returning(times), torch.randn(3, 4)
+    for backward in (False, lambda results: results[0].sum() + results[1].sum()):
+        assert whence.capture(model, (x,), backward=backward).verify(model, (x,)).ok
+    if times == 1:
+        assert whence.capture(model, (x,), backward=True).verify(model, (x,)).ok
+        return
+    with pytest.raises(whence.UnsupportedInput, match=r"returns its own linear\.weight"):
+        whence.capture(model, (x,), backward=True)

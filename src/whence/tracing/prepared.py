@@ -59,6 +59,27 @@ def refuse_own_parameters(subject: Subject, example: Example) -> None:
         raise UnsupportedInput.of(faults)
 
 
+def refuse_returned_parameters(
+    subject: Subject, prepared: "Prepared", results: Sequence[fx.Node | None]
+) -> None:
+    """Raise `UnsupportedInput` for parameters that the model returns and uses in several places.
+
+    Eager adds what arrives for the result before all else; the captured backward hands on a sum.
+    """
+    faults = [
+        Fault(
+            f"the model returns its own {row.paths[0]}, which it uses in several places",
+            subject.place,
+            why="its gradient is a sum that begins with that of the result, which a program would add last",
+            remedy="capture with a loss, or leave the parameter out of the results",
+        )
+        for row, node in prepared.state
+        if node in results and row.tensor.requires_grad and len(node.users) > 1
+    ]
+    if faults:
+        raise UnsupportedInput.of(faults)
+
+
 def fake_arguments(
     example: Example, leaves: Sequence[Any]
 ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], list[Tensor]]:

@@ -43,6 +43,7 @@ from whence.tracing.prepared import (
     Prepared,
     fake_arguments,
     refuse_own_parameters,
+    refuse_returned_parameters,
     wholes_of_arguments,
     wholes_of_state,
 )
@@ -176,6 +177,8 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
         refuse_changes(subject, given, result)
         loss = _loss(session, backward, result) if callable(backward) else None
         recorded = forward_half(session, subject, prepared, result)
+        if backward is True:
+            refuse_returned_parameters(subject, prepared, recorded.result_nodes)
         if backward:
             recorded = replace(
                 recorded, backward=differentiate(session, whole_leaves(result), prepared, loss)
