@@ -77,7 +77,9 @@ def test_a_failure_leaves_no_guard_behind() -> None:
     def linearized(x: Tensor) -> Any:
         return torch.func.linearize(lambda v: linear(v).sin(), x)[1](x)
 
+    before = str(torch._C._dispatch_tls_local_exclude_set())
     with suppress(whence.UnsupportedOperator):
         whence.capture(linearized, (torch.randn(3, 4),))
     gc.collect()
     assert (linear.weight * 2).requires_grad
+    assert str(torch._C._dispatch_tls_local_exclude_set()) == before

@@ -136,11 +136,21 @@ def _restore_keys(before: tuple[torch._C.DispatchKeySet, torch._C.DispatchKeySet
     if _keys() == before:
         return
     included, excluded = before
-    for key in torch._C.DispatchKey.__members__.values():
+    unnamed = [key for keys in _keys() for key in _members(keys)]  # an error in `torch.func` leaves some
+    for key in (*torch._C.DispatchKey.__members__.values(), *unnamed):
         if torch._C._dispatch_tls_is_dispatch_key_included(key) != included.has(key):
             torch._C._dispatch_tls_set_dispatch_key_included(key, included.has(key))
         if torch._C._dispatch_tls_is_dispatch_key_excluded(key) != excluded.has(key):
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, excluded.has(key))
+
+
+def _members(keys: torch._C.DispatchKeySet) -> Iterator[torch._C.DispatchKey]:
+    """The keys of a set, also those that Python has no names for."""
+    while keys.raw_repr():
+        yield (key := keys.highestPriorityTypeId())
+        before, keys = keys.raw_repr(), keys.remove(key)
+        if keys.raw_repr() == before:
+            return
 
 
 def _autocast_nesting() -> int:
