@@ -39,6 +39,7 @@ KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "matmul of vectors": lambda _, w, b: b @ w,
     "attention": lambda x, w, _: F.scaled_dot_product_attention(x @ w, x, x),
     "causal attention": lambda x, _w, _b: F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.3),
+    "attention that scales to nothing": lambda x, _w, _b: F.scaled_dot_product_attention(x, x, x, scale=0.0),
     "attention with a mask": lambda x, _w, b: F.scaled_dot_product_attention(x, x, x, b[:3]),
     "grouped attention": lambda x, _w, _b: F.scaled_dot_product_attention(
         x.view(1, 2, 3, 4), x.view(1, 2, 3, 4)[:, :1], x.view(1, 2, 3, 4)[:, :1], enable_gqa=True

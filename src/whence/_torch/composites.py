@@ -97,7 +97,8 @@ def _attention(
     while defaults and (args[-1] is defaults[-1] or args[-1] == defaults[-1]):
         args.pop()
         defaults.pop()
-    return Call(tuple(args), {name: value for name, value in options.items() if value})
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    return Call(tuple(args), given)
 
 
 def _layer_norm(
