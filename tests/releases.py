@@ -24,10 +24,3 @@ needs_script_classes = pytest.mark.skipif(
     not Path(torch.__file__).with_name("lib").joinpath("libtorchbind_test.so").exists(),
     reason="this build of PyTorch comes without its library of script classes for tests",
 )
-
-LAST_BITS_IN_A_WINDOW = pytest.mark.xfail(
-    torch.__version__ >= "2.15",
-    reason="from PyTorch 2.15 on attention in a window differs in last bits where sizes vary; verify says so",
-    strict=True,
-)
-"""Cause not found."""

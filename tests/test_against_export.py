@@ -60,6 +60,14 @@ EVERYWHERE = (
         "what is written into a strided piece has its layout afterwards: other kernels run on other strides",
         captured=ops("slice_scatter.default"),
     ),
+    Difference(
+        "where the model turns gradients off, composites are as eager takes them apart there",
+        ops("linear.default", "layer_norm.default", "matmul.default"),
+        ops(
+            *("t.default", "addmm.default", "mm.default", "mv.default", "native_layer_norm.default"),
+            *("view.default", "_unsafe_view.default"),
+        ),
+    ),
     Difference("we keep the gradient stopped where no_grad stopped it", captured=ops("detach.default")),
 )
 BY_TAG = {

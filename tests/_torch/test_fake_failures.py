@@ -69,7 +69,7 @@ def test_failure_of_the_model(work: Callable[[Tensor], object]) -> None:
     assert not is_of_fake_tensors(failing(work))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_a_failure_leaves_no_guard_behind() -> None:
     """Autograd works after a capture that failed while PyTorch spelled out a tensor, once it is forgotten."""
     linear = torch.nn.Linear(4, 4)

@@ -102,6 +102,9 @@ class Listener:
     def data_replaced(self, tensor: Tensor) -> Exception:
         return TypeError(f"data of {type(tensor).__name__}")
 
+    def stops_gradients(self) -> bool:
+        return False
+
     def composite_opened(self) -> Exception:
         return LookupError("a composite")
 

@@ -11,7 +11,6 @@ from torch.export import Dim
 import whence
 from tests.checks import leaves_no_trace
 from tests.models import case
-from tests.releases import LAST_BITS_IN_A_WINDOW
 from whence.program.wellformed import check
 
 BATCH, LENGTH = Dim("batch", max=64), Dim("length", max=64)
@@ -265,14 +264,7 @@ def sliding(kind: str, window: int) -> Any:
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("Mistral", marks=LAST_BITS_IN_A_WINDOW),
-        "Gemma2",
-        pytest.param("Gemma3", marks=LAST_BITS_IN_A_WINDOW),
-    ],
-)
+@pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "Gemma3"])
 def test_decode_with_a_sliding_window(kind: str, cached: None) -> None:
     """Twenty tokens, through the window and past it: a program says when another capture is needed."""
     model, prompt = sliding(kind, window=5), torch.randint(3, 50, (2, 3))

@@ -202,9 +202,12 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
 
 
 def _is_kept(recorder: "Recorder", composite: Composite) -> bool:
-    """Not where the model has turned a switch that decides what it is made of; recurrent networks of open
-    sizes run as Python code, which decides by sizes."""
+    """Not where the model has turned a switch that decides what it is made of, or gradients off: what is
+    detached takes another way then. Recurrent networks of open sizes run as Python code, which looks at them.
+    """
     is_open = recorder.environment is not None
+    if recorder.listener.stops_gradients():
+        return False
     if (composite.may_view or composite.bind is _recurrent) and composite.may_view is not is_open:
         return False
     return switches() == recorder.switches

@@ -83,6 +83,9 @@ class RecordingListener(Protocol):
     def object_met(self, operation: object, met: object) -> Exception:
         """An operation is given a generator of its own, or another object; make the error to raise."""
 
+    def stops_gradients(self) -> bool:
+        """Whether the model itself has turned gradients off here."""
+
     def composite_opened(self) -> Exception:
         """An operation got a tensor from inside a composite that is kept whole; make the error to raise."""
 

@@ -16,6 +16,11 @@ class Cuts(GradModes):
 
     records: bool = field(default_factory=torch.is_grad_enabled)
 
+    @property
+    def stops(self) -> bool:
+        """Whether gradients stop here in every run, because the model has turned them off."""
+        return self.is_off or (self.records and not torch.is_grad_enabled())
+
     def cut(self, node: fx.Node, hooks: MutableMapping[str, None]) -> tuple[fx.Node, ...]:
         """The arguments of an operation whose gradients stop there.
 

@@ -353,6 +353,10 @@ class Session:
         self.random_states.refuse_use(tensor)
         return self.notes.literal(self._known_tensors.get(id(tensor)), tensor)
 
+    def stops_gradients(self) -> bool:
+        """In a region that computes without them in every run."""
+        return self.grad_modes.stops
+
     def composite_opened(self) -> Exception:
         """Its parts are not in the graph."""
         return self.replayer.remembered(CompositeOpened(None, "a composite is opened"))
