@@ -17,6 +17,12 @@ FROM_PYTORCH = "Expected parameter to satisfy its distribution constraint"
 """What PyTorch 2.15 asserts by itself where it is told that it is compiling."""
 
 
+@pytest.fixture(autouse=True)
+def distributions_that_validate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo turns that off for the process when somebody compiles."""
+    monkeypatch.setattr(distributions.Distribution, "_validate_args", True)
+
+
 @pytest.mark.parametrize("shapes", [None, {}], ids=["fixed", "open"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_requirement_is_looked_at_in_every_run(way: Callable[..., None], shapes: Any) -> None:
