@@ -63,6 +63,11 @@ def has_own_hooks(module: nn.Module) -> bool:
     return any(map(attributes.__getitem__, HOOK_KINDS))
 
 
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether autograd is to call something for a module."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
 def global_hooks() -> dict[str, tuple[Any, ...]]:
     """The hooks that fire for every module of the process, by kind."""
     return {kinds: tuple(getattr(torch_module, table).values()) for table, kinds in _GLOBAL.items()}

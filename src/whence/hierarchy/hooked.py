@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from whence._torch.hooks import has_backward_hooks
 from whence._torch.trees import tree_flatten
 from whence.errors import CallError
 from whence.hierarchy.tree import CapturedCall
@@ -93,7 +94,7 @@ def _after(
 
 
 def _refuse_backward(module: nn.Module) -> None:
-    if module._backward_hooks or module._backward_pre_hooks:
+    if has_backward_hooks(module):
         raise _refusal(module, "it has a backward hook, and its backward runs inside a captured graph")
 
 

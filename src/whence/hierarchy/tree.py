@@ -105,15 +105,6 @@ def fitting(holder: "Holder", name: str, args: tuple[Any, ...], kwargs: dict[str
     return next((call for call in calls if call.fits(args, kwargs)), calls[0])
 
 
-TAKEN_NAMES = frozenset(
-    {
-        *("type_name", "calls", "bodies", "watched", "forward_graph", "backward_graph", "root", "training"),
-        *("readable", "inlined"),
-    }
-)
-"""Attributes of a tree module that a captured parameter, buffer or submodule may be called, too."""
-
-
 @dataclass(frozen=True, eq=False)
 class FlatCall:
     """A call inside the tree, made through the module so that whoever watches module calls sees it."""
@@ -300,6 +291,8 @@ CAPTURED_MODE = "whence_captured_training"
 """Where a module says in which mode it was captured."""
 OWN_NAMES = frozenset({*Tree.__annotations__, "forward_graph", "backward_graph"})
 """What a tree calls its own, which no plain attribute of the original can be called beside it."""
+TAKEN_NAMES = OWN_NAMES | {"root", "training"}
+"""Attributes of a tree module that a captured parameter, buffer or submodule may be called, too."""
 
 
 def tell_of_mode(module: nn.Module, mode: bool) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from whence._torch.autograd import history_of
 from whence._torch.derivatives import weigh_as_eager
 from whence._torch.graphs import graph_module
+from whence._torch.hooks import has_backward_hooks
 from whence._torch.operators import differentiated_by_result, reads_memory, short_name
 from whence._torch.tensors import autocast_state
 from whence.program import (
@@ -343,7 +344,7 @@ def _opaque(functions: Mapping[int, str], recorded: Recorded, functional: Functi
 def _backward_hooks(subject: Subject) -> Iterator[str]:
     """Hooks that nothing calls in a run without gradients, and eager does in one with them."""
     for path, module in subject.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
+        if has_backward_hooks(module):
             yield f"the backward hooks of {path or 'the model'}"
 
 

@@ -32,4 +32,4 @@ class Cuts(GradModes):
         if not self.records and inside_custom_function():
             hooks["a custom autograd function, where gradients were off"] = None
             return ()
-        return tuple(node.all_input_nodes) if self.records or self.is_off else ()
+        return tuple(node.all_input_nodes) if self.stops else ()

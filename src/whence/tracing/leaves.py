@@ -25,17 +25,16 @@ def mark_leaves(results: Sequence[Any], nodes: Sequence[fx.Node | None], recorde
         if isinstance(result, Tensor) and result.requires_grad and not is_composed(result)
         if node is not None and node.op != "placeholder"
     ]
-    made = {id(leaf): leaf for leaf in _leaves([result for result, _ in tensors], recorder)}
+    made = {id(leaf) for leaf in _leaves([result for result, _ in tensors], recorder)}
     if not made:
         return False
-    between = False
-    for result, node in tensors:
-        if not (below := _below(result)) or not all(id(leaf) in made for leaf in below):
-            continue
+    below = [{id(leaf) for leaf in _below(result)} for result, _ in tensors]
+    own = [row for row, leaves in zip(tensors, below, strict=True) if leaves and leaves <= made]
+    for _, node in own:
         node.meta["val"] = node.meta["val"].detach().requires_grad_()
-        others = [other for other, _ in tensors if other is not result]
-        between |= any(leaf is result for other in others for leaf in _below(other))
-    return between
+    returned = {id(result) for result, _ in own}
+    rows = zip(tensors, below, strict=True)
+    return any(returned & (leaves - {id(result)}) for (result, _), leaves in rows)
 
 
 def _leaves(results: Sequence[Tensor], recorder: Recorder) -> list[Tensor]:
