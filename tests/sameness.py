@@ -161,6 +161,7 @@ def _rest(program: Program) -> dict[str, Any]:
         "written": {position.get(name): [position.get(x) for x in m] for name, m in program.written.items()},
         "differentiable": {position.get(name) for name in program.differentiable},
         "straight through": {position[name] for name in program.straight_through},
+        "turned on": {position[name] for name in program.turned_on},
         "asked": program.asked,
         "layouts": program.layouts_read,
         "seed": _at(program.seed, position),

@@ -47,6 +47,18 @@ def test_context_is_followed(
         assert not modes.is_off
 
 
+def test_mode_that_was_asked_for_is_not_the_models() -> None:
+    """What a model asked and sets back is not said by the model; the other one is."""
+    modes = GradModes(lambda: True)
+    with torch.enable_grad(), observed_grad_modes(modes):
+        with torch.set_grad_enabled(True):
+            assert not modes.is_on and not modes.is_off
+        with torch.set_grad_enabled(False):
+            assert modes.is_off
+        with torch.enable_grad():
+            assert modes.is_on
+
+
 def test_decorated_function_is_followed() -> None:
     """A decorator enters a context in every call."""
     modes, seen = GradModes(), list[bool]()

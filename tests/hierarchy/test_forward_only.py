@@ -1,6 +1,8 @@
 """What autograd gives for a forward-only program: eager's gradients, or a refusal that says why."""
 
+import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -164,6 +166,81 @@ def off_in_places(model: Two, x: Tensor) -> Tensor:
 
 def tripled(model: Two, x: Tensor) -> Tensor:
     return Tripling.apply(model.first(x)) + model.second(x)
+
+
+def on_in_places(model: Two, x: Tensor) -> Tensor:
+    hidden = model.first(x)
+    with torch.enable_grad():
+        taught = model.second(hidden).view(-1)
+        (slope,) = torch.autograd.grad(taught.sum(), [model.second.weight], retain_graph=True)
+    with torch.no_grad():
+        other = model.second(hidden)
+    return torch.cat([taught, other.flatten(), slope.flatten(), hidden.flatten()])
+
+
+def on_throughout(model: Two, x: Tensor) -> Tensor:
+    with torch.set_grad_enabled(True):
+        return model.second(model.first(x))
+
+
+def in_the_callers_mode(model: Two, x: Tensor) -> Tensor:
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        return model.second(model.first(x))
+
+
+@pytest.mark.parametrize("function", [on_in_places, on_throughout, in_the_callers_mode])
+@pytest.mark.parametrize("captured", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("called", [torch.no_grad, torch.enable_grad])
+def test_gradients_that_the_model_turns_on(
+    function: Callable[[Two, Tensor], Tensor], captured: Callable[[], Any], called: Callable[[], Any]
+) -> None:
+    """They are recorded for a caller who turned them off, too, and nothing else is then."""
+    model, x = Two(function), torch.randn(2, 4)
+    with captured():
+        program = whence.capture(model, (x,))
+    with program.track("nothing") as edit:
+        edit.graph_module = copy.deepcopy(edit.graph_module)
+    for module in (program.module(), program.unflatten(), whence.unflatten(edit.program)):
+        with called():
+            expected, found = model(x), module(x)
+        assert found.requires_grad == expected.requires_grad
+        assert torch.equal(found, expected)
+        if expected.requires_grad:
+            model.zero_grad()
+            expected.sum().backward()
+            slopes = {name: None if g is None else g.tolist() for name, g in gradients(model).items()}
+            model.zero_grad()
+            found.sum().backward()
+            assert {n: None if g is None else g.tolist() for n, g in gradients(model).items()} == slopes
+
+
+def test_equal_layers_of_which_one_has_no_gradients() -> None:
+    """Captured without gradients, only what the model says of itself tells them apart."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(4)
+    )
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            for number, layer in enumerate(self.layers):
+                with torch.no_grad() if number == 2 else nullcontext():
+                    x = layer(x)
+            return x
+
+    model, x = Frozen().train(), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        program = whence.capture(model, (x,))
+    model(x).sum().backward()
+    expected = {name for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    program.unflatten()(x).sum().backward()
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == expected
+    assert expected and all(name.startswith("layers.3") for name in expected)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])

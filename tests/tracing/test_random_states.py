@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, default_generator
+from torch import Tensor, default_generator, nn
 from torch.utils.checkpoint import checkpoint
 
 import whence
@@ -87,15 +87,59 @@ def set_back_by_a_name_of_its_own(x: Tensor) -> Tensor:
     return x + drawn
 
 
+class Holding(nn.Module):
+    """Has torch's generator as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = default_generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Draw, and give the state back."""
+        state = self.generator.get_state()
+        drawn = F.dropout(x)
+        self.generator.set_state(state)
+        return drawn
+
+
+HELD = [default_generator]
+
+
+def set_back_in_a_list(x: Tensor) -> Tensor:
+    state = HELD[0].get_state()
+    drawn = F.dropout(x)
+    HELD[0].set_state(state)
+    return drawn
+
+
+def set_back_by_default(x: Tensor, generator: torch.Generator = default_generator) -> Tensor:
+    state = generator.get_state()
+    drawn = F.dropout(x)
+    generator.set_state(state)
+    return drawn
+
+
+def seeded_in_a_closure() -> Callable[[Tensor], Tensor]:
+    generator = default_generator
+
+    def function(x: Tensor) -> Tensor:
+        generator.manual_seed(3)
+        return F.dropout(x)
+
+    return function
+
+
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     **{
         function.__name__: (function, SETS)
         for function in (
             *(forked, forked_at_the_end, forked_around, seeded_in_a_fork, set_back, set_back_and_forth),
             *(set_back_directly, forked_in_a_checkpoint, in_a_branch, seeded),
-            set_back_by_a_name_of_its_own,
+            *(set_back_by_a_name_of_its_own, set_back_in_a_list, set_back_by_default),
         )
     },
+    "in_an_attribute": (Holding(), SETS),
+    "in_a_closure": (seeded_in_a_closure(), SETS),
     "random_seed": (lambda x: x + torch.seed() % 2, SETS),
     "seed": (lambda x: x + torch.initial_seed() % 7, SEED),
     "seed_of_the_default": (lambda x: x + torch.default_generator.initial_seed() % 7, SEED),

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -21,7 +21,8 @@ Kind = Literal["torch", "python", "numpy"]
 Moving = Callable[[Kind], None]
 
 _DEFAULT = torch.default_generator
-_SETTERS = frozenset({"set_state", "manual_seed", "seed", "graphsafe_set_state"})
+SETTERS = frozenset({"set_state", "manual_seed", "seed", "graphsafe_set_state"})
+"""Methods of a generator that set its state."""
 _READERS = frozenset({"get_state", "graphsafe_get_state", "clone_state"})
 _DEVICE_FUNCTIONS = ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all", "seed", "seed_all")
 _REWINDING = torch.utils.checkpoint.__file__
@@ -72,7 +73,7 @@ class _Observed:
         held = getattr(_DEFAULT, name)
         if not self.is_told():
             return held
-        if name in _SETTERS:
+        if name in SETTERS:
             return self.setting(held, "cpu")
         if name in _READERS:
             return self.reading(held)
@@ -176,6 +177,31 @@ def _found_by_thread(module: ModuleType, name: str, value: object) -> Iterator[N
     its_own = FunctionType(lookup.__code__, vars(module), lookup.__name__, None, lookup.__closure__)
     with patched(module, "__getattr__", its_own), patched(module, name, ABSENT):
         yield
+
+
+@contextmanager
+def held_default_watched(setting: Callable[[CodeType], None]) -> Iterator[None]:
+    """Tell, before it happens, of code on this thread that sets torch's default generator, however it came by
+    the object.
+
+    Its methods are C's, and the object may be held anywhere: only the interpreter sees who calls them, by the
+    hook that profilers use. Where a profiler runs, nothing is told.
+    """
+    if sys.getprofile() is not None:
+        yield
+        return
+
+    def profile(frame: FrameType, event: str, called: Any) -> None:
+        is_setter = event == "c_call" and called.__name__ in SETTERS
+        if is_setter and _is_default(getattr(called, "__self__", None)):
+            setting(frame.f_code)
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        if sys.getprofile() is profile:
+            sys.setprofile(None)
 
 
 def without_default_generator(

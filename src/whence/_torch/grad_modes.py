@@ -28,17 +28,26 @@ _CONTEXTS: dict[type, Callable[[Any], bool]] = {
 class GradModes:
     """The modes that were set and not given back yet, the innermost last.
 
-    `begun` is how many there were when a context began, which `set_grad_enabled` does when it is made.
+    `records` is the mode that the model is called in; one that it sets is None where it `asks` for that, and
+    may have set just that. `begun` is how many there were when a context began, which `set_grad_enabled` does
+    when it is made.
     """
 
-    modes: list[bool] = field(default_factory=list)
+    asks: Callable[[], bool] = bool
+    records: bool = field(default_factory=torch.is_grad_enabled)
+    modes: list[bool | None] = field(default_factory=list)
     begun: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     thread: int = field(default_factory=threading.get_ident)
 
     @property
     def is_off(self) -> bool:
         """Whether the model itself has turned gradients off here."""
-        return bool(self.modes) and not self.modes[-1]
+        return self.modes[-1:] == [False]
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the model itself has turned gradients on here, also for a caller who turned them off."""
+        return self.modes[-1:] == [True]
 
     def begins(self, kind: type, name: str) -> Callable[..., Any]:
         """What makes or enters a context, and notes its mode."""
@@ -48,7 +57,9 @@ class GradModes:
             depth = self.begun.get(context, len(self.modes)) if name == "__enter__" else len(self.modes)
             result = before(context, *args, **kwargs)
             if threading.get_ident() == self.thread:
-                self.modes[depth:] = [_CONTEXTS[kind](context)]
+                mode = _CONTEXTS[kind](context)
+                is_asked = kind is torch.set_grad_enabled and mode == self.records and self.asks()
+                self.modes[depth:] = [None if is_asked else mode]
                 self.begun[context] = depth
             return result
 

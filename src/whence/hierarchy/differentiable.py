@@ -264,6 +264,12 @@ def straight_through(operation: Callable[..., Tensor], tensor: Tensor, *rest: An
     return _StraightThrough.apply(value, tensor) if tensor.requires_grad else value
 
 
+def with_gradients(operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """`operation(…)` where the model itself had turned gradients on, whatever its caller says."""
+    with torch.enable_grad():
+        return operation(*args, **options)
+
+
 class _StraightThrough(torch.autograd.Function):
     """The number of one tensor with the history of another."""
 

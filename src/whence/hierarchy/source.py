@@ -18,7 +18,7 @@ from whence._torch.graphs import nested_graph, value_inputs, with_code
 from whence._torch.operators import OpOverload, entry_point
 from whence._torch.sharding import is_distributed, whole
 from whence.hierarchy import pieces
-from whence.hierarchy.differentiable import straight_through
+from whence.hierarchy.differentiable import straight_through, with_gradients
 from whence.hierarchy.moved import refuse_moved
 from whence.hierarchy.pieces import Apart
 from whence.hierarchy.plan import Body, Plan, pack_of
@@ -181,6 +181,9 @@ def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
     if step in writer.plan.program.straight_through:
         arguments.insert(0, callee)
         callee = writer.callee(straight_through)
+    if step in writer.plan.program.turned_on:
+        arguments.insert(0, callee)
+        callee = writer.callee(with_gradients)
     writer.write(f"{writer.local(step)} = {callee}({', '.join(arguments)})")
     writer.origins[len(writer.lines) + 1] = origin_of(node).source
 

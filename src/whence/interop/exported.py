@@ -252,6 +252,15 @@ def _marks(flat: Flat) -> dict[fx.Node, Mark]:
     }
 
 
+def _turned_on(parts: _Parts) -> Iterator[str]:
+    """Operations inside regions with gradients, whatever the caller's grad mode is."""
+    regions, sources = parts.flat.regions, parts.functional.sources
+    for node in parts.flat.graph.nodes:
+        region = regions.get(sources.get(node, node))
+        if region is not None and region.with_grad:
+            yield node.name
+
+
 def _records(
     exported: ExportedProgram, rows: Sequence[State], sites: Sites, chains: Sequence[Chain]
 ) -> tuple[ModuleRecord, ...]:
@@ -293,6 +302,7 @@ def _program(parts: _Parts, straight: frozenset[str]) -> Program:
         entry=ROOT_MODULE,
         histories=histories(parts.written, parts.functional, parts.sites),
         straight_through=straight | {node.name for node in parts.functional.straight},
+        turned_on=frozenset(_turned_on(parts)),
     )
     calls = _called(parts, program)
     kept = {site: entry.inputs for site, entry in _kept(parts)}

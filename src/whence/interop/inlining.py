@@ -23,6 +23,7 @@ class Region:
     """What wrappers say about an operation: whether it runs without gradients, and under which autocast."""
 
     without_grad: bool = False
+    with_grad: bool = False
     autocast: tuple[Autocast, ...] = ()
     stack: Mapping[str, Any] | None = None
 
@@ -52,7 +53,7 @@ Wrapped = tuple[str, tuple[Any, ...], Region]
 
 def _set_grad(node: fx.Node, around: Region) -> Wrapped:
     enabled, graph, *operands = node.args
-    return _named(graph), tuple(operands), replace(around, without_grad=not enabled)
+    return _named(graph), tuple(operands), replace(around, without_grad=not enabled, with_grad=bool(enabled))
 
 
 def _autocast(node: fx.Node, around: Region) -> Wrapped:

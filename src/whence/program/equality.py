@@ -145,6 +145,7 @@ class Regions:
         """What may differ between calls that were written from one record: what of it nothing needed, how far
         its values go, and where gradients from outside joined."""
         nodes, straight = self.inside(number), self.program.straight_through
+        turned_on = self.program.turned_on
         inside = set(nodes)
         for node in nodes:
             yield copies.positions.get(node, node)
@@ -153,6 +154,8 @@ class Regions:
             yield len(origin_of(node).calls)
             if straight:
                 yield node.name in straight
+            if turned_on:
+                yield node.name in turned_on
 
     def _shares_state(self, number: int) -> bool:
         """Whether a call reads state that has several names or that the program writes: where else it is read
@@ -236,6 +239,7 @@ class Key:
             regions.homes[node] - self.number,
             leaves,
             node.name in regions.program.straight_through,
+            node.name in regions.program.turned_on,
             id(origin.phase),
             id(origin.quality),
             regions.sources.setdefault(origin.source, len(regions.sources)),

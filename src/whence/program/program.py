@@ -111,7 +111,8 @@ class Program:
     is written, the nodes that hold its successive values. `written` does the same for values in between.
     `differentiable` are the values that carried a gradient where modules exchanged them. `autocast` gives the
     dtype of every device type that autocast was on for. `straight_through` are nodes of a forward-only
-    program that hand the gradient of their result to their first argument unchanged. `asked` are the lines
+    program that hand the gradient of their result to their first argument unchanged; `turned_on` are those
+    whose gradients are recorded whatever the caller's grad mode is. `asked` are the lines
     where the model asked whether it is being compiled: there it may have done something else than it does
     in eager mode. `layouts_read` names the inputs whose strides the model looked at. `guards` is what the
     capture assumed. `replay` says which calls were not run, because they had to do what an equal one did.
@@ -142,6 +143,7 @@ class Program:
     differentiable: frozenset[str] = frozenset()
     autocast: tuple[tuple[str, str], ...] = ()
     straight_through: frozenset[str] = frozenset()
+    turned_on: frozenset[str] = frozenset()
     asked: tuple[Source, ...] = ()
     layouts_read: frozenset[str] = frozenset()
     guards: Guards = field(default_factory=Guards)

@@ -67,9 +67,7 @@ def assemble(
     values = _final_values(recorded, functional)
     custom = {} if recorded.backward.roots else custom_functions(_histories(recorded.results))
     opaque = without_operators(custom, session.notes)
-    straight = frozenset[str]()
-    if not recorded.backward.roots:
-        straight = _as_differentiated(recorded, functional, values, frozenset(custom))
+    straight = _as_differentiated(recorded, functional, values, frozenset(custom))
     refuse_shared_writes(recorded, values)
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
@@ -102,8 +100,8 @@ def assemble(
         entry=int(subject.is_module),
         adjoints=_renamed_adjoints(exchanged.adjoints, names),
         opaque=_opaque(opaque, recorded, functional),
-        straight_through=straight
-        | {node.name for node in functional.straight if not recorded.backward.roots},
+        straight_through=straight,
+        turned_on=_turned_on(recorded, functional),
         asked=tuple(session.notes.asked),
         layouts_read=layouts_read,
         written=_written_between(functional),
@@ -121,9 +119,21 @@ def _as_differentiated(
 ) -> frozenset[str]:
     """Let autograd find in a forward-only program what it found in the run; nodes that hand gradients on."""
     session = recorded.session
+    if recorded.backward.roots:
+        return frozenset()
     if session.grad_modes.records and mark_leaves(recorded.results, values.results, session.recorder):
         session.notes.hooks[BETWEEN_RESULTS] = None
-    return cut_gradients(functional.graph, session.notes.marks, functional.sources, custom)
+    straight = cut_gradients(functional.graph, session.notes.marks, functional.sources, custom)
+    return straight | {node.name for node in functional.straight}
+
+
+def _turned_on(recorded: Recorded, functional: Functional) -> frozenset[str]:
+    """What a forward-only program records gradients of although its caller may not want any."""
+    marks = recorded.session.notes.marks
+    if recorded.backward.roots or not any(mark.turned_on for mark in marks.values()):
+        return frozenset()
+    marked = ((node, marks.get(functional.sources.get(node, node))) for node in functional.graph.nodes)
+    return frozenset(node.name for node, mark in marked if mark is not None and mark.turned_on)
 
 
 def _convention(

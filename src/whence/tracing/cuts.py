@@ -1,7 +1,7 @@
 """Where gradients stop because the model turned the grad mode off."""
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -14,12 +14,15 @@ from whence._torch.grad_modes import GradModes
 class Cuts(GradModes):
     """The grad modes of a run that records gradients, or does not."""
 
-    records: bool = field(default_factory=torch.is_grad_enabled)
-
     @property
     def stops(self) -> bool:
         """Whether gradients stop here in every run, because the model has turned them off."""
-        return self.is_off or (self.records and not torch.is_grad_enabled())
+        return self.is_off or ((self.records or self.is_on) and not torch.is_grad_enabled())
+
+    @property
+    def starts(self) -> bool:
+        """Whether gradients are recorded here in every run, because the model has turned them on."""
+        return self.is_on and torch.is_grad_enabled()
 
     def cut(self, node: fx.Node, hooks: MutableMapping[str, None]) -> tuple[fx.Node, ...]:
         """The arguments of an operation whose gradients stop there.

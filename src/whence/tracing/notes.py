@@ -26,7 +26,8 @@ class Mark:
     """What was known when a node was recorded.
 
     `moment` is the number of the newest autograd node: the one this operation made, if it made one.
-    `cut` are the nodes whose gradient stops here, because the operation ran without grad mode. `hook` is the
+    `cut` are the nodes whose gradient stops here, because the operation ran without grad mode; where the
+    model itself had turned that on, gradients are `turned_on`. `hook` is the
     name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved. What
     is `borrowed` ran in a method of a module that was not called, but asked for directly.
     """
@@ -36,6 +37,7 @@ class Mark:
     moment: int
     source: Source | None
     cut: tuple[fx.Node, ...] = ()
+    turned_on: bool = False
     recomputed: bool = False
     hook: str | None = None
     packs: bool = False

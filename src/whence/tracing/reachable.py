@@ -159,6 +159,8 @@ class Reachable:
         for each in inner:
             names |= names_in(each)
         self.names |= names
+        if self.sources is not None:
+            self.sources.spelled(names)
         self._save(path, function, (code, path))
         used = frozenset[str]().union(*map(globals_in, inner))
         for name in sorted(used):

@@ -79,9 +79,9 @@ class Session:
         self.recorder.keeps_composites = reuse.composites
         self.phase = Phase.FORWARD
         self.is_plainly_eager: Callable[[], bool] = bool
-        self.grad_modes = Cuts()
         self.names = CallNames(subject)
         self.reads = Reads(subject, lines, self.reading, self.is_user)
+        self.grad_modes = Cuts(lambda: "is_grad_enabled" in self.reads.reachable.names)
         self._finder, finder.modules = finder, frozenset(id(module) for _, module in subject.named_modules())
         self.replayer = Replayer(self, [module for _, module in subject.named_modules()], reuse)
         self.random_states = RandomStates(subject.name, self.here, self.replayer.distrust)
@@ -318,6 +318,7 @@ class Session:
             next_sequence_number() - 1,
             source,
             self.grad_modes.cut(node, self.notes.hooks) if self.phase is Phase.FORWARD else (),
+            self.grad_modes.starts,
             recomputed=self.phase is Phase.BACKWARD and (bool(self._repeats) or self._stack[-1] != PROGRAM),
             hook=self.watch.hook(possible=self.phase is Phase.BACKWARD and source is not None),
             packs=self.watch.packs is not None,

@@ -49,7 +49,7 @@ class SideEffects:
         """Raise `SideEffect` after the block for all that it did, at once."""
         with (
             observed_generators(self._note, self._random_states) as pair,
-            self._sources.watched(pair),
+            self._sources.watched(pair, self._set_held),
             self._sources.threads_refused(self._literals),
         ):
             yield
@@ -76,6 +76,11 @@ class SideEffects:
     def _note(self, kind: Kind) -> None:
         """Something is about to move a generator; what other threads drew until now stays drawn."""
         self._moved.setdefault(kind, _GENERATORS[kind]())
+
+    def _set_held(self) -> None:
+        """The model is about to set torch's generator through an object of its own, to whatever state."""
+        self._note("torch")
+        self._random_states.state_set("cpu", None)
 
     def _moved_generators(self) -> dict[Kind, object]:
         """What this thread has moved, with the states before.

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from whence._torch.generators import SETTERS, held_default_watched
 from whence._torch.patching import patched
 from whence._torch.threads import watched_threads
 from whence.errors import Fault, Place, SideEffect
@@ -49,13 +50,16 @@ class Sources:
         self._called: dict[str, str | None] = {}
         self._announced: dict[int, tuple[Any, Any]] = {}
         self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._patches = ExitStack()
+        self._tells_settings: Callable[[], None] | None = None
 
     @contextmanager
-    def watched(self, *others: tuple[Any, Any]) -> Iterator[None]:
-        """Note calls inside the block, also by the names that `named` is told of; so are `others` found, each
-        with what stands for it."""
-        self._announced |= {id(held): (held, stand_in) for held, stand_in in others}
-        with ExitStack() as patches:
+    def watched(self, generator: tuple[Any, Any], setting: Callable[[], None]) -> Iterator[None]:
+        """Note calls inside the block, also by the names that `named` is told of. torch's `generator` comes
+        with what stands for it under such names; where code holds it otherwise, `setting` is told."""
+        self._announced[id(generator[0])] = generator
+        with self._patches as patches:
+            self._tells_settings = setting
             for owner, name in _FUNCTIONS:
                 if (function := vars(owner).get(name)) is not None:
                     announced = self._announcing(function, f"{owner.__name__}.{name}", _always)
@@ -86,6 +90,14 @@ class Sources:
         self._names.append((namespace, name, *known))
         namespace[name] = known[1]
         return True
+
+    def spelled(self, names: Set[str]) -> None:
+        """Code that is about to run has these names; where it may set a generator, it is watched closely."""
+        if self._tells_settings is not None and not SETTERS.isdisjoint(names):
+            tells, self._tells_settings = self._tells_settings, None
+            self._patches.enter_context(
+                held_default_watched(lambda code: tells() if self._is_user(code) else None)
+            )
 
     def undo(self) -> None:
         """Give the names back; harmless to do again."""

@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor, fx
 
 from whence._torch.autograd import BackwardListener, GradientKey
+from whence._torch.grad_modes import GradModes
 from whence._torch.recording import Recorder
 from whence.provenance import ModulePath, Source
 from whence.schema import Phase
@@ -24,6 +25,10 @@ class Host(BackwardListener, Protocol):
     reads: Reads
     phase: Phase
     arrived: set[GradientKey]
+
+    @property
+    def grad_modes(self) -> GradModes:
+        """What the model itself has done to the grad mode."""
 
     def apart(self) -> AbstractContextManager[Notes]:
         """A context in which what is recorded is noted apart."""

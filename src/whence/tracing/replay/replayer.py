@@ -83,6 +83,8 @@ class Replayer:
             return "a checkpoint, or another hook, sees what autograd saves"
         if autocast_state() and torch.is_autocast_cache_enabled():
             return "autocast keeps weights that it has cast from one call to the next"
+        if not self._reuse.joint and self._host.grad_modes.modes:
+            return "it is called where the model has set the grad mode"
         if annotations():
             return "it is called where `torch.fx.traceback.annotate` says something of its operations"
         if inside_backward():
