@@ -12,7 +12,8 @@ LINES = (
     {"__init__", "__main__", "api", "cli", "demo", "models", "testing"},
     {"viewer", "distributed"},
     {"reports", "interop"},
-    {"hierarchy", "guards", "passes", "tracing"},
+    {"hierarchy", "guards", "tracing"},
+    {"rewriting"},
     {"program"},
     {"provenance", "_torch"},
     {"errors", "schema"},
@@ -70,10 +71,10 @@ def test_imports_go_downhill() -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("program/graph.py", "from whence.passes import Pass"),
+        ("program/graph.py", "from whence.rewriting import Pass"),
         ("program/graph.py", "def late():\n    import whence.tracing.record"),
-        ("program/graph.py", "from ..passes import Pass"),
-        ("program/graph.py", "from .. import passes"),
+        ("program/graph.py", "from ..rewriting import Pass"),
+        ("program/graph.py", "from .. import rewriting"),
         ("program/graph.py", "from whence import capture"),
         ("api.py", "import whence.cli"),
     ],
@@ -86,7 +87,7 @@ def test_uphill_import_is_found(path: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("passes/fuse.py", "from whence.guards import Guard"),
+        ("rewriting/fuse.py", "from whence.guards import Guard"),
         ("viewer/__init__.py", "from whence import distributed"),
         ("errors.py", "from . import schema"),
         ("testing.py", "from whence.api import capture"),
@@ -106,7 +107,7 @@ def test_unknown_room_is_found() -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("passes/fuse.py", "import torch\nfrom whence.program import Program\nfrom . import infra"),
+        ("rewriting/fuse.py", "import torch\nfrom whence.program import Program\nfrom . import infra"),
         ("program/deep/graph.py", "from ...errors import WhenceError\nfrom ..table import Table"),
         ("cli.py", "from whence import api, demo"),
         ("demo.py", "import whence"),

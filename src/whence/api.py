@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram, FlatArgsAdapter
 from torch.optim import Optimizer
 
-from whence import hierarchy, interop, passes, tracing
+from whence import hierarchy, interop, rewriting, tracing
 from whence.errors import (
     CallError,
     CaptureError,
@@ -47,7 +47,6 @@ from whence.errors import (
 from whence.guards import Guarded, Plan, plan_of
 from whence.guards.check import Checked
 from whence.hierarchy import Tree
-from whence.passes import Edit
 from whence.program import Call, Calls, Convention, Input, Layers, Output, Part, Signature, Wanted
 from whence.program import Program as _Program
 from whence.program.copying import deep_copy, refuse_pickling
@@ -60,6 +59,7 @@ from whence.reports.bound import Bound, Check
 from whence.reports.steps import verify_step
 from whence.reports.validity import check, check_inputs, guarded, guards_for
 from whence.reports.verification import Verification, verify
+from whence.rewriting import Edit
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
 from whence.tracing.caches import register_caches
 from whence.tracing.options import option_faults
@@ -202,7 +202,7 @@ class Program(_Program):
         everything in which the graph does not fit the signature any more. The program is as before then.
         Modules that were made of the program before stay as they are.
         """
-        return passes.track(self, name)
+        return rewriting.track(self, name)
 
     @cached_property
     def _plan(self) -> Plan:

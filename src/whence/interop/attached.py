@@ -34,10 +34,9 @@ from whence.program.origins import origin_of, set_origin
 from whence.program.sizes import Sizes
 from whence.program.wellformed import check
 from whence.provenance import ROOT, ModulePath, Origin
+from whence.rewriting.cut_gradients import cut_gradients
+from whence.rewriting.functionalize import Functional
 from whence.schema import InputKind, OutputKind, Phase, Quality
-from whence.tracing.cutting import cut_gradients
-from whence.tracing.functional import Functional
-from whence.tracing.notes import Mark
 from whence.tracing.subject import StateTensor, Subject, module_records, subject_of
 
 _NO_SEED = "the graph returns gradients, and it is not known where its backward begins"
@@ -399,14 +398,12 @@ def _histories(parts: _Parts, outputs: Sequence[Output]) -> dict[str, tuple[str,
 
 def _cut(parts: _Parts) -> frozenset[str]:
     """Gradients stay stopped where the graph ran without them."""
-    marks = {
-        node: Mark(ROOT_MODULE, Phase.FORWARD, -1, None, cut=(node,))
-        for node in parts.graph.nodes
-        if said_of(node).get(WITHOUT_GRAD)
-    }
-    if not marks:
-        return frozenset()
-    return cut_gradients(parts.graph, marks, parts.functional.sources, frozenset(), any_input=True)
+    return cut_gradients(
+        parts.graph,
+        parts.functional.sources,
+        lambda node: bool(said_of(node).get(WITHOUT_GRAD)),
+        any_input=True,
+    )
 
 
 def _called(program: Program) -> Calls:

@@ -20,7 +20,7 @@ from whence.interop.echoes import Echo, echoes, meant, without
 from whence.interop.faults import refusal, scope_faults
 from whence.interop.frames import frames_of, root_type, spelling_of
 from whence.interop.histories import histories
-from whence.interop.inlining import Flat, flattened
+from whence.interop.inlining import Flat, Region, flattened
 from whence.interop.instances import Chain
 from whence.interop.lines import source_of
 from whence.interop.modules import module_paths, records_of, training_flags
@@ -41,10 +41,9 @@ from whence.program import Calls, ModuleRecord, Program, Signature, Structure
 from whence.program.origins import set_origin
 from whence.program.wellformed import check
 from whence.provenance import ROOT, ModulePath, Origin
+from whence.rewriting.cut_gradients import cut_gradients
+from whence.rewriting.functionalize import Functional, functionalize
 from whence.schema import Phase, Quality
-from whence.tracing.cutting import cut_gradients
-from whence.tracing.functional import Functional, functionalize
-from whence.tracing.notes import Mark
 
 _NONE: Mapping[str, Tensor] = MappingProxyType({})
 _DECOMPOSE = "call run_decompositions({}) on the exported program first"
@@ -72,7 +71,13 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     returned = _returned(exported, flat, functional)
     written = _written(exported, flat, functional, rows)
     flat.graph.output((*returned, *written.values()))
-    straight = cut_gradients(flat.graph, _marks(flat), functional.sources, frozenset(), any_input=True)
+    outside = Region()
+    straight = cut_gradients(
+        flat.graph,
+        functional.sources,
+        lambda node: flat.regions.get(node, outside).without_grad,
+        any_input=True,
+    )
     records = _records(exported, rows, sites, chains)
     program = _program(
         _Parts(exported, flat, functional, rows, sites, heard, records, users, returned, written), straight
@@ -241,15 +246,6 @@ def _of_transforms(flat: Flat) -> Iterator[Fault]:
             why="the exporter noted them inside of a function, and nothing can be computed with them",
             remedy="capture the model with whence.capture, which reads its code itself",
         )
-
-
-def _marks(flat: Flat) -> dict[fx.Node, Mark]:
-    """Operations inside regions without gradients, as a recording would have marked them."""
-    return {
-        node: Mark(ROOT_MODULE, Phase.FORWARD, -1, None, cut=(node,))
-        for node, region in flat.regions.items()
-        if region.without_grad
-    }
 
 
 def _turned_on(parts: _Parts) -> Iterator[str]:

@@ -10,7 +10,7 @@ from torch import fx
 
 from whence.interop.sites import Sites
 from whence.program import Call
-from whence.tracing.functional import Functional
+from whence.rewriting.functionalize import Functional
 
 
 def histories(

@@ -31,16 +31,17 @@ from whence.program.convention import repeated_positions
 from whence.program.origins import origin_of, set_origin
 from whence.program.preserving import preserved_calls
 from whence.provenance import ModulePath
+from whence.rewriting.cut_gradients import cut_gradients
+from whence.rewriting.dead_code import drop_unused, order_placeholders, placeholders_of
+from whence.rewriting.functionalize import Functional
+from whence.rewriting.layouts import inputs_behind
 from whence.schema import Phase
 from whence.tracing.attribution import custom_functions, without_operators
 from whence.tracing.callnames import CallNames
 from whence.tracing.composed import OPAQUE
-from whence.tracing.cutting import cut_gradients
 from whence.tracing.example import Example
-from whence.tracing.functional import Functional
-from whence.tracing.layouts import inputs_behind
 from whence.tracing.leaves import BETWEEN_RESULTS, mark_leaves
-from whence.tracing.notes import Notes, Scope
+from whence.tracing.notes import Notes, Scope, ran_without
 from whence.tracing.recomputation import reuse_random_draws
 from whence.tracing.record import Recorded
 from whence.tracing.replay.expand import Exchanged
@@ -48,7 +49,6 @@ from whence.tracing.reshapes import decide_again, rule_out_ones
 from whence.tracing.sharing import refuse_shared_writes
 from whence.tracing.subject import Subject, module_records
 from whence.tracing.tables import Values, signature_of, wholes_of
-from whence.tracing.unused import drop_unused, order_placeholders, placeholders_of
 
 _SCATTER = torch.ops.aten.as_strided_scatter.default
 _RRELU = torch.ops.aten.rrelu_with_noise_functional.default
@@ -123,7 +123,8 @@ def _as_differentiated(
         return frozenset()
     if session.grad_modes.records and mark_leaves(recorded.results, values.results, session.recorder):
         session.notes.hooks[BETWEEN_RESULTS] = None
-    straight = cut_gradients(functional.graph, session.notes.marks, functional.sources, custom)
+    stops = ran_without(session.notes.marks, custom)
+    straight = cut_gradients(functional.graph, functional.sources, stops)
     return straight | {node.name for node in functional.straight}
 
 

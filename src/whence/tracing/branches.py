@@ -39,13 +39,13 @@ from whence.errors import Place, UnsupportedMutation, UnsupportedOperator, Whenc
 from whence.program.origins import has_origin, origin_of, set_origin
 from whence.provenance import Origin
 from whence.provenance.places import PROGRAM
+from whence.rewriting.cut_gradients import cut_gradients
+from whence.rewriting.dead_code import drop_unused, order_placeholders
+from whence.rewriting.functionalize import Functional, functionalize
 from whence.schema import Phase
-from whence.tracing.cutting import cut_gradients
-from whence.tracing.functional import Functional, functionalize
 from whence.tracing.memory import memory_of
-from whence.tracing.notes import Mark, Notes
+from whence.tracing.notes import Mark, Notes, ran_without
 from whence.tracing.replay.replayer import Replayer
-from whence.tracing.unused import drop_unused, order_placeholders
 
 _OF_TORCH = (RuntimeError, AssertionError, TypeError, ValueError, LookupError, AttributeError)
 """What PyTorch's rules raise where they refuse."""
@@ -442,7 +442,8 @@ class _Closing:
         if shares:
             raise self._refused("a function returns what it was given, or a part of it: return a clone")
         final = [functional.final(node) if isinstance(node, fx.Node) else node for node in nodes]
-        if cut_gradients(recorder.graph, seen.listener.marks, functional.sources, seen.known, any_input=True):
+        stops = ran_without(seen.listener.marks, seen.known)
+        if cut_gradients(recorder.graph, functional.sources, stops, any_input=True):
             raise self._refused("a function writes in place without gradients to what has one")
         order = [node.name for node in (*seen.nodes, *read)]
         returned = final[0] if lone else tuple(x for at, x in enumerate(final) if at not in constants)

@@ -2,7 +2,7 @@
 
 import inspect
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import chain, count
 from operator import itemgetter
@@ -47,6 +47,16 @@ class Mark:
     def quality(self) -> Quality:
         """How sure it is that an operation is that of the call it ran in."""
         return Quality.INFERRED if self.borrowed else Quality.EXACT
+
+
+def ran_without(marks: Mapping[fx.Node, Mark], custom: Set[int]) -> Callable[[fx.Node], bool]:
+    """Whether gradients stop at a node, because it ran without; `custom` autograd functions excepted."""
+
+    def stops(node: fx.Node) -> bool:
+        mark = marks.get(node)
+        return mark is not None and bool(mark.cut) and mark.moment not in custom
+
+    return stops
 
 
 @dataclass

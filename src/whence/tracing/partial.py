@@ -11,9 +11,9 @@ from whence.program.origins import has_origin, set_origin
 from whence.program.printing import partial_page
 from whence.provenance import Origin
 from whence.provenance.places import PROGRAM
+from whence.rewriting.functionalize import Functional
 from whence.schema import Phase, Quality
 from whence.tracing.following import Gradients
-from whence.tracing.functional import Functional
 from whence.tracing.notes import Mark, Notes
 from whence.tracing.replay.expand import expand
 from whence.tracing.replay.markers import Markers

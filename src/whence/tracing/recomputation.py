@@ -11,7 +11,7 @@ from torch import fx
 from whence._torch.operators import op_name
 from whence.errors import Place, UnmatchedRecomputation
 from whence.program.origins import origin_of
-from whence.tracing.functional import Functional
+from whence.rewriting.functionalize import Functional
 
 Redraws = Mapping[fx.Node, fx.Node | None]
 

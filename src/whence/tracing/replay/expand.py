@@ -16,9 +16,9 @@ from whence.program.convention import repeated_positions
 from whence.program.known import Copies
 from whence.program.origins import has_origin
 from whence.provenance.places import PROGRAM
+from whence.rewriting.functionalize import Functional
 from whence.schema import Phase
 from whence.tracing.following import Gradients
-from whence.tracing.functional import Functional
 from whence.tracing.notes import Notes
 from whence.tracing.replay.links import Link, Links, adjoints_of, links_of, settled
 from whence.tracing.replay.recipes import Recipe, RecipeWriter, Run, Section, Written

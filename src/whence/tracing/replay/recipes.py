@@ -11,7 +11,7 @@ from whence._torch.graphs import Inserter, NameCounts, base_and_number
 from whence.program.origins import ORIGIN, origin_of
 from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
-from whence.tracing.functional import Functional
+from whence.rewriting.functionalize import Functional
 from whence.tracing.notes import Scope
 from whence.tracing.replay.template import Application, Doubt, Template
 from whence.tracing.replay.trial import Counts

@@ -31,9 +31,9 @@ from whence._torch.sizes import SYMBOLIC
 from whence._torch.trees import tree_map_only
 from whence.errors import Fault, Place, UnsupportedMutation
 from whence.program.origins import origin_of, set_origin
+from whence.rewriting.layouts import have_one_layout
+from whence.rewriting.view_inverses import inverse_of
 from whence.schema import Phase
-from whence.tracing.inverse import inverse_of
-from whence.tracing.layouts import have_one_layout
 
 aten = torch.ops.aten
 

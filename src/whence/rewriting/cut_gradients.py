@@ -9,7 +9,7 @@ nothing had happened (`F.cosine_similarity` clamps its norms so). Its functional
 straight through.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 
 import torch
 from torch import Tensor, fx
@@ -17,29 +17,27 @@ from torch import Tensor, fx
 from whence._torch.operators import traits
 from whence._torch.sizes import SYMBOLIC
 from whence.program.origins import origin_of, set_origin
-from whence.tracing.notes import Mark
 
 _DETACH = torch.ops.aten.detach.default
 
 
 def cut_gradients(
     graph: fx.Graph,
-    marks: Mapping[fx.Node, Mark],
     sources: Mapping[fx.Node, fx.Node],
-    custom: frozenset[int],
+    ran_without: Callable[[fx.Node], bool],
     *,
     any_input: bool = False,
 ) -> frozenset[str]:
-    """Insert `detach` in front of operations recorded without grad mode; `custom` autograd functions
-    excepted. With `any_input` each input may need a gradient, whatever that of the example did.
+    """Insert `detach` in front of operations that were recorded without grad mode. With `any_input` each
+    input may need a gradient, whatever that of the example did.
 
-    `sources` leads from a node of the functional form to the recorded one. Returns the names of the nodes
-    that pass the gradient of their first argument straight through.
+    `sources` leads from a node of the functional form to the recorded one, of which `ran_without` says
+    whether gradients stop there. Returns the names of the nodes that pass the gradient of their first
+    argument straight through.
     """
 
     def is_cut(node: fx.Node) -> bool:
-        mark = marks.get(sources.get(node, node))
-        return mark is not None and bool(mark.cut) and mark.moment not in custom
+        return ran_without(sources.get(node, node))
 
     nodes = list(graph.nodes)
     while nodes and not is_cut(nodes[-1]):

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from whence._torch.operators import keeps_its_place, reads_memory
-from whence.passes.after import After
-from whence.passes.before import Before
-from whence.passes.faults import returned
 from whence.program import Absent, Adjoint, Call, Calls, Contribution, Named, Output, Program, Structure
 from whence.program.calls import Leaf
 from whence.program.origins import origin_of
 from whence.program.wellformed import Broken
+from whence.rewriting.after import After
+from whence.rewriting.before import Before
+from whence.rewriting.faults import returned
 from whence.schema import OutputKind, Phase
 
 _GONE = "a pass removed the value"

@@ -1,5 +1,5 @@
 """Program to program, provenance carried."""
 
-from whence.passes.track import Edit, track
+from whence.rewriting.track import Edit, track
 
 __all__ = ["Edit", "track"]

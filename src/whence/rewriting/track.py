@@ -8,14 +8,14 @@ from torch import fx
 
 from whence._torch.graphs import fake_result, own_copy, replacements_told
 from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageError
-from whence.passes.after import After, Told, after
-from whence.passes.before import Before, before, clean, mark_of
-from whence.passes.carry import carried, carried_faults
-from whence.passes.faults import faults_of
-from whence.passes.origins import sources_of, write_origins
 from whence.program import Program
 from whence.program.wellformed import Broken, shown
 from whence.program.wellformed import faults as rules_broken
+from whence.rewriting.after import After, Told, after
+from whence.rewriting.before import Before, before, clean, mark_of
+from whence.rewriting.carry import carried, carried_faults
+from whence.rewriting.faults import faults_of
+from whence.rewriting.origins import sources_of, write_origins
 
 P = TypeVar("P", bound=Program)
 _STALE = "take nodes inside the block, from edit.graph or edit.node(name)"

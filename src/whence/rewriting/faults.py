@@ -7,11 +7,11 @@ from torch import fx
 
 from whence._torch.graphs import nested_graph
 from whence._torch.operators import acts, keeps_its_place, op_name
-from whence.passes.after import After
-from whence.passes.before import Before
-from whence.passes.origins import Sources
 from whence.program.signature import describe
 from whence.program.wellformed import Broken
+from whence.rewriting.after import After
+from whence.rewriting.before import Before
+from whence.rewriting.origins import Sources
 
 _SAY = (
     "say it inside the block: edit.replaced(new, *olds) or edit.split(old, *news), or copy the meta of a "

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from whence._torch.graphs import nested_graph
-from whence.passes.after import After
-from whence.passes.before import Before
 from whence.program.equality import NOT_PLACED
 from whence.program.origins import ORIGIN, set_origin
 from whence.provenance import CallSite, Origin
 from whence.provenance.merging import merged
 from whence.provenance.places import common_ancestor
+from whence.rewriting.after import After
+from whence.rewriting.before import Before
 from whence.schema import Phase, Quality
 
 Said = Mapping[fx.Node, tuple[str, ...]]

@@ -13,7 +13,7 @@ import whence
 from tests.checks import differing
 from tests.hierarchy.random_modules import Recipe, recipes
 from tests.hierarchy.test_random_modules import SEARCH, made, run, total
-from tests.passes.test_track import merge_equal
+from tests.rewriting.test_track import merge_equal
 from whence._torch.operators import draws
 from whence.schema import Phase
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.operators import keeps_its_place
-from whence.passes.before import Before, mark_of
+from whence.rewriting.before import Before, mark_of
 
 Told = list[tuple[fx.Node, str]]
 """Nodes whose uses went over to others, in order, with the names of those."""
