@@ -59,7 +59,7 @@ from whence.reports.bound import Bound, Check
 from whence.reports.steps import verify_step
 from whence.reports.validity import check, check_inputs, guarded, guards_for
 from whence.reports.verification import Verification, verify
-from whence.rewriting import Edit
+from whence.rewriting import Edit, GraphPass, Pass
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
 from whence.tracing.caches import register_caches
 from whence.tracing.options import option_faults
@@ -203,6 +203,30 @@ class Program(_Program):
         Modules that were made of the program before stay as they are.
         """
         return rewriting.track(self, name)
+
+    def apply(self, *passes: Pass | GraphPass) -> Self:
+        """The program that one or several passes make of this one, which stays as it is.
+
+        A pass is an object with a `name` and a method `rewrite(edit)`, as `whence.rewriting.Decompose` is, or
+        a function over a `torch.fx.GraphModule` as PyTorch has them, which returns None, another one, or a
+        `PassResult`.
+        Origins are carried along as by `track`, with the same errors.
+        """
+        program = self
+        for each in passes:
+            program = rewriting.apply(program, each)
+        return program
+
+    def decompose(self, table: Any = None) -> Self:
+        """The program with operators taken apart into others, which come from where those came from.
+
+        None takes apart what PyTorch itself writes in terms of others (`linear`, `matmul`, `layer_norm`,
+        `scaled_dot_product_attention`, …), as eager does in the grad mode of this moment; `"core"` lowers to
+        PyTorch's core ATen operators by its own table, which computes other last bits; a mapping from
+        operators to functions is a table of your own. Raises `UsageError` for another table, and
+        `UnsupportedOperator` naming what cannot be written with other operators.
+        """
+        return self.apply(rewriting.Decompose(table))
 
     @cached_property
     def _plan(self) -> Plan:

@@ -5,19 +5,15 @@ import torch
 from torch import fx, nn
 from torch._export.verifier import Verifier
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _python_dispatch as dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence._torch import exported
+from whence._torch.decomposing import is_composite
 from whence._torch.exported import (
-    Autocast,
     came_through,
     fakes_like,
-    is_composite,
     looks_into,
     ran_for,
     shares_storage,
-    taken_apart,
 )
 
 aten = torch.ops.aten
@@ -28,30 +24,6 @@ def test_verifier_is_what_exported_programs_are_checked_by() -> None:
     """Decomposed programs name `Verifier`, and it accepts functional operators alone."""
     program = torch.export.export(nn.ReLU(), (torch.ones(2),)).run_decompositions({})
     assert program.verifiers == [Verifier] == [exported.Verifier]
-
-
-def test_operations_are_taken_apart_on_this_thread() -> None:
-    """What a composite does is seen below autograd, by a TorchDispatchMode that is gone afterwards."""
-    assert issubclass(exported._Noting, TorchDispatchMode)
-    value = torch.empty(2, 4, device="meta")
-    operations, result = taken_apart(lambda x: aten.linear.default(x, x.new_empty(3, 4)), [value])
-    assert [str(row.target) for row in operations][-2:] == ["aten.t.default", "aten.mm.default"]
-    assert result is operations[-1].result
-    assert dispatch._get_current_dispatch_mode_stack() == []
-
-
-def test_casts_of_autocast_are_seen() -> None:
-    """Inside a region the casts are operations like others."""
-    region = Autocast("cpu", torch.bfloat16, True, None)
-    value = torch.empty(4, 4, device="cpu")
-    operations, result = taken_apart(aten.mm.default, [value, value], [region])
-    assert [str(row.target) for row in operations] == [
-        "aten._to_copy.default",
-        "aten._to_copy.default",
-        "aten.mm.default",
-    ]
-    assert result.dtype is torch.bfloat16
-    assert not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.canary("torch._C.DispatchKey.CompositeImplicitAutograd")

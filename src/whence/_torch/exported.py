@@ -1,16 +1,13 @@
-"""What torch.export keeps private about its graphs: who checks them, and how one operation is taken apart."""
+"""What torch.export keeps private about its graphs: who checks them, and what their operators say."""
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._export.verifier import Verifier
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence._torch.fakes import fake_like
 from whence._torch.operators import HigherOrderOperator, OpOverload
@@ -18,45 +15,15 @@ from whence._torch.tensors import storage_of
 from whence._torch.trees import tree_map_only
 
 __all__ = [
-    "Autocast",
     "HigherOrderOperator",
-    "Operation",
     "Verifier",
     "came_through",
     "fakes_like",
     "in_a_mode_for_all",
-    "is_composite",
     "looks_into",
     "ran_for",
     "shares_storage",
-    "taken_apart",
 ]
-
-
-@dataclass(frozen=True)
-class Autocast:
-    """The settings of one autocast region."""
-
-    device: str
-    dtype: torch.dtype | None
-    enabled: bool
-    cache: bool | None
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One operation below autograd, on fake values, and what it returned."""
-
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    result: Any
-
-
-def is_composite(target: object) -> bool:
-    """Whether an operator is written in terms of others, so that its schema need not say what it does."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return isinstance(target, OpOverload) and target.has_kernel_for_dispatch_key(key)
 
 
 def looks_into(target: object) -> tuple[int, ...]:
@@ -65,43 +32,6 @@ def looks_into(target: object) -> tuple[int, ...]:
         return ()
     arguments = enumerate(target._schema.arguments)
     return tuple(position for position, argument in arguments if argument.alias_info is not None)
-
-
-def taken_apart(
-    call: Callable[..., Any], values: Sequence[Any], regions: Sequence[Autocast] = ()
-) -> tuple[list[Operation], Any]:
-    """What `call` does on these fake values below autograd and inside these autocast regions.
-
-    `make_fx` would give a graph, and patches `nn.Module` for every thread while it runs; a mode does not.
-    """
-    noted: list[Operation] = []
-    with _inside(regions), _Noting(noted):
-        return noted, call(*values)
-
-
-class _Noting(TorchDispatchMode):
-    """Writes down every operation of this thread."""
-
-    def __init__(self, noted: list[Operation]) -> None:
-        super().__init__()
-        self._noted = noted
-
-    def __torch_dispatch__(
-        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.namespace != "prim":  # questions, such as which device a tensor is on
-            self._noted.append(Operation(func, args, kwargs or {}, result))
-        return result
-
-
-@contextmanager
-def _inside(regions: Sequence[Autocast]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for region in regions:
-            settings = {"dtype": region.dtype, "enabled": region.enabled, "cache_enabled": region.cache}
-            stack.enter_context(torch.autocast(region.device, **settings))  # type: ignore[arg-type]
-        yield
 
 
 def fakes_like(values: Iterable[Any]) -> Callable[[Tensor], Tensor]:

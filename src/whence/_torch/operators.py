@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = ["HigherOrderOperator", "OpOverload", "Traits", "functional_twin", "op_name", "traits"]
 
@@ -52,6 +52,15 @@ def op_name(target: Any) -> str:
     if isinstance(target, OpOverload):
         return str(target)
     return getattr(target, "__name__", str(target))
+
+
+def overloads_of(target: object) -> tuple[OpOverload, ...]:
+    """An operator, or all overloads of one name; none for anything else."""
+    if isinstance(target, OpOverload):
+        return (target,)
+    if isinstance(target, OpOverloadPacket):
+        return tuple(getattr(target, name) for name in target.overloads())
+    return ()
 
 
 def short_name(target: Any) -> str:
@@ -155,12 +164,13 @@ def has_size_of_data(target: Any) -> bool:
 
 
 def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of an operator draws random numbers; attention does only with a dropout above zero."""
+    """Whether a call of an operator draws random numbers; attention and recurrent networks do only with a
+    dropout above zero."""
     if not traits(target).random:
         return False
-    if all(argument.name != "dropout_p" for argument in target._schema.arguments):
-        return True
-    return bool(named_arguments(target, args, kwargs).get("dropout_p", 0.0))
+    rates = [name for name in _RATES if any(name == each.name for each in target._schema.arguments)]
+    given = named_arguments(target, args, kwargs)
+    return not rates or any(given.get(name) for name in rates)
 
 
 def named_arguments(target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,6 +185,10 @@ def gives_back(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         return False
     given = named_arguments(target, args, kwargs)
     return not given.get("copy") and given.get("memory_format") in (None, torch.preserve_format)
+
+
+_RATES = ("dropout_p", "dropout")
+"""How schemas call the share of numbers that is dropped, where the default is none."""
 
 
 @cache

@@ -8,19 +8,22 @@ it writes its statistics.
 import operator
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor, fx
+from torch import Tensor, fx
 
-from whence._torch.exported import Operation, is_composite, looks_into, taken_apart
+from whence._torch.decomposing import Operation, is_composite, taken_apart
+from whence._torch.exported import looks_into
 from whence._torch.graphs import fake_result
-from whence._torch.operators import OpOverload, op_name, short_name
+from whence._torch.operators import OpOverload, op_name
 from whence.errors import Fault
 from whence.interop.aliases import aliases_in, writes_silently
 from whence.interop.faults import place_of
 from whence.interop.frames import STACK
 from whence.interop.inlining import Flat, Region
+from whence.rewriting.splice import Splice, UnknownValueError, called_again, replace_by
 
 aten = torch.ops.aten
 _KEPT = ("stack_trace", "torch_fn", STACK)
@@ -76,29 +79,30 @@ def _take_apart(flat: Flat, node: fx.Node, region: Region) -> Any:
     if not isinstance(node.target, OpOverload):
         _refuse(flat, node, "it is no operator, and what it does under autocast cannot be written down")
         return node
-    sources = node.all_input_nodes
-    values = [source.meta.get("val") for source in sources]
-
-    def call(*given: Any) -> Any:
-        held = dict(zip(sources, given, strict=True))
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: held[source])
-        return node.target(*args, **kwargs)  # type: ignore[operator]
-
+    values = {source: source.meta.get("val") for source in node.all_input_nodes}
+    fakes, call = list(values.values()), partial(called_again, node, node.target, values)
     with torch.no_grad() if region.without_grad else nullcontext():
-        operations, result = taken_apart(call, values, region.autocast)
-        plain = taken_apart(call, values)[0] if region.autocast else operations
+        operations, result = taken_apart(call, fakes, region.autocast)
+        plain = taken_apart(call, fakes)[0] if region.autocast else operations
     if region.autocast and _targets(plain) == _targets(operations):
         return node
-    splice = _Splice(flat, node, sources, values)
+    splice = Splice(node, values, partial(_inherit, flat, node))
     try:
         for operation in operations:
             splice.add(operation)
         replacement = splice.known(result)
-    except _Unknown as unknown:
+    except UnknownValueError as unknown:
         _refuse(flat, node, str(unknown))
         return node
-    _replace(flat, node, replacement)
+    for gone, now in replace_by(node, replacement):
+        _forget(flat, gone, now)
     return replacement
+
+
+def _inherit(flat: Flat, node: fx.Node, made: fx.Node) -> None:
+    made.meta |= {key: node.meta[key] for key in _KEPT if key in node.meta}
+    if node in flat.regions:
+        flat.regions[made] = flat.regions[node]
 
 
 def _targets(operations: Sequence[Operation]) -> list[Any]:
@@ -116,99 +120,8 @@ def _refuse(flat: Flat, node: fx.Node, why: str) -> None:
     )
 
 
-def _replace(flat: Flat, node: fx.Node, replacement: Any) -> None:
-    if isinstance(replacement, fx.Node):
-        node.replace_all_uses_with(replacement)
-    else:
-        for user in list(node.users):
-            if user.target is operator.getitem:
-                user.replace_all_uses_with(replacement[user.args[1]])
-                _forget(flat, user, replacement[user.args[1]])
-    _forget(flat, node, replacement)
-
-
 def _forget(flat: Flat, node: fx.Node, replacement: Any) -> None:
     for name, value in flat.made.items():
         if value is node:
             flat.made[name] = replacement
     flat.returned = tuple(replacement if value is node else value for value in flat.returned)
-    flat.graph.erase_node(node)
-
-
-class _Unknown(ValueError):
-    """A value that comes from nowhere in the graph."""
-
-
-class _Splice:
-    """Writes operations in front of a node."""
-
-    def __init__(self, flat: Flat, node: fx.Node, sources: Sequence[fx.Node], values: Sequence[Any]) -> None:
-        self.flat = flat
-        self.node = node
-        self.nodes = {id(value): source for source, value in zip(sources, values, strict=True)}
-        self.sizes = dict(zip(sources, values, strict=True))
-        self.alive: list[Any] = list(values)
-
-    def add(self, operation: Operation) -> None:
-        """Write one operation."""
-        args, kwargs = self._mapped(operation.args), self._mapped(dict(operation.kwargs))
-        made = self._node(operation.target, args, kwargs, operation.result)
-        self._keep(made, operation.result)
-
-    def known(self, value: Any) -> Any:
-        """The node, or the nodes, of a value."""
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(self.known, value))
-        return self._mapped(value)
-
-    def _keep(self, made: fx.Node, result: Any) -> None:
-        self.alive.append(result)
-        if isinstance(result, (tuple, list)):
-            for position, item in enumerate(result):
-                if item is not None:
-                    self._keep(self._node(operator.getitem, (made, position), {}, item), item)
-        else:
-            self.nodes[id(result)] = made
-
-    def _node(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
-        with self.flat.graph.inserting_before(self.node):
-            made = self.flat.graph.create_node("call_function", target, args, kwargs, short_name(target))
-        made.meta = {key: self.node.meta[key] for key in _KEPT if key in self.node.meta}
-        made.meta["val"] = _without_history(value)
-        if self.node in self.flat.regions:
-            self.flat.regions[made] = self.flat.regions[self.node]
-        return made
-
-    def _mapped(self, value: Any) -> Any:
-        match value:
-            case tuple() | list():
-                return type(value)(map(self._mapped, value))
-            case dict():
-                return {key: self._mapped(item) for key, item in value.items()}
-            case Tensor():
-                return self._tensor(value)
-            case SymInt():
-                return self.nodes.get(id(value)) or self._size(value)
-        return value
-
-    def _tensor(self, value: Tensor) -> fx.Node:
-        found = self.nodes.get(id(value))
-        if found is None:
-            raise _Unknown("it makes a tensor that does not come from its arguments")
-        return found
-
-    def _size(self, size: SymInt) -> Any:
-        for source, value in self.sizes.items():
-            if isinstance(value, Tensor):
-                for axis, extent in enumerate(value.shape):
-                    if str(extent) == str(size):
-                        return self._node(aten.sym_size.int, (source, axis), {}, size)
-            elif str(value) == str(size):
-                return source
-        raise _Unknown(f"it computes the size {size}")
-
-
-def _without_history(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_without_history, value))
-    return value.detach() if isinstance(value, Tensor) and value.grad_fn is not None else value

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import fx
 
-from whence._torch.exported import Autocast, HigherOrderOperator
+from whence._torch.decomposing import Autocast
+from whence._torch.exported import HigherOrderOperator
 from whence._torch.graphs import attribute_at, name_plainly
 from whence._torch.operators import op_name
 from whence.errors import Fault

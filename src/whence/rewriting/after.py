@@ -14,6 +14,7 @@ from torch import fx
 
 from whence._torch.operators import keeps_its_place
 from whence.rewriting.before import Before, mark_of
+from whence.rewriting.value_numbers import computed_by
 
 Told = list[tuple[fx.Node, str]]
 """Nodes whose uses went over to others, in order, with the names of those."""
@@ -147,22 +148,12 @@ def _value_numbers(found: After, old: Before) -> None:
     for name, node in old.nodes.items():
         if node.op != "call_function" or keeps_its_place(node.target, node.args, node.kwargs):
             continue
-        key = (node.target, _key(found, node.args), _key(found, node.kwargs))
+        key = computed_by(node, lambda source: found.image(source.name) or source)
         image = found.image(name)
         if image is None and key in known:
             found.stands[name] = {known[key]: None}
         elif image is not None:
             known.setdefault(key, image)
-
-
-def _key(found: After, argument: Any) -> Hashable:
-    if isinstance(argument, fx.Node):
-        return found.image(argument.name) or argument
-    if isinstance(argument, (list, tuple)):
-        return (type(argument).__name__, *(_key(found, item) for item in argument))
-    if isinstance(argument, Mapping):
-        return tuple((name, _key(found, item)) for name, item in argument.items())
-    return type(argument), repr(argument)
 
 
 def _believe_copies(found: After, old: Before) -> None:

@@ -1,0 +1,97 @@
+"""What an operation is made of: the operations that it calls, on fake tensors.
+
+`make_fx` would give a graph, and patches `nn.Module` for every thread while it runs; a mode does not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whence._torch.operators import OpOverload
+
+Table = Mapping[Any, Callable[..., Any]]
+"""Functions that compute what an operator does, in terms of others."""
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """The settings of one autocast region."""
+
+    device: str
+    dtype: torch.dtype | None
+    enabled: bool
+    cache: bool | None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation below autograd, on fake values, and what it returned."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+
+
+def is_composite(target: object) -> bool:
+    """Whether an operator is written in terms of others, so that its schema need not say what it does."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return isinstance(target, OpOverload) and target.has_kernel_for_dispatch_key(key)
+
+
+def taken_apart(
+    call: Callable[[], Any],
+    values: Sequence[Any],
+    regions: Sequence[Autocast] = (),
+    table: Table | None = None,
+) -> tuple[list[Operation], Any]:
+    """What `call` does below autograd, inside these autocast regions, in the mode of these fake values.
+
+    Operators of the `table` are followed into the functions that it gives.
+    """
+    noted: list[Operation] = []
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), nullcontext())
+    with _inside(regions), mode, _Noting(noted, table or {}):
+        return noted, call()
+
+
+class _Noting(TorchDispatchMode):
+    """Writes down every operation of this thread."""
+
+    def __init__(self, noted: list[Operation], table: Table) -> None:
+        super().__init__()
+        self._noted = noted
+        self._table = table
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if (function := self._function(func)) is not None:
+            with self:
+                result = function(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **(kwargs or {}))
+        if func.namespace != "prim":  # questions, such as which device a tensor is on
+            self._noted.append(Operation(func, args, kwargs or {}, result))
+        return result
+
+    def _function(self, target: Any) -> Callable[..., Any] | None:
+        """What a table says; what its functions call may be composite, and autograd does not see it."""
+        if target in self._table or not self._table or target.namespace == "prim":
+            return self._table.get(target)
+        return target.decompose if is_composite(target) else None
+
+
+@contextmanager
+def _inside(regions: Sequence[Autocast]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for region in regions:
+            settings = {"dtype": region.dtype, "enabled": region.enabled, "cache_enabled": region.cache}
+            stack.enter_context(torch.autocast(region.device, **settings))  # type: ignore[arg-type]
+        yield

@@ -1,0 +1,221 @@
+"""Lower operators to what they are made of: a composite as eager takes it apart, others by a table."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+from torch.export import default_decompositions
+
+from whence._torch.annotations import CUSTOM
+from whence._torch.decomposing import Operation, Table, is_composite, taken_apart
+from whence._torch.graphs import nested_graph
+from whence._torch.operators import OpOverload, keeps_its_place, op_name, overloads_of
+from whence._torch.sizes import comparable, is_symbolic
+from whence.errors import Fault, Place, UnsupportedOperator, UsageError
+from whence.program.origins import ORIGIN, origin_of
+from whence.rewriting.before import MARK
+from whence.rewriting.functionalize import functionalize
+from whence.rewriting.splice import Splice, UnknownValueError, called_again, replace_by
+from whence.rewriting.track import Edit
+
+_DETACH = torch.ops.aten.detach.default
+_DECIDED_BY_SIZES = frozenset(
+    {torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default, torch.ops.aten.flatten.using_ints}
+)
+"""Each run decides whether they copy: they stay whole where sizes vary."""
+Wanted = Literal["core"] | Mapping[Any, Callable[..., Any]] | None
+
+
+@dataclass(frozen=True)
+class Decompose:
+    """Take operators apart.
+
+    Without a table those go that PyTorch itself writes in terms of others (`linear`, `matmul`, `layer_norm`,
+    `scaled_dot_product_attention`, …), each as eager takes it apart in the grad mode of this moment; the
+    program then holds for that mode alone, as a joint one does. `"core"` is PyTorch's table for its core ATen
+    operators (`torch.export.default_decompositions()`), which computes other last bits. A table of one's own
+    gives functions by operator, all overloads of it or one; functions that return `NotImplemented` leave it.
+    What hands gradients straight through (`Program.straight_through`) stays whole.
+    """
+
+    table: Wanted = None
+    name: str = field(default="decompose")
+
+    def rewrite(self, edit: Edit) -> None:
+        """Raises `UnsupportedOperator`, naming every operator that cannot be written with others."""
+        rules, faults, program = rules_of(self.table), list[Fault](), edit.program
+        for graph in graphs_in(edit.graph):
+            wholes = program.straight_through if graph is edit.graph else frozenset()
+            chosen = [node for node in graph.nodes if rules.concern(node) and node.name not in wholes]
+            faults += _lowered(graph, chosen, rules, differentiated=not program.has_backward)
+        if faults:
+            raise UnsupportedOperator.of(faults)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What takes operators apart: a table, or eager mode. One's own must fit; another's is left where it does
+    not, as PyTorch's is for attention that a backward follows."""
+
+    table: Table | None
+    is_own: bool = False
+
+    def concern(self, node: fx.Node) -> bool:
+        """Whether they say what a node is made of."""
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            return False
+        if self.table is not None and (self.is_own or node.target in self.table):
+            return node.target in self.table
+        return is_composite(node.target) and not (node.target in _DECIDED_BY_SIZES and _has_open_sizes(node))
+
+    def function(self, target: Any) -> Callable[..., Any]:
+        """What computes the same in terms of others."""
+        return target if self.table is None else self.table.get(target, target)
+
+
+def rules_of(wanted: Wanted) -> Rules:
+    """The rules that were asked for; raises `UsageError`."""
+    if wanted is None:
+        return Rules(None)
+    if wanted == "core":
+        return Rules(dict(default_decompositions()))
+    if not isinstance(wanted, Mapping):
+        raise UsageError(
+            f"{wanted!r} is no table of decompositions",
+            remedy='give None, "core", or a mapping from operators to functions',
+        )
+    return Rules(dict(row for key, function in wanted.items() for row in _overloads(key, function)), True)
+
+
+def _overloads(key: object, function: Callable[..., Any]) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    found = overloads_of(key)
+    if not found or not callable(function):
+        raise UsageError(
+            f"{key!r}: {function!r} is no decomposition",
+            remedy="give functions by operators, such as {torch.ops.aten.gelu.default: function}",
+        )
+    yield from ((overload, function) for overload in found)
+
+
+def graphs_in(graph: fx.Graph) -> Iterator[fx.Graph]:
+    """A graph, and those that its branches and loops run."""
+    yield graph
+    for node in graph.find_nodes(op="get_attr"):
+        if (inner := nested_graph(node)) is not None:
+            yield from graphs_in(inner.graph)
+
+
+def _lowered(
+    graph: fx.Graph, nodes: Sequence[fx.Node], rules: Rules, *, differentiated: bool
+) -> Iterator[Fault]:
+    made: list[fx.Node] = []
+    carrying = _carrying(graph) if differentiated else frozenset[fx.Node]()
+    for node in nodes:
+        try:
+            made += _taken_apart(node, rules, carrying)
+        except UnknownValueError as unknown:
+            yield _fault(node, str(unknown))
+    functional = functionalize(graph)
+    output = graph.output_node()
+    output.args = fx.map_arg(output.args, functional.value_of)
+    present = set(graph.nodes)
+    for node in reversed([*made, *functional.sources, *functional.replaced]):
+        is_needed = node.users or keeps_its_place(node.target, node.args, node.kwargs)
+        if node in present and not is_needed:
+            graph.erase_node(node)
+            present.discard(node)
+
+
+def _carrying(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The values that have a gradient in eager mode."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            carries = isinstance(value, Tensor) and value.requires_grad
+        else:
+            carries = node.target is not _DETACH and not found.isdisjoint(node.all_input_nodes)
+        if carries:
+            found.add(node)
+    return frozenset(found)
+
+
+def _has_open_sizes(node: fx.Node) -> bool:
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    return any(is_symbolic(size) for value in values if isinstance(value, Tensor) for size in value.shape)
+
+
+def _taken_apart(node: fx.Node, rules: Rules, carrying: Set[fx.Node]) -> list[fx.Node]:
+    """Write what a node is made of in its place; the nodes that were written."""
+    values = {source: _fresh(source, carries=source in carrying) for source in node.all_input_nodes}
+    operations, result = _operations(node, rules, values, differentiated=bool(carrying))
+    if result is NotImplemented or [each.target for each in operations] == [node.target]:
+        return []
+    if (found := _looks(result)) != (wanted := _looks(node.meta["val"])):
+        if rules.is_own:
+            raise UnknownValueError(f"its decomposition gives {found}, not {wanted}")
+        return []
+    made: list[fx.Node] = []
+
+    def inherit(new: fx.Node) -> None:
+        new.meta |= {key: node.meta[key] for key in (MARK, CUSTOM, ORIGIN) if key in node.meta}
+        made.append(new)
+
+    splice = Splice(node, values, inherit)
+    for operation in operations:
+        splice.add(operation)
+    replace_by(node, splice.known(result))
+    return made
+
+
+def _operations(
+    node: fx.Node, rules: Rules, values: Mapping[fx.Node, Any], *, differentiated: bool
+) -> tuple[list[Operation], Any]:
+    call = partial(called_again, node, rules.function(node.target), values)
+    fakes = [value for value in _leaves(node.meta["val"]) if isinstance(value, Tensor)]
+    with torch.set_grad_enabled(differentiated and torch.is_grad_enabled()):
+        if not rules.is_own:
+            return taken_apart(call, fakes, table=rules.table)
+        try:
+            return taken_apart(call, fakes, table=rules.table)
+        except Exception as error:
+            raise UnknownValueError(f"its decomposition raises {type(error).__name__}: {error}") from error
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _fresh(source: fx.Node, *, carries: bool) -> Any:
+    """A value of its own, so that it can be told apart."""
+    value = source.meta["val"]
+    if not isinstance(value, Tensor):
+        return value
+    with torch.no_grad():
+        fresh = value.detach()
+    return fresh.requires_grad_(carries and (fresh.is_floating_point() or fresh.is_complex()))
+
+
+def _looks(value: Any) -> Any:
+    """Shapes and dtypes of results."""
+    if isinstance(value, (tuple, list)):
+        return [_looks(item) for item in value]
+    return (comparable(value.shape), value.dtype) if isinstance(value, Tensor) else type(value)
+
+
+def _fault(node: fx.Node, why: str) -> Fault:
+    origin = origin_of(node)
+    module = " + ".join(map(str, origin.calls)) if origin.calls else None
+    return Fault(
+        f"{op_name(node.target)} ({node.name}) cannot be taken apart",
+        where=Place(module, str(origin.source) if origin.source else None),
+        why=why,
+        remedy="leave it out of the table",
+    )

@@ -1,0 +1,69 @@
+"""Passes: what any graph of a program may be rewritten by, each a value that can be printed and compared."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from torch import fx
+
+from whence.errors import UsageError
+from whence.program import Program
+from whence.rewriting.track import Edit, track
+
+P = TypeVar("P", bound=Program)
+
+
+@runtime_checkable
+class Pass(Protocol):
+    """Rewrites the graph of an edit in place; a frozen dataclass, best of all.
+
+    Before and after it the program is valid: what a pass makes is checked, and every new node must come from
+    somewhere (copied metadata, a replacement that was seen, or `edit.replaced` and `edit.split`).
+    """
+
+    @property
+    def name(self) -> str:
+        """What origins call the pass."""
+
+    def rewrite(self, edit: Edit) -> None:
+        """Rewrite `edit.graph`, or assign another `edit.graph_module`."""
+
+
+GraphPass = Callable[[fx.GraphModule], Any]
+"""A pass as PyTorch has them: takes a graph module, and returns None, another one, or a `PassResult`."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function over graph modules as a pass."""
+
+    function: GraphPass
+
+    @property
+    def name(self) -> str:
+        """The name of the function, or of its class."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def rewrite(self, edit: Edit) -> None:
+        """Call it; what it returns may be nothing, a graph module, or a result that holds one."""
+        returned = self.function(edit.graph_module)
+        found = getattr(returned, "graph_module", returned)
+        if found is not None:
+            edit.graph_module = found
+
+
+def apply(program: P, pass_: Pass | GraphPass) -> P:
+    """The program that a pass makes of another, which stays as it is.
+
+    Raises `UsageError` for what is no pass, `LostProvenance` as `track` does.
+    """
+    if not isinstance(pass_, Pass) and not callable(pass_):
+        raise UsageError(
+            f"expected a pass, got {type(pass_).__name__}",
+            remedy="give an object with `name` and `rewrite(edit)`, or a function over a graph module",
+        )
+    chosen = pass_ if isinstance(pass_, Pass) else Function(pass_)
+    made = program.with_changes()
+    with track(made, chosen.name) as edit:
+        chosen.rewrite(edit)
+    return made

@@ -1,0 +1,61 @@
+"""Compute less: nothing that nobody reads, and nothing twice."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from torch import fx
+
+from whence._torch.graphs import nested_graph
+from whence._torch.operators import OpOverload, keeps_its_place
+from whence.program.origins import origin_of
+from whence.rewriting.dead_code import drop_unused
+from whence.rewriting.track import Edit
+from whence.rewriting.value_numbers import computed_by
+
+
+@dataclass(frozen=True)
+class DeadCode:
+    """Remove operations whose results nobody reads; those that draw random numbers or act stay."""
+
+    name: str = "dead code"
+
+    def rewrite(self, edit: Edit) -> None:
+        """Remove them; inputs stay."""
+        inputs = {node.name for node in edit.graph.find_nodes(op="placeholder")}
+        drop_unused(edit.graph, edit.graph_module, frozenset(), inputs)
+
+
+@dataclass(frozen=True)
+class CommonSubexpressions:
+    """Compute once what is computed twice of the same values, forward and backward each for itself.
+
+    With `across_phases` also what the backward repeats of the forward, as a checkpoint does, which then keeps
+    the value instead. What is returned under two names stays two tensors. Numbers stay those of eager, but
+    for gradients that autograd makes of a forward-only program: it adds up what arrives at one value before
+    it goes on, which can be another last bit.
+    """
+
+    across_phases: bool = False
+    name: str = "common subexpressions"
+
+    def rewrite(self, edit: Edit) -> None:
+        """Let everybody read the first of equal operations."""
+        returned = set(edit.graph.output_node().all_input_nodes)
+        first: dict[Hashable, fx.Node] = {}
+        for node in list(edit.graph.nodes):
+            if not _is_plain(node):
+                continue
+            phase = None if self.across_phases else origin_of(node).phase
+            known = first.setdefault((phase, computed_by(node, lambda source: source)), node)
+            if known is not node and not {known, node} <= returned:
+                node.replace_all_uses_with(known)
+                edit.graph.erase_node(node)
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether it gives the same whenever it is called: it draws nothing, and runs no graph."""
+    if node.op != "call_function" or keeps_its_place(node.target, node.args, node.kwargs):
+        return False
+    if any(nested_graph(source) is not None for source in node.all_input_nodes):
+        return False
+    return isinstance(node.target, OpOverload) or not node.kwargs

@@ -1,0 +1,151 @@
+"""Write into a graph what one of its operations is made of, in its place."""
+
+import importlib
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor, fx
+
+from whence._torch.decomposing import Operation
+from whence._torch.operators import short_name
+from whence._torch.sizes import expression
+
+aten = torch.ops.aten
+Inherit = Callable[[fx.Node], None]
+"""Writes on a new node what it takes over from the one whose place it takes."""
+
+
+class UnknownValueError(ValueError):
+    """A value that comes from nowhere in the graph."""
+
+
+def called_again(node: fx.Node, function: Callable[..., Any], values: Mapping[fx.Node, Any]) -> Any:
+    """What a function returns for the arguments of a node, whose sources have these values."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source])
+    return function(*args, **kwargs)
+
+
+class Splice:
+    """Writes operations in front of a node; `values` are what they saw of the node's sources."""
+
+    def __init__(self, node: fx.Node, values: Mapping[fx.Node, Any], inherit: Inherit) -> None:
+        self.node = node
+        self._inherit = inherit
+        self._nodes = {id(value): source for source, value in values.items()}
+        self._sizes = values
+        self._alive: list[Any] = list(values.values())
+
+    def add(self, operation: Operation) -> None:
+        """Write one operation."""
+        args, kwargs = self._mapped(operation.args), self._mapped(dict(operation.kwargs))
+        made = self._node(operation.target, args, kwargs, operation.result)
+        self._keep(made, operation.result)
+
+    def known(self, value: Any) -> Any:
+        """The node, or the nodes, of a value; raises `UnknownValueError`."""
+        if isinstance(value, (tuple, list)):
+            return [self.known(item) for item in value]
+        return self._mapped(value)
+
+    def _keep(self, made: fx.Node, result: Any) -> None:
+        self._alive.append(result)
+        if isinstance(result, (tuple, list)):
+            for position, item in enumerate(result):
+                if item is not None:
+                    self._keep(self._node(operator.getitem, (made, position), {}, item), item)
+        else:
+            self._nodes[id(result)] = made
+
+    def _node(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        graph = self.node.graph
+        with graph.inserting_before(self.node):
+            made = graph.create_node("call_function", target, args, kwargs, short_name(target))
+        made.meta["val"] = _without_history(value)
+        self._inherit(made)
+        return made
+
+    def _mapped(self, value: Any) -> Any:
+        match value:
+            case tuple():
+                return tuple(map(self._mapped, value))
+            case list():
+                return [self._mapped(item) for item in value]
+            case dict():
+                return {key: self._mapped(item) for key, item in value.items()}
+            case Tensor():
+                return self._tensor(value)
+            case SymInt():
+                return self._nodes.get(id(value)) or self._size(value)
+        return value
+
+    def _tensor(self, value: Tensor) -> fx.Node:
+        found = self._nodes.get(id(value))
+        if found is None:
+            raise UnknownValueError("it makes a tensor that does not come from its arguments")
+        return found
+
+    def _size(self, size: SymInt) -> Any:
+        found = expression(size)
+        if found.is_number:
+            return int(found)
+        for source, value in self._sizes.items():
+            if isinstance(value, Tensor):
+                for axis, extent in enumerate(value.shape):
+                    if expression(extent) == found:
+                        return self._node(aten.sym_size.int, (source, axis), {}, size)
+            elif expression(value) == found:
+                return source
+        return self._computed(size, found)
+
+    def _computed(self, size: SymInt, found: Any) -> fx.Node:
+        """A size that is computed from those of the arguments."""
+        known: dict[Any, Any] = {}
+        for source, value in self._sizes.items():
+            for axis, extent in enumerate(value.shape if isinstance(value, Tensor) else ()):
+                symbol = expression(extent)
+                if symbol.is_Symbol and symbol in found.free_symbols and symbol not in known:
+                    known[symbol] = self._node(aten.sym_size.int, (source, axis), {}, extent)
+        if not found.free_symbols <= known.keys():
+            raise UnknownValueError(f"it computes the size {size}")
+        return self._spelled(known, found)
+
+    def _spelled(self, known: dict[Any, fx.Node], found: Any) -> fx.Node:
+        tracer: Any = fx.proxy.GraphAppendingTracer(self.node.graph)
+
+        def appended(_kind: str, target: Any, args: Any, kwargs: Any, *_rest: Any, **_options: Any) -> Any:
+            args, kwargs = tracer.create_arg(args), tracer.create_arg(kwargs)
+            given: Any = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
+            return fx.Proxy(self._node(target, args, kwargs, target(*given[0], **given[1])), tracer)
+
+        tracer.create_proxy = appended
+        proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in known.items()}
+        node: fx.Node = importlib.import_module("whence._torch.size_proxies").interpreted(proxies, found).node
+        return node
+
+
+def replace_by(node: fx.Node, replacement: Any) -> list[tuple[fx.Node, Any]]:
+    """Let everybody who reads a node read its replacement, one node or one for each of its items.
+
+    The node goes, and what took its items out; returned are those with what replaces them.
+    """
+    gone: list[tuple[fx.Node, Any]] = []
+    if isinstance(replacement, fx.Node):
+        node.replace_all_uses_with(replacement)
+    else:
+        for user in list(node.users):
+            if user.target is operator.getitem:
+                item = replacement[user.args[1]]
+                user.replace_all_uses_with(item)
+                gone.append((user, item))
+    gone.append((node, replacement))
+    for each, _ in gone:
+        each.graph.erase_node(each)
+    return gone
+
+
+def _without_history(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_without_history, value))
+    return value.detach() if isinstance(value, Tensor) and value.grad_fn is not None else value
