@@ -9,7 +9,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "whence"
 
 LINES = (
-    {"__init__", "__main__", "api", "cli", "demo", "models", "testing"},
+    {"__init__", "__main__", "api", "captured", "cli", "demo", "models", "testing"},
     {"viewer", "distributed"},
     {"reports", "interop"},
     {"hierarchy", "guards", "tracing"},
@@ -19,7 +19,7 @@ LINES = (
     {"errors", "schema"},
 )
 ROOMS = set().union(*LINES)
-NEIGHBOURS = {"__main__": {"cli"}, "cli": {"api", "demo", "models"}, "demo": {"api"}}
+NEIGHBOURS = {"__main__": {"cli"}, "api": {"captured"}, "cli": {"api", "demo", "models"}, "demo": {"api"}}
 
 
 def may_import(room: str) -> set[str]:

@@ -1,17 +1,13 @@
 """What `import whence` gives: a facade without logic. Each call leads to the room that does the work."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from contextvars import copy_context
-from dataclasses import dataclass, fields
-from functools import cached_property, partial
-from typing import Any, NoReturn, Self, TypeVar, overload
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram, FlatArgsAdapter
-from torch.optim import Optimizer
 
-from whence import hierarchy, interop, rewriting, tracing
+from whence import hierarchy, interop
+from whence.captured import Program, capture, capture_step, full
 from whence.errors import (
     CallError,
     CaptureError,
@@ -44,330 +40,20 @@ from whence.errors import (
     UsageError,
     WhenceError,
 )
-from whence.guards import Guarded, Plan, plan_of
-from whence.guards.check import Checked
+from whence.guards import Guarded
 from whence.hierarchy import Tree
-from whence.program import Call, Calls, Convention, Input, Layers, Output, Part, Signature, Wanted
+from whence.program import Call, Calls, Convention, Input, Layers, Output, Part, Signature
 from whence.program import Program as _Program
-from whence.program.copying import deep_copy, refuse_pickling
 from whence.program.guard_rows import Guard, Violation
 from whence.program.guards import Guards
-from whence.program.observed import Observed
-from whence.program.state import view_faults, with_state
 from whence.provenance import CallSite, ModulePath, Origin, Source
-from whence.reports.bound import Bound, Check
-from whence.reports.steps import verify_step
-from whence.reports.validity import check, check_inputs, guarded, guards_for
-from whence.reports.verification import Verification, verify
-from whence.rewriting import Edit, GraphPass, Pass
+from whence.reports.bound import Bound
+from whence.reports.verification import Verification
+from whence.rewriting import Edit
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
 from whence.tracing.caches import register_caches
-from whence.tracing.options import option_faults
-from whence.tracing.turns import without_collection
 
 M = TypeVar("M", bound=nn.Module)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Program(_Program):
-    """A captured program, with everything that can be asked of it."""
-
-    def __copy__(self) -> Self:
-        """The same program, which may be edited by itself (`track`); graph and tensors are shared."""
-        return self.with_changes()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """The program with a graph and tensors of its own: training a tree of it does not train the model."""
-        return deep_copy(self, memo)
-
-    def __reduce__(self) -> NoReturn:
-        refuse_pickling("a program")
-
-    def with_state(self, state: str) -> Self:
-        """The same program with its state as `"inputs"` (placeholders) or `"attributes"` (`get_attr`)."""
-        return with_state(self, state)
-
-    def module(self, *, copy: bool = False) -> Tree:
-        """The program as one flat runnable module with the original's calling convention.
-
-        With a loss function it returns `(loss, outputs)`. It shares the captured model's tensors unless
-        `copy`.
-        """
-        return hierarchy.flat_module(self, copy=copy)
-
-    @overload
-    def unflatten(self, *, copy: bool = False) -> Tree: ...
-
-    @overload
-    def unflatten(self, *, onto: M, copy: bool = False) -> M: ...
-
-    def unflatten(self, *, onto: nn.Module | None = None, copy: bool = False) -> nn.Module:
-        """The tree of modules: the original's hierarchy, names and state, each module with its own graphs.
-
-        It shares the captured model's tensors unless `copy`, so training the tree trains the model.
-        With `onto`, the captured model or another instance of its class, every module is an instance of the
-        user's own class, with its methods and the attributes of that instance (shared, but for modules among
-        them), made without `__init__`; only `forward` is the captured one. Parameters and buffers are those
-        of the captured model, also where `onto` is another instance, which is left as it is. Raises
-        `UsageError` naming every module that does not fit, or cannot be made.
-        """
-        if onto is None:
-            return hierarchy.unflatten(self, copy=copy)
-        return hierarchy.unflatten_onto(self, onto, copy=copy)
-
-    def check(
-        self,
-        model: object,
-        args: tuple[Any, ...] | None = None,
-        kwargs: dict[str, Any] | None = None,
-    ) -> list[Violation]:
-        """Everything the capture relied on that is otherwise now; an empty list means that it still holds.
-
-        `model` may be the captured one, a copy, or another instance of its class. Without `args` and `kwargs`
-        only the model and the process are looked at. Nothing runs and nothing is raised, whatever is given:
-        what does not fit is a violation.
-
-        A program that was read, attached or captured with `strict=True` has no guards on the model, because
-        nobody watched what its graph assumes of it. There the arguments alone are looked at: everything for
-        which a call would be refused is a violation, and an empty list says nothing of the model. Without
-        arguments that is a `UsageError`.
-        """
-        if not self.guards.rows and (args is not None or kwargs is not None):
-            return check_inputs(self, args, kwargs)
-        return check(self, self._plan, model, args, kwargs).violations
-
-    def guarded(self, model: Callable[..., Any], on_violation: str = "raise") -> Guarded:
-        """A callable that checks every call before it runs the program on the state of `model`.
-
-        Where a guard does not hold it raises `StaleCapture` (`"raise"`), warns and runs the model itself
-        (`"warn"`), or captures the model again with these arguments (`"recapture"`): with what the first
-        capture was asked for, and with fixed sizes where its `dynamic_shapes` do not allow these arguments.
-        """
-        backward = self.loss_function or self.has_backward
-        view = "attributes" if self.signature.attributes else "inputs"
-
-        def again(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-            wanted = self.wanted
-            recapture = partial(
-                capture,
-                model,
-                args,
-                kwargs,
-                backward=backward,
-                state=view,
-                preserve_calls=wanted.preserve_calls,
-                strict=wanted.strict,
-            )
-            try:
-                return recapture(dynamic_shapes=wanted.dynamic_shapes)
-            except (InvalidShapes, SpecialisedShapes):  # these inputs are not among those that were asked for
-                return recapture()
-
-        return guarded(self, _plan_of, model, on_violation, again)
-
-    def bind(self, model: object, optimizer: Optimizer | None = None) -> Bound:
-        """A callable that runs the program on live state, and changes it in place.
-
-        It is called as what was captured is, and returns what that returns, without gradients: parameters,
-        buffers, arguments, the state of `optimizer`, and `.grad` are afterwards what eager makes of them. A
-        program of `capture_step` needs an optimizer with the captured one's groups; state that it has not
-        made yet is made as its first step would. A joint program with a loss returns `(loss, outputs)`, and
-        adds gradients to `.grad`.
-
-        `model` may be another instance of the captured class. Raises `UsageError` for what cannot be bound; a
-        call raises `StaleCapture` where anything that the program relies on is otherwise, such as a value in
-        the optimizer's groups, and `CallError` for other inputs. Nothing is changed then.
-        """
-        return Bound(self, model, optimizer, self._checks(model))
-
-    def to_exported_program(self) -> ExportedProgram:
-        """The program as a `torch.export.ExportedProgram` with the program's own tensors.
-
-        PyTorch runs, saves, loads and decomposes it; origins are in `nn_module_stack` and `stack_trace`.
-        Raises `NotExportable` for a joint program, a written constant and inputs that are one tensor.
-        """
-        return interop.to_exported_program(self)
-
-    def track(self, name: str) -> AbstractContextManager[Edit]:
-        """Edit the graph in a `with` block, and carry along where its operations come from.
-
-        Inside the block `program.graph` is a working copy, for the pass `name` to edit; a pass that returns
-        another graph module gives it back as `edit.graph_module`. At the end of the block the program is the
-        edited one. Operations that are still there keep their origins. New ones take theirs from copied
-        metadata, from the operations they replace (n to 1: all calls are named), or from those who read them
-        (1 to n); or from what `edit.replaced(new, *olds)` and `edit.split(old, *news)` say. Their quality is
-        `inferred`, and `Origin.passes` names the pass.
-
-        Raises `LostProvenance` naming every node of which it is not known what it was made from, and
-        everything in which the graph does not fit the signature any more. The program is as before then.
-        Modules that were made of the program before stay as they are.
-        """
-        return rewriting.track(self, name)
-
-    def apply(self, *passes: Pass | GraphPass) -> Self:
-        """The program that one or several passes make of this one, which stays as it is.
-
-        A pass is an object with a `name` and a method `rewrite(edit)`, as `whence.rewriting.Decompose` is, or
-        a function over a `torch.fx.GraphModule` as PyTorch has them, which returns None, another one, or a
-        `PassResult`.
-        Origins are carried along as by `track`, with the same errors.
-        """
-        program = self
-        for each in passes:
-            program = rewriting.apply(program, each)
-        return program
-
-    def decompose(self, table: Any = None) -> Self:
-        """The program with operators taken apart into others, which come from where those came from.
-
-        None takes apart what PyTorch itself writes in terms of others (`linear`, `matmul`, `layer_norm`,
-        `scaled_dot_product_attention`, …), as eager does in the grad mode of this moment; `"core"` lowers to
-        PyTorch's core ATen operators by its own table, which computes other last bits; a mapping from
-        operators to functions is a table of your own. Raises `UsageError` for another table, and
-        `UnsupportedOperator` naming what cannot be written with other operators.
-        """
-        return self.apply(rewriting.Decompose(table))
-
-    @cached_property
-    def _plan(self) -> Plan:
-        return plan_of(self.guards, self.convention)
-
-    def verify(
-        self,
-        model: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        *,
-        optimizer: Optimizer | None = None,
-    ) -> Verification:
-        """Run eager and the program from the same seed, and compare everything bit for bit.
-
-        `model` may be another instance than the captured one; it is left as it was. For a program of
-        `capture_step` it is the captured one, with the captured `optimizer`, since that is what the step
-        runs; both are left as they were.
-        """
-        if self.step is None:
-            return verify(self, model, args, kwargs)
-        return verify_step(self, model, (args, kwargs or {}), optimizer, self._checks(model))
-
-    def _checks(self, model: object) -> Check:
-        return partial(_checked, self, model)
-
-
-def _checked(program: Program, model: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Checked:
-    return check(program, program._plan, model, args, kwargs)
-
-
-def capture_step(
-    step: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
-    *,
-    model: nn.Module,
-    optimizer: Optimizer | None = None,
-    dynamic_shapes: Any = None,
-    reuse: bool = True,
-) -> Program:
-    """Record a whole training step: forward, backward, and what the optimizer does.
-
-    `step` is a function of yours that runs `model`, calls `loss.backward()`, `optimizer.step()`,
-    `zero_grad()` and the like; `args` and `kwargs` are what it takes. It runs once or twice on fake tensors;
-    model, gradients, optimizer and random numbers are as they were afterwards, also after an error.
-
-    The program is functional. Its inputs are parameters and buffers of `model`, the state of `optimizer`
-    (`InputKind.OPTIMIZER_STATE`, called `o_layers_0_weight_exp_avg`, with the path
-    `optimizer.state['layers.0.weight']['exp_avg']` and `of` the parameter), learning rates
-    (`optimizer.param_groups[0]['lr']`) and the arguments. Every new value of these is an output of kind
-    `mutation`, every gradient that the step leaves in `.grad` one of kind `gradient`, and what `step` returns
-    are user outputs. What the optimizer, clipping of gradients and `zero_grad` compute has the phase
-    `optimizer`; where it is about one parameter alone, its origin names the first call of the module that
-    holds it.
-
-    Other values in the optimizer's groups are constants, in `program.step.settings`, that `bind` compares in
-    every call; so is a learning rate by which the optimizer decides. An optimizer that has not taken a step
-    yet is captured as all steps from then on are, if its state begins as constants, as Adam's does.
-    `dynamic_shapes` and `reuse` are those of `capture`; where the model runs again after a backward, nothing
-    is replayed, and `program.replay` says so.
-
-    Raises `UnsupportedStep` for what one program cannot repeat (a closure for the optimizer, changes of
-    learning rates in the step, gradients that were there before), and everything that `capture` raises.
-    """
-    given = tracing.Given(args, kwargs, dynamic_shapes)
-
-    run = partial(tracing.capture_step, step, given, model, optimizer, reuse=reuse)
-    return _traced(run).with_changes(wanted=Wanted(dynamic_shapes))
-
-
-def _plan_of(program: _Program) -> Plan:
-    return program._plan if isinstance(program, Program) else plan_of(program.guards, program.convention)
-
-
-def capture(
-    model: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
-    *,
-    backward: bool | Callable[[Any], Tensor] = False,
-    dynamic_shapes: Any = None,
-    state: str = "inputs",
-    reuse: bool = True,
-    strict: bool = False,
-    preserve_calls: str | Sequence[str] = (),
-) -> Program:
-    """Record what `model` computes on these example inputs, as one functional graph.
-
-    `model` is a module, a bound method, or any callable. Nothing is computed and no weight is copied: the run
-    uses fake tensors, and the model is as it was afterwards, also after an error. Lazy modules alone are
-    initialised from the example first, as the model's first call would do it, and stay so.
-
-    Modules compiled by `torch.compile` are captured as they were written, data-parallel ones as the module
-    inside, and those that `fully_shard` manages as they were before it, with the shards as state: the program
-    is the local computation, without the averaging of gradients between processes. Hooks run once, and what
-    they compute is part of the program.
-
-    `backward=False` records the forward; `True` also the backward, with one tangent input for every
-    differentiable output; a function of the outputs records the backward of the scalar it returns. What that
-    function holds is state of the program, too, below `loss`: `loss.weight` is a parameter of a loss module.
-    With `reuse`, a module that must do what an equal one did before is not run: what was recorded then is
-    written once more, and `program.replay` says which, and why others had to run. The program is the same.
-    `dynamic_shapes` says which sizes may vary, in torch.export's words: `Dim` (with bounds, `2 * dim`,
-    `dim + 1`), `Dim.AUTO`, `Dim.DYNAMIC`, `Dim.STATIC`, a number or None, for each dimension of each tensor
-    and for whole numbers, arranged by the names or the positions of the arguments; or a `ShapesCollection` or
-    `AdditionalInputs`. The program then holds for every admitted size, and `program.shapes` lists them. A
-    model that allows less than was asked raises `SpecialisedShapes`; with None all sizes are those of the
-    example.
-    `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
-    With `strict`, PyTorch's bytecode front end (`torch.export.export(strict=True)`) reads a module's code,
-    where tracing runs it. What it assumed of the model it does not say, so such a program has no guards.
-    `preserve_calls` are patterns of module paths (`"blocks.*.mlp"`): in the program's tree these modules take
-    the originals' arguments, also those that nothing reads, and another may replace each (`set_submodule`).
-
-    Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
-    been recorded until then in `partial`. An error raised by the model itself stays its own, with a note that
-    a capture was running.
-    """
-    patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
-    if faults := [*option_faults(backward, strict, patterns), *view_faults(state)]:
-        raise UsageError.of(faults)
-
-    given = tracing.Given(args, kwargs, dynamic_shapes, patterns)
-    wanted = Wanted(dynamic_shapes, patterns, strict)
-    if strict:
-        program = _full(interop.strict_program(model, given, backward))
-    else:
-        program = _traced(partial(tracing.capture, model, given, backward, reuse=reuse))
-    return program.with_changes(wanted=wanted).with_state(state)
-
-
-def _traced(run: Callable[[], tuple[_Program, Observed]]) -> Program:
-    """The program of a run, with what it assumed; what it sets context variables to ends with it."""
-
-    def captured() -> Program:
-        traced, observed = run()
-        program = _full(traced)
-        return program.with_changes(guards=guards_for(program, observed, run))
-
-    return copy_context().run(without_collection, captured)
 
 
 def from_exported_program(exported: ExportedProgram) -> Program:
@@ -383,7 +69,7 @@ def from_exported_program(exported: ExportedProgram) -> Program:
     Raises `UnsupportedGraph` naming all that a program cannot hold, and `UnsupportedMutation` for writes that
     have no functional form.
     """
-    return _full(interop.from_exported_program(exported))
+    return full(interop.from_exported_program(exported))
 
 
 def attach(
@@ -416,11 +102,7 @@ def attach(
     Raises `UnsupportedGraph` naming every input and output that is not known or does not fit the model.
     """
     words = interop.Words(args, kwargs, inputs, outputs, state_first)
-    return _full(interop.attach(graph, model, words)).with_changes(loss_function=loss)
-
-
-def _full(program: _Program) -> Program:
-    return Program(**{field.name: getattr(program, field.name) for field in fields(program)})
+    return full(interop.attach(graph, model, words)).with_changes(loss_function=loss)
 
 
 def unflatten(

@@ -14,7 +14,7 @@ from whence._torch.decomposing import Operation, Table, is_composite, taken_apar
 from whence._torch.graphs import nested_graph
 from whence._torch.operators import OpOverload, keeps_its_place, op_name, overloads_of
 from whence._torch.sizes import comparable, is_symbolic
-from whence.errors import Fault, Place, UnsupportedOperator, UsageError
+from whence.errors import Fault, Noting, Place, UnsupportedOperator, UsageError
 from whence.program.origins import ORIGIN, origin_of
 from whence.rewriting.before import MARK
 from whence.rewriting.functionalize import functionalize
@@ -176,13 +176,13 @@ def _operations(
 ) -> tuple[list[Operation], Any]:
     call = partial(called_again, node, rules.function(node.target), values)
     fakes = [value for value in _leaves(node.meta["val"]) if isinstance(value, Tensor)]
-    with torch.set_grad_enabled(differentiated and torch.is_grad_enabled()):
-        if not rules.is_own:
-            return taken_apart(call, fakes, table=rules.table)
-        try:
-            return taken_apart(call, fakes, table=rules.table)
-        except Exception as error:
-            raise UnknownValueError(f"its decomposition raises {type(error).__name__}: {error}") from error
+    said = Noting(f"whence was taking apart {_described(node)}; the program is as before")
+    with said, torch.set_grad_enabled(differentiated and torch.is_grad_enabled()):
+        return taken_apart(call, fakes, table=rules.table)
+
+
+def _described(node: fx.Node) -> str:
+    return f"{op_name(node.target)} ({node.name}), {_place(node)}"
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -211,11 +211,15 @@ def _looks(value: Any) -> Any:
 
 
 def _fault(node: fx.Node, why: str) -> Fault:
-    origin = origin_of(node)
-    module = " + ".join(map(str, origin.calls)) if origin.calls else None
     return Fault(
         f"{op_name(node.target)} ({node.name}) cannot be taken apart",
-        where=Place(module, str(origin.source) if origin.source else None),
+        where=_place(node),
         why=why,
         remedy="leave it out of the table",
     )
+
+
+def _place(node: fx.Node) -> Place:
+    origin = origin_of(node)
+    module = " + ".join(map(str, origin.calls)) if origin.calls else None
+    return Place(module, str(origin.source) if origin.source else None)

@@ -20,6 +20,7 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _MODULES = f"{Path(torch.__file__).parent / 'nn' / 'modules'}{os.sep}"
 _COMPILER = f"{Path(torch.__file__).parent / 'compiler'}{os.sep}"
 _WHENCE = f"{Path(__file__).parents[1]}{os.sep}"
+_DOORS = frozenset({"api.py", "captured.py"})
 
 
 class SourceFinder:
@@ -187,4 +188,4 @@ def _behind(frame: FrameType) -> Source | None:
 def _is_ours(file: str) -> bool:
     """Whether a file is ours; the demonstration model and the losses beside our rooms are a user's."""
     inside = file.removeprefix(_WHENCE)
-    return inside != file and (os.sep in inside or inside == "api.py")
+    return inside != file and (os.sep in inside or inside in _DOORS)
