@@ -30,13 +30,13 @@ demo: $(READY) ## show what whence does, on a small model
 	@$(BIN)/whence demo
 
 test: $(READY) ## run the tests
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-newest: .venv-newest/.ready ## run the tests on the newest PyTorch, in .venv-newest
-	.venv-newest/bin/pytest -n 2
+	.venv-newest/bin/pytest -n 2 --dist loadgroup
 
 test-between: .venv-between/.ready ## run the tests of what may differ between releases on one in between, in .venv-between
-	.venv-between/bin/pytest -n 2 tests/_torch tests/test_golden.py tests/test_models.py
+	.venv-between/bin/pytest -n 2 --dist loadgroup tests/_torch tests/test_golden.py tests/test_models.py
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check
@@ -48,7 +48,7 @@ types: $(READY) ## check types
 check: lint types test ## lint, types and test
 
 conformance: $(READY) ## run the slow tests, among them every operator and module in PyTorch's tables
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 2 --dist loadgroup -m slow
 
 bench: $(READY) ## measure time and memory beside PyTorch's, and compare with the targets
 	$(BIN)/python -m benchmarks

@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,10 +11,24 @@ torch.set_num_threads(1)  # two workers share two cores
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Expect the failures that are known."""
+    """Expect the failures that are known; what is about one model of the table runs in one process, where its
+    programs are captured once."""
+    table = sys.modules.get("tests.models")
+    models = frozenset(case.name for case in table.MODEL_CASES) if table is not None else frozenset()
     for item in items:
+        for model in models.intersection(_words(item)):
+            item.add_marker(pytest.mark.xdist_group(model))
         if reason := known_bug(item.nodeid):
             item.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+
+
+def _words(item: pytest.Item) -> Iterator[str]:
+    """The words among the parameters of a test, and the names of rows."""
+    spec = getattr(item, "callspec", None)
+    for value in () if spec is None else spec.params.values():
+        name = getattr(value, "name", value)
+        if isinstance(name, str):
+            yield name
 
 
 @pytest.fixture

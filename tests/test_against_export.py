@@ -13,6 +13,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 import whence
+from tests.checks import captured
 from tests.models import MODEL_CASES, ModelCase
 from whence._torch.composites import COMPOSITES
 
@@ -143,8 +144,7 @@ def test_forward_equals_export_but_for_listed_differences(case: ModelCase) -> No
     model, args, kwargs = case.make()
     exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions(composites())
     theirs = operations(exported.graph)
-    model, args, kwargs = case.make()
-    ours = operations(whence.capture(model, args, kwargs).graph)
+    ours = operations(captured(case.name, "forward").graph)
     explained = differences(case)
     only_theirs = set(theirs - ours) - frozenset().union(*(row.exported for row in explained))
     only_ours = set(ours - theirs) - frozenset().union(*(row.captured for row in explained))

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-import whence
-from tests.checks import backward_of, differing, gradients, same_bits, state
+from tests.checks import captured, differing, gradients, same_bits, state
 from tests.models import MODEL_CASES, ModelCase
 from whence._torch.compiling import compiling_on_this_thread
 
@@ -35,7 +34,7 @@ def as_captured(row: ModelCase) -> Iterator[None]:
 def test_program_is_eager(row: ModelCase, mode: str) -> None:
     """The program verifies against eager; where the model itself branches, the difference is explained."""
     model, args, kwargs = row.make()
-    result = whence.capture(model, args, kwargs, backward=backward_of(row, mode)).verify(model, args, kwargs)
+    result = captured(row.name, mode).verify(model, args, kwargs)
     if row.name not in TAKES_ANOTHER_BRANCH:
         assert result.ok, str(result)
         return
@@ -80,9 +79,9 @@ def test_tree_is_eager(row: ModelCase, mode: str) -> None:
     """A run of the tree gives eager's outputs, gradients, buffers, inputs and generator state."""
     if "custom_function" in row.tags and mode == "forward":
         pytest.skip("a forward-only tree refuses to differentiate a custom function")
-    model, args, kwargs = row.make()
+    _, args, kwargs = row.make()
     original, *again = row.make()
-    tree = whence.capture(model, args, kwargs, backward=backward_of(row, mode)).unflatten()
+    tree = captured(row.name, mode).unflatten(copy=True)
     with as_captured(row):
         expected = one_run(row, original, (again[0], again[1]), mode, tree=False)
     found = one_run(row, tree, (args, kwargs), mode, tree=True)
@@ -110,9 +109,9 @@ def training_losses(
 @EVERY_CASE
 def test_tree_trains_as_eager(row: ModelCase) -> None:
     """Three SGD steps on the tree of a captured loss leave eager's losses, parameters and buffers."""
-    model, args, kwargs = row.make()
+    _, args, kwargs = row.make()
     original, *again = row.make()
-    tree = whence.capture(model, args, kwargs, backward=row.loss).unflatten()
+    tree = captured(row.name, "loss").unflatten(copy=True)
     with as_captured(row):
         expected = training_losses(row, original, (again[0], again[1]), tree=False)
     found = training_losses(row, tree, (args, kwargs), tree=True)
