@@ -203,4 +203,4 @@ def _point_to_root(root: Tree, plan: Plan, made: dict[ModulePath, nn.Module]) ->
         for callers in plan.callers.values():
             around = plan.site(callers[number]).path
             if not path.is_within(around):
-                made[around].__dict__["root"] = root
+                made[around].__dict__["whence_root"] = root

@@ -174,4 +174,4 @@ def _point_to_root(root: nn.Module, plan: Plan, made: Mapping[ModulePath, nn.Mod
         for callers in plan.callers.values():
             around = plan.site(callers[number]).path
             if not path.is_within(around):
-                made[around].__dict__[KEY].root = root
+                made[around].__dict__[KEY].whence_root = root

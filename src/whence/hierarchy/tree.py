@@ -191,7 +191,7 @@ class Tree(nn.Module):
     those that a checkpoint runs again in the backward. `watched` runs instead of a flat module's only call
     while the module is captured again: it makes the module calls that the flat one inlines. `readable` are
     calls in plain code, made when `torch.compile` reads them. `inlined` says why a module has no calls of its
-    own that was called.
+    own that was called. `whence_root` is the whole tree, for a module that calls another not below it.
     """
 
     type_name: str
@@ -200,6 +200,7 @@ class Tree(nn.Module):
     watched: CapturedCall | None
     readable: Readables
     inlined: str
+    whence_root: nn.Module | None
 
     def __init__(self, type_name: str) -> None:
         super().__init__()
@@ -211,6 +212,7 @@ class Tree(nn.Module):
             "watched": None,
             "readable": Readables(),
             "inlined": "",
+            "whence_root": None,
         }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -291,7 +293,7 @@ CAPTURED_MODE = "whence_captured_training"
 """Where a module says in which mode it was captured."""
 OWN_NAMES = frozenset({*Tree.__annotations__, "forward_graph", "backward_graph"})
 """What a tree calls its own, which no plain attribute of the original can be called beside it."""
-TAKEN_NAMES = OWN_NAMES | {"root", "training"}
+TAKEN_NAMES = OWN_NAMES | {"training"}
 """Attributes of a tree module that a captured parameter, buffer or submodule may be called, too."""
 
 
