@@ -12,6 +12,7 @@ from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody, Compiler
 from whence.hierarchy.tree import CAPTURED_MODE, OWN_NAMES, Tree, TreeList, forward_as
 from whence.program import ModuleRecord, Program
+from whence.program.copying import copy_results
 from whence.program.state import state_of_loss
 from whence.provenance import ROOT, ModulePath
 from whence.schema import InputKind, Phase
@@ -54,7 +55,7 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
     add_constants(root, program)
     _point_to_root(root, plan, made)
     say_inlined(plan, made)
-    return deepcopy(root) if copy else root
+    return deepcopy(root, copy_results(program.state.values(), {})) if copy else root
 
 
 def say_inlined(plan: Plan, made: Mapping[ModulePath, nn.Module]) -> None:

@@ -7,6 +7,7 @@ site is written into the caller's code, and nothing is chosen by counting calls.
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol, Self
@@ -18,6 +19,7 @@ from whence._torch.compiling import constant_to_tracers
 from whence.errors import CallError
 from whence.hierarchy.interface import Interface
 from whence.hierarchy.plan import CallPlan, Half
+from whence.program.copying import copy_results
 from whence.schema import Phase
 
 
@@ -259,6 +261,13 @@ class Tree(nn.Module):
         if "@" in name and isinstance(value, nn.Module):
             refuse_unmade(self, name)
         super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """As any module is copied; a constant that something computed begins anew."""
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copy_results([*vars(self).values(), *self._buffers.values()], memo)
+        copied.__dict__.update(deepcopy(vars(self), memo))
+        return copied
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """Add it as on any module; a module under the name of a call that was not made is refused."""
