@@ -331,11 +331,15 @@ def test_backward_graph_of_aot() -> None:
     assert [row.kind for row in program.signature.outputs] == [OutputKind.USER] * 2
 
 
-@pytest.mark.parametrize("words", ["loss", 3, {"loss": 1}, [3, "loss"], ["loss", ["gradients"]], ["x", "loss"]])
+@pytest.mark.parametrize(
+    "words", ["loss", 3, {"loss": 1}, [3, "loss"], ["loss", ["gradients"]], ["x", "loss"]]
+)
 def test_words_that_are_none(words: Any) -> None:
     """What is no word for an output or an input is refused by name."""
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
-    graph = traced(lambda held, x: functional_call(model, held, (x,)).sum(), dict(model.named_parameters()), x)
+    graph = traced(
+        lambda held, x: functional_call(model, held, (x,)).sum(), dict(model.named_parameters()), x
+    )
     for said in ({"outputs": words}, {"inputs": words}):
         with pytest.raises(whence.UnsupportedGraph, match=f"{next(iter(said))} (is|holds|names)"):
             whence.attach(graph, model=model, **said)

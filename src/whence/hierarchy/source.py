@@ -225,7 +225,7 @@ def attribute(owner: str, path: ModulePath) -> str:
 
 
 def _held(owner: str, name: str) -> str:
-    """Reads a tensor past the tree's attribute of that name; an instance of the user's class has it plainly."""
+    """Reads a tensor past what a tree calls so; an instance of the user's class has it plainly."""
     found = f"{owner}.__dict__[{name!r}]"
     for register in ("_buffers", "_parameters"):
         held = f"{owner}.{register}.get({name!r})"

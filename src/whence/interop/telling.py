@@ -259,7 +259,9 @@ def _results(
     results = []
     for word, (value, _) in zip(expanded, returned, strict=True):
         if word is None:
-            results.append(Result(value, OutputKind.USER if isinstance(value, fx.Node) else OutputKind.GRADIENT))
+            results.append(
+                Result(value, OutputKind.USER if isinstance(value, fx.Node) else OutputKind.GRADIENT)
+            )
             continue
         kind, of = _read(word)
         owner = next((s for s in slots if of is not None and of in _spellings(s)), None)
@@ -304,9 +306,7 @@ def _read(word: str) -> tuple[OutputKind, str | None]:
     return OutputKind.USER, None
 
 
-def _expanded(
-    words: Sequence[str | None], count: int, rows: Mapping[str, StateTensor]
-) -> list[str | None]:
+def _expanded(words: Sequence[str | None], count: int, rows: Mapping[str, StateTensor]) -> list[str | None]:
     """`gradients`, `new parameters` and `new buffers` stand for one output each of the model's, in order."""
     room = count - sum(word not in _ALL for word in words)
     found: list[str | None] = []

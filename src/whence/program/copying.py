@@ -30,7 +30,7 @@ def deep_copy(program: P, memo: dict[int, Any]) -> P:
 
 
 def copy_results(tensors: Iterable[Any], memo: dict[int, Any]) -> dict[int, Any]:
-    """The memo of a deep copy with copies of tensors that `copy.deepcopy` refuses: those that something computed.
+    """The memo with copies of tensors that `copy.deepcopy` refuses: those that something computed.
 
     So is a constant that requires a gradient, in an exported program that was loaded. A copy begins anew.
     """

@@ -36,7 +36,10 @@ _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     *((os, "urandom"), (random, "_urandom"), (uuid, "uuid1")),
 )
 _THROUGH = frozenset(
-    (__file__, *(str(Path(os.__file__).with_name(f"{name}.py")) for name in ("os", "random", "uuid", "secrets")))
+    (
+        __file__,
+        *(str(Path(os.__file__).with_name(f"{name}.py")) for name in ("os", "random", "uuid", "secrets")),
+    )
 )
 """Files whose functions ask on behalf of whoever calls them."""
 
