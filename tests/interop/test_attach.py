@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from functorch.compile import aot_function, make_boxed_func
+from functorch.compile import aot_function, make_boxed_func  # type: ignore[import-untyped]
 from torch import Tensor, fx, nn
 from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
