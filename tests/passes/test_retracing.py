@@ -76,6 +76,33 @@ def test_retraced_graph_without_metadata_is_told_how_to_keep_it() -> None:
     assert "is a new input" not in str(found.value)
 
 
+@pytest.mark.parametrize("again", [_made_anew, _transformed])
+def test_the_same_operations_are_known_without_metadata(
+    again: Callable[[fx.GraphModule, list[Any]], fx.GraphModule],
+) -> None:
+    """What computes the same of the same is what it was; an input whose name fx changes is known, too."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))  # its argument is called `input`
+    program = whence.capture(model, (X,), backward=torch.sum)
+    before = [str(program.where(node)) for node in program.nodes() if node.op == "call_function"]
+    with program.track("again") as edit:
+        edit.graph_module = again(edit.graph_module, _values(program))
+    assert [str(program.where(node)) for node in program.nodes() if node.op == "call_function"] == before
+    assert program.verify(model, (X,)).ok
+    program.unflatten()(X)[0].backward()
+
+
+def test_other_operations_without_metadata_are_not_guessed() -> None:
+    """Composites that a tracer takes apart would come from all modules at once."""
+    program = whence.capture(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), (X,))
+    with (
+        pytest.raises(
+            whence.LostProvenance, match=r"traced anew without its metadata(.|\n)*preserve_node_meta"
+        ),
+        program.track("again") as edit,
+    ):
+        edit.graph_module = _made_anew(edit.graph_module, _values(program))
+
+
 def test_annotations_are_as_before() -> None:
     """The mark among annotations is gone after the block, and theirs are there."""
 

@@ -14,6 +14,15 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import whence
 
 
+class Ragged(nn.Module):
+    def __init__(self, body: Callable[[Ragged, Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.linear, self.rnn, self.body = nn.Linear(4, 4), nn.LSTM(4, 3, batch_first=True), body
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:
+        return self.body(self, x, lengths)
+
+
 def _packed(model: Ragged, x: Tensor, lengths: Any, **options: Any) -> Tensor:
     packed = pack_padded_sequence(x, lengths, batch_first=True, **options)
     padded: Tensor = pad_packed_sequence(model.rnn(packed)[0], batch_first=True)[0]
@@ -25,7 +34,7 @@ def _nested(made: Any) -> Any:
 
 
 RAGGED: dict[str, Callable[[Ragged, Tensor, Tensor], Any]] = {
-    "packed": lambda m, x, n: _packed(m, x, n),
+    "packed": _packed,
     "packed in any order": lambda m, x, n: _packed(m, x, n, enforce_sorted=False),
     "packed by a list": lambda m, x, _: _packed(m, x, [5, 4, 2]),
     "packed by a size": lambda m, x, _: _packed(m, x, [x.shape[1]] * x.shape[0]),
@@ -47,15 +56,6 @@ SIZES: dict[str, Any] = {
 }
 CAPTURED = {("jagged", "batch"), ("jagged by offsets", "batch"), ("jagged by offsets", "time")}
 """A symbol stands for the lengths there."""
-
-
-class Ragged(nn.Module):
-    def __init__(self, body: Callable[[Ragged, Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        self.linear, self.rnn, self.body = nn.Linear(4, 4), nn.LSTM(4, 3, batch_first=True), body
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Any:
-        return self.body(self, x, lengths)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

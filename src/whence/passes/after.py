@@ -3,11 +3,13 @@
 A node is still there when it is the same object, or in a new graph the copy of its name and operation. A node
 stands for one that is gone where it is read instead of it: told by `replace_all_uses_with`, or seen at the
 same argument of a node that is still there. A node that is gone and computed what another still computes is
-that one.
+that one. In a graph that was traced anew without metadata a node is still there that computes the same of the
+same, and nothing else is known.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -25,7 +27,8 @@ class After:
 
     `kept` gives for names of before the nodes that are still there. `stands` gives for names of nodes that
     are gone the nodes that are read in their place. `copied` gives for other nodes the name of the one whose
-    metadata they carry. `changed` are nodes that were given another operation.
+    metadata they carry. `changed` are nodes that were given another operation. `is_bare` says that the graph
+    is another one, and no operation in it says what it was made from.
     """
 
     graph: fx.Graph
@@ -33,6 +36,7 @@ class After:
     stands: dict[str, dict[fx.Node, None]] = field(default_factory=dict)
     copied: dict[fx.Node, str] = field(default_factory=dict)
     changed: dict[fx.Node, str] = field(default_factory=dict)
+    is_bare: bool = False
 
     def image(self, name: str) -> fx.Node | None:
         """The node that holds the value now; None where there is none, or where it is not clear which."""
@@ -70,20 +74,34 @@ def _recognise(found: After, old: Before, is_working_copy: bool) -> None:
         found.copied |= {node: mark for node in nodes if node is not found.kept.get(mark)}
     if not is_working_copy:
         found.kept |= {name: node for name, node in _borders(found, old) if name not in found.kept}
+        found.is_bare = not any(old.nodes[mark].op == "call_function" for mark in marked)
+    if found.is_bare:
+        _recompute(found, old)
+
+
+def _recompute(found: After, old: Before) -> None:
+    """Operations that compute the same of the same, in the same order among equals."""
+    equal: dict[Hashable, list[fx.Node]] = {}
+    for node in found.graph.nodes:
+        if node.op == "call_function":
+            equal.setdefault(_computed(node, lambda source: source), []).append(node)
+    for node in old.program.graph.nodes:
+        if node.op == "call_function" and (same := equal.get(_computed(node, partial(_image, found)))):
+            found.kept[node.name] = same.pop(0)
 
 
 def _borders(found: After, old: Before) -> Iterator[tuple[str, fx.Node]]:
     """Inputs and the output of a graph that was traced anew, which carry nothing: inputs by their names, or
-    by their positions where a tracer numbered all of them.
+    by their positions where a tracer gave all of them others.
     """
     inputs = [node for node in old.nodes.values() if node.op == "placeholder"]
     now = found.graph.find_nodes(op="placeholder")
-    numbered = len(now) == len(inputs) and all(node.name == f"arg{at}_1" for at, node in enumerate(now))
-    for node, before in zip(now, inputs, strict=False):
-        if numbered and _layout(node) == _layout(before):
-            yield before.name, node
     names = {node.name for node in inputs}
-    yield from ((node.name, node) for node in now if not numbered and node.name in names)
+    named = {node: name for node in now for name in (str(node.target), node.name) if name in names}
+    if not named and len(now) == len(inputs):
+        pairs = zip(now, inputs, strict=True)
+        yield from ((before.name, node) for node, before in pairs if _layout(node) == _layout(before))
+    yield from ((name, node) for node, name in named.items())
     yield from ((node.name, found.graph.output_node()) for node in old.nodes.values() if node.op == "output")
 
 
@@ -147,7 +165,7 @@ def _value_numbers(found: After, old: Before) -> None:
     for name, node in old.nodes.items():
         if node.op != "call_function" or keeps_its_place(node.target, node.args, node.kwargs):
             continue
-        key = (node.target, _key(found, node.args), _key(found, node.kwargs))
+        key = _computed(node, partial(_image, found))
         image = found.image(name)
         if image is None and key in known:
             found.stands[name] = {known[key]: None}
@@ -155,13 +173,22 @@ def _value_numbers(found: After, old: Before) -> None:
             known.setdefault(key, image)
 
 
-def _key(found: After, argument: Any) -> Hashable:
+def _computed(node: fx.Node, value: Callable[[fx.Node], fx.Node]) -> Hashable:
+    """What a node computes, of what."""
+    return node.target, _key(value, node.args), _key(value, node.kwargs)
+
+
+def _image(found: After, node: fx.Node) -> fx.Node:
+    return found.image(node.name) or node
+
+
+def _key(value: Callable[[fx.Node], fx.Node], argument: Any) -> Hashable:
     if isinstance(argument, fx.Node):
-        return found.image(argument.name) or argument
+        return value(argument)
     if isinstance(argument, (list, tuple)):
-        return (type(argument).__name__, *(_key(found, item) for item in argument))
+        return (type(argument).__name__, *(_key(value, item) for item in argument))
     if isinstance(argument, Mapping):
-        return tuple((name, _key(found, item)) for name, item in argument.items())
+        return tuple((name, _key(value, item)) for name, item in argument.items())
     return type(argument), repr(argument)
 
 
