@@ -1,6 +1,7 @@
 """A graph that is traced anew inside a block keeps what is known of it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -106,6 +107,28 @@ def test_other_operations_without_metadata_are_not_guessed() -> None:
         program.track("again") as edit,
     ):
         edit.graph_module = _made_anew(edit.graph_module, _values(program))
+
+
+class Stopped(nn.Module):
+    """Gradients stop on one of two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.scale).detach() + (x * self.scale).sin()
+
+
+@pytest.mark.parametrize("keeps", [nullcontext, preserve_node_meta])
+def test_gradients_stop_in_a_retraced_graph(keeps: Callable[[], Any]) -> None:
+    """A tracer under no gradients writes `alias` for `detach` in some releases: gradients stop all the same."""
+    model = Stopped()
+    program = whence.capture(model, (X,))
+    with program.track("again") as edit, keeps():
+        edit.graph_module = _made_anew(edit.graph_module, _values(program))
+    assert program.verify(model, (X,)).ok
+    assert program.select(":: aten.detach")
 
 
 def test_annotations_are_as_before() -> None:

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
 from whence._torch.operators import keeps_its_place
 from whence.passes.before import Before, mark_of
 
+aten = torch.ops.aten
 Told = list[tuple[fx.Node, str]]
 """Nodes whose uses went over to others, in order, with the names of those."""
 
@@ -66,7 +68,7 @@ def _recognise(found: After, old: Before, is_working_copy: bool) -> None:
             if _changed(old.nodes[name], node):
                 found.changed[node] = name
         elif (mark := mark_of(node)) is not None and mark in old.nodes:
-            marked.setdefault(mark, []).append(node)
+            marked.setdefault(mark, []).append(_stopping(old.nodes[mark], node))
     for mark, nodes in marked.items():
         same = [node for node in nodes if not _changed(old.nodes[mark], node)]
         if mark not in found.kept and same and not is_working_copy:
@@ -79,6 +81,13 @@ def _recognise(found: After, old: Before, is_working_copy: bool) -> None:
         _recompute(found, old)
 
 
+def _stopping(before: fx.Node, node: fx.Node) -> fx.Node:
+    """The node, where gradients stop as before: a tracer writes `alias` where it differentiates nothing."""
+    if before.target is aten.detach.default and node.target is aten.alias.default:
+        node.target = before.target
+    return node
+
+
 def _recompute(found: After, old: Before) -> None:
     """Operations that compute the same of the same, in the same order among equals."""
     equal: dict[Hashable, list[fx.Node]] = {}
@@ -87,7 +96,7 @@ def _recompute(found: After, old: Before) -> None:
             equal.setdefault(_computed(node, lambda source: source), []).append(node)
     for node in old.program.graph.nodes:
         if node.op == "call_function" and (same := equal.get(_computed(node, partial(_image, found)))):
-            found.kept[node.name] = same.pop(0)
+            found.kept[node.name] = _stopping(node, same.pop(0))
 
 
 def _borders(found: After, old: Before) -> Iterator[tuple[str, fx.Node]]:
@@ -174,8 +183,9 @@ def _value_numbers(found: After, old: Before) -> None:
 
 
 def _computed(node: fx.Node, value: Callable[[fx.Node], fx.Node]) -> Hashable:
-    """What a node computes, of what."""
-    return node.target, _key(value, node.args), _key(value, node.kwargs)
+    """What a node computes, of what; a view of the same is `alias` where nothing is differentiated."""
+    target = aten.alias.default if node.target is aten.detach.default else node.target
+    return target, _key(value, node.args), _key(value, node.kwargs)
 
 
 def _image(found: After, node: fx.Node) -> fx.Node:
