@@ -122,7 +122,7 @@ class Stopped(nn.Module):
 
 @pytest.mark.parametrize("keeps", [nullcontext, preserve_node_meta])
 def test_gradients_stop_in_a_retraced_graph(keeps: Callable[[], Any]) -> None:
-    """A tracer under no gradients writes `alias` for `detach` in some releases: gradients stop all the same."""
+    """Where nothing is differentiated, some releases write `alias` for `detach`; gradients stop."""
     model = Stopped()
     program = whence.capture(model, (X,))
     with program.track("again") as edit, keeps():

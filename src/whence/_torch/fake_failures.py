@@ -14,11 +14,9 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 _MACHINERY = tuple(f"{Path(getfile(kind)).parent}{os.sep}" for kind in (FakeTensor, ProxyTorchDispatchMode))
 _TEXT = getfile(set_printoptions)
-_DECOMPOSED = str(Path("torch", "_decomp", "decompositions.py"))
-"""A file that TorchScript says it has run: the derivatives that PyTorch has in that language alone."""
 _BROKEN = (
     *("INTERNAL ASSERT FAILED", "its data is not allocated yet", "to a python object of type FakeTensor"),
-    *("operator prim::", "Backward0 returned an invalid gradient", _DECOMPOSED),
+    *("operator prim::", "Backward0 returned an invalid gradient", ", in aten::"),
 )
 
 
@@ -35,7 +33,8 @@ def let_go_of_guards(error: BaseException | None) -> None:
 def is_of_fake_tensors(error: BaseException) -> bool:
     """Whether an error comes of recording, and not of what the model does: eager may well run it.
 
-    Either it was raised in that machinery, or C++ says that it met a tensor without numbers.
+    Either it was raised in that machinery, or C++ says that it met a tensor without numbers, or that a derivative
+    failed which PyTorch has in TorchScript alone.
     """
     if not isinstance(error, Exception):
         return False
