@@ -33,8 +33,8 @@ def let_go_of_guards(error: BaseException | None) -> None:
 def is_of_fake_tensors(error: BaseException) -> bool:
     """Whether an error comes of recording, and not of what the model does: eager may well run it.
 
-    Either it was raised in that machinery, or C++ says that it met a tensor without numbers, or that a derivative
-    failed which PyTorch has in TorchScript alone.
+    Either it was raised in that machinery, or C++ says that it met a tensor without numbers, or
+    that a derivative failed which PyTorch has in TorchScript alone.
     """
     if not isinstance(error, Exception):
         return False
