@@ -79,7 +79,7 @@ def attach(
     args: tuple[Any, ...] | None = None,
     kwargs: dict[str, Any] | None = None,
     inputs: Sequence[str] | None = None,
-    outputs: Sequence[str] | None = None,
+    outputs: Sequence[str | None] | None = None,
     state_first: bool = False,
     loss: Callable[[Any], Tensor] | None = None,
 ) -> Program:
@@ -93,7 +93,8 @@ def attach(
     argument); or else from descriptors and Dynamo's names in the graph; from `args` and `kwargs`, with which
     the graph was traced, and in which the model's own tensors are state; or with `state_first` from the
     order: parameters, then buffers, then arguments. `outputs` says what is returned, one word each: `"loss"`,
-    `"gradient of NAME"`, `"new NAME"`, any other word for a result; `"gradients"`, `"new parameters"` and
+    `"gradient of NAME"`, `"new NAME"`, any other word or None for a result, None also for what the graph
+    returns as None; `"gradients"`, `"new parameters"` and
     `"new buffers"` stand for one each, in the model's order. The program is called with what is not state.
     `loss` is the function behind a loss, for `verify`.
 

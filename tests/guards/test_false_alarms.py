@@ -52,6 +52,41 @@ def times(get: Callable[[Any], Any]) -> Callable[[Any, Tensor], Tensor]:
     return lambda self, x: x * get(self.value)
 
 
+class Recipe:
+    """What a pattern means, without a way to compare two of them."""
+
+    def __init__(self, pattern: str, axes: tuple[str, ...]) -> None:
+        self.pattern, self.axes = pattern, axes
+
+
+@functools.lru_cache(maxsize=16)
+def _recipe(pattern: str, axes: tuple[str, ...]) -> Recipe:
+    return Recipe(pattern, axes)
+
+
+@functools.lru_cache(maxsize=16)
+def _sizes(recipe: Recipe, shape: tuple[int, ...], many: int) -> tuple[int, ...]:
+    return (*shape[:-1], len(recipe.axes) * many, -1)
+
+
+class Rearranged(nn.Module):
+    """A layer that works by cached recipes, and makes them anew for a copy, as those of einops do."""
+
+    def __init__(self, pattern: str, **axes: int) -> None:
+        super().__init__()
+        self.pattern, self.axes = pattern, axes
+        self.recipes = {rank: _recipe(pattern, tuple(axes)) for rank in range(4)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(_sizes(self.recipes[x.dim()], tuple(x.shape), self.axes["many"]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"pattern": self.pattern, "axes": self.axes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["pattern"], **state["axes"])  # type: ignore[misc]
+
+
 @dataclass
 class Config:
     """A user's config."""
@@ -237,6 +272,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "averaged": lambda: AveragedModel(nn.Linear(4, 4)),
     "with gradients": _optimized,
     "compiled": _compiled,
+    "recipes": lambda: nn.Sequential(nn.Linear(4, 4), Rearranged("rows (many columns)", many=2)),
     "recurrent": lambda: nn.GRU(4, 4),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(4)),
     "filled when None": lambda: Holding(_if_none, None),
@@ -360,3 +396,18 @@ def test_count_that_every_run_changes_is_named() -> None:
     guards = whence.capture(Holding(_counting, 3), (X,)).guards
     assert guards.about("value") == []
     assert any(row.what == "value" for row in guards.unguarded)
+
+
+def test_cached_recipes_that_are_made_anew() -> None:
+    """A copy has recipes of its own once the caches are empty: they say the same."""
+    _recipe.cache_clear()
+    _sizes.cache_clear()
+    model: Any = MODELS["recipes"]()
+    program = whence.capture(model, (X,), backward=torch.sum)
+    _recipe.cache_clear()
+    _sizes.cache_clear()
+    copied = copy.deepcopy(model)
+    assert copied[1].recipes[2] is not model[1].recipes[2]
+    assert program.check(copied, (X,)) == []
+    copied[1].recipes[2].axes = ("many", "more")
+    assert len(program.check(copied, (X,))) == 1

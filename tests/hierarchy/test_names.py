@@ -30,14 +30,16 @@ class Named(nn.Module):
 
 @pytest.mark.parametrize("name", sorted(OWN_NAMES))
 def test_names_of_the_tree(name: str) -> None:
-    """Parameters and buffers may be called what they want; a plain tensor of such a name is refused."""
+    """Parameters and buffers may be called what they want; only the user's class keeps a plain tensor so."""
     x = torch.randn(3, 4, requires_grad=True)
     for kind in ("parameter", "buffer"):
         for model in (nn.Sequential(Named(name, kind), nn.Linear(4, 4)), Named(name, kind)):
             program = verified(model, x, backward=torch.sum)
             for run in (program.module(), program.unflatten(), program.unflatten(onto=model)):
                 assert torch.equal(run(x)[1], model(x))
-    program = whence.capture(nn.Sequential(Named(name, "plain")), (x,))
+    plain = nn.Sequential(Named(name, "plain"))
+    program = whence.capture(plain, (x,))
     for make in (program.unflatten, program.module):
         with pytest.raises(whence.UsageError, match=rf"plain attribute {name}(.|\n)*in module 0"):
             make()
+    assert torch.equal(program.unflatten(onto=plain)(x), plain(x))  # the user's class has the name for itself

@@ -559,3 +559,15 @@ def test_captured_again_after_the_swap() -> None:
     tree.set_submodule("inner", new)
     model.set_submodule("inner", new)
     assert torch.equal(whence.capture(tree, (X,)).module()(X), model(X))
+
+
+def test_the_path_to_preserve_is_named() -> None:
+    """A module in a captured backward was replaced: the error names a path with which that works."""
+    model, x = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.ReLU()), torch.randn(2, 4)
+    tree = whence.capture(model, (x,), backward=torch.sum).unflatten()
+    tree.set_submodule("0", nn.Linear(4, 4))
+    with pytest.raises(whence.CallError, match=r"0.0.weight is not there(.|\n)*preserve_calls=\['0'\]"):
+        tree(x)
+    tree = whence.capture(model, (x,), backward=torch.sum, preserve_calls=["0"]).unflatten()
+    tree.set_submodule("0", nn.Linear(4, 4))
+    tree(x)[0].backward()

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from functorch.compile import aot_function, make_boxed_func  # type: ignore[import-untyped]
 from torch import Tensor, fx, nn
 from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
@@ -293,6 +294,55 @@ def test_words_for_inputs_and_outputs() -> None:
         assert torch.equal(program.module()(x)[1], model(x))
     with pytest.raises(whence.CallError, match="does not compute their gradients"):
         program.module()(x)  # the graph returns no gradient of the bias
+
+
+def test_nothing_is_said_of_an_output() -> None:
+    """None stands for a result, and for what the graph returns as None."""
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+
+    def step(features: Tensor) -> Any:
+        out = model(features)
+        return out, None, out.sum()
+
+    graph = traced(step, x)
+    program = whence.attach(graph, model=model, outputs=[None, None, "loss"])
+    assert [row.kind for row in program.signature.outputs] == [OutputKind.LOSS, OutputKind.USER]
+    with torch.no_grad():
+        assert torch.equal(program.module()(x)[1], model(x))
+
+
+def test_backward_graph_of_aot() -> None:
+    """Its gradients belong to what it does not take, and that is said; as results they are returned."""
+    held: list[fx.GraphModule] = []
+
+    def keep(graph: fx.GraphModule, _examples: object) -> Any:
+        held.append(graph)
+        return make_boxed_func(graph.forward)
+
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    run = aot_function(lambda held, x: functional_call(model, held, (x,)), keep, keep)
+    run(dict(model.named_parameters()), x).sum().backward()
+    words = ["gradient of weight", "gradient of bias"]
+    with pytest.raises(whence.UnsupportedGraph, match="belongs to weight, which is no input"):
+        whence.attach(held[1], model=model, outputs=[*words, None])
+    with pytest.raises(whence.UnsupportedGraph, match="names 2 outputs, and the graph returns 3"):
+        whence.attach(held[1], model=model, outputs=words)
+    program = whence.attach(held[1], model=model, outputs=["output", "output", None])
+    assert [row.kind for row in program.signature.outputs] == [OutputKind.USER] * 2
+
+
+@pytest.mark.parametrize(
+    "words", ["loss", 3, {"loss": 1}, [3, "loss"], ["loss", ["gradients"]], ["x", "loss"]]
+)
+def test_words_that_are_none(words: Any) -> None:
+    """What is no word for an output or an input is refused by name."""
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    graph = traced(
+        lambda held, x: functional_call(model, held, (x,)).sum(), dict(model.named_parameters()), x
+    )
+    for said in ({"outputs": words}, {"inputs": words}):
+        with pytest.raises(whence.UnsupportedGraph, match=f"{next(iter(said))} (is|holds|names)"):
+            whence.attach(graph, model=model, **said)
 
 
 class TestBadInput:

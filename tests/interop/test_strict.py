@@ -184,14 +184,23 @@ class Custom(nn.Module):
         return result
 
 
+class CustomAlone(Custom):
+    """Gradients take this way alone, and the result of what the front end has read carries none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = Doubled.apply(self.linear(x))
+        return result
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the front end
-def test_a_custom_autograd_function_has_no_backward_there() -> None:
+@pytest.mark.parametrize("kind", [Custom, CustomAlone])
+def test_a_custom_autograd_function_has_no_backward_there(kind: type[Custom]) -> None:
     """The front end reads its forward alone: the reason is told, in place of gradients that lack a part."""
-    model, x = Custom(), torch.randn(2, 4)
+    model, x = kind(), torch.randn(2, 4)
     with pytest.raises(whence.NotDifferentiable, match="runs a custom autograd function"):
         whence.capture(model, (x,), strict=True, backward=torch.sum)
     tree = whence.capture(model, (x,), strict=True).unflatten()
     with torch.no_grad():
         assert torch.equal(tree(x), model(x))
-    with pytest.raises(whence.NotDifferentiable):
+    with pytest.raises(whence.NotDifferentiable, match="it ran a custom autograd function"):
         tree(x).sum().backward()

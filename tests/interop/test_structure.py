@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, is_eager, program_of, tree_of, unflattened
+from tests.interop.helpers import (
+    BOTH_FRONTS,
+    EVERY_WAY,
+    exported,
+    is_eager,
+    loaded,
+    program_of,
+    tree_of,
+    unflattened,
+)
 
 X = torch.arange(8.0).reshape(2, 4)
 
@@ -345,3 +354,38 @@ def test_defect_14_hooks_see_every_call() -> None:
     result = tree(X)
     assert len(seen) == 2
     assert torch.equal(seen[1], result)
+
+
+class Scaling(nn.Module):
+    """Holds a constant that requires a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 4), torch.ones(4, requires_grad=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.scale
+
+
+@pytest.mark.filterwarnings("ignore:A model attribute `scale` requires gradient")
+def test_loaded_constant_that_requires_grad() -> None:
+    """Loading computes it, and `copy.deepcopy` refuses what was computed; copies begin anew."""
+    x = torch.randn(2, 4)
+    program = loaded(torch.export.export(Scaling(), (x,)))
+    assert not program.constants["scale"].is_leaf
+    expected = program.module()(x)
+    read = whence.from_exported_program(program)
+    tree = read.unflatten()
+    for run in (
+        whence.unflatten(program),
+        tree,
+        read.unflatten(copy=True),
+        copy.deepcopy(tree),
+        copy.deepcopy(read).module(),
+        copy.deepcopy(read.module()),
+        read.to_exported_program().module(),
+        whence.capture(program.module(), (x,)).module(),
+    ):
+        assert torch.equal(run(x), expected)
+        run(x).sum().backward()
+    assert copy.deepcopy(tree).scale.is_leaf

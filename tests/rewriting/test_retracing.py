@@ -1,6 +1,7 @@
 """A graph that is traced anew inside a block keeps what is known of it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -28,6 +29,11 @@ class Model(nn.Module):
 
 def _values(program: whence.Program) -> list[Any]:
     return [program.state.get(row.name, X) for row in program.signature.inputs]
+
+
+def _places(program: whence.Program) -> list[Any]:
+    origins = [program.where(node) for node in program.nodes() if node.op == "call_function"]
+    return [(origin.calls, origin.phase, origin.quality, origin.source) for origin in origins]
 
 
 def _made_anew(module: fx.GraphModule, values: list[Any]) -> fx.GraphModule:
@@ -74,6 +80,55 @@ def test_retraced_graph_without_metadata_is_told_how_to_keep_it() -> None:
     ):
         edit.graph_module = _made_anew(edit.graph_module, _values(program))
     assert "is a new input" not in str(found.value)
+
+
+@pytest.mark.parametrize("again", [_made_anew, _transformed])
+def test_the_same_operations_are_known_without_metadata(
+    again: Callable[[fx.GraphModule, list[Any]], fx.GraphModule],
+) -> None:
+    """What computes the same of the same is what it was; an input whose name fx changes is known, too."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))  # its argument is called `input`
+    program = whence.capture(model, (X,), backward=torch.sum)
+    before = _places(program)
+    with program.track("again") as edit:
+        edit.graph_module = again(edit.graph_module, [value.detach() for value in _values(program)])
+    assert _places(program) == before
+    assert program.verify(model, (X,)).ok
+    program.unflatten()(X)[0].backward()
+
+
+def test_other_operations_without_metadata_are_not_guessed() -> None:
+    """Composites that a tracer takes apart would come from all modules at once."""
+    program = whence.capture(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), (X,))
+    with (
+        pytest.raises(
+            whence.LostProvenance, match=r"traced anew without its metadata(.|\n)*preserve_node_meta"
+        ),
+        program.track("again") as edit,
+    ):
+        edit.graph_module = _made_anew(edit.graph_module, _values(program))
+
+
+class Stopped(nn.Module):
+    """Gradients stop on one of two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.scale).detach() + (x * self.scale).sin()
+
+
+@pytest.mark.parametrize("keeps", [nullcontext, preserve_node_meta])
+def test_gradients_stop_in_a_retraced_graph(keeps: Callable[[], Any]) -> None:
+    """Where nothing is differentiated, some releases write `alias` for `detach`; gradients stop."""
+    model = Stopped()
+    program = whence.capture(model, (X,))
+    with program.track("again") as edit, keeps():
+        edit.graph_module = _made_anew(edit.graph_module, _values(program))
+    assert program.verify(model, (X,)).ok
+    assert program.select(":: aten.detach")
 
 
 def test_annotations_are_as_before() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 import whence
 from tests.checks import Backward
@@ -132,6 +133,9 @@ DATA_DEPENDENT = tuple(
         "numpy of a parameter": lambda m, x: m.linear(x) * torch.from_numpy(m.linear.bias.detach().numpy()),
         "asarray": lambda m, x: m.linear(x) * torch.from_numpy(np.asarray(x)),
         "dlpack": lambda m, x: m.linear(torch.from_dlpack(x)),
+        "dlpack handed on": lambda m, x: torch.from_dlpack(torch.to_dlpack(m.linear(x))),
+        "dlpack of a buffer": lambda m, x: m.linear(x) + from_dlpack(to_dlpack(m.table)),
+        "dlpack method": lambda m, x: (x.__dlpack__(), m.linear(x))[1],
         "dlpack to numpy": lambda m, x: m.linear(x) * torch.from_numpy(np.from_dlpack(x)),
         "address": lambda m, x: m.linear(x) * (x.data_ptr() % 64),
         "equal": lambda m, x: m.linear(x) if torch.equal(x, x) else x,

@@ -435,3 +435,14 @@ def test_it_cannot_be_exported() -> None:
     """An exported program takes tensors as they are: each is named."""
     with pytest.raises(whence.NotExportable, match="weight is a TwoTensor, bias is a TwoTensor, output is"):
         whence.capture(doubled(nn.Linear(4, 4)), (X,)).to_exported_program()
+
+
+class Loud(torch.Tensor):
+    """A class that looks at torch functions, and is not made of other tensors."""
+
+
+def test_a_tensor_that_is_given_another_class() -> None:
+    """`as_subclass` inside a model is refused, with the line and what to use."""
+    with pytest.raises(whence.UnsupportedOperator, match="as_subclass") as caught:
+        whence.capture(lambda x: x.sin().as_subclass(Loud), (torch.ones(2),))
+    assert caught.value.where.line is not None and "plain tensor" in caught.value.remedy

@@ -44,9 +44,10 @@ def test_limit_of_calls_after_a_failure() -> None:
         return forward(x) + 1
 
     limit = sys.getrecursionlimit()
-    with pytest.raises(RecursionError):
+    with pytest.raises(RecursionError) as caught:
         whence.capture(forward, (X,))
     assert sys.getrecursionlimit() == limit
+    assert "sys.setrecursionlimit(" in caught.value.__notes__[-1]
 
 
 def test_chain_of_modules() -> None:

@@ -24,17 +24,17 @@ KEY = "_whence_captured"
 
 @dataclass(eq=False)
 class Captured:
-    """The captured calls of one module: those a person makes, and all by number; `root` is the whole tree."""
+    """The captured calls of one module: those a person makes, and all by number; and the whole tree."""
 
     calls: tuple[CapturedCall, ...] = ()
     bodies: dict[int, CapturedCall] = field(default_factory=dict)
-    root: nn.Module | None = None
+    whence_root: nn.Module | None = None
     readable: Readables = field(default_factory=Readables)
     inlined: str = ""
 
 
 def captured_of(module: nn.Module) -> Any:
-    """What holds the `calls`, `bodies` and `root` of a module; None for a module that was not captured."""
+    """What holds the `calls` and `bodies` of a module; None for a module that was not captured."""
     return module if isinstance(module, Tree) else module.__dict__.get(KEY)
 
 

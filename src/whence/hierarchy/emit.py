@@ -12,6 +12,7 @@ from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody, Compiler
 from whence.hierarchy.tree import CAPTURED_MODE, OWN_NAMES, Tree, TreeList, forward_as
 from whence.program import ModuleRecord, Program
+from whence.program.copying import copy_results
 from whence.program.state import state_of_loss
 from whence.provenance import ROOT, ModulePath
 from whence.schema import InputKind, Phase
@@ -54,7 +55,7 @@ def emit(plan: Plan, *, copy: bool = False) -> Tree:
     add_constants(root, program)
     _point_to_root(root, plan, made)
     say_inlined(plan, made)
-    return deepcopy(root) if copy else root
+    return deepcopy(root, copy_results(program.state.values(), {})) if copy else root
 
 
 def say_inlined(plan: Plan, made: Mapping[ModulePath, nn.Module]) -> None:
@@ -203,4 +204,4 @@ def _point_to_root(root: Tree, plan: Plan, made: dict[ModulePath, nn.Module]) ->
         for callers in plan.callers.values():
             around = plan.site(callers[number]).path
             if not path.is_within(around):
-                made[around].__dict__["root"] = root
+                made[around].__dict__["whence_root"] = root

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import CallError
+from whence.hierarchy.captured import captured_of
 from whence.hierarchy.composed import attribute_of, holder_of, registered_at, with_differentiable_parts
 from whence.hierarchy.interface import Gradients, Interface, readable
 from whence.hierarchy.plainly import carries_gradient
@@ -98,11 +99,27 @@ class Held:
         except AttributeError as error:
             if not self.gradients.terms.get(name):
                 return None
-            raise CallError(
-                f"{path} is not there any more",
-                why="the captured backward has a gradient for it",
-                remedy="capture with preserve_calls to replace its module, or capture again",
-            ) from error
+            raise self._gone(module, path) from error
+
+    def _gone(self, module: nn.Module, path: ModulePath) -> CallError:
+        """The error for a parameter that is gone, by the path under which its module can be replaced."""
+        around = self.plan.site(self.number).path
+        called = {self.plan.site(number).path for number in self.plan.calls if number != ROOT_CALL}
+        modules = [ModulePath(path[:end]) for end in range(1, len(path))]
+        taken = [
+            name
+            for within in modules
+            if (name := ModulePath((*around, *within))) in called
+            and captured_of(registered_at(module, within) or nn.Module()) is None
+        ]
+        preserved = (
+            f"capture with preserve_calls=[{str(taken[0])!r}], and replace it then; or " if taken else ""
+        )
+        return CallError(
+            f"{ModulePath((*around, *path))} is not there any more",
+            why="the captured backward has a gradient for it",
+            remedy=f"{preserved}replace the module in the original model and capture again",
+        )
 
     def refuse_thawed(
         self, module: nn.Module, interface: Interface, inputs: Sequence[Any], replacing: Replacing

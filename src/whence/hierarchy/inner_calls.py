@@ -38,7 +38,7 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, half: Half) ->
         nonlocal last
         if may_be_new and values and isinstance(values[0], Trial):
             return place.backward(values[0], values[1:])
-        module: Any = caller if from_caller else captured_of(caller).root
+        module: Any = caller if from_caller else captured_of(caller).whence_root
         held = module
         for segment in path:
             held, module = module, module._modules.get(segment)

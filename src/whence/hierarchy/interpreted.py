@@ -44,7 +44,7 @@ def _make(node: fx.Node, plan: Plan, edge: tuple[int, int], module: nn.Module) -
     """Make a call inside: on a captured module as the tree does, on another as the original was called."""
     around, path = (plan.site(number).path for number in edge)
     within = path.is_within(around)
-    held = (module if within else captured_of(module).root).get_submodule(
+    held = (module if within else captured_of(module).whence_root).get_submodule(
         str(path.relative_to(around) if within else path)
     )
     if within and body_of(held, plan, edge[1]) is not None:

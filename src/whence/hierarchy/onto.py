@@ -21,6 +21,7 @@ from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.run import CallBody
 from whence.hierarchy.tree import CAPTURED_MODE
 from whence.program import ModuleRecord, Program
+from whence.program.copying import copy_results
 from whence.program.walking import modules_within
 from whence.provenance import ROOT, ModulePath
 
@@ -52,7 +53,7 @@ def emit_onto(plan: Plan, model: object, *, copy: bool = False) -> nn.Module:
     _point_to_root(root, plan, {path: made[id(module)] for path, module in given.items()})
     say_inlined(plan, {path: made[id(module)] for path, module in given.items()})
     add_constants(root, program)
-    return deepcopy(root) if copy else root
+    return deepcopy(root, copy_results(program.state.values(), {})) if copy else root
 
 
 def _modules_of(program: Program, model: object) -> dict[ModulePath, nn.Module]:
@@ -174,4 +175,4 @@ def _point_to_root(root: nn.Module, plan: Plan, made: Mapping[ModulePath, nn.Mod
         for callers in plan.callers.values():
             around = plan.site(callers[number]).path
             if not path.is_within(around):
-                made[around].__dict__[KEY].root = root
+                made[around].__dict__[KEY].whence_root = root

@@ -94,7 +94,7 @@ def _plain_call(child: PlainChild) -> Body:
     repeated = name_of_repeated(place)
 
     def run(caller: nn.Module, *values: Any) -> tuple[Any, ...]:
-        held: Any = caller if from_caller else captured_of(caller).root
+        held: Any = caller if from_caller else captured_of(caller).whence_root
         module = held
         for segment in path:
             held, module = module, module._modules[segment]

@@ -1,16 +1,18 @@
 """Captured calls, ready to run: by their caller in the tree, or alone, by a person."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, fx, nn
 
+from whence._torch.composed import carries_gradients
 from whence._torch.sharding import whole
 from whence._torch.tensors import autocast_in_words, autocast_state, without_autocast
 from whence.errors import CallError
@@ -316,7 +318,8 @@ class CallBody(_OfThisProcess):
     ) -> dict[str, Any]:
         names, held = self.call_plan.forward.outputs, self.held
         if held is None or not self.call_plan.forward.steps:  # it hands on what it was given
-            return self._refused(dict(zip(names, self.run_forward(module, *inputs), strict=True)))
+            outputs = dict(zip(names, self.run_forward(module, *inputs), strict=True))
+            return self._refused(outputs, chain(inputs, module.parameters()))
         gradients, parameters = held.gradients, held.parameters(module, replacing)
         held.refuse_thawed(module, interface, inputs, replacing)
         new, own, tied = held.of_newcomers(parameters, replacing)
@@ -375,16 +378,25 @@ class CallBody(_OfThisProcess):
         tensors = [outputs[name].detach().requires_grad_() for name in unreached]
         return outputs | dict(zip(unreached, Refusal.apply(reason, *tensors), strict=True))
 
-    def _refused(self, outputs: dict[str, Any]) -> dict[str, Any]:
-        """Outputs of a forward-only program that autograd must not differentiate raise when it tries."""
+    def _refused(self, outputs: dict[str, Any], given: Iterable[Any] = ()) -> dict[str, Any]:
+        """Outputs of a forward-only program that autograd must not differentiate raise when it tries.
+
+        Where something `given` requires a gradient, one that carries none may owe it to what is not captured.
+        """
         opaque = self.plan.program.opaque
-        carrying = [name for name, value in outputs.items() if carries_gradient(value)]
-        if not opaque or not carrying:
+        if not opaque:
             return outputs
+        carrying = {name: value for name, value in outputs.items() if carries_gradient(value)}
+        if torch.is_grad_enabled() and any(map(carries_gradient, given)):
+            floats = [
+                name
+                for name, value in outputs.items()
+                if isinstance(value, Tensor) and carries_gradients(value)
+            ]
+            carrying = {name: outputs[name].detach().requires_grad_() for name in floats} | carrying
         reason = f"it ran {', '.join(opaque)}, whose part in the backward was not captured"
-        return outputs | dict(
-            zip(carrying, Refusal.apply(reason, *(outputs[n] for n in carrying)), strict=True)
-        )
+        refusing = Refusal.apply(reason, *carrying.values()) if carrying else ()
+        return outputs | dict(zip(carrying, refusing, strict=True))
 
     def _write(
         self,

@@ -214,9 +214,7 @@ def attribute(owner: str, path: ModulePath) -> str:
     """The expression that reads an attribute path; names the tree uses itself are read from registers."""
     for position, segment in enumerate(path):
         if segment in TAKEN_NAMES:
-            registers = ("_modules",) if position + 1 < len(path) else ("_parameters", "_buffers")
-            found = [f"{owner}.{register}.get({segment!r})" for register in registers]
-            owner = found[0] if len(found) == 1 else f"({found[0]} if {found[0]} is not None else {found[1]})"
+            owner = f"{owner}._modules[{segment!r}]" if position + 1 < len(path) else _held(owner, segment)
         elif _is_plain_name(segment):
             owner = f"{owner}.{segment}"
         elif position + 1 < len(path):  # Python's parser takes no more than 200 nested calls of getattr
@@ -224,6 +222,15 @@ def attribute(owner: str, path: ModulePath) -> str:
         else:
             owner = f"getattr({owner}, {segment!r})"
     return owner
+
+
+def _held(owner: str, name: str) -> str:
+    """Reads a tensor past what a tree calls so; an instance of the user's class has it plainly."""
+    found = f"{owner}.__dict__[{name!r}]"
+    for register in ("_buffers", "_parameters"):
+        held = f"{owner}.{register}.get({name!r})"
+        found = f"({held} if {held} is not None else {found})"
+    return found
 
 
 def _is_plain_name(segment: str) -> bool:

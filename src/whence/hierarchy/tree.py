@@ -7,6 +7,7 @@ site is written into the caller's code, and nothing is chosen by counting calls.
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol, Self
@@ -18,6 +19,7 @@ from whence._torch.compiling import constant_to_tracers
 from whence.errors import CallError
 from whence.hierarchy.interface import Interface
 from whence.hierarchy.plan import CallPlan, Half
+from whence.program.copying import copy_results
 from whence.schema import Phase
 
 
@@ -191,7 +193,7 @@ class Tree(nn.Module):
     those that a checkpoint runs again in the backward. `watched` runs instead of a flat module's only call
     while the module is captured again: it makes the module calls that the flat one inlines. `readable` are
     calls in plain code, made when `torch.compile` reads them. `inlined` says why a module has no calls of its
-    own that was called.
+    own that was called. `whence_root` is the whole tree, for a module that calls another not below it.
     """
 
     type_name: str
@@ -200,6 +202,7 @@ class Tree(nn.Module):
     watched: CapturedCall | None
     readable: Readables
     inlined: str
+    whence_root: nn.Module | None
 
     def __init__(self, type_name: str) -> None:
         super().__init__()
@@ -211,6 +214,7 @@ class Tree(nn.Module):
             "watched": None,
             "readable": Readables(),
             "inlined": "",
+            "whence_root": None,
         }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -258,6 +262,13 @@ class Tree(nn.Module):
             refuse_unmade(self, name)
         super().__setattr__(name, value)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """As any module is copied; a constant that something computed begins anew."""
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copy_results([*vars(self).values(), *self._buffers.values()], memo)
+        copied.__dict__.update(deepcopy(vars(self), memo))
+        return copied
+
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """Add it as on any module; a module under the name of a call that was not made is refused."""
         refuse_unmade(self, name)
@@ -291,7 +302,7 @@ CAPTURED_MODE = "whence_captured_training"
 """Where a module says in which mode it was captured."""
 OWN_NAMES = frozenset({*Tree.__annotations__, "forward_graph", "backward_graph"})
 """What a tree calls its own, which no plain attribute of the original can be called beside it."""
-TAKEN_NAMES = OWN_NAMES | {"root", "training"}
+TAKEN_NAMES = OWN_NAMES | {"training"}
 """Attributes of a tree module that a captured parameter, buffer or submodule may be called, too."""
 
 

@@ -33,7 +33,7 @@ class Words:
     args: tuple[Any, ...] | None = None
     kwargs: Mapping[str, Any] | None = None
     inputs: Sequence[str] | None = None
-    outputs: Sequence[str] | None = None
+    outputs: Sequence[str | None] | None = None
     state_first: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -208,6 +208,8 @@ def told(
     nodes: Sequence[fx.Node], returned: Sequence[Any], state: Sequence[StateTensor], words: Words
 ) -> Told:
     """What all inputs and outputs are, with every fault."""
+    if words.inputs is not None and (faults := list(_word_faults("inputs", words.inputs, _SAY))):
+        return Told(faults=faults)
     teller = Teller(state, words, nodes)
     open_nodes = [node for node in nodes if ATTRIBUTE not in node.meta]
     positions = {node: at for at, node in enumerate(open_nodes)}
@@ -247,13 +249,20 @@ def _results(
 ) -> tuple[list[Result], list[Fault]]:
     if words.outputs is None:
         return _described_results(returned, slots)
-    faults: list[Fault] = []
+    faults = list(_word_faults("outputs", words.outputs, _SAY_OUTPUTS))
+    if faults:
+        return [Result(value, OutputKind.USER) for value, _ in returned], faults
     expanded = _expanded(words.outputs, len(returned), rows)
     if len(expanded) != len(returned):
         what = f"outputs names {len(expanded)} outputs, and the graph returns {len(returned)}"
-        return [Result(value, OutputKind.USER) for value in returned], [Fault(what, remedy=_SAY_OUTPUTS)]
+        return [Result(value, OutputKind.USER) for value, _ in returned], [Fault(what, remedy=_SAY_OUTPUTS)]
     results = []
     for word, (value, _) in zip(expanded, returned, strict=True):
+        if word is None:
+            results.append(
+                Result(value, OutputKind.USER if isinstance(value, fx.Node) else OutputKind.GRADIENT)
+            )
+            continue
         kind, of = _read(word)
         owner = next((s for s in slots if of is not None and of in _spellings(s)), None)
         if of is not None and owner is None:
@@ -263,14 +272,29 @@ def _results(
         elif owner is not None and _differs(value, owner.node):
             what = f"the output {word!r} is {_shown(value)}, and {of} is {_shown(owner.node)}"
             faults.append(Fault(what, remedy=_SAY_OUTPUTS))
-        if kind is OutputKind.LOSS and isinstance(value, fx.Node) and tuple(value.meta["val"].shape):
+        if kind is OutputKind.LOSS and not _is_number(value):
             faults.append(Fault(f"the output 'loss' is {_shown(value)}, not one number", remedy=_SAY_OUTPUTS))
         results.append(Result(value, kind, None if owner is None else owner.path))
     return results, faults
 
 
+def _is_number(value: Any) -> bool:
+    held = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return isinstance(held, Tensor) and not held.dim()
+
+
 def _spellings(slot: Slot) -> tuple[str, ...]:
     return (slot.path, *(map(str, slot.state.paths) if slot.state else ()))
+
+
+def _word_faults(what: str, words: object, remedy: str) -> Iterator[Fault]:
+    """What is no list of words, where None says nothing of an output."""
+    if isinstance(words, str) or not isinstance(words, Sequence):
+        yield Fault(f"{what} is {words!r}, and not a list", remedy=remedy)
+        return
+    for word in words:
+        if not isinstance(word, str) and (what == "inputs" or word is not None):
+            yield Fault(f"{what} holds {word!r}, which is no word", remedy=remedy)
 
 
 def _read(word: str) -> tuple[OutputKind, str | None]:
@@ -282,12 +306,12 @@ def _read(word: str) -> tuple[OutputKind, str | None]:
     return OutputKind.USER, None
 
 
-def _expanded(words: Sequence[str], count: int, rows: Mapping[str, StateTensor]) -> list[str]:
+def _expanded(words: Sequence[str | None], count: int, rows: Mapping[str, StateTensor]) -> list[str | None]:
     """`gradients`, `new parameters` and `new buffers` stand for one output each of the model's, in order."""
     room = count - sum(word not in _ALL for word in words)
-    found: list[str] = []
+    found: list[str | None] = []
     for word in words:
-        found += _every(word, rows, room) if word in _ALL else [word]
+        found += _every(word, rows, room) if word is not None and word in _ALL else [word]
     return found
 
 

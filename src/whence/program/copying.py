@@ -1,6 +1,6 @@
 """Copies of programs: what a deep copy has of its own, and what no copy can take to another process."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
@@ -21,11 +21,23 @@ def deep_copy(program: P, memo: dict[int, Any]) -> P:
     Graphs are long chains of nodes, and those of tensors that a tracer made: neither is to be walked by
     `copy.deepcopy`.
     """
+    copy_results(program.state.values(), memo)
     wholes = tuple(_whole(whole, memo) for whole in program.wholes)
     state = _state(program.state, wholes, memo)
     held = {row.path: state[row.name] for row in program.signature.attributes}
     graph = own_copy(program.graph_module, program.name, held)
     return program.with_changes(graph_module=graph, state=state, wholes=wholes)
+
+
+def copy_results(tensors: Iterable[Any], memo: dict[int, Any]) -> dict[int, Any]:
+    """The memo with copies of tensors that `copy.deepcopy` refuses: those that something computed.
+
+    So is a constant that requires a gradient, in an exported program that was loaded. A copy begins anew.
+    """
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and not tensor.is_leaf and id(tensor) not in memo:
+            memo[id(tensor)] = tensor.detach().clone().requires_grad_()
+    return memo
 
 
 def _whole(whole: Whole, memo: dict[int, Any]) -> Whole:

@@ -3,19 +3,23 @@
 A node is still there when it is the same object, or in a new graph the copy of its name and operation. A node
 stands for one that is gone where it is read instead of it: told by `replace_all_uses_with`, or seen at the
 same argument of a node that is still there. A node that is gone and computed what another still computes is
-that one.
+that one. In a graph that was traced anew without metadata a node is still there that computes the same of the
+same, and nothing else is known.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
 from whence._torch.operators import keeps_its_place
 from whence.rewriting.before import Before, mark_of
-from whence.rewriting.value_numbers import computed_by
+from whence.rewriting.value_numbers import computed_of
 
+aten = torch.ops.aten
 Told = list[tuple[fx.Node, str]]
 """Nodes whose uses went over to others, in order, with the names of those."""
 
@@ -26,7 +30,8 @@ class After:
 
     `kept` gives for names of before the nodes that are still there. `stands` gives for names of nodes that
     are gone the nodes that are read in their place. `copied` gives for other nodes the name of the one whose
-    metadata they carry. `changed` are nodes that were given another operation.
+    metadata they carry. `changed` are nodes that were given another operation. `is_bare` says that the graph
+    is another one, and no operation in it says what it was made from.
     """
 
     graph: fx.Graph
@@ -34,6 +39,7 @@ class After:
     stands: dict[str, dict[fx.Node, None]] = field(default_factory=dict)
     copied: dict[fx.Node, str] = field(default_factory=dict)
     changed: dict[fx.Node, str] = field(default_factory=dict)
+    is_bare: bool = False
 
     def image(self, name: str) -> fx.Node | None:
         """The node that holds the value now; None where there is none, or where it is not clear which."""
@@ -63,7 +69,7 @@ def _recognise(found: After, old: Before, is_working_copy: bool) -> None:
             if _changed(old.nodes[name], node):
                 found.changed[node] = name
         elif (mark := mark_of(node)) is not None and mark in old.nodes:
-            marked.setdefault(mark, []).append(node)
+            marked.setdefault(mark, []).append(_stopping(old.nodes[mark], node))
     for mark, nodes in marked.items():
         same = [node for node in nodes if not _changed(old.nodes[mark], node)]
         if mark not in found.kept and same and not is_working_copy:
@@ -71,20 +77,41 @@ def _recognise(found: After, old: Before, is_working_copy: bool) -> None:
         found.copied |= {node: mark for node in nodes if node is not found.kept.get(mark)}
     if not is_working_copy:
         found.kept |= {name: node for name, node in _borders(found, old) if name not in found.kept}
+        found.is_bare = not any(old.nodes[mark].op == "call_function" for mark in marked)
+    if found.is_bare:
+        _recompute(found, old)
+
+
+def _stopping(before: fx.Node, node: fx.Node) -> fx.Node:
+    """The node, where gradients stop as before: a tracer writes `alias` where it differentiates nothing."""
+    if before.target is aten.detach.default and node.target is aten.alias.default:
+        node.target = before.target
+    return node
+
+
+def _recompute(found: After, old: Before) -> None:
+    """Operations that compute the same of the same, in the same order among equals."""
+    equal: dict[Hashable, list[fx.Node]] = {}
+    for node in found.graph.nodes:
+        if node.op == "call_function":
+            equal.setdefault(_computed(node, lambda source: source), []).append(node)
+    for node in old.program.graph.nodes:
+        if node.op == "call_function" and (same := equal.get(_computed(node, partial(_image, found)))):
+            found.kept[node.name] = _stopping(node, same.pop(0))
 
 
 def _borders(found: After, old: Before) -> Iterator[tuple[str, fx.Node]]:
     """Inputs and the output of a graph that was traced anew, which carry nothing: inputs by their names, or
-    by their positions where a tracer numbered all of them.
+    by their positions where a tracer gave all of them others.
     """
     inputs = [node for node in old.nodes.values() if node.op == "placeholder"]
     now = found.graph.find_nodes(op="placeholder")
-    numbered = len(now) == len(inputs) and all(node.name == f"arg{at}_1" for at, node in enumerate(now))
-    for node, before in zip(now, inputs, strict=False):
-        if numbered and _layout(node) == _layout(before):
-            yield before.name, node
     names = {node.name for node in inputs}
-    yield from ((node.name, node) for node in now if not numbered and node.name in names)
+    named = {node: name for node in now for name in (str(node.target), node.name) if name in names}
+    if not named and len(now) == len(inputs):
+        pairs = zip(now, inputs, strict=True)
+        yield from ((before.name, node) for node, before in pairs if _layout(node) == _layout(before))
+    yield from ((name, node) for node, name in named.items())
     yield from ((node.name, found.graph.output_node()) for node in old.nodes.values() if node.op == "output")
 
 
@@ -148,12 +175,22 @@ def _value_numbers(found: After, old: Before) -> None:
     for name, node in old.nodes.items():
         if node.op != "call_function" or keeps_its_place(node.target, node.args, node.kwargs):
             continue
-        key = computed_by(node, lambda source: found.image(source.name) or source)
+        key = _computed(node, partial(_image, found))
         image = found.image(name)
         if image is None and key in known:
             found.stands[name] = {known[key]: None}
         elif image is not None:
             known.setdefault(key, image)
+
+
+def _computed(node: fx.Node, value: Callable[[fx.Node], fx.Node]) -> Hashable:
+    """What a node computes, of what; a view of the same is `alias` where nothing is differentiated."""
+    target = aten.alias.default if node.target is aten.detach.default else node.target
+    return target, computed_of(node, value)
+
+
+def _image(found: After, node: fx.Node) -> fx.Node:
+    return found.image(node.name) or node
 
 
 def _believe_copies(found: After, old: Before) -> None:

@@ -17,6 +17,11 @@ _SAY = (
     "say it inside the block: edit.replaced(new, *olds) or edit.split(old, *news), or copy the meta of a "
     "node, as torch.fx.traceback.preserve_node_meta() does where a graph is traced anew"
 )
+_TRACE = (
+    "trace torch.fx.Interpreter(edit.graph_module).run under torch.fx.traceback.preserve_node_meta(); or "
+    "say it inside the block: edit.replaced(new, *olds)"
+)
+_SHOWN = 3
 _PLACEHOLDERS = "leave inputs and outputs as they are: give a pass that changes them a capture of its own"
 _FLAT = "write the operation itself, as call_function: a program hides none in modules or methods"
 
@@ -24,7 +29,8 @@ _FLAT = "write the operation itself, as call_function: a program hides none in m
 def faults_of(old: Before, now: After, sources: Sources) -> list[Broken]:
     """Everything that is wrong with the graph after a pass."""
     rules = (_inputs, _outputs, _kinds, _order, _draws)
-    return [*_lost(sources), *(fault for rule in rules for fault in rule(old, now))]
+    lost = _bare(sources) if now.is_bare else _lost(sources)
+    return [*lost, *(fault for rule in rules for fault in rule(old, now))]
 
 
 def _lost(sources: Sources) -> Iterator[Broken]:
@@ -33,6 +39,15 @@ def _lost(sources: Sources) -> Iterator[Broken]:
             yield Broken(
                 f"it is not known what {node.name} ({op_name(node.target)}) was made from", node.name, _SAY
             )
+
+
+def _bare(sources: Sources) -> Iterator[Broken]:
+    nodes = [node for node in sources.lost if node.op == "call_function"]
+    if nodes:
+        named = ", ".join(f"{node.name} ({op_name(node.target)})" for node in nodes[:_SHOWN])
+        more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+        what = f"the graph was traced anew without its metadata, and new is what computes {named}{more}"
+        yield Broken(what, nodes[0].name, _TRACE)
 
 
 def _inputs(old: Before, now: After) -> Iterator[Broken]:

@@ -2,7 +2,8 @@
 
 The rules, in order: what was said (`edit.replaced`, `edit.split`); copied metadata; a new node that is read
 in the place of nodes that are gone comes from those, and from what only they had use for (n to 1); a new node
-that only such nodes read comes from what they come from (1 to n).
+that only such nodes read comes from what they come from (1 to n). Of a graph that was traced anew without its
+metadata nothing is deduced.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,13 +41,19 @@ def sources_of(old: Before, now: After, said: Said) -> Sources:
     heirs = _heirs(now)
     found = Sources()
     for node in reversed(new):
-        names = said.get(node) or _known(old, now, heirs, node) or _of_readers(found, node)
+        names = said.get(node) or (() if now.is_bare else _deduced(old, now, heirs, node, found))
         if names:
             found.of[node] = tuple(sorted(dict.fromkeys(names), key=ranks.__getitem__))
         else:
             found.lost.append(node)
     found.lost.reverse()
     return found
+
+
+def _deduced(
+    old: Before, now: After, heirs: Mapping[fx.Node, Sequence[str]], node: fx.Node, found: Sources
+) -> Sequence[str]:
+    return _known(old, now, heirs, node) or _of_readers(found, node)
 
 
 def _heirs(now: After) -> dict[fx.Node, list[str]]:

@@ -8,7 +8,12 @@ from torch import fx
 
 def computed_by(node: fx.Node, known: Callable[[fx.Node], fx.Node]) -> Hashable:
     """The operation of a node and its arguments, among which each value is the one that is `known` for it."""
-    return node.target, _key(node.args, known), _key(node.kwargs, known)
+    return node.target, computed_of(node, known)
+
+
+def computed_of(node: fx.Node, known: Callable[[fx.Node], fx.Node]) -> Hashable:
+    """The arguments alone."""
+    return _key(node.args, known), _key(node.kwargs, known)
 
 
 def _key(argument: Any, known: Callable[[fx.Node], fx.Node]) -> Hashable:

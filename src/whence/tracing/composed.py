@@ -8,6 +8,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd import GradientKey, gradient_key
 from whence._torch.composed import carries_gradients, is_composed, plain_parts
+from whence._torch.recording import FakeTensor
 from whence._torch.trees import TreeSpec, tree_flatten, whole_leaves
 from whence.errors import Place, UnsupportedInput
 
@@ -71,6 +72,12 @@ def made_otherwise(name: str, tensor: Tensor, gradient: Any) -> UnsupportedInput
         why="each input has one gradient in the program, a tensor like it",
         remedy="let both be of one class, turn requires_grad off for it, or capture the forward",
     )
+
+
+def is_leaf_from_outside(tensor: Tensor) -> bool:
+    """Whether a composed tensor has a gradient of its own; one that a view makes here has no history yet."""
+    parts = (part for _, part in plain_parts(tensor))
+    return tensor.is_leaf and tensor.requires_grad and not all(isinstance(p, FakeTensor) for p in parts)
 
 
 def gradient_lost(tensor: Tensor, where: Place) -> UnsupportedInput:

@@ -1,5 +1,6 @@
 """An error of the model stays the model's own, with a note of what was going on."""
 
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
@@ -37,6 +38,12 @@ class Noting(AbstractContextManager[None]):
             f"whence was capturing {self._name} ({self._failed_at(error)}); "
             "the model's own tensors and state are as before"
         )
+        if isinstance(error, RecursionError):
+            limit = 10 * sys.getrecursionlimit()
+            error.add_note(
+                "modules may be nested too deep for Python's limit, which eager meets, too: "
+                f"sys.setrecursionlimit({limit}) before the capture and the calls"
+            )
         asked = [str(source) for source in self._asked][-_SHOWN:]
         if asked:
             error.add_note(

@@ -13,6 +13,9 @@ from whence.errors import (
     UnsupportedOperator,
 )
 
+_OTHER_CLASS = "Creating a new Tensor subclass"
+"""What PyTorch says where a tensor that Python knows already is to be of another class."""
+
 
 def data_replaced(where: Place) -> UnsupportedMutation:
     """The error for `tensor.data = …` on a tensor of the model."""
@@ -75,6 +78,13 @@ def object_used(how: str, met: object, where: Place) -> UnsupportedInput:
 def fake_failed(error: BaseException, where: Place) -> UnsupportedOperator:
     """The error for what PyTorch's fake tensors, on which a capture runs, cannot do."""
     said = str(error).partition("\n")[0]
+    if _OTHER_CLASS in said:
+        return UnsupportedOperator(
+            "the model gives a tensor another class (as_subclass)",
+            where=where,
+            why=f"a capture runs on tensors of a class of its own, and no tensor has two; {said}",
+            remedy="use a plain tensor there, or do what the class does outside the captured function",
+        )
     return UnsupportedOperator(
         "PyTorch cannot run this on fake tensors, as a capture does",
         where=where,

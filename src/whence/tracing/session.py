@@ -35,7 +35,7 @@ from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.branches import Branches
 from whence.tracing.callnames import CallNames
-from whence.tracing.composed import COMPOSED, gradient_lost, in_parts, keys_of_parts
+from whence.tracing.composed import COMPOSED, gradient_lost, in_parts, is_leaf_from_outside, keys_of_parts
 from whence.tracing.cuts import Cuts
 from whence.tracing.frames import SourceFinder, frame_outside
 from whence.tracing.interrupts import Interrupts
@@ -491,7 +491,7 @@ class Session:
         self.notes.composed = True
         self.replayer.distrust(COMPOSED)
         differentiated = torch.is_grad_enabled() and self.phase is Phase.FORWARD
-        if differentiated and tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._wholes:
+        if differentiated and is_leaf_from_outside(tensor) and id(tensor) not in self._wholes:
             raise gradient_lost(tensor, self.here())
 
 

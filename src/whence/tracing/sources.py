@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence._torch.generators import SETTERS, held_default_watched
@@ -35,7 +36,10 @@ _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     *((os, "urandom"), (random, "_urandom"), (uuid, "uuid1")),
 )
 _THROUGH = frozenset(
-    str(Path(os.__file__).with_name(f"{name}.py")) for name in ("os", "random", "uuid", "secrets")
+    (
+        __file__,
+        *(str(Path(os.__file__).with_name(f"{name}.py")) for name in ("os", "random", "uuid", "secrets")),
+    )
 )
 """Files whose functions ask on behalf of whoever calls them."""
 
@@ -51,6 +55,7 @@ class Sources:
         self._announced: dict[int, tuple[Any, Any]] = {}
         self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._patches = ExitStack()
+        self._is_deaf = False
         self._tells_settings: Callable[[], None] | None = None
 
     @contextmanager
@@ -70,6 +75,10 @@ class Sources:
             if (numpy := sys.modules.get("numpy.random")) is not None:
                 made = self._announcing(vars(numpy)["default_rng"], "numpy.random.default_rng", _is_empty)
                 patches.enter_context(patched(numpy, "default_rng", made))
+                old = self._announcing(self._old_generator, "numpy.random.RandomState", _is_unseeded)
+                self._put(numpy, "RandomState", _seeding(vars(numpy)["RandomState"], old))
+            for owner in (torch, torch.utils.dlpack):
+                self._put(owner, "to_dlpack", partial(self._handed_on, torch.to_dlpack))
             patches.callback(self.undo)
             yield
 
@@ -109,11 +118,31 @@ class Sources:
         """What was called, one fault each."""
         return [other_each_time(name, line) for name, line in self._called.items()]
 
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        """Have a value there, and under the names that files have for what is there."""
+        held = vars(owner)[name]
+        self._announced.setdefault(id(held), (held, value))
+        self._patches.enter_context(patched(owner, name, value))
+
+    def _old_generator(self, made: Any, *args: Any, **kwargs: Any) -> Any:
+        """One of NumPy's old generators; it draws numbers to begin with, also where a seed replaces them."""
+        before, self._is_deaf = self._is_deaf, threading.get_ident() == self._here or self._is_deaf
+        try:
+            return made(*args, **kwargs)
+        finally:
+            self._is_deaf = before
+
+    def _handed_on(self, hand_on: Callable[[Tensor], Any], tensor: Any) -> Any:
+        """As the method does, which is a torch function and as such refused: the function is none."""
+        is_here = threading.get_ident() == self._here and isinstance(tensor, Tensor)
+        return tensor.__dlpack__() if is_here else hand_on(tensor)
+
     def _announcing(self, function: Any, name: str, counts: Callable[..., bool]) -> Callable[..., Any]:
         def announced(*args: Any, **kwargs: Any) -> Any:
             if (
                 counts(*args, **kwargs)
                 and threading.get_ident() == self._here
+                and not self._is_deaf
                 and self._is_asked(sys._getframe(1))
             ):
                 line = self._line()
@@ -127,6 +156,22 @@ class Sources:
         while frame is not None and frame.f_code.co_filename in _THROUGH:
             frame = frame.f_back
         return frame is not None and self._is_user(frame.f_code)
+
+
+class _Seeding(type):
+    """A class in the place of another, whose instances are those of the other."""
+
+    def __instancecheck__(cls, thing: object) -> bool:
+        return isinstance(thing, cls.__base__)  # type: ignore[arg-type]
+
+
+def _seeding(held: Any, make: Callable[..., Any]) -> Any:
+    """What makes instances of a class as `make` does."""
+
+    def new(_kind: object, *args: Any, **kwargs: Any) -> Any:
+        return make(held, *args, **kwargs)
+
+    return _Seeding(held.__name__, (held,), {"__new__": new, "__module__": held.__module__})
 
 
 class _Refusing(AbstractContextManager[None]):
@@ -164,6 +209,10 @@ def _always(*_args: object, **_kwargs: object) -> bool:
 
 def _is_empty(*args: object, **kwargs: object) -> bool:
     return all(value is None for value in (*args, *kwargs.values()))
+
+
+def _is_unseeded(_class: object, *args: object, **kwargs: object) -> bool:
+    return _is_empty(*args, **kwargs)
 
 
 def _is_seedless(_generator: object, *args: object, **kwargs: object) -> bool:

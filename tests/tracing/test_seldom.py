@@ -1,0 +1,139 @@
+"""What models seldom do: captured with eager's bits, refused by name, or failing as they do in eager mode."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
+
+import whence
+from tests.checks import verified
+
+X = torch.randn(2, 4)
+
+
+class Doing(nn.Module):
+    """Does something beside a linear layer."""
+
+    def __init__(self, body: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear, self.body, self.gamma = nn.Linear(4, 4), body, torch.full((4,), 2.0)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(self, x)
+
+
+class Named(Doing):
+    """An argument has the name that the program would give to the constant `gamma`."""
+
+    def forward(self, x: Tensor, c_gamma: Tensor | None = None) -> Any:
+        return self.linear(x) * self.gamma + c_gamma
+
+
+@pytest.mark.parametrize("backward", [False, True, torch.sum], ids=["forward", "tangents", "loss"])
+def test_argument_with_the_name_of_a_constant(backward: Any) -> None:
+    """Both keep their values, and the argument its name."""
+    model, given = Named(None), (X, torch.randn(4))  # type: ignore[arg-type]
+    program = verified(model, *given, backward=backward)
+    assert program.input("args[1]").name == "c_gamma"
+    assert program.input("gamma").name != "c_gamma"
+
+
+@pytest.mark.filterwarnings("ignore:Pred is a Python constant")
+@pytest.mark.parametrize(
+    "condition",
+    [lambda x: x.dim() > 1, lambda x: x.shape[0] > 2, lambda _: True],
+    ids=["dimensions", "size", "flag"],
+)
+def test_branch_over_a_number(condition: Callable[[Tensor], bool]) -> None:
+    """`torch.cond` over what Python knows takes its branch, as in eager mode."""
+    body = lambda m, x: torch.cond(condition(x), torch.sin, torch.cos, (m.linear(x),))  # noqa: E731
+    verified(Doing(body), X, backward=True)
+
+
+@pytest.mark.parametrize("inside", ["condition", "body"])
+def test_number_in_a_loop(inside: str) -> None:
+    """`.item()` inside `while_loop` is refused, with the line."""
+
+    def body(m: Doing, x: Tensor) -> Any:
+        more = (lambda i, y: i.item() < 3) if inside == "condition" else (lambda i, y: i < 3)
+        step = (lambda i, y: (i + 1, y * i.item())) if inside == "body" else (lambda i, y: (i + 1, y.sin()))
+        return while_loop(more, step, (torch.tensor(0), m.linear(x)))[1]
+
+    with pytest.raises(whence.DataDependent, match=r"a number \(.item") as caught:
+        whence.capture(Doing(body), (X,))
+    assert caught.value.where.line is not None and "test_seldom.py" in caught.value.where.line
+
+
+def test_optimizer_inside() -> None:
+    """A step inside forward writes gradients: refused, and the model is as before."""
+
+    def body(m: Doing, x: Tensor) -> Tensor:
+        optimizer = torch.optim.SGD(m.linear.parameters(), lr=0.1)
+        m.linear(x).sum().backward()
+        optimizer.step()
+        result: Tensor = m.linear(x)
+        return result
+
+    model = Doing(body)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(whence.SideEffect, match=r"writes the gradients of linear.weight"):
+        whence.capture(model, (X,))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.linear.weight.grad is None
+
+
+def test_loss_without_a_gradient_in_a_step() -> None:
+    """PyTorch's own error, as in eager mode, says what was captured."""
+    model = nn.Linear(4, 4)
+
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).detach().sum()
+        loss.backward()
+        return loss
+
+    for run in (step, lambda x: whence.capture_step(step, (x,), model=model)):
+        with pytest.raises(RuntimeError, match="does not require grad") as caught:
+            run(X)
+    assert "whence was capturing step" in caught.value.__notes__[0]
+
+
+def test_flex_attention_that_trains_on_a_cpu() -> None:
+    """PyTorch does not differentiate it there; its own error stays, and the forward alone is captured."""
+    model, x = Doing(lambda m, x: flex_attention(m.linear(x), x, x)), torch.randn(1, 2, 8, 4)
+    for run in (model, lambda x: whence.capture(model, (x,))):
+        with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+            run(x)
+    verified(model.requires_grad_(False), x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize("backward", [False, torch.sum], ids=["forward", "loss"])
+def test_copies_of_a_weight_that_is_normed_the_old_way(backward: Any) -> None:
+    """`copy.deepcopy` refuses the model itself, which holds a result; programs and trees are copied."""
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)))
+    program, expected = verified(model, X, backward=backward), model(X)
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        copy.deepcopy(model)
+    for run in (
+        copy.deepcopy(program).module(),
+        copy.deepcopy(program.unflatten()),
+        program.unflatten(copy=True),
+    ):
+        assert torch.equal(run(X)[1] if backward else run(X), expected)
+
+
+def test_what_a_tree_shows_of_itself_is_small() -> None:
+    """The calls of a deep tree are one line, and one warning is told of all its modules."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Dropout()) for _ in range(20)))
+    tree = whence.capture(model, (X,)).unflatten()
+    assert repr(tree.calls) == "(<call (root)>,)"
+    with pytest.warns(UserWarning, match=r"^61 module\(s\) were captured in training mode") as told:
+        tree.eval()
+    assert len(told) == 1
