@@ -64,16 +64,7 @@ def gin(library: Any) -> nn.Module:
     return library.GINConv(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()), train_eps=True)
 
 
-@row(
-    "torch_geometric.nn",
-    graph,
-    **refused(
-        whence.StaleCapture,
-        "changes _alpha",
-        "it keeps its attention in an attribute, reads it and takes it away: that this is as before is not known",
-        "steps",
-    ),
-)
+@row("torch_geometric.nn", graph)
 def transformer(library: Any) -> nn.Module:
     return library.TransformerConv(4, 4, heads=2, beta=True)
 
