@@ -4,10 +4,10 @@ RELEASE_newest := 2.15.0
 RELEASE_between := 2.14.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-newest test-between lint types check conformance bench benchmark bench-smoke clean
+.PHONY: help demo test test-newest test-between test-libraries lint types check conformance bench benchmark bench-smoke clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
 # torch comes first and by exact pin: the range in pyproject.toml would fetch several GB of CUDA builds,
 # while the exact pin takes the CPU build where one is offered.
@@ -26,6 +26,14 @@ $(READY): pyproject.toml constraints.txt
 	@.venv-$*/bin/pip install -q -c .venv-$*/constraints.txt -e '.[dev]' torch==$(RELEASE_$*)
 	@touch $@
 
+# One release of torch for all of them: the oldest, whose CPU build is taken where one is offered.
+.venv-libraries/.ready: pyproject.toml constraints.txt Makefile
+	@echo "Installing whence and the libraries of tests/libraries into .venv-libraries (the first time takes minutes)"
+	@python3 -m venv .venv-libraries
+	@.venv-libraries/bin/pip install -q -c constraints.txt torch==2.13.0
+	@.venv-libraries/bin/pip install -q -c constraints.txt -e '.[dev,libraries]'
+	@touch $@
+
 demo: $(READY) ## show what whence does, on a small model
 	@$(BIN)/whence demo
 
@@ -37,6 +45,9 @@ test-newest: .venv-newest/.ready ## run the tests on the newest PyTorch, in .ven
 
 test-between: .venv-between/.ready ## run the tests of what may differ between releases on one in between, in .venv-between
 	.venv-between/bin/pytest -n 2 --dist loadgroup tests/_torch tests/test_golden.py tests/test_models.py
+
+test-libraries: .venv-libraries/.ready ## run the tests of models from other libraries, in .venv-libraries
+	.venv-libraries/bin/pytest -n 2 tests/libraries
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check

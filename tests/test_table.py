@@ -13,19 +13,20 @@ from tests.checks import captured, differing, gradients, same_bits, state
 from tests.models import MODEL_CASES, ModelCase
 from whence._torch.compiling import compiling_on_this_thread
 
-# Grouped-query attention: when told that it is being compiled, transformers repeats keys and values itself
-# instead of asking `scaled_dot_product_attention` to: the same outputs, gradients that are rounded otherwise.
-TAKES_ANOTHER_BRANCH = frozenset({"llama_grouped"})
 STEPS = 3
 EVERY_CASE = pytest.mark.parametrize("row", MODEL_CASES, ids=lambda row: row.name)
 EVERY_MODE = pytest.mark.parametrize("mode", ["forward", "tangents", "loss"])
 
 
+def asks(row: ModelCase) -> bool:
+    """Whether the model asks if it is being compiled, and then computes other last bits."""
+    return "asks" in row.tags
+
+
 @contextmanager
 def as_captured(row: ModelCase) -> Iterator[None]:
     """Eager PyTorch, told that it is being compiled where that makes a difference."""
-    told = row.name in TAKES_ANOTHER_BRANCH
-    with compiling_on_this_thread(lambda: False) if told else nullcontext():
+    with compiling_on_this_thread(lambda: False) if asks(row) else nullcontext():
         yield
 
 
@@ -35,7 +36,7 @@ def test_program_is_eager(row: ModelCase, mode: str) -> None:
     """The program verifies against eager; where the model itself branches, the difference is explained."""
     model, args, kwargs = row.make()
     result = captured(row.name, mode).verify(model, args, kwargs)
-    if row.name not in TAKES_ANOTHER_BRANCH:
+    if not asks(row):
         assert result.ok, str(result)
         return
     assert result.explained, str(result)

@@ -54,6 +54,34 @@ def test_the_capture_holds_before_and_after_the_first_run() -> None:
     assert same_bits(model(X), expected)
 
 
+class Passing(nn.Module):
+    """Hands on what one of its methods found in an attribute, and takes it away again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.found: Tensor | None = None
+
+    def look(self, x: Tensor) -> Tensor:
+        self.found = x.softmax(-1)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.look(self.linear(x))
+        assert self.found is not None
+        result = result * self.found
+        self.found = None
+        return result
+
+
+def test_what_is_put_back_is_no_change() -> None:
+    """An attribute that is written, read and put back is as it was: the next run does the same."""
+    model = Passing()
+    program = whence.capture(model, (X,))
+    assert program.guards.changes == ()
+    assert same_bits(program.bind(model)(X), model(X))
+
+
 def test_half_of_it_is_stale() -> None:
     """A state that is neither is told of: the model would do something else in it."""
     model = Settling()

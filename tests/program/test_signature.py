@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import whence
 from tests import zoo
-from tests.checks import captured
+from tests.checks import captured, verified
 from tests.program.small import counted_program, sine_loss, stack_program
 from whence import InputKind, OutputKind
 from whence.program.signature import describe
@@ -41,6 +41,16 @@ def test_placeholder_names_say_what_they_are() -> None:
         "features",
         "tangent_0",
     ]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_module_that_no_argument_can_be_called_like(backward: bool) -> None:
+    """What Python has no spelling for is left out of names of placeholders, and the graph runs."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.add_module("<then>", nn.Linear(2, 2))
+    program = verified(model, torch.ones(1, 2), backward=backward)
+    assert names(program.signature.inputs)[2] == "p__then__weight"
+    assert program.graph_module(*[torch.ones(row.value.shape) for row in program.signature.inputs])
 
 
 def test_state_row_names_its_module() -> None:

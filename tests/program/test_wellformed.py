@@ -129,6 +129,12 @@ def output_argument_written() -> whence.Program:
     return program
 
 
+def value_read_before_it_is_made() -> whence.Program:
+    program = joint()
+    node_of(program, aten.relu.default).append(node_of(program, aten.mm.default))
+    return program
+
+
 def forward_reads_backward() -> whence.Program:
     node = node_of(program := joint(), aten.relu.default)
     set_origin(node, replace(origin_of(node), phase=Phase.BACKWARD))
@@ -163,6 +169,7 @@ BROKEN: dict[str, list[tuple[Breaking, str]]] = {
         (input_written, r"relu \(aten.relu_.default\) changes an input"),
         (output_argument_written, r"mm \(aten.mm.out\) changes an input"),
     ],
+    "values_in_order": [(value_read_before_it_is_made, "relu reads mm, which comes after it")],
     "phases_in_order": [(forward_reads_backward, "mm_1 runs in the forward and reads relu of the backward")],
 }
 CASES = [pytest.param(*case, id=case[0].__name__) for cases in BROKEN.values() for case in cases]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from tests.checks import verified
 from tests.tracing.failing import DATA_DEPENDENT, Doing, Failure
 
 
@@ -175,6 +176,24 @@ class Jagged(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
+class AsksForItsFirst(nn.Module):
+    """Does otherwise for the tensor that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cos() if torch.equal(x, self.kept) else x.sin()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_tensors_of_other_shapes_are_not_equal(backward: bool) -> None:
+    """`torch.equal` looks at no number where the shapes differ; where they do not, its answer is refused."""
+    verified(AsksForItsFirst(), torch.ones(2, 4, requires_grad=True), backward=backward)
+    assert refusal(AsksForItsFirst(), torch.ones(3, 4)).what.startswith("torch.equal")
+
+
 def test_tensor_in_the_place_of_a_size() -> None:
     """C++ that is given a tensor for a size says that it wants a number; the error says whose value it is."""
     error = refusal(lambda x, count: torch.zeros(2, count) + x.sum(), torch.ones(3), torch.tensor(4))

@@ -18,6 +18,22 @@ def view(m: Writer, x: Tensor) -> Tensor:
 
 
 @bodies.add
+def view_of_a_view_taken_before(m: Writer, x: Tensor) -> tuple[Tensor, Tensor]:
+    hidden = m.linear(x)
+    part = hidden.view(2, 16)[0]
+    hidden.mul_(2)
+    return part, part.cos()
+
+
+@bodies.add
+def view_of_a_view_returned(m: Writer, x: Tensor) -> Tensor:
+    hidden = m.linear(x)
+    part = hidden.view(2, 16)[0]
+    hidden.mul_(2)
+    return part
+
+
+@bodies.add
 def reshape(m: Writer, x: Tensor) -> Tensor:
     hidden = m.linear(x)
     hidden.reshape(32).mul_(2)

@@ -113,10 +113,13 @@ def name_plainly(node: fx.Node, wanted: str) -> None:
     """Let a placeholder be called what its caller calls it, also where fx would not: `input` is a builtin.
 
     fx appends a number to names of builtins; as the parameter of a generated function such a name only hides
-    the builtin there, and fx gives it to no other node.
+    the builtin there, and fx gives it to no other node. What no parameter can be called, such as a module's
+    name in angle brackets, is spelled as fx spells the node.
     """
     if node.name != wanted and hasattr(builtins, wanted) and wanted not in {n.name for n in node.graph.nodes}:
-        node.name = node.target = wanted
+        node.name = wanted
+    if node.op == "placeholder":
+        node.target = node.name
 
 
 _NUMBERED = re.compile(r"(.+?)(?:_(\d+))?")

@@ -1,4 +1,4 @@
-"""Numbers that Python asks of a tensor, where a recording knows them: every run has, or is to have, them."""
+"""What Python asks of tensors, where a recording knows the answer: every run has, or is to have, it."""
 
 import operator
 from collections.abc import Iterable
@@ -17,11 +17,22 @@ if TYPE_CHECKING:
 
 NUMBER = torch.ops.aten._local_scalar_dense.default
 """What is asked for the number in a tensor, in whatever words."""
+_EQUAL = torch.ops.aten.equal.default
+ASKING = frozenset({NUMBER, _EQUAL})
 _TRUTHS: tuple[object, ...] = (Tensor.__bool__, Tensor.item, torch._assert, torch.is_nonzero)
 _UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
 
 
-def known_number(recorder: "Recorder", tensor: Tensor) -> Any:
+def known_answer(recorder: "Recorder", func: OpOverload, args: tuple[Any, ...]) -> Any:
+    """What an operator of `ASKING` answers; None where only a run knows."""
+    if func is NUMBER:
+        return _known_number(recorder, *args)
+    left, right = args
+    # Tensors of other shapes are not equal, whatever they hold: `torch.equal` looks at the shapes first.
+    return False if recorder.environment is None and left.shape != right.shape else None
+
+
+def _known_number(recorder: "Recorder", tensor: Tensor) -> Any:
     """The number in `tensor`, or a truth that the model goes on with; None where only a run has it."""
     if not isinstance(tensor, FakeTensor) or tensor.constant is not None:
         return None

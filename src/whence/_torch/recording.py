@@ -45,7 +45,7 @@ from whence._torch.function_mode import FunctionMode
 from whence._torch.generators import without_default_generator
 from whence._torch.graphs import name_plainly
 from whence._torch.kernels import has_own_fake, run_on_symbols
-from whence._torch.known import NUMBER, known_number
+from whence._torch.known import ASKING, known_answer
 from whence._torch.layouts import as_kernel_lays_out
 from whence._torch.listening import RecordingListener
 from whence._torch.modes import switches
@@ -390,7 +390,7 @@ class Recorder(ProxyTorchDispatchMode):
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         try:
-            if func is NUMBER and (known := known_number(self, args[0])) is not None:
+            if func in ASKING and (known := known_answer(self, func, args)) is not None:
                 return known
             if is_plain(func, args):
                 return self._record_untold(func, args, kwargs)

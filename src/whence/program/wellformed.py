@@ -163,6 +163,16 @@ def is_functional(looked: Looked) -> Iterator[Broken]:
             yield Broken(f"{node.name} ({op_name(node.target)}) changes an input", node.name)
 
 
+def values_in_order(looked: Looked) -> Iterator[Broken]:
+    """No node reads what a later one gives."""
+    before: set[fx.Node] = set()
+    for node in looked.nodes:
+        before.add(node)
+        if not before.issuperset(node.all_input_nodes):
+            late = next(read for read in node.all_input_nodes if read not in before)
+            yield Broken(f"{node.name} reads {late.name}, which comes after it", node.name)
+
+
 def phases_in_order(looked: Looked) -> Iterator[Broken]:
     """No forward operation reads a backward one; but a step may run several forwards."""
     if looked.program.step is not None:
@@ -183,5 +193,6 @@ RULES: tuple[Rule, ...] = (
     origins_present,
     origins_known,
     is_functional,
+    values_in_order,
     phases_in_order,
 )

@@ -75,7 +75,7 @@ class Functional:
         A view that must be taken again is taken after `last`, or at the very end.
         """
         end = last or next(iter(reversed(self.graph.nodes)))
-        return self.current(node, _Writer(self, end, after=True))
+        return self.current(node, _Writer(self, end, end.next))
 
     def current(self, node: fx.Node, writer: "_Writer") -> fx.Node:
         """The node that holds the value of the tensor that `node` recorded, at the writer's position."""
@@ -106,11 +106,11 @@ class Functional:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Inserts operations next to a node, with that node's origin."""
+    """Inserts operations in front of a node, one after the other, with the origin of `node`."""
 
     state: Functional
     node: fx.Node
-    after: bool = False
+    border: fx.Node
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         if self.state.sizes is not None:
@@ -126,7 +126,7 @@ class _Writer:
 
     def _made(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         graph = self.state.graph
-        with graph.inserting_after(self.node) if self.after else graph.inserting_before(self.node):
+        with graph.inserting_before(self.border):
             made = graph.create_node("call_function", target, args, kwargs, short_name(target))
         self.state.sources[made] = self.node
         for key in ("torch_fn", CUSTOM):
@@ -167,7 +167,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _rewrite(state: Functional, node: fx.Node) -> None:
-    writer = _Writer(state, node)
+    writer = _Writer(state, node, node)
     recorded = node.args
     written = written_arguments(node.target, node.args, node.kwargs) if _writes(node) else []
     node.args, node.kwargs = fx.map_arg(

@@ -1,4 +1,4 @@
-"""What a run reads and then writes: the next run finds it otherwise."""
+"""What a run reads and writes, and the next run finds otherwise."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,10 +21,13 @@ _TABLES = (*HOOK_KINDS, *(flag for flags in HOOK_FLAGS.values() for flag in flag
 
 
 class Before:
-    """What changes are told from: hooks at the start, and containers as they were when they were read."""
+    """What changes are told from: attributes of modules and hooks at the start, containers as they were when
+    they were read.
+    """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._hooks = [(module, _hook_counts(module)) for module in modules]
+        self._start = {id(module): dict(own_attributes(module)) for module, _ in self._hooks}
         self._contents: dict[int, list[Content]] = {}
         self._own: set[tuple[int, str]] = set()
         self._attributes: dict[int, dict[str, Any]] = {}
@@ -58,6 +61,7 @@ class Before:
         found = tuple(self._found(reads))
         self._contents.clear()
         self._attributes.clear()
+        self._start.clear()
         return found
 
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
@@ -72,12 +76,19 @@ class Before:
                 yield from _registered(read, held)
                 if was_held:
                     yield Change(read.holder, read.name, None, is_there=False)
-            elif not was_held or not self._is_as_read(held[read.name], read.value):
+            elif not self._is_as_at_start(read, held[read.name]) and (
+                not was_held or not self._is_as_read(held[read.name], read.value)
+            ):
                 yield Change(read.holder, read.name, copy_of(held[read.name]))
         for module, counts in self._hooks:
             for name, count, now in zip(_TABLES, counts, _hook_counts(module), strict=True):
                 if count != now:
                     yield Change(module, name, copy(vars(module)[name]))
+
+    def _is_as_at_start(self, read: Read, value: Any) -> bool:
+        """Whether a run that wrote the attribute, and read what it wrote, has put it back."""
+        start = self._start.get(id(read.holder), {})
+        return read.name in start and start[read.name] is value and not isinstance(value, CONTAINERS)
 
     def _is_as_read(self, value: Any, read: Any) -> bool:
         if value is not read:

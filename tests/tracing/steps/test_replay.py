@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 
 import whence
 from tests.models import case
-from tests.tracing.steps.small import batch, microbatches, small
+from tests.tracing.steps.small import batch, microbatches, small, zero_first
 from tests.tracing.steps.twins import OPTIMIZERS, twin
 from whence.tracing.steps.session import SEVERAL
 
@@ -71,12 +71,58 @@ def test_program_is_the_same(name: str, least: int) -> None:
             assert [held.name for held in left] == [held.name for held in right]
 
 
+class Brick(nn.Module):
+    """Large enough to be recorded for others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.down(self.up(x).sin()).tanh())
+
+
+class Shortcut(nn.Module):
+    """Bricks, and past them the input: it gets two gradients, the second of them from a brick."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bricks = nn.Sequential(Brick(), Brick(), Brick())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bricks(x) + x
+
+
+class Collected(nn.Module):
+    """The results of all blocks together: each has a gradient before its next block gives two more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(Shortcut() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [self.enter(x)]
+        for block in self.blocks:
+            found.append(block(found[-1]))
+        return torch.cat(found, dim=1)
+
+
+def test_sums_around_calls_inside_a_replayed_call() -> None:
+    """Gradients from around a replayed call are added in eager's order to those of calls inside it."""
+    torch.manual_seed(0)
+    model = Collected()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = zero_first(model, optimizer)
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    assert program.replay.replayed >= 10
+    assert program.verify(model, (batch(),)).ok
+
+
 def test_several_passes_are_traced() -> None:
     """Where a step runs its model more than once after a backward, calls run, and the reason is said."""
     model, optimizer = small()
-    deep = torch.nn.Sequential(
-        *(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in range(4)), model
-    )
+    deep = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)), model)
     optimizer = torch.optim.AdamW(deep.parameters())
     program = whence.capture_step(microbatches(deep, optimizer), (batch(),), model=deep, optimizer=optimizer)
     assert program.replay.replayed == 0

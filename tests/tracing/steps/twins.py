@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import whence
 from tests.checks import differing
 from tests.models import ModelCase
-from tests.test_table import TAKES_ANOTHER_BRANCH
+from tests.test_table import asks
 from whence._torch.compiling import compiling_on_this_thread
 from whence._torch.stepping import is_stepping
 
@@ -95,14 +95,17 @@ def twin(row: ModelCase, make: Make, *, warm: bool = False) -> Twin:
 
 def as_captured(row: ModelCase) -> AbstractContextManager[Any]:
     """Eager, told in its forward that it is being compiled, where the model then takes another branch."""
-    told = row.name in TAKES_ANOTHER_BRANCH
-    return compiling_on_this_thread(lambda: False, is_stepping) if told else nullcontext()
+    return compiling_on_this_thread(lambda: False, is_stepping) if asks(row) else nullcontext()
 
 
 def trained_alike(row: ModelCase, name: str, *, steps: int = 3) -> whence.Program:
     """The program of a step of this case; asserts that it trains as eager does, bit for bit."""
-    warm = name in BEGINS_WITH_GRADIENTS
-    ours, eager = (twin(row, OPTIMIZERS[name], warm=warm) for _ in range(2))
+    return trained_alike_by(row, OPTIMIZERS[name], warm=name in BEGINS_WITH_GRADIENTS, steps=steps)
+
+
+def trained_alike_by(row: ModelCase, make: Make, *, warm: bool = False, steps: int = 3) -> whence.Program:
+    """The same with an optimizer that is in no table; where `warm`, after one step of eager's."""
+    ours, eager = (twin(row, make, warm=warm) for _ in range(2))
     _, args, kwargs = row.make()
     before = ours.everything()
     program = whence.capture_step(ours.step, args, kwargs, model=ours.model, optimizer=ours.optimizer)

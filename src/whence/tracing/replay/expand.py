@@ -235,11 +235,12 @@ class _Expansion:
         defined = [tangent for tangent in rehearsal.tangents if tangent is not None]
         written.update(zip(defined, _read_by(stand_in), strict=True))
         items = {backward.returned[_position(item)]: item for item in stand_in.users}
-        moved, left_out = self._sums_outside(backward, items, gradients)
-        outside = _scopes_outside(application, gradients)
         section = Section(template, NameCounts({}), {}, {}, self._roots(template, rehearsal))
+        recipes = self._recipes_of(section, rehearsal.begin, rehearsal.border)
+        moved, left_out = self._sums_outside(backward, items, gradients, {recipe.node for recipe in recipes})
+        outside = _scopes_outside(application, gradients)
         run = Run(application, stand_in, self._notes.scopes, backward.starts, {}, outside, written)
-        for recipe in self._recipes_of(section, rehearsal.begin, rehearsal.border):
+        for recipe in recipes:
             for total in moved.pop(recipe.node, ()):
                 stand_in.prepend(total)
             if recipe.node not in left_out:
@@ -254,10 +255,17 @@ class _Expansion:
         self._functional.graph.erase_node(stand_in)
 
     def _sums_outside(
-        self, backward: Differentiated, items: Mapping[Slot, fx.Node], gradients: Gradients
+        self,
+        backward: Differentiated,
+        items: Mapping[Slot, fx.Node],
+        gradients: Gradients,
+        copied: set[fx.Node],
     ) -> tuple[dict[fx.Node | None, list[fx.Node]], set[fx.Node]]:
         """Sums with gradients from elsewhere, by the rehearsed node each comes before; and the sums they
-        replace."""
+        replace.
+
+        Only what is copied can come after one: stand-ins that were rehearsed are gone by now.
+        """
         rehearsal, order = backward.rehearsal, backward.rehearsal.notes.order
         sums = {arrival.node: arrival.sum for held in gradients.arrivals.values() for arrival in held}
         moved: dict[fx.Node | None, list[fx.Node]] = {}
@@ -266,7 +274,7 @@ class _Expansion:
         for arriving, (position, number) in sorted(parts, key=lambda part: part[0].turn):
             own = None if arriving.sum is None else _read_by(rehearsal.border)[arriving.sum]
             left_out |= set() if own is None else {own}
-            before = own or (order[arriving.at] if arriving.at < len(order) else None)
+            before = own or next((node for node in order[arriving.at :] if node in copied), None)
             total = sums.get(items[position, number])
             if total is not None:
                 moved.setdefault(before, []).append(self._functional.value_of(total))
