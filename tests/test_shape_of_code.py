@@ -1,6 +1,7 @@
 """The source of whence keeps its shape: short functions, short files, no shortcuts."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,22 @@ def faults(source: str) -> list[str]:
     lines = len(source.splitlines())
     too_long = [f"1: the file has {lines} lines"] if lines > FILE_LINES else []
     return too_long + [f"{line}: {fault}" for line, fault in node_faults(ast.parse(source))]
+
+
+TWICE = {"Program": "what is known of a program, and the same with everything that can be asked of it"}
+"""Class names that stand twice, with the reason."""
+
+
+def test_class_names_stand_once() -> None:
+    """Whoever looks for a class finds one."""
+    files = sorted(SOURCE.rglob("*.py"))
+    names = [
+        node.name
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name, count in Counter(names).items() if count > 1} == TWICE.keys()
 
 
 def test_source_keeps_its_shape() -> None:

@@ -102,7 +102,7 @@ def attach(
     of a backward and of annotations `inferred`; where it says nothing, `none`, at the root.
     Raises `UnsupportedGraph` naming every input and output that is not known or does not fit the model.
     """
-    words = interop.Words(args, kwargs, inputs, outputs, state_first)
+    words = interop.GraphWords(args, kwargs, inputs, outputs, state_first)
     return full(interop.attach(graph, model, words)).with_changes(loss_function=loss)
 
 

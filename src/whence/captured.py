@@ -17,7 +17,7 @@ from whence.errors import (
     SpecialisedShapes,
     UsageError,
 )
-from whence.guards import Guarded, Plan, plan_of
+from whence.guards import Guarded, GuardPlan, plan_of
 from whence.guards.check import Checked
 from whence.hierarchy import Tree
 from whence.program import Program as _Program
@@ -198,7 +198,7 @@ class Program(_Program):
         return self.apply(rewriting.Decompose(table))
 
     @cached_property
-    def _plan(self) -> Plan:
+    def _plan(self) -> GuardPlan:
         return plan_of(self.guards, self.convention)
 
     def verify(
@@ -267,7 +267,7 @@ def capture_step(
     return _traced(run).with_changes(wanted=Wanted(dynamic_shapes))
 
 
-def _plan_of(program: _Program) -> Plan:
+def _plan_of(program: _Program) -> GuardPlan:
     return program._plan if isinstance(program, Program) else plan_of(program.guards, program.convention)
 
 

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 def test_operations_are_taken_apart_on_this_thread() -> None:
     """What a composite does is seen below autograd, by a TorchDispatchMode that is gone afterwards."""
-    assert issubclass(decomposing._Noting, TorchDispatchMode)
+    assert issubclass(decomposing._OperationLog, TorchDispatchMode)
     value = torch.empty(2, 4, device="meta")
     operations, result = taken_apart(lambda: aten.linear.default(value, value.new_empty(3, 4)), [value])
     assert [str(row.target) for row in operations][-2:] == ["aten.t.default", "aten.mm.default"]

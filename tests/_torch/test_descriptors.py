@@ -18,7 +18,13 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-from whence._torch.descriptors import Described, described, joint_parts, names_of_state, returned_structure
+from whence._torch.descriptors import (
+    DescribedValue,
+    described,
+    joint_parts,
+    names_of_state,
+    returned_structure,
+)
 
 
 @pytest.mark.canary(
@@ -34,13 +40,13 @@ def test_descriptors_in_words() -> None:
     """Each kind that a program has a place for is described; any other by its name."""
     weight, result = ParamAOTInput("weight"), PlainAOTOutput(1)
     assert described(None) is None
-    assert described(weight) == described(BufferAOTInput("weight")) == Described(state="weight")
-    assert described(PlainAOTInput(2)) == Described(argument=2)
-    assert described(result) == Described(result=1)
-    assert described(TangentAOTInput(result)) == Described("tangent", result=1)
-    assert described(GradAOTOutput(weight)) == Described("gradient", state="weight")
-    assert described(InputMutationAOTOutput(weight)) == Described("mutation", state="weight")
-    assert described(DummyAOTInput(0)) == Described(other="DummyAOTInput")
+    assert described(weight) == described(BufferAOTInput("weight")) == DescribedValue(state="weight")
+    assert described(PlainAOTInput(2)) == DescribedValue(argument=2)
+    assert described(result) == DescribedValue(result=1)
+    assert described(TangentAOTInput(result)) == DescribedValue("tangent", result=1)
+    assert described(GradAOTOutput(weight)) == DescribedValue("gradient", state="weight")
+    assert described(InputMutationAOTOutput(weight)) == DescribedValue("mutation", state="weight")
+    assert described(DummyAOTInput(0)) == DescribedValue(other="DummyAOTInput")
 
 
 @pytest.mark.canary("torch._functorch._aot_autograd.schemas.JointWithDescriptors")
@@ -53,7 +59,7 @@ def test_joint_graph_is_described() -> None:
     assert parts is not None
     graph, spec = parts
     first = next(iter(graph.graph.nodes))
-    assert described(first.meta["desc"]) == Described(state="weight")
+    assert described(first.meta["desc"]) == DescribedValue(state="weight")
     assert spec is not None and spec.num_leaves == 1
     assert joint_parts(graph) is None
 

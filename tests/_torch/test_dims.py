@@ -4,7 +4,7 @@ import pytest
 from torch.export import Dim
 from torch.export.dynamic_shapes import _DerivedDim, _DimHint, _DimHintType, _StaticDim
 
-from whence._torch.dims import Freedom, Wish, dim_of, wish_of, written
+from whence._torch.dims import DimWish, Freedom, dim_of, wish_of, written
 
 
 @pytest.mark.canary(
@@ -18,7 +18,7 @@ def test_hints_are_what_they_were() -> None:
     assert isinstance(Dim.AUTO, _DimHint)
     types = (_DimHintType.AUTO, _DimHintType.DYNAMIC, _DimHintType.STATIC)
     assert tuple(hint.type for hint in (Dim.AUTO, Dim.DYNAMIC, Dim.STATIC)) == types
-    assert wish_of(Dim.DYNAMIC(min=2, max=6)) == Wish(
+    assert wish_of(Dim.DYNAMIC(min=2, max=6)) == DimWish(
         Freedom.DYNAMIC, "Dim.DYNAMIC(min=2, max=6)", low=2, high=6
     )
 
@@ -28,8 +28,8 @@ def test_derived_dims_have_a_root_and_a_function() -> None:
     """`2 * dim` knows its root, and how it follows from it."""
     batch = Dim("batch", min=1, max=8)
     assert isinstance(2 * batch, _DerivedDim)
-    assert wish_of(2 * batch) == Wish(Freedom.NAMED, "2*batch", "batch", 1, 8, scale=2)
-    assert wish_of(batch + 1) == Wish(Freedom.NAMED, "batch + 1", "batch", 1, 8, offset=1)
+    assert wish_of(2 * batch) == DimWish(Freedom.NAMED, "2*batch", "batch", 1, 8, scale=2)
+    assert wish_of(batch + 1) == DimWish(Freedom.NAMED, "batch + 1", "batch", 1, 8, offset=1)
     assert wish_of(_StaticDim(4)) == wish_of(4)
     assert wish_of("batch") is None
 

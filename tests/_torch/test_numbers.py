@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence._torch.numbers import (
     Arithmetic,
-    Recorded,
+    RecordedNumber,
     Unknown,
     as_node,
     as_recorded,
@@ -25,7 +25,7 @@ class Needed(Exception):
     """The number itself was asked for."""
 
 
-def recorded() -> tuple[fx.Graph, Recorded]:
+def recorded() -> tuple[fx.Graph, RecordedNumber]:
     graph = fx.Graph()
     arithmetic = Arithmetic(graph.call_function, lambda node: Needed(node.name))
     return graph, arithmetic.number(graph.placeholder("x"))
@@ -100,7 +100,7 @@ def test_number_comes_back_from_cpp() -> None:
     """C++ gives a bare `SymFloat` back, with the object (`node`) behind it."""
     _, number = recorded()
     bare = SymFloat(number.node)
-    assert isinstance(as_recorded(bare), Recorded)
+    assert isinstance(as_recorded(bare), RecordedNumber)
     assert as_node(bare) is as_node(number)
     assert is_recorded(bare)
     assert not is_recorded(1.0)

@@ -10,7 +10,7 @@ from torch import nn
 import whence
 from tests.checks import captured
 from tests.models import MODEL_CASES, ModelCase
-from whence.program.expectations import Constant
+from whence.program.expectations import ExpectedConstant
 from whence.schema import GuardKind
 
 EVERY_CASE = pytest.mark.parametrize("row", MODEL_CASES, ids=lambda row: row.name)
@@ -111,7 +111,7 @@ def test_changed_number_is_found(row: ModelCase) -> None:
     model, _, _ = row.make()
     modules = dict(model.named_modules())
     for guard in program.guards:
-        if guard.kind is not GuardKind.ATTRIBUTE or not isinstance(guard.expected, Constant):
+        if guard.kind is not GuardKind.ATTRIBUTE or not isinstance(guard.expected, ExpectedConstant):
             continue
         module = modules.get(guard.what.rpartition(".")[0])
         if module is None or guard.name not in vars(module):

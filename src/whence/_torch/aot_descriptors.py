@@ -14,31 +14,31 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 
-from whence._torch.descriptors import Described
+from whence._torch.descriptors import DescribedValue
 from whence._torch.trees import TreeSpec
 
 
-def described(descriptor: Any) -> Described:
+def described(descriptor: Any) -> DescribedValue:
     """The description on an input or an output."""
     match descriptor:
         case ParamAOTInput() | BufferAOTInput():
-            return Described(state=descriptor.target)
+            return DescribedValue(state=descriptor.target)
         case PlainAOTInput():
-            return Described(argument=descriptor.idx)
+            return DescribedValue(argument=descriptor.idx)
         case PlainAOTOutput():
-            return Described(result=descriptor.idx)
+            return DescribedValue(result=descriptor.idx)
         case TangentAOTInput():
             return _of("tangent", descriptor.output)
         case GradAOTOutput():
             return _of("gradient", descriptor.grad_of)
         case InputMutationAOTOutput():
             return _of("mutation", descriptor.mutated_input)
-    return Described(other=type(descriptor).__name__)
+    return DescribedValue(other=type(descriptor).__name__)
 
 
-def _of(role: str, descriptor: Any) -> Described:
+def _of(role: str, descriptor: Any) -> DescribedValue:
     inner = described(descriptor)
-    return Described(role, inner.state, inner.argument, inner.result, inner.other)
+    return DescribedValue(role, inner.state, inner.argument, inner.result, inner.other)
 
 
 def joint_parts(graph: object) -> tuple[fx.GraphModule, TreeSpec | None] | None:

@@ -49,7 +49,7 @@ class Closed:
 
 
 @dataclass(frozen=True)
-class Slice:
+class StepSlice:
     """An example: what one step of a loop gets of a tensor."""
 
     of: Tensor
@@ -106,17 +106,17 @@ def _taking(closed: Closed, count: int, outside: Sequence[Any]) -> Any:
 
 
 def _scan(close: Close, step: Any, init: Any, xs: Any, more: Any = ()) -> ClosedCall:
-    closed = close((step,), (*init, *map(Slice, xs), *more))
+    closed = close((step,), (*init, *map(StepSlice, xs), *more))
     return ClosedCall((*closed.functions, init, xs, (*more, *closed.outside)), closed.whole)
 
 
 def _associative_scan(close: Close, combine: Any, xs: Any, more: Any = ()) -> ClosedCall:
-    closed = close((combine,), (*map(Slice, xs), *map(Slice, xs), *more))
+    closed = close((combine,), (*map(StepSlice, xs), *map(StepSlice, xs), *more))
     return ClosedCall((*closed.functions, xs, (*more, *closed.outside)), closed.whole)
 
 
 def _map(close: Close, body: Any, xs: Any, more: Any = (), **_written: str) -> ClosedCall:
-    closed = close((body,), (*map(Slice, xs), *more))
+    closed = close((body,), (*map(StepSlice, xs), *more))
     return ClosedCall((*closed.functions, xs, [*more, *closed.outside]), closed.whole)
 
 
@@ -298,10 +298,10 @@ class BranchRecorder(Recorder):
                 made: Tensor = FakeTensor(self.fake_mode, empty, value.beside.device)
                 wanted = value.beside.requires_grad and made.is_floating_point()
                 return made.requires_grad_(wanted)
-            tensor = value.of if isinstance(value, Slice) else value
+            tensor = value.of if isinstance(value, StepSlice) else value
             if not isinstance(tensor, Tensor):
                 return tensor
             like = tensor if isinstance(tensor, FakeTensor) else self.fake_mode.from_tensor(tensor)
             with torch.no_grad(), self.fake_mode:
-                fresh = torch.select_copy(like, 0, 0) if isinstance(value, Slice) else like.detach()
+                fresh = torch.select_copy(like, 0, 0) if isinstance(value, StepSlice) else like.detach()
             return self._fresh(fresh).requires_grad_(tensor.requires_grad)

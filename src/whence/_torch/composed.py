@@ -30,7 +30,7 @@ def is_composed(value: object) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class Composition:
     """How a tensor of `kind` is made of tensors: the attributes that hold them, and the rest.
 
     `context` is what the class needs beside them, and `rest` are attributes that hold something else, such as
@@ -48,7 +48,7 @@ class Layout:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Layout)
+            isinstance(other, Composition)
             and (self.kind, self.names) == (other.kind, other.names)
             and _same_sizes(self.shape, other.shape)
             and _same_sizes(self.strides, other.strides)
@@ -87,10 +87,10 @@ def _same_context(left: Any, right: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Apart:
+class TensorParts:
     """A tensor taken apart, as a container that pytree knows."""
 
-    layout: Layout
+    layout: Composition
     parts: tuple[Any, ...]
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ class Apart:
         return f"{self.layout.kind.__name__}({', '.join(f'{name}={part!r}' for name, part in rows)})"
 
 
-def layout_of(tensor: Any) -> Layout:
+def layout_of(tensor: Any) -> Composition:
     """The layout of a tensor that is made of others; theirs are not looked at.
 
     What a DTensor says last of itself is whether it requires a gradient, which is no part of how it is made.
@@ -106,7 +106,7 @@ def layout_of(tensor: Any) -> Layout:
     names, context = tensor.__tensor_flatten__()
     held = [(name, getattr(tensor, name)) for name in names]
     tensors = [value for _, value in held if isinstance(value, Tensor)]
-    return Layout(
+    return Composition(
         kind=type(tensor),
         names=tuple(name for name, value in held if isinstance(value, Tensor)),
         context=(*context[:-1], False) if is_distributed(tensor) else context,
@@ -129,7 +129,7 @@ def _followed(size: Any, parts: Sequence[Tensor]) -> tuple[int, bool, int] | Non
     return None
 
 
-def sizes_are_known(layout: Layout) -> bool:
+def sizes_are_known(layout: Composition) -> bool:
     """Whether the sizes of a composed tensor are numbers, or follow from those of its parts."""
     sizes = zip((*layout.shape, *layout.strides), layout.follows, strict=True)
     return all(not isinstance(size, SymInt) or place is not None for size, place in sizes)
@@ -147,7 +147,7 @@ def taken_apart(value: Any) -> Any:
     if not is_composed(value):
         return value
     layout = layout_of(value)
-    return Apart(layout, tuple(taken_apart(getattr(value, name)) for name in layout.names))
+    return TensorParts(layout, tuple(taken_apart(getattr(value, name)) for name in layout.names))
 
 
 def plain_parts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
@@ -159,16 +159,16 @@ def plain_parts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
         yield path, value
 
 
-def put_together(parts: Sequence[Any], layout: Layout) -> Any:
+def put_together(parts: Sequence[Any], layout: Composition) -> Any:
     """The tensor of these parts, connected to them where they require gradients."""
     if not all(isinstance(part, Tensor) for part in parts):
-        return Apart(layout, tuple(parts))
+        return TensorParts(layout, tuple(parts))
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
         return _Together.apply(layout, *parts)
     return _made(layout, parts)
 
 
-def _made(layout: Layout, parts: Sequence[Any]) -> Any:
+def _made(layout: Composition, parts: Sequence[Any]) -> Any:
     make: Any = layout.kind
     held = dict(zip(layout.names, parts, strict=True)) | dict(layout.rest)
     sizes = [
@@ -196,8 +196,8 @@ def apart_differentiably(tensor: Any, gradient: Callable[[list[Any]], Any] | Non
 
 
 def _filled(value: Any, parts: Iterator[Tensor]) -> Any:
-    if isinstance(value, Apart):
-        return Apart(value.layout, tuple(_filled(part, parts) for part in value.parts))
+    if isinstance(value, TensorParts):
+        return TensorParts(value.layout, tuple(_filled(part, parts) for part in value.parts))
     return next(parts)
 
 
@@ -230,7 +230,7 @@ class _Apart(torch.autograd.Function):
 
 def plain_parts_of(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     """The plain tensors of what was taken apart."""
-    if not isinstance(value, Apart):
+    if not isinstance(value, TensorParts):
         yield (), value
         return
     for name, part in zip(value.layout.names, value.parts, strict=True):
@@ -238,7 +238,7 @@ def plain_parts_of(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
 
 
 def _joined(value: Any) -> Any:
-    return _made(value.layout, [*map(_joined, value.parts)]) if isinstance(value, Apart) else value
+    return _made(value.layout, [*map(_joined, value.parts)]) if isinstance(value, TensorParts) else value
 
 
 def carries_gradients(tensor: Tensor) -> bool:
@@ -250,7 +250,7 @@ class _Together(torch.autograd.Function):
     """From parts to the composed tensor."""
 
     @staticmethod
-    def forward(ctx: Any, layout: Layout, *parts: Any) -> Any:
+    def forward(ctx: Any, layout: Composition, *parts: Any) -> Any:
         """The whole."""
         ctx.layout = layout
         return _made(layout, [part.detach() for part in parts])
@@ -328,7 +328,7 @@ def _is_ordinary(kind: type, name: str) -> bool:
 
 
 register_pytree_node(
-    Apart,
+    TensorParts,
     lambda value: (list(value.parts), value.layout),
     put_together,  # type: ignore[arg-type]
     serialized_type_name="whence.Apart",

@@ -35,7 +35,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Call:
+class CompositeCall:
     """The arguments of a composite as its operator takes them."""
 
     args: tuple[Any, ...]
@@ -51,10 +51,10 @@ class Composite:
     """
 
     operator: OpOverload
-    bind: Callable[..., Call | None]
+    bind: Callable[..., CompositeCall | None]
     may_view: bool = False
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompositeCall | None:
         """The call; None for tensors that stand for many, under autocast, and for what does not fit."""
         try:
             call = self.bind(*args, **kwargs)
@@ -63,7 +63,7 @@ class Composite:
         return call if call is not None and _is_simple(call) else None
 
 
-def _is_simple(call: Call) -> bool:
+def _is_simple(call: CompositeCall) -> bool:
     tensors = [leaf for leaf in tree_flatten(call.args)[0] if isinstance(leaf, Tensor)]
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
@@ -72,16 +72,16 @@ def _is_simple(call: Call) -> bool:
     return all(isinstance(tensor, (FakeTensor, *PLAIN_TENSORS)) for tensor in tensors)
 
 
-def _product(input: Any, other: Any) -> Call:
-    return Call((input, other))
+def _product(input: Any, other: Any) -> CompositeCall:
+    return CompositeCall((input, other))
 
 
-def _reflected(input: Any, other: Any) -> Call:
-    return Call((other, input))
+def _reflected(input: Any, other: Any) -> CompositeCall:
+    return CompositeCall((other, input))
 
 
-def _linear(input: Any, weight: Any, bias: Any = None) -> Call:
-    return Call((input, weight) if bias is None else (input, weight, bias))
+def _linear(input: Any, weight: Any, bias: Any = None) -> CompositeCall:
+    return CompositeCall((input, weight) if bias is None else (input, weight, bias))
 
 
 def _attention(
@@ -92,13 +92,13 @@ def _attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     **options: Any,
-) -> Call:
+) -> CompositeCall:
     args, defaults = [query, key, value, attn_mask, dropout_p, is_causal], [None, 0.0, False]
     while defaults and (args[-1] is defaults[-1] or args[-1] == defaults[-1]):
         args.pop()
         defaults.pop()
     given = {name: value for name, value in options.items() if value is not None and value is not False}
-    return Call(tuple(args), given)
+    return CompositeCall(tuple(args), given)
 
 
 def _layer_norm(
@@ -108,8 +108,8 @@ def _layer_norm(
     bias: Any = None,
     eps: float = 1e-5,
     *_cudnn: bool,
-) -> Call:
-    return Call((input, list(normalized_shape), weight, bias, eps))
+) -> CompositeCall:
+    return CompositeCall((input, list(normalized_shape), weight, bias, eps))
 
 
 def _dropout(
@@ -117,24 +117,26 @@ def _dropout(
     p: float = 0.5,
     training: bool = True,
     inplace: bool = False,
-) -> Call | None:
+) -> CompositeCall | None:
     count = input.numel()
     gives_input = not training or not p or (type(count) is int and not count)
-    return Call((input, p, True)) if not inplace and not gives_input else None
+    return CompositeCall((input, p, True)) if not inplace and not gives_input else None
 
 
-def _recurrent(input: Any, hidden: Any, parameters: Any, *options: Any) -> Call | None:
+def _recurrent(input: Any, hidden: Any, parameters: Any, *options: Any) -> CompositeCall | None:
     """Those of packed rows have sizes second, and are taken apart."""
-    return Call((input, hidden, parameters, *options)) if isinstance(parameters, list | tuple) else None
+    return (
+        CompositeCall((input, hidden, parameters, *options)) if isinstance(parameters, list | tuple) else None
+    )
 
 
-def _contiguous(input: Any, *, memory_format: Any = torch.contiguous_format) -> Call | None:
+def _contiguous(input: Any, *, memory_format: Any = torch.contiguous_format) -> CompositeCall | None:
     kept = memory_format is torch.contiguous_format
-    return Call((input,), {"memory_format": memory_format}) if kept else None
+    return CompositeCall((input,), {"memory_format": memory_format}) if kept else None
 
 
-def _reshape(input: Any, *_shape: Any, **_named: Any) -> Call:
-    return Call((input,))
+def _reshape(input: Any, *_shape: Any, **_named: Any) -> CompositeCall:
+    return CompositeCall((input,))
 
 
 _MATMUL = Composite(aten.matmul.default, _product)

@@ -56,11 +56,11 @@ def taken_apart(
     """
     noted: list[Operation] = []
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), nullcontext())
-    with _inside(regions), mode, _Noting(noted, table or {}):
+    with _inside(regions), mode, _OperationLog(noted, table or {}):
         return noted, call()
 
 
-class _Noting(TorchDispatchMode):
+class _OperationLog(TorchDispatchMode):
     """Writes down every operation of this thread."""
 
     def __init__(self, noted: list[Operation], table: Table) -> None:

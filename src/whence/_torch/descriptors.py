@@ -18,7 +18,7 @@ _AOT = "torch._functorch._aot_autograd."
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedValue:
     """What a value is: `state` a qualified name, `argument` or `result` a position, `other` a text.
 
     `role` is empty for the value itself, or `tangent`, `gradient` or `mutation` of it.
@@ -35,7 +35,7 @@ def _aot() -> Any:
     return importlib.import_module("whence._torch.aot_descriptors")
 
 
-def described(descriptor: Any) -> Described | None:
+def described(descriptor: Any) -> DescribedValue | None:
     """The description on an input or an output; None where there is none."""
     return None if descriptor is None else _aot().described(descriptor)
 

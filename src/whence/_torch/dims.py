@@ -33,7 +33,7 @@ _HINTS = {
 
 
 @dataclass(frozen=True)
-class Wish:
+class DimWish:
     """What a person asked of one dimension.
 
     `low` and `high` bound the size called `name`, of which the dimension is `scale` times plus `offset`.
@@ -62,36 +62,36 @@ class Wish:
         return ", ".join(f"{name}={end}" for name, end in ends.items() if end is not None)
 
 
-def wish_of(dim: Any) -> Wish | None:
+def wish_of(dim: Any) -> DimWish | None:
     """What a `Dim`, a hint, a number or None asks for; None for anything else."""
     if dim is None:
-        return Wish(Freedom.STATIC, "None")
+        return DimWish(Freedom.STATIC, "None")
     if type(dim) is int:
-        return Wish(Freedom.STATIC, str(dim), value=dim)
+        return DimWish(Freedom.STATIC, str(dim), value=dim)
     if isinstance(dim, _DimHint):
-        wish = Wish(_HINTS[dim.type], "", low=dim.min, high=dim.max)
+        wish = DimWish(_HINTS[dim.type], "", low=dim.min, high=dim.max)
         bounds = f"({wish.bounds})" if wish.bounds else ""
-        return Wish(wish.freedom, f"Dim.{dim.type.name}{bounds}", low=dim.min, high=dim.max)
+        return DimWish(wish.freedom, f"Dim.{dim.type.name}{bounds}", low=dim.min, high=dim.max)
     if isinstance(dim, _StaticDim):
-        return Wish(Freedom.STATIC, str(dim.value), value=dim.value)
+        return DimWish(Freedom.STATIC, str(dim.value), value=dim.value)
     if isinstance(dim, _DerivedDim):
         return _derived(dim)
     return _named(dim) if isinstance(dim, Dim) else None
 
 
-def _named(dim: Any) -> Wish:
+def _named(dim: Any) -> DimWish:
     name = str(dim.__name__)
     high = int(dim.max) if isinstance(dim.max, int) else None
-    wish = Wish(Freedom.NAMED, "", name, int(dim.min), high)
+    wish = DimWish(Freedom.NAMED, "", name, int(dim.min), high)
     text = f"Dim({', '.join([repr(name), *filter(None, [wish.bounds])])})"
-    return Wish(Freedom.NAMED, text, name, wish.low, high)
+    return DimWish(Freedom.NAMED, text, name, wish.low, high)
 
 
-def _derived(dim: Any) -> Wish:
+def _derived(dim: Any) -> DimWish:
     root = _named(dim.root)
     offset = int(dim.fn(0))
     scale = int(dim.fn(1)) - offset
-    return Wish(Freedom.NAMED, str(dim.__name__), root.name, root.low, root.high, scale, offset)
+    return DimWish(Freedom.NAMED, str(dim.__name__), root.name, root.low, root.high, scale, offset)
 
 
 def is_spelled_out(spec: object) -> bool:
@@ -115,7 +115,7 @@ def further_examples(spec: object) -> list[tuple[tuple[Any, ...], dict[str, Any]
     return [(args, dict(kwargs or {})) for args, kwargs in examples]
 
 
-def dim_of(wish: Wish, roots: dict[str, Any]) -> Any:
+def dim_of(wish: DimWish, roots: dict[str, Any]) -> Any:
     """A wish as a person would write it; a `Dim` of one name is one object, kept in `roots`."""
     if wish.freedom is Freedom.STATIC:
         return Dim.STATIC
@@ -129,7 +129,7 @@ def dim_of(wish: Wish, roots: dict[str, Any]) -> Any:
     return dim + wish.offset if wish.offset > 0 else dim - -wish.offset if wish.offset else dim
 
 
-def written(wish: Wish) -> str:
+def written(wish: DimWish) -> str:
     """A wish as source, every `Dim` spelled out."""
     if wish.freedom is Freedom.STATIC:
         return "Dim.STATIC"

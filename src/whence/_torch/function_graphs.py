@@ -31,7 +31,7 @@ _INDEX = torch.ops.aten.index.Tensor
 _FLEX = "torch._higher_order_ops.flex_attention"
 
 
-class _Tracer:
+class _TracerStandIn:
     """Stands where PyTorch looks for the tracer at work; other threads get what was there before."""
 
     def __init__(self, trace: Trace, mode: FakeTensorMode, before: Any) -> None:
@@ -79,7 +79,7 @@ class _Tracer:
 @contextmanager
 def functions_traced(trace: Trace, mode: FakeTensorMode) -> Iterator[None]:
     """Inside the block, rules of operators on this thread have their functions traced by `trace`."""
-    tracer = _Tracer(trace, mode, proxy_tensor._CURRENT_MAKE_FX_TRACER)
+    tracer = _TracerStandIn(trace, mode, proxy_tensor._CURRENT_MAKE_FX_TRACER)
     try:
         with ExitStack() as active:
             active.enter_context(patched(proxy_tensor, "_CURRENT_MAKE_FX_TRACER", tracer))

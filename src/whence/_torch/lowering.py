@@ -22,7 +22,7 @@ TRACE = "whence_trace"
 """The key, among a node's custom metadata, of its stack trace, which would not be preserved otherwise."""
 
 
-class _Noting(fx.Interpreter):
+class _AnnotatingInterpreter(fx.Interpreter):
     """Runs a graph node by node, and notes on each what `make_fx` does not preserve."""
 
     def run_node(self, n: fx.Node) -> Any:
@@ -34,7 +34,7 @@ class _Noting(fx.Interpreter):
 
 def lowered(module: fx.GraphModule, values: list[Any]) -> fx.GraphModule:
     """The graph in terms of operators, on these fake values of its placeholders; its nodes are written on."""
-    run = _Noting(module).run
+    run = _AnnotatingInterpreter(module).run
     gradients = torch.is_grad_enabled()
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), nullcontext())
     try:

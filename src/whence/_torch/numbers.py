@@ -35,12 +35,12 @@ class Arithmetic:
     append: Append
     refuse: Refuse
 
-    def number(self, node: fx.Node) -> "Recorded":
+    def number(self, node: fx.Node) -> "RecordedNumber":
         """The number that a node gives."""
         node.meta["val"] = Unknown(1.0)
-        return Recorded(_Held(self, node))
+        return RecordedNumber(_Held(self, node))
 
-    def computed(self, target: Any, *operands: Any) -> "Recorded":
+    def computed(self, target: Any, *operands: Any) -> "RecordedNumber":
         """The number that a function gives for these."""
         return self.number(self.append(target, tuple(map(as_node, operands))))
 
@@ -75,31 +75,31 @@ class _Held:
 
 
 def _operand(value: object) -> bool:
-    return isinstance(value, (int, float, Recorded))
+    return isinstance(value, (int, float, RecordedNumber))
 
 
 def _forward(target: Any) -> Any:
-    def compute(self: "Recorded", other: Any) -> Any:
+    def compute(self: "RecordedNumber", other: Any) -> Any:
         return self.node.arithmetic.computed(target, self, other) if _operand(other) else NotImplemented
 
     return compute
 
 
 def _backward(target: Any) -> Any:
-    def compute(self: "Recorded", other: Any) -> Any:
+    def compute(self: "RecordedNumber", other: Any) -> Any:
         return self.node.arithmetic.computed(target, other, self) if _operand(other) else NotImplemented
 
     return compute
 
 
 def _single(target: Any) -> Any:
-    def compute(self: "Recorded") -> Any:
+    def compute(self: "RecordedNumber") -> Any:
         return self.node.arithmetic.computed(target, self)
 
     return compute
 
 
-class Recorded(SymFloat):
+class RecordedNumber(SymFloat):
     """A number that a node gives; whatever would need to know it raises."""
 
     __add__, __radd__ = _forward(operator.add), _backward(operator.add)
@@ -136,7 +136,7 @@ def refuse_recorded(values: Any) -> None:
 
 def as_recorded(value: Any) -> Any:
     """The value; a number that came through C++ as one that writes down what is computed of it."""
-    return Recorded(value.node) if type(value) is SymFloat and is_recorded(value) else value
+    return RecordedNumber(value.node) if type(value) is SymFloat and is_recorded(value) else value
 
 
 def as_node(value: Any) -> Any:

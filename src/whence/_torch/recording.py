@@ -69,7 +69,7 @@ STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
 
 
-class _Tracer(PythonKeyTracer):
+class _GraphTracer(PythonKeyTracer):
     """Appends nodes to a graph of its own and tells a listener about each."""
 
     def __init__(self, listener: RecordingListener) -> None:
@@ -102,7 +102,7 @@ class Recorder(ProxyTorchDispatchMode):
     is_inside_composite = False
 
     def __init__(self, listener: RecordingListener, fake_mode: FakeTensorMode) -> None:
-        super().__init__(_Tracer(listener), "fake")
+        super().__init__(_GraphTracer(listener), "fake")
         self.listener = listener
         self.fake_mode = fake_mode
         self.tracer_of_functions: Any = None

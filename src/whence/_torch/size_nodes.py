@@ -153,9 +153,9 @@ class Slots:
     def __contains__(self, number: Any) -> bool:
         return self._nodes.knows(number)
 
-    def get(self, number: Any, _default: object = None) -> "_Slot":
+    def get(self, number: Any, _default: object = None) -> "_LateNode":
         """Where the node of a size is made when it is asked for."""
-        return _Slot(self._nodes, number)
+        return _LateNode(self._nodes, number)
 
     __getitem__ = get
 
@@ -168,7 +168,7 @@ class Slots:
         return 0
 
 
-class _Slot:
+class _LateNode:
     """The node of one size, for later."""
 
     def __init__(self, nodes: SizeNodes, number: Any) -> None:

@@ -17,15 +17,15 @@ from whence.guards.unguarded import unguarded
 from whence.guards.values import is_constant
 from whence.program import Program
 from whence.program.expectations import (
-    Constant,
     Expectation,
-    Function,
-    Held,
+    ExpectedConstant,
+    ExpectedFunction,
+    ExpectedHolder,
+    ExpectedNames,
+    ExpectedWords,
     Missing,
-    Names,
     Reference,
     TensorFacts,
-    Words,
 )
 from whence.program.guard_rows import Guard
 from whence.program.guards import Guards
@@ -47,8 +47,8 @@ _TABLES = {
 
 _STRICTNESS: Mapping[type, Strictness] = {
     Reference: Strictness.IDENTITY,
-    Function: Strictness.IDENTITY,
-    Held: Strictness.TYPE,
+    ExpectedFunction: Strictness.IDENTITY,
+    ExpectedHolder: Strictness.TYPE,
     TensorFacts: Strictness.METADATA,
 }
 
@@ -154,7 +154,7 @@ class _Builder:
         first = next((read for read in reads if read.name == CALL), reads[0] if reads else None)
         yield self._class_of(row, first)
         for alias in row.aliases:
-            what, expected = f"{row.holder.path} and {alias}", Words("one module")
+            what, expected = f"{row.holder.path} and {alias}", ExpectedWords("one module")
             yield Guard(
                 GuardKind.ALIASING, what, expected, Strictness.SAME, _ONE_STATE, "", *_placed(row, first)
             )
@@ -171,7 +171,7 @@ class _Builder:
 
     def _class_of(self, row: Located, read: Read | None) -> Guard:
         kind = GuardKind.SUBMODULE if row.holder.names else GuardKind.CLASS
-        expected = Held(row.holder.number, row.holder.type)
+        expected = ExpectedHolder(row.holder.number, row.holder.type)
         return Guard(
             kind,
             row.holder.path or "the model",
@@ -184,7 +184,7 @@ class _Builder:
 
     def _called(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
         yield from self._code(row, module, read)
-        mode, what = Constant(module.training), row.spelled("training")
+        mode, what = ExpectedConstant(module.training), row.spelled("training")
         yield Guard(GuardKind.TRAINING, what, mode, Strictness.EQUAL, _MODE, "training", *_placed(row, read))
         hooks = described_hooks(hook_rows(module, row.wrappers), self.describer)
         what = f"hooks of {row.holder.path or 'the model'}"
@@ -218,7 +218,7 @@ class _Builder:
 
     def _structure(self, row: Located, read: Read, names: tuple[str, ...]) -> Guard:
         what = f"{STRUCTURES[read.name]} of {row.holder.path or 'the model'}"
-        expected = Names(names)
+        expected = ExpectedNames(names)
         return Guard(
             GuardKind.STRUCTURE, what, expected, Strictness.EQUAL, _IN_ORDER, read.name, *_placed(row, read)
         )

@@ -19,9 +19,9 @@ from whence.guards.glance import is_as_it_was, note_tensors
 from whence.guards.lookup import class_attribute, same_class
 from whence.guards.matching import Walk, difference, found_in_place
 from whence.guards.modes import GLOBAL_HOOKS, MODES, described_global_hooks
-from whence.guards.plan import HolderPlan, Plan
+from whence.guards.plan import GuardPlan, HolderPlan
 from whence.guards.values import same_constant
-from whence.program.expectations import Constant, Function, Hooks, TensorFacts
+from whence.program.expectations import ExpectedConstant, ExpectedFunction, Hooks, TensorFacts
 from whence.program.guard_rows import Guard, Violation
 from whence.schema import GuardKind
 
@@ -35,7 +35,7 @@ class Checked:
     changes: tuple[str, ...] = ()
 
 
-def check_model(plan: Plan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
+def check_model(plan: GuardPlan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
     """Every guard on the model, its classes and the process; never raises.
 
     `roots` are the modules that `call` reaches, in the order of the capture.
@@ -47,7 +47,7 @@ def check_model(plan: Plan, call: object, roots: Sequence[object], *, has_backwa
     return settled if len(settled.violations) < len(checked.violations) else checked
 
 
-def _checked(plan: Plan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
+def _checked(plan: GuardPlan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
     roots = roots if plan.callables else (call,)
     captured = None if plan.guards.of is None else plan.guards.of.target()
     same_model = bool(roots) and _inside(roots[0], Walk(same_model=False)) is captured
@@ -68,14 +68,14 @@ def _checked(plan: Plan, call: object, roots: Sequence[object], *, has_backward:
     return Checked(violations, tuple(walk.tensors.values() or met or ()), plan.guards.changes)
 
 
-def _callable_violations(plan: Plan, call: Any, walk: Walk) -> Iterator[Violation]:
+def _callable_violations(plan: GuardPlan, call: Any, walk: Walk) -> Iterator[Violation]:
     for guard in plan.callables:
         found = difference(guard.expected, call, walk)
         if found is not None:
             yield Violation(guard, found)
 
 
-def _module_violations(plan: Plan, roots: Sequence[object], walk: Walk) -> list[Violation]:
+def _module_violations(plan: GuardPlan, roots: Sequence[object], walk: Walk) -> list[Violation]:
     """Modules from the roots down: found by their names, compared guard by guard.
 
     `model.eval()` is one change: a mode that was turned with that of the module above is not told of.
@@ -118,7 +118,7 @@ def _other(found: object) -> str:
     return "absent" if found is None else type(found).__name__
 
 
-def _alias_violations(plan: Plan, live: dict[int, Any]) -> Iterator[Violation]:
+def _alias_violations(plan: GuardPlan, live: dict[int, Any]) -> Iterator[Violation]:
     """Names of one module that lead to several now."""
     for row in plan.modules:
         module = live.get(row.holder.number)
@@ -156,7 +156,7 @@ def _shadowing(row: HolderPlan, guard: Guard, value: object) -> Violation:
     return Violation(own, shown(value))
 
 
-def _object_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
+def _object_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
     """Objects that modules hold, each live one once for every object of the capture it stands for."""
     seen: set[tuple[int, int]] = set()
     for number, thing, path in walk.waiting:  # which grows while objects lead to others
@@ -181,19 +181,19 @@ def _found_in_object(guard: Guard, thing: object, walk: Walk) -> str | None:
     return found_in_place(guard.expected, value, walk)
 
 
-def _class_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
+def _class_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
     """What classes hold, once for each class: another function under the name of a method, for one."""
     for kind, guards in plan.classes.items():
         for guard in guards:
             value = class_attribute(kind, guard.name)
-            if isinstance(guard.expected, Function) and guard.expected.target is value:
+            if isinstance(guard.expected, ExpectedFunction) and guard.expected.target is value:
                 continue
             found = difference(guard.expected, value, walk)
             if found is not None:
                 yield Violation(guard, found)
 
 
-def _variable_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
+def _variable_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
     """Globals, closures and environment variables that hold something else now."""
     for guard, row in plan.variables:
         now = row.now()
@@ -203,7 +203,7 @@ def _variable_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
             yield Violation(guard, found)
 
 
-def _gradient_hook_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
+def _gradient_hook_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
     """Hooks on parameters, of which a program with a backward has none: they change gradients."""
     hooked = {number: tensor for number, tensor in walk.tensors.items() if has_gradient_hooks(tensor)}
     for guard in plan.guards if hooked else ():
@@ -214,7 +214,7 @@ def _gradient_hook_violations(plan: Plan, walk: Walk) -> Iterator[Violation]:
             yield Violation(none, ", ".join(gradient_hooks(tensor)))
 
 
-def _mode_violations(plan: Plan) -> Iterator[Violation]:
+def _mode_violations(plan: GuardPlan) -> Iterator[Violation]:
     for guard in plan.modes:
         if guard.name == GLOBAL_HOOKS:
             if guard.expected == Hooks() and not any(global_hooks().values()):
@@ -224,5 +224,5 @@ def _mode_violations(plan: Plan) -> Iterator[Violation]:
                 yield Violation(guard, str(found))
             continue
         value = MODES[guard.name].read()
-        if isinstance(guard.expected, Constant) and not same_constant(guard.expected.value, value):
+        if isinstance(guard.expected, ExpectedConstant) and not same_constant(guard.expected.value, value):
             yield Violation(guard, str(value))

@@ -16,11 +16,11 @@ from whence._torch.composed import is_composed, layout_of
 from whence._torch.sharding import class_as_written
 from whence.guards.values import content_of, is_constant, is_solid
 from whence.program.expectations import (
-    Constant,
     Entries,
     Expectation,
-    Function,
-    Held,
+    ExpectedConstant,
+    ExpectedFunction,
+    ExpectedHolder,
     Items,
     Reference,
     Snapshot,
@@ -59,10 +59,10 @@ class Describer:
     def describe(self, value: Any) -> Expectation:
         """What a guard expects in the place of `value`."""
         if is_constant(value):
-            return Constant(value)
+            return ExpectedConstant(value)
         number = self._holders.get(id(value))
         if number is not None:
-            return Held(number, class_as_written(type(value)))
+            return ExpectedHolder(number, class_as_written(type(value)))
         if isinstance(value, Tensor):
             return self.tensor(value)
         if id(value) not in self._known:
@@ -96,7 +96,7 @@ class Describer:
         if isinstance(value, weakref.ref):
             return Items(weakref.ref, ())  # what it leads to is somebody else's, and looked at there
         if isinstance(value, set | frozenset) and all(map(is_solid, value)):
-            return Constant(frozenset(value) if isinstance(value, frozenset) else set(value))
+            return ExpectedConstant(frozenset(value) if isinstance(value, frozenset) else set(value))
         content = content_of(value)
         return self._function(value) if content is None else Snapshot(type(value), content)
 
@@ -105,7 +105,7 @@ class Describer:
         if function is None:
             return reference(value)
         target, owner, fixed = function
-        described = Function(
+        described = ExpectedFunction(
             target=target,
             owner=None if owner is None else type(owner),
             bound=self._holders.get(id(owner)) if owner is not None else None,

@@ -10,7 +10,7 @@ from whence.guards.describe import Describer
 from whence.guards.hooks import described_hooks, hook_rows
 from whence.guards.lookup import NOTHING, class_attribute, module_attribute
 from whence.guards.matching import Walk, difference, found_in_place
-from whence.program.expectations import Hooks, Missing, Names
+from whence.program.expectations import ExpectedNames, Hooks, Missing
 from whence.program.guard_rows import Guard
 from whence.schema import GuardKind
 
@@ -21,7 +21,7 @@ def found_in_module(guard: Guard, module: nn.Module, walk: Walk) -> str | None:
     if guard.kind is GuardKind.HOOKS:
         return _found_hooks(guard, hook_rows(module, walk.wrappers.get(id(module), ())), walk)
     if guard.kind is GuardKind.STRUCTURE:
-        found = Names(tuple(module.__dict__[guard.name]))
+        found = ExpectedNames(tuple(module.__dict__[guard.name]))
         return None if guard.expected == found else str(found)
     value = module_attribute(module, guard.name)
     if isinstance(guard.expected, Missing) and value is NOTHING:

@@ -21,11 +21,11 @@ from whence.guards.matching import Walk
 from whence.guards.values import same_constant
 from whence.program.convention import repeated_positions
 from whence.program.expectations import (
-    Constant,
-    Held,
+    ExpectedConstant,
+    ExpectedHolder,
+    ExpectedNames,
     Hooks,
     Missing,
-    Names,
     Reference,
     Snapshot,
     TensorFacts,
@@ -86,7 +86,7 @@ class Glance:
     numbers: tuple[int, ...]
     ties: tuple[tuple[int, int], ...]
     distinct: int
-    objects: tuple[tuple[int, str, Held, str], ...]
+    objects: tuple[tuple[int, str, ExpectedHolder, str], ...]
     notes: bool
 
 
@@ -131,7 +131,7 @@ def glance_of(
             (at, guard.name, guard.expected, guard.what)
             for at, row in enumerate(rows)
             for guard in row.objects
-            if isinstance(guard.expected, Held)
+            if isinstance(guard.expected, ExpectedHolder)
         ),
         notes=not all(_stands_alone(guard, len(holders)) for guard in asking),
     )
@@ -139,9 +139,9 @@ def glance_of(
 
 def _stands_alone(guard: Guard, modules: int) -> bool:
     """Whether a guard can be compared without knowing which module or tensor stands for which number."""
-    if isinstance(guard.expected, Held):
+    if isinstance(guard.expected, ExpectedHolder):
         return guard.expected.number >= modules
-    return isinstance(guard.expected, Constant | Names | Missing | Reference | Snapshot)
+    return isinstance(guard.expected, ExpectedConstant | ExpectedNames | Missing | Reference | Snapshot)
 
 
 @dataclass(frozen=True)
@@ -168,18 +168,18 @@ def _is_unhooked(guard: Guard) -> bool:
 
 
 def _is_object(guard: Guard) -> bool:
-    return guard.kind is GuardKind.ATTRIBUTE and isinstance(guard.expected, Held)
+    return guard.kind is GuardKind.ATTRIBUTE and isinstance(guard.expected, ExpectedHolder)
 
 
 def _is_plain(guard: Guard) -> bool:
     kinds = (GuardKind.ATTRIBUTE, GuardKind.TRAINING)
-    return guard.kind in kinds and isinstance(guard.expected, Constant)
+    return guard.kind in kinds and isinstance(guard.expected, ExpectedConstant)
 
 
 def _is_tensor(guard: Guard) -> bool:
     expected = guard.expected
     facts = isinstance(expected, TensorFacts) and not (expected.parts or expected.attributes)
-    return guard.kind in _TABLES and (facts or expected == Constant(None))
+    return guard.kind in _TABLES and (facts or expected == ExpectedConstant(None))
 
 
 def _pattern(patterns: dict[object, Pattern], kind: type, row: _Quick, shadowed: tuple[str, ...]) -> Pattern:
@@ -202,7 +202,7 @@ def _pattern(patterns: dict[object, Pattern], kind: type, row: _Quick, shadowed:
 
 
 def _value(guard: Guard) -> Any:
-    return guard.expected.value if isinstance(guard.expected, Constant) else None
+    return guard.expected.value if isinstance(guard.expected, ExpectedConstant) else None
 
 
 def _facts(guard: Guard) -> Facts | None:

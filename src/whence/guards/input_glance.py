@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from whence.guards.values import same_constant
 from whence.program import Convention
-from whence.program.expectations import Constant, TensorFacts, Words
+from whence.program.expectations import ExpectedConstant, ExpectedWords, TensorFacts
 from whence.program.guard_rows import Guard
 from whence.program.sizes import Sizes, at
 from whence.schema import GuardKind
@@ -22,7 +22,7 @@ class InputGlance:
 
     positional: int
     keywords: tuple[str, ...]
-    expected: tuple[TensorFacts | Constant | Words, ...]
+    expected: tuple[TensorFacts | ExpectedConstant | ExpectedWords, ...]
     sizes: Sizes | None = None
 
 
@@ -35,7 +35,7 @@ def input_glance_of(guards: Sequence[Guard], convention: Convention) -> InputGla
     if any(guard.kind is GuardKind.ALIASING for guard in guards):
         return None
     expected = [guard.expected for guard in guards if guard.positions and guard.kind is GuardKind.INPUT]
-    found = tuple(row for row in expected if isinstance(row, TensorFacts | Constant | Words))
+    found = tuple(row for row in expected if isinstance(row, TensorFacts | ExpectedConstant | ExpectedWords))
     if len(found) != count:
         return None
     return InputGlance(len(args), tuple(kwargs), found, convention.sizes)
@@ -83,10 +83,10 @@ def _is_but_size(value: Any, expected: TensorFacts) -> bool:
     )
 
 
-def _is(value: Any, expected: TensorFacts | Constant | Words) -> bool:
-    if isinstance(expected, Words):
+def _is(value: Any, expected: TensorFacts | ExpectedConstant | ExpectedWords) -> bool:
+    if isinstance(expected, ExpectedWords):
         return type(value) is int
-    if isinstance(expected, Constant):
+    if isinstance(expected, ExpectedConstant):
         return same_constant(expected.value, value)
     return (
         type(value) in _PLAIN

@@ -15,7 +15,7 @@ from whence.guards.matching import Walk, difference
 from whence.guards.values import is_constant
 from whence.program import Convention, Program
 from whence.program.convention import shown_call
-from whence.program.expectations import Constant, Expectation, TensorFacts, Words
+from whence.program.expectations import Expectation, ExpectedConstant, ExpectedWords, TensorFacts
 from whence.program.guard_rows import Guard, Violation
 from whence.program.sizes import SizeRule, found_of, shape_of, strides_of
 from whence.schema import GuardKind, InputKind, OutputKind, Strictness
@@ -40,7 +40,7 @@ def input_guards(program: Program) -> Iterator[Guard]:
     yield from tie_guards(convention)
     if _writes_inputs(program):
         what = "the inputs, some of which are written,"
-        yield Guard(GuardKind.ALIASING, what, Words(APART), Strictness.SAME, _APART, APART)
+        yield Guard(GuardKind.ALIASING, what, ExpectedWords(APART), Strictness.SAME, _APART, APART)
 
 
 def structure_guard(convention: Convention) -> Guard:
@@ -48,7 +48,7 @@ def structure_guard(convention: Convention) -> Guard:
     return Guard(
         GuardKind.INPUT,
         STRUCTURE,
-        Words(convention.shown),
+        ExpectedWords(convention.shown),
         Strictness.EQUAL,
         "every tensor and constant among the arguments is one input of the program",
         STRUCTURE,
@@ -59,7 +59,9 @@ def tie_guards(convention: Convention) -> Iterator[Guard]:
     """Which leaves are one tensor."""
     for first, second in convention.same:
         what = f"{convention.paths[first]} and {convention.paths[second]}"
-        yield Guard(GuardKind.ALIASING, what, Words(TIED), Strictness.SAME, _ONE, positions=(first, second))
+        yield Guard(
+            GuardKind.ALIASING, what, ExpectedWords(TIED), Strictness.SAME, _ONE, positions=(first, second)
+        )
 
 
 _ONE = "a write to one was a write to both, and their gradients were summed"
@@ -79,12 +81,14 @@ def leaf_guard(position: int, path: str, leaf: object, *, with_strides: bool) ->
         return Guard(GuardKind.INPUT, path, expected, Strictness.METADATA, reason, positions=(position,))
     reason = "its value decided what was recorded"
     if is_symbolic(leaf):
-        whole = Words("a whole number")
+        whole = ExpectedWords("a whole number")
         return Guard(
             GuardKind.INPUT, path, whole, Strictness.TYPE, "it is computed with", positions=(position,)
         )
     if is_constant(leaf):
-        return Guard(GuardKind.INPUT, path, Constant(leaf), Strictness.EQUAL, reason, positions=(position,))
+        return Guard(
+            GuardKind.INPUT, path, ExpectedConstant(leaf), Strictness.EQUAL, reason, positions=(position,)
+        )
     return Guard(GuardKind.INPUT, path, reference(leaf), Strictness.IDENTITY, reason, positions=(position,))
 
 
@@ -179,7 +183,7 @@ def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[st
     expected = guard.expected
     if isinstance(expected, SizeRule):
         return None if sizes is None or expected.holds(sizes) else found_of(expected, leaves)
-    if isinstance(expected, Words) and len(guard.positions) == 1:
+    if isinstance(expected, ExpectedWords) and len(guard.positions) == 1:
         leaf = leaves[guard.positions[0]]
         return None if type(leaf) is int else shown(leaf)
     if isinstance(expected, TensorFacts) and expected.varies:

@@ -17,19 +17,19 @@ from whence.guards.describe import closure_of, code_of, function_of, shown, tens
 from whence.guards.lookup import NOTHING, same_class
 from whence.guards.values import content_of, is_constant, is_solid, same_constant
 from whence.program.expectations import (
-    Constant,
     Entries,
     Expectation,
-    Function,
-    Held,
+    ExpectedConstant,
+    ExpectedFunction,
+    ExpectedHolder,
+    ExpectedNames,
+    ExpectedWords,
     Hooks,
     Items,
     Missing,
-    Names,
     Reference,
     Snapshot,
     TensorFacts,
-    Words,
 )
 from whence.program.sizes import SizeRule
 
@@ -56,11 +56,11 @@ class Walk:
 def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
     """What `value` is, in words, when it is not what was expected."""
     match expected:
-        case Constant(wanted):
+        case ExpectedConstant(wanted):
             return None if same_constant(wanted, value) else _shown(value)
         case TensorFacts():
             return tensor_difference(expected, value, walk)
-        case Held(number, kind):
+        case ExpectedHolder(number, kind):
             return _held_difference(number, kind, value, walk)
         case Items(kind, items):
             return _items_difference(kind, items, value, walk)
@@ -68,11 +68,11 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
             return _entries_difference(kind, keys, items, value, walk)
         case Snapshot(kind, content):
             return None if type(value) is kind and content_of(value) == content else _shown(value)
-        case Function():
+        case ExpectedFunction():
             return None if _is_function(expected, value, walk) else _shown(value)
         case Reference(target, kind):
             return None if _is_same(target(), kind, value, walk) else _other(kind, value)
-        case Hooks() | Names() | Words() | Missing() | SizeRule():
+        case Hooks() | ExpectedNames() | ExpectedWords() | Missing() | SizeRule():
             return _shown(value)
 
 
@@ -204,7 +204,7 @@ def _first_difference(
     return None
 
 
-def _is_function(expected: Function, value: Any, walk: Walk) -> bool:
+def _is_function(expected: ExpectedFunction, value: Any, walk: Walk) -> bool:
     function = function_of(value)
     if function is None or not _is_same_function(expected, function[0], walk):
         return False
@@ -212,7 +212,7 @@ def _is_function(expected: Function, value: Any, walk: Walk) -> bool:
     return _is_bound_alike(expected, owner, walk) and _fixes_the_same(expected, fixed, walk)
 
 
-def _is_bound_alike(expected: Function, owner: object, walk: Walk) -> bool:
+def _is_bound_alike(expected: ExpectedFunction, owner: object, walk: Walk) -> bool:
     if expected.owner is None:
         return owner is None
     if expected.bound is not None:
@@ -220,7 +220,7 @@ def _is_bound_alike(expected: Function, owner: object, walk: Walk) -> bool:
     return same_class(expected.owner, type(owner))
 
 
-def _is_same_function(expected: Function, value: Any, walk: Walk) -> bool:
+def _is_same_function(expected: ExpectedFunction, value: Any, walk: Walk) -> bool:
     """One object, or two made by the same line of code around equal values."""
     if value is expected.target:
         return expected.code is None or code_of(value) == expected.code
@@ -232,7 +232,7 @@ def _is_same_function(expected: Function, value: Any, walk: Walk) -> bool:
     )
 
 
-def _fixes_the_same(expected: Function, fixed: "functools.partial[Any] | None", walk: Walk) -> bool:
+def _fixes_the_same(expected: ExpectedFunction, fixed: "functools.partial[Any] | None", walk: Walk) -> bool:
     if fixed is None:
         return not expected.arguments and not expected.keywords
     if len(fixed.args) != len(expected.arguments) or list(fixed.keywords) != [

@@ -11,7 +11,7 @@ from whence._torch.tensors import active_modes, autocast_state, default_device
 from whence.guards.describe import Describer
 from whence.guards.hooks import described_hooks
 from whence.program import Program
-from whence.program.expectations import Constant, Hooks
+from whence.program.expectations import ExpectedConstant, Hooks
 from whence.program.guard_rows import Guard
 from whence.schema import GuardKind, Strictness
 
@@ -58,7 +58,7 @@ def mode_guards(program: Program) -> Iterator[Guard]:
     for name, mode in MODES.items():
         if name == "grad mode" and program.has_backward:
             continue
-        yield Guard(GuardKind.MODE, name, Constant(mode.read()), Strictness.EQUAL, mode.reason, name)
+        yield Guard(GuardKind.MODE, name, ExpectedConstant(mode.read()), Strictness.EQUAL, mode.reason, name)
     yield Guard(
         GuardKind.HOOKS,
         GLOBAL_HOOKS,

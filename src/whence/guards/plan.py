@@ -34,7 +34,7 @@ class HolderPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GuardPlan:
     """Guards ready to be checked.
 
     `modules` are the holders that are found by name, parents first, and `glance` is a quick look at them;
@@ -51,10 +51,10 @@ class Plan:
     variables: tuple[tuple[Guard, Outside], ...]
     inputs: tuple[Guard, ...]
     input_glance: InputGlance | None
-    settled: "Plan | None" = None
+    settled: "GuardPlan | None" = None
 
 
-def plan_of(guards: Guards, convention: Convention) -> Plan:
+def plan_of(guards: Guards, convention: Convention) -> GuardPlan:
     """Sort guards by what they speak of; `convention` is that of the program they belong to."""
     classes: dict[type, list[Guard]] = {}
     held: dict[int, list[Guard]] = {row.number: [] for row in guards.holders}
@@ -67,7 +67,7 @@ def plan_of(guards: Guards, convention: Convention) -> Plan:
     modules = tuple(row for row in rows if row.holder.is_found_by_name)
     variables = [guard for guard in guards if guard.kind is GuardKind.VARIABLE]
     inputs = tuple(guard for guard in guards if guard.positions or guard.name in (STRUCTURE, APART))
-    return Plan(
+    return GuardPlan(
         guards=guards,
         holders=rows,
         modules=modules,

@@ -12,18 +12,18 @@ from whence.guards.lookup import class_attribute
 from whence.guards.values import is_constant
 from whence.program import Program
 from whence.program.expectations import (
-    Constant,
     Entries,
     Expectation,
-    Function,
-    Held,
+    ExpectedConstant,
+    ExpectedFunction,
+    ExpectedHolder,
+    ExpectedNames,
+    ExpectedWords,
     Hooks,
     Items,
     Missing,
-    Names,
     Reference,
     TensorFacts,
-    Words,
 )
 from whence.program.guard_rows import Guard, Unguarded
 from whence.program.observed import Observed
@@ -89,7 +89,7 @@ def _is_library_object(value: object) -> bool:
     )
 
 
-_CLOSED = frozenset({Constant, Held, Missing, Names, TensorFacts, Words})
+_CLOSED = frozenset({ExpectedConstant, ExpectedHolder, Missing, ExpectedNames, TensorFacts, ExpectedWords})
 """Expectations that hold no others."""
 
 
@@ -117,7 +117,7 @@ def _references(expected: Expectation) -> Iterator[Reference]:
                 yield found
             case Items(_, items) | Entries(_, _, items):
                 waiting += items
-            case Function():
+            case ExpectedFunction():
                 waiting += (*found.arguments, *(item for _, item in found.keywords), *found.closure)
             case Hooks(rows):
                 waiting += (function for _, function in rows)

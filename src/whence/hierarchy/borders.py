@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from whence.hierarchy.layout import PHASES, Layout
-from whence.hierarchy.parts import Part, Parts
+from whence.hierarchy.layout import PHASES, NodeLayout
+from whence.hierarchy.parts import BodyPart, Parts
 from whence.hierarchy.plan import ROOT_CALL, Region, pack_of
 from whence.provenance import ModulePath
 from whence.schema import Phase
@@ -20,7 +20,7 @@ class Borders:
     waits: dict[Region, dict[str | int, set[str | int]]] = field(default_factory=dict)
 
 
-def trace_borders(layout: Layout, parts: Parts) -> Borders:
+def trace_borders(layout: NodeLayout, parts: Parts) -> Borders:
     """Follow every value from where it is made to every place it is used, forward uses first."""
     borders = Borders()
     router = _Router(layout, parts, borders)
@@ -42,7 +42,7 @@ def trace_borders(layout: Layout, parts: Parts) -> Borders:
     return borders
 
 
-def _trace_results(layout: Layout, borders: Borders, router: "_Router") -> None:
+def _trace_results(layout: NodeLayout, borders: Borders, router: "_Router") -> None:
     """What the program returns, the values its state goes through, and what each call returns."""
     returned = [row.node for row in layout.program.signature.outputs if row.node is not None]
     histories = layout.program.histories.values()
@@ -59,12 +59,12 @@ def _trace_results(layout: Layout, borders: Borders, router: "_Router") -> None:
 class _Router:
     """Carries values across borders, each value over each border once."""
 
-    def __init__(self, layout: Layout, parts: Parts, borders: Borders) -> None:
+    def __init__(self, layout: NodeLayout, parts: Parts, borders: Borders) -> None:
         self.layout = layout
         self.makers = parts.makers
         self.borders = borders
 
-    def place(self, part: Part) -> None:
+    def place(self, part: BodyPart) -> None:
         """Make the part a step of its region, and the region a step of every region around it."""
         phase, call = part.region
         step = part.step
@@ -76,7 +76,7 @@ class _Router:
                 return
             step, call = call, self.layout.parents[phase][call]
 
-    def use(self, value: str, user: Part) -> None:
+    def use(self, value: str, user: BodyPart) -> None:
         """A part reads `value`."""
         phase, call = user.region
         if value in self.layout.state_paths:
@@ -107,7 +107,7 @@ class _Router:
     def preserve(self, call: int) -> None:
         """A call takes all its arguments, whether or not anything inside reads them."""
         inputs, around = self.layout.program.calls.rows[call].inputs, self.layout.parents[Phase.FORWARD][call]
-        taker = Part(call, (Phase.FORWARD, around))
+        taker = BodyPart(call, (Phase.FORWARD, around))
         self.borders.waits.setdefault((Phase.FORWARD, call), {})
         self.place(taker)
         for value in inputs.names if inputs is not None else ():
@@ -130,7 +130,7 @@ class _Router:
         around = {phase: callers[call] for phase, callers in self.layout.parents.items()}
         self._across_phases(pack_of(call), around[Phase.FORWARD], around[Phase.BACKWARD])
 
-    def _within_phase(self, value: str, made: Part, used: Part) -> None:
+    def _within_phase(self, value: str, made: BodyPart, used: BodyPart) -> None:
         (phase, maker), (_, call) = made.region, used.region
         before, after = made.step, used.step
         depths, parents = self.layout.depths[phase], self.layout.parents[phase]

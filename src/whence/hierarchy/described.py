@@ -10,7 +10,7 @@ from whence.program.sizes import at, shape_of, strides_of
 
 
 @dataclass(frozen=True)
-class Described:
+class TensorDescription:
     """The shape, strides and dtype of a tensor."""
 
     shape: tuple[int, ...]
@@ -23,9 +23,9 @@ class Described:
         return self.shape, self.strides
 
 
-def described(fake: Tensor, sizes: Mapping[str, int]) -> Described:
+def described(fake: Tensor, sizes: Mapping[str, int]) -> TensorDescription:
     """What a fake tensor stands for in a call with these sizes."""
     if not sizes:
-        return Described(fake.shape, fake.stride(), fake.dtype)
+        return TensorDescription(fake.shape, fake.stride(), fake.dtype)
     shape = tuple(at(size, sizes) for size in shape_of(fake))
-    return Described(shape, tuple(at(size, sizes) for size in strides_of(fake)), fake.dtype)
+    return TensorDescription(shape, tuple(at(size, sizes) for size in strides_of(fake)), fake.dtype)

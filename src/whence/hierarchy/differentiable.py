@@ -13,12 +13,12 @@ from whence._torch.autograd import below_autograd, release_saved
 from whence._torch.symbolic_sizes import in_order_of
 from whence.errors import NotDifferentiable
 from whence.hierarchy.composed import holding, registered_at
-from whence.hierarchy.described import Described
-from whence.hierarchy.interface import Gradients
+from whence.hierarchy.described import TensorDescription
+from whence.hierarchy.interface import GradientInterface
 from whence.hierarchy.pieces import Piece, added, in_order, parts_of
 from whence.hierarchy.plan import CallPlan, Half
 from whence.hierarchy.refusal import Refusal
-from whence.hierarchy.trials import Trial
+from whence.hierarchy.trials import SwapTrial
 from whence.provenance import ModulePath
 
 Needs = Mapping[str, frozenset[str]]
@@ -56,7 +56,7 @@ class Differentiation:
     runner: Runner
     module: nn.Module
     plan: CallPlan
-    gradients: Gradients
+    gradients: GradientInterface
     watched: tuple[tuple[ModulePath, Tensor], ...]
     half: Half = Half.BACKWARD
     new: tuple[Tensor, ...] = ()
@@ -156,7 +156,7 @@ def _is_another(module: nn.Module, path: ModulePath, held: Tensor) -> bool:
     return now is not None and now is not held  # of a module that was replaced, its backward will tell
 
 
-def laid_out(tensor: Tensor, expected: Described) -> Tensor:
+def laid_out(tensor: Tensor, expected: TensorDescription) -> Tensor:
     """A tensor in the memory layout that the capture saw."""
     if any(type(size) is not int for size in (*expected.shape, *expected.strides)):
         return in_order_of(tensor, expected.shape, expected.strides)
@@ -225,8 +225,8 @@ def _found_by_trials(layout: Any) -> dict[int, list[Piece]]:
     return found
 
 
-def _trials(layout: Any) -> Iterator[Trial]:
-    if isinstance(layout, Trial):
+def _trials(layout: Any) -> Iterator[SwapTrial]:
+    if isinstance(layout, SwapTrial):
         yield layout
     for part in layout if isinstance(layout, tuple) else ():
         yield from _trials(part)
@@ -241,20 +241,20 @@ def _flattened(pack: Any) -> tuple[list[Tensor], Any]:
             return tuple(walk(item) for item in part)
         if isinstance(part, Tensor):
             leaves.append(part)
-            return _Slot
+            return _KeptSlot
         return part
 
     return leaves, walk(pack)
 
 
-class _Slot:
+class _KeptSlot:
     """Stands for a tensor in the layout of what was kept."""
 
 
 def _packed(layout: Any, leaves: Iterator[Tensor]) -> Any:
     if isinstance(layout, tuple):
         return [_packed(item, leaves) for item in layout]
-    return next(leaves) if layout is _Slot else layout
+    return next(leaves) if layout is _KeptSlot else layout
 
 
 def straight_through(operation: Callable[..., Tensor], tensor: Tensor, *rest: Any, **options: Any) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whence.errors import CallError
 from whence.hierarchy.captured import captured_of
 from whence.hierarchy.composed import attribute_of, holder_of, registered_at, with_differentiable_parts
-from whence.hierarchy.interface import Gradients, Interface, readable
+from whence.hierarchy.interface import GradientInterface, Interface, readable
 from whence.hierarchy.plainly import carries_gradient
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.replacing import Replacing
@@ -21,12 +21,12 @@ from whence.schema import Phase
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldTensors:
     """What the module of one call holds."""
 
     plan: Plan
     number: int
-    gradients: Gradients
+    gradients: GradientInterface
 
     def parameters(self, module: nn.Module, replacing: Replacing) -> list[Any]:
         """What there is a captured gradient for, row by row of `gradients.parameters`; None where it is gone.

@@ -11,9 +11,9 @@ from whence.errors import CallError
 from whence.hierarchy.captured import body_of, captured_of
 from whence.hierarchy.hooked import has_hooks, is_watched, run_hooked
 from whence.hierarchy.plan import Half
-from whence.hierarchy.swapping import Place
+from whence.hierarchy.swapping import CallPlace
 from whence.hierarchy.tree import CapturedCall, FlatCall, Inside, Tree
-from whence.hierarchy.trials import Trial
+from whence.hierarchy.trials import SwapTrial
 from whence.hierarchy.unpreserved import Unpreserved, in_place_of, name_of_repeated, replaced
 from whence.provenance import ModulePath
 
@@ -21,7 +21,7 @@ ChildCall = Callable[..., tuple[Any, ...]]
 """Makes one call of a caller's code: takes the caller's module and flat values."""
 
 
-def child_call(path: ModulePath, from_caller: bool, place: Place, half: Half) -> ChildCall:
+def child_call(path: ModulePath, from_caller: bool, place: CallPlace, half: Half) -> ChildCall:
     """Finds the module of a call, from the caller or from the root, each time, and runs one half of the call.
 
     A module that took the place of a preserved one is called as the original was. This runs between any two
@@ -36,7 +36,7 @@ def child_call(path: ModulePath, from_caller: bool, place: Place, half: Half) ->
 
     def run(caller: Tree, *values: Any) -> tuple[Any, ...]:
         nonlocal last
-        if may_be_new and values and isinstance(values[0], Trial):
+        if may_be_new and values and isinstance(values[0], SwapTrial):
             return place.backward(values[0], values[1:])
         module: Any = caller if from_caller else captured_of(caller).whence_root
         held = module

@@ -21,7 +21,7 @@ from whence.schema import InputKind, OutputKind
 
 
 @dataclass(frozen=True)
-class Gradients:
+class GradientInterface:
     """How gradients enter and leave a call.
 
     `tangents` pairs a value the call gives with the value its backward takes for it. `terms` are, for each
@@ -53,7 +53,7 @@ class Interface:
     result: Structure
     writes: tuple[tuple[str, ModulePath | int], ...]
     hidden: tuple[str, ...]
-    gradients: Gradients | None
+    gradients: GradientInterface | None
     loss: str | None = None
     sizes: tuple[tuple[str, str], ...] = ()
 
@@ -157,11 +157,13 @@ def _writes(
             yield last, path
 
 
-def _gradients(plan: Plan, number: int, leaves: tuple[str | None, ...], result: Structure) -> Gradients:
+def _gradients(
+    plan: Plan, number: int, leaves: tuple[str | None, ...], result: Structure
+) -> GradientInterface:
     return _root_gradients(plan) if number == ROOT_CALL else _inner_gradients(plan, number, leaves, result)
 
 
-def _root_gradients(plan: Plan) -> Gradients:
+def _root_gradients(plan: Plan) -> GradientInterface:
     signature = plan.program.signature
     outputs = {row.name: row.node for row in signature.outputs}
     tangents = [(outputs[row.of], row.name) for row in signature.inputs_of(InputKind.TANGENT) if row.of]
@@ -169,7 +171,7 @@ def _root_gradients(plan: Plan) -> Gradients:
         tangents = [(outputs["loss"], plan.program.seed)]
     rows = {row.of: row.node for row in signature.outputs_of(OutputKind.GRADIENT)}
     terms = {name: (node,) if node else () for name, node in rows.items() if name is not None}
-    return Gradients(
+    return GradientInterface(
         tangents=tuple((output, tangent) for output, tangent in tangents if output is not None),
         terms=terms,
         parameters=_held(plan, ROOT_CALL, list(terms)),
@@ -190,7 +192,9 @@ def _held(plan: Plan, number: int, names: list[str]) -> tuple[tuple[str, ModuleP
     )
 
 
-def _inner_gradients(plan: Plan, number: int, leaves: tuple[str | None, ...], result: Structure) -> Gradients:
+def _inner_gradients(
+    plan: Plan, number: int, leaves: tuple[str | None, ...], result: Structure
+) -> GradientInterface:
     adjoints = plan.program.adjoints
     backward = plan.calls[number].backward
     entering = () if backward is None else backward.inputs
@@ -216,7 +220,7 @@ def _inner_gradients(plan: Plan, number: int, leaves: tuple[str | None, ...], re
         else _flat(plan, number),
     }
     refusal = "; ".join(f"{reason}: {', '.join(found)}" for reason, found in reasons.items() if found)
-    return Gradients(
+    return GradientInterface(
         tuple(tangents), terms, _held(plan, number, list(terms)), _held(plan, number, _frozen(plan)), refusal
     )
 

@@ -11,7 +11,7 @@ from whence.hierarchy.captured import body_of, captured_of
 from whence.hierarchy.graphs import as_graph
 from whence.hierarchy.interface import Interface
 from whence.hierarchy.plan import Plan
-from whence.hierarchy.swapping import Place
+from whence.hierarchy.swapping import CallPlace
 from whence.hierarchy.tree import CapturedCall, Inside
 from whence.hierarchy.unpreserved import in_place_of
 from whence.program import Named
@@ -54,7 +54,7 @@ def _make(node: fx.Node, plan: Plan, edge: tuple[int, int], module: nn.Module) -
     function = partial(held, Inside, edge[1])
     arguments: Any = node.args
     if body_of(held, plan, edge[1]) is None:
-        function, arguments = partial(in_place_of(Place(plan, edge[1])).forward, held), (node.args,)
+        function, arguments = partial(in_place_of(CallPlace(plan, edge[1])).forward, held), (node.args,)
     with node.graph.inserting_before(node):
         made = node.graph.create_node("call_function", function, arguments, name=node.name)
     made.meta = node.meta

@@ -18,7 +18,7 @@ PHASES = (Phase.FORWARD, Phase.BACKWARD)
 
 
 @dataclass(frozen=True)
-class Layout:
+class NodeLayout:
     """Where each node lives, and where the state is held.
 
     `first` gives for each call the first that equals it. `copies` gives the outermost call around it, or
@@ -76,7 +76,7 @@ class Layout:
         return str(site) if call < self.numbering.count else f"{site} (recomputed)"
 
 
-def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, shares: bool) -> Layout:
+def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, shares: bool) -> NodeLayout:
     """The layout of a program, with the calls in `flattened`, or all of them, inlined.
 
     Without `shares` every call counts as one of its own.
@@ -99,7 +99,7 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
         stays = number != program.entry and (phase, number) not in flattened
         return phase, number if stays else parents[phase][number]
 
-    return Layout(
+    return NodeLayout(
         program=program,
         nodes=placed,
         regions={node.name: home(node) for node in placed},

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from whence._torch.graphs import value_inputs
-from whence.hierarchy.layout import Layout
+from whence.hierarchy.layout import NodeLayout
 from whence.hierarchy.plan import Region
 from whence.schema import Phase
 
 
 @dataclass
-class Part:
+class BodyPart:
     """A step of a body as its caller sees it: an operation by name, or an equal call by number.
 
     `region` is the call in whose body it is a step. `needs` are the values it reads from other parts.
@@ -31,11 +31,11 @@ class Parts:
     """All parts in order, the part that makes each value, and the equal calls that keep values for their
     backward."""
 
-    layout: Layout
-    rows: list[Part] = field(default_factory=list)
-    makers: dict[str, Part] = field(default_factory=dict)
+    layout: NodeLayout
+    rows: list[BodyPart] = field(default_factory=list)
+    makers: dict[str, BodyPart] = field(default_factory=dict)
     keeping: set[int] = field(default_factory=set)
-    _copied: dict[Region, Part] = field(default_factory=dict)
+    _copied: dict[Region, BodyPart] = field(default_factory=dict)
 
     def add(self, node: fx.Node) -> None:
         """Make a node a part, or a piece of the part that its call is."""
@@ -43,7 +43,7 @@ class Parts:
         copy = self.layout.copies[call]
         names = [source.name for source in value_inputs(node)]
         if copy is None:
-            part = Part(node.name, (phase, call), dict.fromkeys(names))
+            part = BodyPart(node.name, (phase, call), dict.fromkeys(names))
             self.rows.append(part)
         else:
             part = self._copied.get((phase, copy)) or self._copy(phase, copy)
@@ -64,8 +64,8 @@ class Parts:
                 del part.needs[name]
             self.keeping |= {copy} if kept else set()
 
-    def _copy(self, phase: Phase, copy: int) -> Part:
-        part = self._copied[phase, copy] = Part(copy, (phase, self.layout.parents[phase][copy]))
+    def _copy(self, phase: Phase, copy: int) -> BodyPart:
+        part = self._copied[phase, copy] = BodyPart(copy, (phase, self.layout.parents[phase][copy]))
         self.rows.append(part)
         return part
 
@@ -79,13 +79,13 @@ class Parts:
             call = self.layout.parents[Phase.FORWARD][call]
         return True
 
-    def _has(self, forward: Part, name: str) -> bool:
+    def _has(self, forward: BodyPart, name: str) -> bool:
         if name in self.layout.state_paths:
             return False
         return name in forward.needs or self.makers.get(name) is forward
 
 
-def parts_of(layout: Layout) -> Parts:
+def parts_of(layout: NodeLayout) -> Parts:
     """The parts of a program."""
     parts = Parts(layout)
     for node in layout.nodes:

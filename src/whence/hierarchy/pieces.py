@@ -58,7 +58,7 @@ def whole(gradient: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Apart:
+class GradientPieces:
     """The gradients of a program that a backward keeps in pieces.
 
     `nodes` hold a piece or a sum of pieces. `sums` gives for each node that is a sum what it adds up: the sum
@@ -69,7 +69,7 @@ class Apart:
     sums: Mapping[str, tuple[str, str]]
 
 
-def apart(plan: Plan) -> Apart:
+def apart(plan: Plan) -> GradientPieces:
     """The gradients of what preserved calls, and those in them, take and give, and of all state."""
     sums: dict[str, tuple[str, str]] = {}
     nodes: set[str] = set()
@@ -81,7 +81,7 @@ def apart(plan: Plan) -> Apart:
                 sums[part.sum] = held, part.node
             held = part.sum or part.node
             nodes |= {part.node, held}
-    return Apart(frozenset(nodes), sums)
+    return GradientPieces(frozenset(nodes), sums)
 
 
 def _exchanged(plan: Plan) -> Iterator[str]:

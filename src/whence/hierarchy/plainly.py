@@ -28,7 +28,7 @@ autocast_now = constant_to_tracers(autocast_state)
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ExpectedLeaf:
     """What must hold of one flat argument: the sizes that are fixed (None where open), or its value."""
 
     position: int
@@ -38,7 +38,7 @@ class Leaf:
     constant: Any = None
 
 
-def problem_of(leaves: Sequence[Leaf], flat: Sequence[Any]) -> str:
+def problem_of(leaves: Sequence[ExpectedLeaf], flat: Sequence[Any]) -> str:
     """The first thing in which arguments differ from those of the capture, in words, or nothing."""
     for leaf in leaves:
         given = flat[leaf.position]
@@ -60,7 +60,7 @@ def problem_of(leaves: Sequence[Leaf], flat: Sequence[Any]) -> str:
 class Looking:
     """What is read from flat arguments before they are used: their sizes, and rules that these must keep."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[ExpectedLeaf, ...]
     readings: tuple[Reading, ...]
     rules: tuple[tuple[Expression, str], ...]
     same: tuple[tuple[int, int], ...]

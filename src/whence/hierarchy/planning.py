@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from whence.hierarchy.borders import Borders, trace_borders
-from whence.hierarchy.layout import PHASES, Layout, layout_of
+from whence.hierarchy.layout import PHASES, NodeLayout, layout_of
 from whence.hierarchy.order import CyclicError, topological
 from whence.hierarchy.parts import Parts, parts_of
 from whence.hierarchy.plan import ROOT_CALL, Body, CallPlan, Flattened, Plan, Region
@@ -33,7 +33,7 @@ def plan(program: Program, *, flat: bool = False) -> Plan:
 
 
 def _orders(
-    layout: Layout, parts: Parts, borders: Borders
+    layout: NodeLayout, parts: Parts, borders: Borders
 ) -> tuple[dict[Region, tuple[str | int, ...]], dict[Region, str]]:
     """The steps of each region in order, and the calls that have none, with the reason."""
     rank = {phase: ranks(layout, parts, phase) for phase in PHASES}
@@ -47,7 +47,7 @@ def _orders(
     return orders, circles
 
 
-def ranks(layout: Layout, parts: Parts, phase: Phase) -> Mapping[str | int, int]:
+def ranks(layout: NodeLayout, parts: Parts, phase: Phase) -> Mapping[str | int, int]:
     """The position of each step of a phase; for a call, that of the first step inside it."""
     found: dict[str | int, int] = {}
     for position, part in enumerate(parts.rows):
@@ -66,7 +66,7 @@ def ranks(layout: Layout, parts: Parts, phase: Phase) -> Mapping[str | int, int]
     return found
 
 
-def _dissolved(layout: Layout, phase: Phase, error: CyclicError) -> dict[Region, str]:
+def _dissolved(layout: NodeLayout, phase: Phase, error: CyclicError) -> dict[Region, str]:
     """Flatten the calls on a circle; without a forward of its own a call can have no backward either."""
     calls = [part for part in error.parts if isinstance(part, int)]
     sites = ", ".join(map(layout.label, calls))
@@ -76,7 +76,7 @@ def _dissolved(layout: Layout, phase: Phase, error: CyclicError) -> dict[Region,
 
 
 def _finished(
-    layout: Layout,
+    layout: NodeLayout,
     borders: Borders,
     orders: Mapping[Region, tuple[str | int, ...]],
     flattened: Mapping[Region, str],
@@ -99,14 +99,14 @@ def _finished(
 
 
 def _call_plan(
-    layout: Layout, borders: Borders, orders: Mapping[Region, tuple[str | int, ...]], number: int
+    layout: NodeLayout, borders: Borders, orders: Mapping[Region, tuple[str | int, ...]], number: int
 ) -> CallPlan:
     forward, backward = (_body(layout, borders, orders, (phase, number)) for phase in layout.parents)
     return CallPlan(number, forward, backward if layout.program.has_backward else None)
 
 
 def _body(
-    layout: Layout, borders: Borders, orders: Mapping[Region, tuple[str | int, ...]], region: Region
+    layout: NodeLayout, borders: Borders, orders: Mapping[Region, tuple[str | int, ...]], region: Region
 ) -> Body:
     return Body(
         inputs=_root_inputs(layout, region[0])
@@ -119,7 +119,7 @@ def _body(
     )
 
 
-def _root_inputs(layout: Layout, phase: Phase) -> tuple[str, ...]:
+def _root_inputs(layout: NodeLayout, phase: Phase) -> tuple[str, ...]:
     rows = [row.name for row in layout.program.signature.inputs]
     if phase is Phase.FORWARD:
         return tuple(name for name in rows if name in layout.users)

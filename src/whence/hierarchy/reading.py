@@ -17,8 +17,8 @@ from whence.hierarchy.interface import Interface
 from whence.hierarchy.plainly import (
     Alone,
     Body,
+    ExpectedLeaf,
     Keyword,
-    Leaf,
     Looking,
     Places,
     Positional,
@@ -26,7 +26,7 @@ from whence.hierarchy.plainly import (
 )
 from whence.hierarchy.plan import CallPlan, Plan
 from whence.hierarchy.replacing import places
-from whence.hierarchy.swapping import Place
+from whence.hierarchy.swapping import CallPlace
 from whence.hierarchy.tree import Inside
 from whence.hierarchy.unpreserved import Unpreserved, in_place_of, name_of_repeated
 from whence.program import Absent, Convention
@@ -35,7 +35,7 @@ from whence.program.sizes import function_of, shape_of
 from whence.provenance import ModulePath
 
 
-class Call(Protocol):
+class ReadableCall(Protocol):
     """A captured call."""
 
     @property
@@ -71,7 +71,7 @@ class PlainChild:
 
     path: tuple[str, ...]
     from_caller: bool
-    place: Place
+    place: CallPlace
 
 
 def plain_body(function: Callable[..., tuple[Any, ...]], children: Sequence[PlainChild]) -> Body:
@@ -124,7 +124,7 @@ def _unread(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     return torch.compiler.disable(function, reason=reason)  # type: ignore[no-any-return]
 
 
-def alone(interface: Interface, call: Call, spelling: tuple[int, tuple[str, ...]]) -> Alone:
+def alone(interface: Interface, call: ReadableCall, spelling: tuple[int, tuple[str, ...]]) -> Alone:
     """A call as a person makes it, with so many positional arguments and such keywords."""
     program, convention = call.plan.program, interface.convention
     positional, keywords = _spelled(convention, *spelling)
@@ -156,7 +156,7 @@ def _places(plan: Plan, number: int) -> Iterator[tuple[tuple[str, ...], int]]:
         yield tuple(path.relative_to(around)), call
 
 
-def _refusal(call: Call) -> str:
+def _refusal(call: ReadableCall) -> str:
     """Why a tracer cannot read a call, where it cannot."""
     program = call.plan.program
     if program.wholes:
@@ -191,16 +191,16 @@ def looking(convention: Convention) -> Looking:
     )
 
 
-def _leaves(convention: Convention) -> Iterator[Leaf]:
+def _leaves(convention: Convention) -> Iterator[ExpectedLeaf]:
     for at, (path, leaf) in enumerate(zip(convention.paths, convention.leaves, strict=True)):
         if isinstance(leaf, Tensor):
             shape = tuple(size if type(size) is int else None for size in shape_of(leaf))
-            yield Leaf(at, path, shape, leaf.dtype)
+            yield ExpectedLeaf(at, path, shape, leaf.dtype)
         elif not isinstance(leaf, Absent) and not is_symbolic(leaf):
-            yield Leaf(at, path, None, None, leaf)
+            yield ExpectedLeaf(at, path, None, None, leaf)
 
 
-def running(interface: Interface, call: Call) -> Running:
+def running(interface: Interface, call: ReadableCall) -> Running:
     """How flat arguments become a result."""
     body, nodes = call.call_plan.forward, call.plan.nodes
     convention, program = interface.convention, call.plan.program
@@ -255,7 +255,9 @@ def _writes(
         yield name, tuple(target), (held.shape, held.dtype) == (new.shape, new.dtype)
 
 
-def on_proxies(interface: Interface, call: Call, module: nn.Module, arguments: tuple[Any, Any]) -> Any:
+def on_proxies(
+    interface: Interface, call: ReadableCall, module: nn.Module, arguments: tuple[Any, Any]
+) -> Any:
     """Run a call on what `torch.fx` puts in the place of arguments: all of them, or flat ones.
 
     A function of `*args` gets them all in one: then they are read as the capture's were given.

@@ -24,20 +24,20 @@ from whence.hierarchy.composed import (
 from whence.hierarchy.described import described
 from whence.hierarchy.differentiable import Differentiation, laid_out, run_differentiably
 from whence.hierarchy.graphs import as_graph
-from whence.hierarchy.held import Held
+from whence.hierarchy.held import HeldTensors
 from whence.hierarchy.inner_calls import ChildCall, child_call
-from whence.hierarchy.interface import Gradients, Interface, interface_of
+from whence.hierarchy.interface import GradientInterface, Interface, interface_of
 from whence.hierarchy.interpreted import interpreted
 from whence.hierarchy.moved import refuse_moved
 from whence.hierarchy.overlap import refuse_overlap
-from whence.hierarchy.pieces import Apart, apart
+from whence.hierarchy.pieces import GradientPieces, apart
 from whence.hierarchy.plainly import Alone, carries_gradient
 from whence.hierarchy.plan import ROOT_CALL, CallPlan, Half, Plan, Region
 from whence.hierarchy.reading import PlainChild, alone, on_proxies, plain_body
 from whence.hierarchy.refusal import Refusal
 from whence.hierarchy.replacing import Replacing, Touched, newcomers, places, refuse_half, touched_of
-from whence.hierarchy.source import Source, write
-from whence.hierarchy.swapping import Place
+from whence.hierarchy.source import FunctionSource, write
+from whence.hierarchy.swapping import CallPlace
 from whence.hierarchy.unpreserved import refuse_lost
 from whence.program.copying import refuse_pickling
 from whence.program.printing import marked
@@ -79,7 +79,7 @@ class Compiler(_OfThisProcess):
         return touched_of(self.plan)
 
     @cached_property
-    def apart(self) -> Apart:
+    def apart(self) -> GradientPieces:
         """The gradients that may be in pieces."""
         return apart(self.plan)
 
@@ -103,7 +103,7 @@ class Compiler(_OfThisProcess):
 
     def _place(self, called: int, caller: int) -> PlainChild:
         path, inside = self._way(called, caller)
-        return PlainChild(tuple(path), inside, Place(self.plan, called))
+        return PlainChild(tuple(path), inside, CallPlace(self.plan, called))
 
     def _way(self, called: int, caller: int) -> tuple[ModulePath, bool]:
         """The path of a called module, and whether it begins at its caller, or else at the root."""
@@ -122,7 +122,7 @@ class Compiler(_OfThisProcess):
         kept = self.apart if half is Half.IN_PIECES else None
         return self._written(write(self.plan, half.phase, number, apart=kept))
 
-    def _written(self, source: Source) -> Function:
+    def _written(self, source: FunctionSource) -> Function:
         code = self.codes.get(source.text)
         if code is None:
             code = self.codes[source.text] = compile(source.text, GENERATED_FILE, "exec")
@@ -132,7 +132,7 @@ class Compiler(_OfThisProcess):
 
     def _child(self, half: Half, caller: int, called: int) -> ChildCall:
         path, inside = self._way(called, caller)
-        return child_call(path, inside, Place(self.plan, called), half)
+        return child_call(path, inside, CallPlace(self.plan, called), half)
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,10 @@ class CallBody(_OfThisProcess):
         return interface_of(self.plan, self.number)
 
     @cached_property
-    def held(self) -> Held | None:
+    def held(self) -> HeldTensors | None:
         """The tensors of the module that the call is differentiated with; None in a forward-only program."""
         gradients = None if self.interface is None else self.interface.gradients
-        return None if gradients is None else Held(self.plan, self.number, gradients)
+        return None if gradients is None else HeldTensors(self.plan, self.number, gradients)
 
     def graph(self, phase: Phase) -> fx.Graph | None:
         """The call's graph in a phase: that of the first call that equals it, whose values it names."""
@@ -361,7 +361,7 @@ class CallBody(_OfThisProcess):
         return replacing
 
     def _unreached_refused(
-        self, interface: Interface, gradients: Gradients, outputs: dict[str, Any]
+        self, interface: Interface, gradients: GradientInterface, outputs: dict[str, Any]
     ) -> dict[str, Any]:
         """Results that carried a gradient in eager, and get none in the captured backward, refuse one."""
         reached = {name for name, _ in gradients.tangents}

@@ -6,12 +6,12 @@ from functools import cached_property
 
 from torch import fx
 
-from whence.hierarchy.layout import Layout
+from whence.hierarchy.layout import NodeLayout
 from whence.hierarchy.plan import Body, CallPlan, Numbering, pack_of, packed_call
 
 
 @dataclass(frozen=True)
-class Example:
+class SharedNodes:
     """The nodes of a call that others equal, in order."""
 
     number: int
@@ -37,7 +37,7 @@ class Renaming:
     """Says what is in `copy`, whose nodes are `nodes`, what something is in the example it equals."""
 
     numbering: Numbering
-    example: Example
+    example: SharedNodes
     copy: int
     nodes: Sequence[fx.Node]
 
@@ -69,9 +69,9 @@ class Renaming:
 class CallPlans(Mapping[int, CallPlan]):
     """The plans of all calls by number: those that were made, and those of equal calls by renaming."""
 
-    layout: Layout
+    layout: NodeLayout
     made: dict[int, CallPlan]
-    _examples: dict[int, Example] = field(default_factory=dict)
+    _examples: dict[int, SharedNodes] = field(default_factory=dict)
     _renamings: dict[int, Renaming] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class CallPlans(Mapping[int, CallPlan]):
             self._renamings[copy] = Renaming(self.layout.numbering, example, copy, nodes)
         return self._renamings[copy]
 
-    def _example(self, number: int) -> Example:
+    def _example(self, number: int) -> SharedNodes:
         if number not in self._examples:
-            self._examples[number] = Example(number, self.layout.nodes_in(number))
+            self._examples[number] = SharedNodes(number, self.layout.nodes_in(number))
         return self._examples[number]

@@ -20,7 +20,7 @@ from whence._torch.sharding import is_distributed, whole
 from whence.hierarchy import pieces
 from whence.hierarchy.differentiable import straight_through, with_gradients
 from whence.hierarchy.moved import refuse_moved
-from whence.hierarchy.pieces import Apart
+from whence.hierarchy.pieces import GradientPieces
 from whence.hierarchy.plan import Body, Plan, pack_of
 from whence.hierarchy.tree import TAKEN_NAMES
 from whence.program.origins import origin_of
@@ -32,7 +32,7 @@ _PLAIN = (bool, int, str, type(None))
 
 
 @dataclass(frozen=True)
-class Source:
+class FunctionSource:
     """The text of a function, and what belongs to it.
 
     `names` are the objects its global names stand for, `calls` the calls it makes, in order, and `lines`
@@ -46,10 +46,10 @@ class Source:
 
 
 @dataclass
-class _Writer:
+class _BodyWriter:
     plan: Plan
     plainly: bool = False
-    apart: Apart | None = None
+    apart: GradientPieces | None = None
     locals: dict[str, str] = field(default_factory=dict)
     globals: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -107,8 +107,8 @@ class _Writer:
 
 
 def write(
-    plan: Plan, phase: Phase, number: int, *, plainly: bool = False, apart: Apart | None = None
-) -> Source:
+    plan: Plan, phase: Phase, number: int, *, plainly: bool = False, apart: GradientPieces | None = None
+) -> FunctionSource:
     """The function of one call in one phase.
 
     The forward takes the module, the calls it makes and its inputs; it returns its outputs, and last what it
@@ -117,7 +117,7 @@ def write(
     the gradients that a backward keeps `apart` are added up when an operation takes them.
     """
     body = plan.body(phase, number)
-    writer = _Writer(plan, plainly, apart)
+    writer = _BodyWriter(plan, plainly, apart)
     parameters = [writer.local(name) for name in body.inputs]
     is_backward = phase is Phase.BACKWARD
     if is_backward and body.kept:
@@ -142,10 +142,12 @@ def write(
         results.append(f"({''.join(f'{_kept(writer, name)}, ' for name in body.kept)})")
     writer.write(f"return ({''.join(f'{result}, ' for result in results)})")
     head = f"def run({', '.join(['module', 'calls', *parameters])}):"
-    return Source("\n".join([head, *writer.lines, ""]), writer.globals, tuple(writer.calls), writer.origins)
+    return FunctionSource(
+        "\n".join([head, *writer.lines, ""]), writer.globals, tuple(writer.calls), writer.origins
+    )
 
 
-def _write_look(writer: _Writer, name: str, path: ModulePath) -> None:
+def _write_look(writer: _BodyWriter, name: str, path: ModulePath) -> None:
     """Look whether state is what it was at capture, where it is read: that costs less than anything else."""
     fake, local = writer.plan.nodes[name].meta.get("val"), writer.local(name)
     if not isinstance(fake, torch.Tensor):
@@ -156,17 +158,17 @@ def _write_look(writer: _Writer, name: str, path: ModulePath) -> None:
     writer.write(f"    refuse_moved(module, {writer.spelled(tuple(path))}, {local}, {dtype}, {device})")
 
 
-def _kept(writer: _Writer, name: str) -> str:
+def _kept(writer: _BodyWriter, name: str) -> str:
     """State that the program writes is kept as a copy: the tensor changes before the backward runs."""
     local = writer.local(name)
     return f"{local}.clone()" if name in writer.plan.program.histories else local
 
 
-def _targets(writer: _Writer, names: tuple[str, ...]) -> str:
+def _targets(writer: _BodyWriter, names: tuple[str, ...]) -> str:
     return "".join(f"{writer.local(name)}, " for name in names)
 
 
-def _write_step(writer: _Writer, phase: Phase, step: str | int) -> None:
+def _write_step(writer: _BodyWriter, phase: Phase, step: str | int) -> None:
     if isinstance(step, int):
         _write_call(writer, phase, step)
         return
@@ -197,7 +199,7 @@ def run_as(target: Any) -> Any:
     return aten.reshape.default if target is aten.view.default else target
 
 
-def _write_call(writer: _Writer, phase: Phase, number: int) -> None:
+def _write_call(writer: _BodyWriter, phase: Phase, number: int) -> None:
     body = writer.plan.body(phase, number)
     results = list(body.outputs)
     arguments = [writer.local(name) for name in body.inputs]

@@ -22,7 +22,7 @@ from whence.hierarchy.interface import Interface, interface_of
 from whence.hierarchy.plan import Body, Plan, first_within
 from whence.hierarchy.replacing import is_shared
 from whence.hierarchy.returned import Returned
-from whence.hierarchy.trials import Trial
+from whence.hierarchy.trials import SwapTrial
 from whence.program import Absent
 from whence.provenance import ModulePath
 from whence.schema import Phase
@@ -31,7 +31,7 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class CallPlace:
     """The place of one preserved call, which another module may take."""
 
     plan: Plan
@@ -86,7 +86,7 @@ class Place:
         kept = (trial,) if self.body.kept else ()
         return (*(given[name] for name in self.body.outputs), *kept)
 
-    def backward(self, trial: Trial, received: Sequence[Any]) -> tuple[Any, ...]:
+    def backward(self, trial: SwapTrial, received: Sequence[Any]) -> tuple[Any, ...]:
         """The backward of such a call."""
         return trial.backward(self.plan.body(Phase.BACKWARD, self.number), received)
 
@@ -98,12 +98,12 @@ class Place:
         path, preserved = self.plan.site(self.number).path, self.plan.program.preserved
         return sum(self.plan.site(number).path == path for number in preserved) > 1
 
-    def _trial(self, module: nn.Module) -> Trial | None:
+    def _trial(self, module: nn.Module) -> SwapTrial | None:
         """A run under autograd; None for a call whose interface says nothing of gradients."""
         gradients = self.interface.gradients
         if gradients is None:
             return None
-        return Trial(
+        return SwapTrial(
             self.plan,
             self.number,
             gradients,

@@ -91,7 +91,9 @@ class Readable(Protocol):
         """Make the call, with arguments that fit."""
 
 
-def fitting(holder: "Holder", name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CapturedCall:
+def fitting(
+    holder: "CapturedHolder", name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> CapturedCall:
     """The call of a module that was captured with such arguments, or else the first."""
     calls = holder.calls
     if not calls:
@@ -126,7 +128,7 @@ class Readables:
         return Readables()
 
 
-class Holder(Protocol):
+class CapturedHolder(Protocol):
     """What holds the captured calls of a module."""
 
     calls: tuple[CapturedCall, ...]
@@ -146,7 +148,7 @@ def is_read(args: Any, kwargs: Any) -> bool:
     return any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values()))
 
 
-def read(module: nn.Module, holder: Holder, args: Any, kwargs: Any) -> Any:
+def read(module: nn.Module, holder: CapturedHolder, args: Any, kwargs: Any) -> Any:
     """Make a call in plain code, which is made ready when it is first read."""
     if not isinstance(args, fx.Proxy) and args and args[0] is Inside:
         name = f"inside_{args[1]}"

@@ -21,7 +21,7 @@ from whence._torch.autograd import (
 from whence._torch.composed import carries_gradients
 from whence._torch.hooks import gradient_hooks
 from whence.errors import CallError, NotDifferentiable
-from whence.hierarchy.interface import Gradients
+from whence.hierarchy.interface import GradientInterface
 from whence.hierarchy.pieces import Piece, Pieces, parts_of, whole
 from whence.hierarchy.plan import Body, Plan
 from whence.hierarchy.refusal import Refusal
@@ -34,7 +34,7 @@ _THAW = f"{_REMEDY}, or while the original requires gradients, and freeze it aft
 
 
 @dataclass
-class Trial:
+class SwapTrial:
     """One run of a module that took the place of a captured call, and its backward.
 
     `arguments` are those that carry a gradient, as autograd sees them, `results` what it differentiates, and
@@ -44,7 +44,7 @@ class Trial:
 
     plan: Plan
     number: int
-    gradients: Gradients
+    gradients: GradientInterface
     following: Mapping[str, Any]
     arguments: dict[str, Tensor] = field(default_factory=dict)
     results: dict[str, Tensor] = field(default_factory=dict)

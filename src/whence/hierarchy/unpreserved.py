@@ -17,7 +17,7 @@ from whence.hierarchy.composed import registered_at
 from whence.hierarchy.plan import ROOT_CALL, Plan
 from whence.hierarchy.planning import plan
 from whence.hierarchy.replacing import Replacing, touched_of
-from whence.hierarchy.swapping import Place
+from whence.hierarchy.swapping import CallPlace
 from whence.provenance import ModulePath
 
 
@@ -25,7 +25,7 @@ from whence.provenance import ModulePath
 class Unpreserved:
     """The place of a call whose calling convention was not kept: of all calls of its module, or `only` it."""
 
-    place: Place
+    place: CallPlace
     only: bool = False
 
     def forward(self, module: nn.Module, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -47,7 +47,7 @@ class Unpreserved:
         return tuple(given[name] for name in self.place.body.outputs)
 
     @cached_property
-    def _preserving(self) -> Place | str:
+    def _preserving(self) -> CallPlace | str:
         """The place in a plan that preserves the call, or why there is none."""
         program, number = self.place.plan.program, self.place.number
         path = self.place.plan.site(number).path
@@ -58,18 +58,18 @@ class Unpreserved:
         planned = plan(made)
         if number not in planned.calls:
             return "its operations are part of its caller's graph then"
-        place = Place(planned, number)
+        place = CallPlace(planned, number)
         if self.only and any(isinstance(target, ModulePath) for _, target in place.interface.writes):
             return "it writes state, which the other calls of the module read"
         return place
 
 
-def in_place_of(place: Place) -> Place | Unpreserved:
+def in_place_of(place: CallPlace) -> CallPlace | Unpreserved:
     """What runs another module in the place of a call."""
     return place if place.number in place.plan.program.preserved else Unpreserved(place)
 
 
-def name_of_repeated(place: Place) -> str:
+def name_of_repeated(place: CallPlace) -> str:
     """The name under which a repeated call alone gets another module, `layer@1`; none for a first call."""
     site = place.plan.site(place.number)
     path = ModulePath((*site.path[:-1], site.name))
@@ -93,7 +93,7 @@ def refuse_lost(plan: Plan, number: int, module: nn.Module) -> None:
             )
 
 
-def replaced(place: Place, module: Any, why: str) -> CallError:
+def replaced(place: CallPlace, module: Any, why: str) -> CallError:
     """The error that names a module which cannot run in the place of a captured one."""
     site = place.plan.site(place.number)
     return CallError(

@@ -5,6 +5,13 @@ from whence.interop.attached import attach
 from whence.interop.exported import from_exported_program
 from whence.interop.exporting import to_exported_program
 from whence.interop.strict import strict_program
-from whence.interop.telling import Words
+from whence.interop.telling import GraphWords
 
-__all__ = ["Words", "adapted", "attach", "from_exported_program", "strict_program", "to_exported_program"]
+__all__ = [
+    "GraphWords",
+    "adapted",
+    "attach",
+    "from_exported_program",
+    "strict_program",
+    "to_exported_program",
+]

@@ -7,7 +7,7 @@ from typing import Any
 
 from whence._torch.trees import tree_flatten
 from whence.errors import Fault
-from whence.interop.telling import Slot, Words
+from whence.interop.telling import GraphWords, Slot
 from whence.program import Convention
 from whence.program.binding import binding_faults
 from whence.program.convention import names_of, paths_of
@@ -16,7 +16,7 @@ from whence.tracing.subject import Subject
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ArgumentLeaf:
     """One argument: its placeholder's name and what it takes; `slot` is None where the graph has none."""
 
     name: str
@@ -32,7 +32,7 @@ class Arguments:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[ArgumentLeaf, ...]
     parameters: Any = None
     faults: tuple[Fault, ...] = field(default=())
 
@@ -47,7 +47,7 @@ class Arguments:
         )
 
 
-def arguments_of(words: Words, slots: Sequence[Slot], subject: Subject) -> Arguments:
+def arguments_of(words: GraphWords, slots: Sequence[Slot], subject: Subject) -> Arguments:
     """The arguments: as they were given, without those that are state; or else the inputs, by position."""
     users = {slot.leaf: slot for slot in slots if slot.kind is InputKind.USER}
     if words.args is None and words.kwargs is None:
@@ -55,20 +55,22 @@ def arguments_of(words: Words, slots: Sequence[Slot], subject: Subject) -> Argum
         args = tuple(slot.node.meta.get("val") for slot in ordered)
         paths = paths_of(args, {})
         rows = zip(ordered, paths, strict=True)
-        leaves = (Leaf(_name(slot), path, _value(slot), slot, _aliases(slot, path)) for slot, path in rows)
+        leaves = (
+            ArgumentLeaf(_name(slot), path, _value(slot), slot, _aliases(slot, path)) for slot, path in rows
+        )
         return Arguments(args, {}, tuple(leaves))
     state = {slot.leaf for slot in slots if slot.state is not None} | _same_tensors(words, slots)
     return _given(words, users, state, subject)
 
 
-def _same_tensors(words: Words, slots: Sequence[Slot]) -> set[int | None]:
+def _same_tensors(words: GraphWords, slots: Sequence[Slot]) -> set[int | None]:
     """The positions of arguments that are the model's own tensors."""
     held = {id(slot.state.tensor) for slot in slots if slot.state is not None}
     return {at for at, leaf in enumerate(words.leaves) if id(leaf) in held}
 
 
 def _given(
-    words: Words, users: Mapping[int | None, Slot], state: set[int | None], subject: Subject
+    words: GraphWords, users: Mapping[int | None, Slot], state: set[int | None], subject: Subject
 ) -> Arguments:
     counted = iter(range(len(words.leaves)))
     args: list[Any] = []
@@ -100,9 +102,9 @@ def _given(
     return Arguments(tuple(args), kwargs, leaves, parameters, tuple(faults))
 
 
-def _leaf(name: str, path: str, held: Any, slot: Slot | None) -> Leaf:
+def _leaf(name: str, path: str, held: Any, slot: Slot | None) -> ArgumentLeaf:
     value = held if slot is None else _value(slot, held)
-    return Leaf(name, path, value, slot, () if slot is None else _aliases(slot, path))
+    return ArgumentLeaf(name, path, value, slot, () if slot is None else _aliases(slot, path))
 
 
 def _value(slot: Slot, held: Any = None) -> Any:

@@ -27,7 +27,7 @@ from whence.interop.opening import open_sizes
 from whence.interop.readying import ATTRIBUTE, readied
 from whence.interop.signature import user_outputs
 from whence.interop.sites import ROOT_MODULE, Sites
-from whence.interop.telling import Result, Slot, Told, Words, told
+from whence.interop.telling import GraphWords, Result, Slot, Told, told
 from whence.program import Calls, Constant, Input, Named, Output, Program, Signature, Structure
 from whence.program.naming import state_name
 from whence.program.origins import origin_of, set_origin
@@ -43,7 +43,7 @@ _NO_SEED = "the graph returns gradients, and it is not known where its backward 
 _SEED = "a backward begins with the seed of its loss, `ones_like`, or with tangents"
 
 
-def attach(graph: object, model: Any, words: Words) -> Program:
+def attach(graph: object, model: Any, words: GraphWords) -> Program:
     """The program of a graph, over the model's own tensors; raises `UnsupportedGraph` with every fault."""
     module, spec = joint_parts(graph) or _plain(graph)
     subject = subject_of(model)
@@ -67,7 +67,7 @@ def attach(graph: object, model: Any, words: Words) -> Program:
     sites = _attributed(nodes, phases, subject, inputs)
     results = _summed(flat.graph, results, inputs)
     functional = functional_form(flat)
-    program = _program(_Parts(inputs, flat, functional, sites, phases, results, structure), sizes)
+    program = _program(_AttachedParts(inputs, flat, functional, sites, phases, results, structure), sizes)
     check(program)
     return program
 
@@ -81,14 +81,14 @@ def _plain(graph: object) -> tuple[fx.GraphModule, TreeSpec | None]:
     return graph, returned_structure(graph)
 
 
-def _with_names(words: Words, module: fx.GraphModule) -> Words:
-    return Words(
+def _with_names(words: GraphWords, module: fx.GraphModule) -> GraphWords:
+    return GraphWords(
         words.args, words.kwargs, words.inputs, words.outputs, words.state_first, names_of_state(module)
     )
 
 
 def _told(
-    ready: fx.GraphModule, state: Sequence[StateTensor], words: Words, spec: TreeSpec | None
+    ready: fx.GraphModule, state: Sequence[StateTensor], words: GraphWords, spec: TreeSpec | None
 ) -> tuple[Told, TreeSpec | None]:
     """What inputs and outputs are, and the structure of the graph's result."""
     placeholders = [node for node in ready.graph.nodes if node.op == "placeholder"]
@@ -258,7 +258,7 @@ def _sum(graph: fx.Graph, left: fx.Node, right: fx.Node) -> fx.Node:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _AttachedParts:
     """What a program is put together from."""
 
     inputs: _Inputs
@@ -275,7 +275,7 @@ class _Parts:
         return self.flat.graph
 
 
-def _program(parts: _Parts, sizes: Sizes | None) -> Program:
+def _program(parts: _AttachedParts, sizes: Sizes | None) -> Program:
     graph, inputs = parts.graph, parts.inputs
     outputs, values, result = _outputs(parts)
     graph.output(tuple(values))
@@ -307,7 +307,7 @@ def _program(parts: _Parts, sizes: Sizes | None) -> Program:
     return program.with_changes(calls=calls, differentiable=exchanged)
 
 
-def _is_joint(parts: _Parts, outputs: Sequence[Output], seed: fx.Node | None) -> bool:
+def _is_joint(parts: _AttachedParts, outputs: Sequence[Output], seed: fx.Node | None) -> bool:
     """Whether the tree runs forward and backward apart; a graph that also updates its state runs as one."""
     if not parts.inputs.tangents and (seed is None or not _of_kind(outputs, OutputKind.GRADIENT)):
         return False
@@ -320,7 +320,7 @@ def _of_kind(outputs: Sequence[Output], kind: OutputKind) -> list[Output]:
     return [row for row in outputs if row.kind is kind]
 
 
-def _rows(parts: _Parts, outputs: Sequence[Output], *, has_backward: bool) -> Iterator[Input]:
+def _rows(parts: _AttachedParts, outputs: Sequence[Output], *, has_backward: bool) -> Iterator[Input]:
     """The inputs; of a joint program, a parameter without a gradient takes none."""
     results = [row.name for row in outputs if row.kind is OutputKind.USER]
     given = {row.of for row in outputs if row.kind is OutputKind.GRADIENT}
@@ -334,7 +334,7 @@ def _rows(parts: _Parts, outputs: Sequence[Output], *, has_backward: bool) -> It
         yield Input(**fields)
 
 
-def _outputs(parts: _Parts) -> tuple[list[Output], list[Any], Structure]:
+def _outputs(parts: _AttachedParts) -> tuple[list[Output], list[Any], Structure]:
     """The rows of the signature with their values, and the structure of the result."""
     final = parts.functional.final
     values = [final(row.value) if isinstance(row.value, fx.Node) else row.value for row in parts.results]
@@ -354,7 +354,7 @@ def _outputs(parts: _Parts) -> tuple[list[Output], list[Any], Structure]:
     return [row for row, _ in rows], [value for _, value in rows], result
 
 
-def _structure(parts: _Parts, count: int) -> TreeSpec:
+def _structure(parts: _AttachedParts, count: int) -> TreeSpec:
     """As the graph says where all it returns is the user's; or else one value, or a tuple."""
     spec = parts.structure
     if spec is not None and spec.num_leaves == count and (count == len(parts.results) or spec.is_leaf()):
@@ -368,7 +368,7 @@ def _is_row_of_one(spec: TreeSpec) -> bool:
 
 
 def _belonging(
-    parts: _Parts, pairs: Sequence[tuple[Result, Any]], kind: OutputKind, word: str
+    parts: _AttachedParts, pairs: Sequence[tuple[Result, Any]], kind: OutputKind, word: str
 ) -> Iterator[tuple[Output, Any]]:
     for row, value in pairs:
         if row.kind is kind and row.of is not None:
@@ -377,7 +377,7 @@ def _belonging(
             yield Output(f"{word}_{owner.name}", kind, owner.path, owner.name, held), value
 
 
-def _written(parts: _Parts, known: set[str | None]) -> Iterator[tuple[Output, Any]]:
+def _written(parts: _AttachedParts, known: set[str | None]) -> Iterator[tuple[Output, Any]]:
     """What the graph writes in place, and did not return."""
     for node in parts.graph.nodes:
         if node.op == "placeholder" and node in parts.functional.history and node.name not in known:
@@ -387,7 +387,7 @@ def _written(parts: _Parts, known: set[str | None]) -> Iterator[tuple[Output, An
                 yield Output(f"new_{row.name}", OutputKind.MUTATION, row.path, row.name, value.name), value
 
 
-def _histories(parts: _Parts, outputs: Sequence[Output]) -> dict[str, tuple[str, ...]]:
+def _histories(parts: _AttachedParts, outputs: Sequence[Output]) -> dict[str, tuple[str, ...]]:
     gone = {node.name: [v.name for v in values] for node, values in parts.functional.history.items()}
     return {
         row.of: tuple(dict.fromkeys((*gone.get(row.of, ()), row.node)))
@@ -396,7 +396,7 @@ def _histories(parts: _Parts, outputs: Sequence[Output]) -> dict[str, tuple[str,
     }
 
 
-def _cut(parts: _Parts) -> frozenset[str]:
+def _cut(parts: _AttachedParts) -> frozenset[str]:
     """Gradients stay stopped where the graph ran without them."""
     return cut_gradients(
         parts.graph,

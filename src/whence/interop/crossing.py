@@ -24,7 +24,7 @@ NO_LEAF = Absent("nothing in the program uses this value")
 
 
 @dataclass(frozen=True)
-class Held:
+class StateUses:
     """What modules find in themselves: the paths of each piece of state, and of each of its values."""
 
     paths: Mapping[str, tuple[ModulePath, ...]]
@@ -35,32 +35,32 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptConvention:
     """The calling convention of one call as the export kept it, over the values of the program."""
 
     inputs: Structure
     outputs: Structure
 
 
-def held_by(program: Program) -> Held:
+def held_by(program: Program) -> StateUses:
     """What the modules of a program find in themselves; what it returns they hand out."""
     paths = {row.name: row.attribute_paths for row in program.signature.state}
     versions = {v: paths[name] for name, values in program.histories.items() if name in paths for v in values}
     results = set(program.result.names)
-    return Held({name: found for name, found in {**paths, **versions}.items() if name not in results})
+    return StateUses({name: found for name, found in {**paths, **versions}.items() if name not in results})
 
 
-def whole_call(program: Program) -> Kept:
+def whole_call(program: Program) -> KeptConvention:
     """What the program itself takes and returns."""
     users = tuple(Named(row.name) for row in program.signature.inputs_of(InputKind.USER))
-    return Kept(Structure(program.convention.spec, users), program.result)
+    return KeptConvention(Structure(program.convention.spec, users), program.result)
 
 
 def with_structures(
     calls: Calls,
     homes: Mapping[fx.Node, int],
-    held: Held,
-    kept: Mapping[tuple[ModulePath, int], Kept],
+    held: StateUses,
+    kept: Mapping[tuple[ModulePath, int], KeptConvention],
     results: set[str],
 ) -> Calls:
     """The calls with the structure of what they take and return."""
@@ -97,8 +97,8 @@ def _described(
     row: Call,
     taken: Mapping[int, dict[str, fx.Node]],
     given: Mapping[int, dict[str, None]],
-    held: Held,
-    kept: Mapping[tuple[ModulePath, int], Kept],
+    held: StateUses,
+    kept: Mapping[tuple[ModulePath, int], KeptConvention],
 ) -> Call:
     module = row.site.path
     read = {name: node for name, node in taken[row.number].items() if not held.by(name, module)}

@@ -14,7 +14,7 @@ from whence._torch.function_graphs import is_of_transform
 from whence._torch.graphs import graph_module, name_plainly, nested_graph, own_copy
 from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
 from whence.interop.apart import with_casts, without_hidden_writes
-from whence.interop.crossing import Kept, held_by, leaf_of, leaves_of, whole_call, with_structures
+from whence.interop.crossing import KeptConvention, held_by, leaf_of, leaves_of, whole_call, with_structures
 from whence.interop.decomposed import made_by_decomposition
 from whence.interop.echoes import Echo, echoes, meant, without
 from whence.interop.faults import refusal, scope_faults
@@ -80,14 +80,15 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     )
     records = _records(exported, rows, sites, chains)
     program = _program(
-        _Parts(exported, flat, functional, rows, sites, heard, records, users, returned, written), straight
+        _ExportedParts(exported, flat, functional, rows, sites, heard, records, users, returned, written),
+        straight,
     )
     check(program)
     return program
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _ExportedParts:
     """What a program is put together from."""
 
     exported: ExportedProgram
@@ -248,7 +249,7 @@ def _of_transforms(flat: Flat) -> Iterator[Fault]:
         )
 
 
-def _turned_on(parts: _Parts) -> Iterator[str]:
+def _turned_on(parts: _ExportedParts) -> Iterator[str]:
     """Operations inside regions with gradients, whatever the caller's grad mode is."""
     regions, sources = parts.flat.regions, parts.functional.sources
     for node in parts.flat.graph.nodes:
@@ -273,7 +274,7 @@ def _records(
     return records_of(modules, rows, chains, reads, sites.calls.program.site.type, training)
 
 
-def _program(parts: _Parts, straight: frozenset[str]) -> Program:
+def _program(parts: _ExportedParts, straight: frozenset[str]) -> Program:
     graph, exported = parts.flat.graph, parts.exported
     out_spec = exported.call_spec.out_spec
     convention = convention_of(exported, [node.meta["val"] for node in parts.users], graph)
@@ -308,7 +309,7 @@ def _program(parts: _Parts, straight: frozenset[str]) -> Program:
     return program.with_changes(calls=calls, preserved=preserved)
 
 
-def _called(parts: _Parts, program: Program) -> Calls:
+def _called(parts: _ExportedParts, program: Program) -> Calls:
     """The calls with their structures."""
     numbers = program.calls.number
     homes = {node: numbers(_place(program, node)) for node in _operations(program.graph)}
@@ -320,7 +321,7 @@ def _place(program: Program, node: fx.Node) -> Any:
     return program.where(node).place
 
 
-def _kept(parts: _Parts) -> Iterator[tuple[tuple[ModulePath, int], Kept]]:
+def _kept(parts: _ExportedParts) -> Iterator[tuple[tuple[ModulePath, int], KeptConvention]]:
     """The calling conventions that the export kept, over the values of the program."""
     made = {name: _now(parts.functional, value) for name, value in parts.flat.made.items()}
     for entry in _kept_entries(parts.exported):
@@ -331,7 +332,7 @@ def _kept(parts: _Parts) -> Iterator[tuple[tuple[ModulePath, int], Kept]]:
         own = made | _meant(parts, entry.fqn)
         found = [_side(parts, entry.fqn, own, *side) for side in sides]
         if all(len(side.leaves) == side.spec.num_leaves for side in found):
-            yield _site_of(entry.fqn), Kept(*found)
+            yield _site_of(entry.fqn), KeptConvention(*found)
 
 
 def _kept_entries(exported: ExportedProgram) -> Iterator[Any]:
@@ -357,7 +358,7 @@ def _number_of(sites: Sites, name: str) -> int | None:
     return next((row.number for row in rows), None)
 
 
-def _meant(parts: _Parts, name: str) -> dict[str, Any]:
+def _meant(parts: _ExportedParts, name: str) -> dict[str, Any]:
     """The values that a call means otherwise than the export noted them."""
     number = _number_of(parts.sites, name) if parts.echoes else None
     if number is None:
@@ -370,7 +371,7 @@ SIDES = ("module_call_inputs", "module_call_outputs")
 
 
 def _side(
-    parts: _Parts, name: str, made: Mapping[str, Any], kind: str, arguments: Any, spec: Any
+    parts: _ExportedParts, name: str, made: Mapping[str, Any], kind: str, arguments: Any, spec: Any
 ) -> Structure:
     """What a call takes or returns; inside a wrapper the export leaves it in the graph."""
     passed = parts.flat.points.get((name, kind))

@@ -38,7 +38,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Slice:
+class ContainerSlice:
     """A path segment that stands for a part of a container."""
 
     start: int | None
@@ -153,12 +153,12 @@ class Spelling:
         return segment
 
 
-def _slice(segment: str) -> Slice | None:
+def _slice(segment: str) -> ContainerSlice | None:
     found = _SLICE.fullmatch(segment)
     if found is None:
         return None
     start, stop, step = (None if text == "None" else int(text) for text in found.groups())
-    return Slice(start, stop, step)
+    return ContainerSlice(start, stop, step)
 
 
 def spelling_of(

@@ -12,7 +12,7 @@ LITERAL = "lifted_tensor_"
 
 
 @dataclass(frozen=True)
-class Held:
+class ModuleState:
     """The state of one module."""
 
     parameters: list[tuple[str, str]] = field(default_factory=list)
@@ -25,10 +25,10 @@ class Held:
         named = (pair for pair in self.tensors if not pair[0].startswith(LITERAL))
         return (*self.parameters, *self.buffers, *named)
 
-    def with_all_of(self, others: Iterable["Held"]) -> "Held":
+    def with_all_of(self, others: Iterable["ModuleState"]) -> "ModuleState":
         """What the module holds under any of its names."""
         every = (self, *others)
-        return Held(
+        return ModuleState(
             list({row[0]: row for held in reversed(every) for row in reversed(held.parameters)}.values())[
                 ::-1
             ],
@@ -37,13 +37,13 @@ class Held:
         )
 
 
-def held_by(rows: Iterable[State]) -> dict[ModulePath, Held]:
+def held_by(rows: Iterable[State]) -> dict[ModulePath, ModuleState]:
     """What each module holds."""
-    found: dict[ModulePath, Held] = {}
+    found: dict[ModulePath, ModuleState] = {}
     for row in rows:
         for name in row.names:
             path = name.path
-            own = found.setdefault(path.parent, Held())
+            own = found.setdefault(path.parent, ModuleState())
             match name.kind:
                 case InputKind.PARAMETER:
                     own.parameters.append((path.name, row.name))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 
 from whence.interop.frames import Frame
-from whence.interop.holding import Held
+from whence.interop.holding import ModuleState
 from whence.provenance import ROOT, ModulePath
 
 Chain = tuple[Frame, ...]
@@ -21,7 +21,7 @@ class Instances:
     """Groups of names; the first in the order of `paths` stands for each."""
 
     paths: Sequence[ModulePath]
-    held: Mapping[ModulePath, Held]
+    held: Mapping[ModulePath, ModuleState]
     types: Mapping[ModulePath, str]
     around: dict[ModulePath, ModulePath] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class Instances:
 
 def instances_of(
     paths: Sequence[ModulePath],
-    held: Mapping[ModulePath, Held],
+    held: Mapping[ModulePath, ModuleState],
     types: Mapping[ModulePath, str],
     chains: Iterable[Chain],
     foreign: Iterable[tuple[ModulePath, ModulePath]],

@@ -8,7 +8,7 @@ from torch.export import ExportedProgram
 
 from whence._torch.operators import op_name
 from whence.interop.frames import segments
-from whence.interop.holding import Held, held_by
+from whence.interop.holding import ModuleState, held_by
 from whence.interop.instances import Chain, instances_of
 from whence.interop.state import State
 from whence.program import ModuleRecord
@@ -63,7 +63,7 @@ def records_of(
     """
     types = {frame.path: frame.type for chain in chains for frame in chain if frame.type} | {ROOT: kind}
     known = held_by(rows)
-    held = {path: known.get(path, Held()) for path in paths}
+    held = {path: known.get(path, ModuleState()) for path in paths}
     instances = instances_of(paths, held, types, chains, _foreign(rows, reads))
     names: dict[ModulePath, list[ModulePath]] = {}
     for path in paths:
@@ -79,7 +79,7 @@ def records_of(
 
 @dataclass(frozen=True)
 class _Facts:
-    held: Mapping[ModulePath, Held]
+    held: Mapping[ModulePath, ModuleState]
     types: Mapping[ModulePath, str]
     children: Mapping[ModulePath, list[str]]
 
@@ -123,7 +123,7 @@ def _foreign(
 _CONTAINERS = frozenset({*_LISTS, "ModuleDict", "ParameterList", "ParameterDict"})
 
 
-def _guessed(children: Sequence[str], held: Held) -> str:
+def _guessed(children: Sequence[str], held: ModuleState) -> str:
     """A module that is never called, and numbers what it holds, is a list."""
     own = [name for name, *_ in (*held.parameters, *held.buffers, *held.tensors)]
     if children and not own and _counted(children):

@@ -11,13 +11,13 @@ from torch import fx
 
 from whence._torch.sizes import Assumed, assumed_of, is_symbolic, names_of_sizes, sizes_in
 from whence.errors import Fault
-from whence.interop.arguments import Leaf
+from whence.interop.arguments import ArgumentLeaf
 from whence.program.sizes import Asker, Dimension, SizeRule, Sizes, relation, sizes_of
 
 _FIXED = "trace the graph with fixed sizes, or capture or export the model with dynamic_shapes"
 
 
-def open_sizes(ready: fx.GraphModule, leaves: Sequence[Leaf]) -> tuple[Sizes | None, list[Fault]]:
+def open_sizes(ready: fx.GraphModule, leaves: Sequence[ArgumentLeaf]) -> tuple[Sizes | None, list[Fault]]:
     """The sizes that vary, with all that was assumed of them; None where none does. Faults say what fails."""
     placeholders = [node for node in ready.graph.nodes if node.op == "placeholder"]
     values = [node.meta.get("val") for node in placeholders]

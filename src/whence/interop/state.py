@@ -25,7 +25,7 @@ _ORDER = tuple(_KINDS.values())
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedTensor:
     """A tensor under one name; `placeholder` is None for one that the graph does not take."""
 
     target: str
@@ -44,10 +44,10 @@ class Named:
 class State:
     """One tensor under all its names; the first is the one it is known by."""
 
-    names: tuple[Named, ...]
+    names: tuple[NamedTensor, ...]
 
     @property
-    def first(self) -> Named:
+    def first(self) -> NamedTensor:
         """The name it is known by."""
         return self.names[0]
 
@@ -85,7 +85,7 @@ def state_of(exported: ExportedProgram, unused: Mapping[str, Tensor]) -> tuple[S
     What is one tensor in the model is one row, also where the graph has a placeholder for each of its names,
     and where the names came back from a file as several tensors in one memory: of these the graph uses one.
     """
-    groups: dict[Any, list[Named]] = {}
+    groups: dict[Any, list[NamedTensor]] = {}
     for named in _in_order(exported, list(_named(exported, unused))):
         groups.setdefault(_identity(named.tensor), []).append(named)
     used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
@@ -93,17 +93,17 @@ def state_of(exported: ExportedProgram, unused: Mapping[str, Tensor]) -> tuple[S
     return tuple(sorted(rows, key=lambda row: _ORDER.index(row.kind)))
 
 
-def _split(names: list[Named], used: Collection[str]) -> list[list[Named]]:
+def _split(names: list[NamedTensor], used: Collection[str]) -> list[list[NamedTensor]]:
     """Names of one memory, apart where they are of several tensors that the graph uses as such."""
     if len({id(name.tensor) for name in names if name.placeholder in used}) < 2:
         return [names]
-    groups: dict[int, list[Named]] = {}
+    groups: dict[int, list[NamedTensor]] = {}
     for name in names:
         groups.setdefault(id(name.tensor), []).append(name)
     return list(groups.values())
 
 
-def _named(exported: ExportedProgram, unused: Mapping[str, Tensor]) -> Iterator[Named]:
+def _named(exported: ExportedProgram, unused: Mapping[str, Tensor]) -> Iterator[NamedTensor]:
     known: set[str] = set()
     for spec in exported.graph_signature.input_specs:
         kind = _KINDS.get(spec.kind)
@@ -114,21 +114,21 @@ def _named(exported: ExportedProgram, unused: Mapping[str, Tensor]) -> Iterator[
         persistent = kind is InputKind.PARAMETER or (
             kind is InputKind.BUFFER and spec.persistent is not False
         )
-        yield Named(spec.target, kind, held[spec.target], spec.arg.name, persistent)
+        yield NamedTensor(spec.target, kind, held[spec.target], spec.arg.name, persistent)
     for target, tensor in exported.state_dict.items():
         if target not in known:
             kind = InputKind.PARAMETER if isinstance(tensor, nn.Parameter) else InputKind.BUFFER
-            yield Named(target, kind, tensor)
+            yield NamedTensor(target, kind, tensor)
     for target, tensor in unused.items():
         if target not in known and target not in exported.state_dict:
             known.add(target)
-            yield Named(target, InputKind.BUFFER, tensor, None, persistent=False)
+            yield NamedTensor(target, InputKind.BUFFER, tensor, None, persistent=False)
     for target, value in exported.constants.items():
         if target not in known and isinstance(value, Tensor):
-            yield Named(target, InputKind.CONSTANT, value, None, persistent=False)
+            yield NamedTensor(target, InputKind.CONSTANT, value, None, persistent=False)
 
 
-def _in_order(exported: ExportedProgram, rows: Sequence[Named]) -> list[Named]:
+def _in_order(exported: ExportedProgram, rows: Sequence[NamedTensor]) -> list[NamedTensor]:
     order = {target: position for position, target in enumerate(exported.state_dict)}
     after = len(order)
     ranked = enumerate(rows)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from whence._torch.descriptors import Described, described
+from whence._torch.descriptors import DescribedValue, described
 from whence._torch.trees import tree_flatten
 from whence.errors import Fault
 from whence.interop.readying import ATTRIBUTE
@@ -27,7 +27,7 @@ _SAY_OUTPUTS = (
 
 
 @dataclass(frozen=True)
-class Words:
+class GraphWords:
     """What the caller says about a graph."""
 
     args: tuple[Any, ...] | None = None
@@ -81,7 +81,7 @@ class Told:
 class Teller:
     """Finds out what the inputs are, one after the other."""
 
-    def __init__(self, state: Sequence[StateTensor], words: Words, nodes: Sequence[fx.Node]) -> None:
+    def __init__(self, state: Sequence[StateTensor], words: GraphWords, nodes: Sequence[fx.Node]) -> None:
         self.rows = {str(path): row for row in state for path in row.paths}
         self.words = words
         self.faults: list[Fault] = []
@@ -146,7 +146,7 @@ class Teller:
         row = self.rows.get(word)
         return Slot(node, InputKind.USER, word, leaf=self._next()) if row is None else _state_slot(node, row)
 
-    def _described(self, node: fx.Node, known: Described) -> Slot:
+    def _described(self, node: fx.Node, known: DescribedValue) -> Slot:
         if known.state is not None and not known.role:
             row = self._named(known.state)
             if row is not None:
@@ -205,7 +205,7 @@ def _dynamo_tail(name: str) -> str:
 
 
 def told(
-    nodes: Sequence[fx.Node], returned: Sequence[Any], state: Sequence[StateTensor], words: Words
+    nodes: Sequence[fx.Node], returned: Sequence[Any], state: Sequence[StateTensor], words: GraphWords
 ) -> Told:
     """What all inputs and outputs are, with every fault."""
     if words.inputs is not None and (faults := list(_word_faults("inputs", words.inputs, _SAY))):
@@ -224,7 +224,9 @@ def told(
     return found
 
 
-def _count_faults(words: Words, nodes: Sequence[fx.Node], rows: Mapping[str, StateTensor]) -> Iterator[Fault]:
+def _count_faults(
+    words: GraphWords, nodes: Sequence[fx.Node], rows: Mapping[str, StateTensor]
+) -> Iterator[Fault]:
     if words.inputs is not None and len(words.inputs) != len(nodes):
         yield Fault(f"inputs names {len(words.inputs)} inputs, and the graph has {len(nodes)}", remedy=_SAY)
 
@@ -245,7 +247,7 @@ def _slot_faults(slots: Sequence[Slot]) -> Iterator[Fault]:
 
 
 def _results(
-    returned: Sequence[Any], slots: Sequence[Slot], words: Words, rows: Mapping[str, StateTensor]
+    returned: Sequence[Any], slots: Sequence[Slot], words: GraphWords, rows: Mapping[str, StateTensor]
 ) -> tuple[list[Result], list[Fault]]:
     if words.outputs is None:
         return _described_results(returned, slots)
@@ -348,7 +350,7 @@ def _described_results(
     return results, faults
 
 
-def _key(known: Described | None) -> tuple[str | None, int | None]:
+def _key(known: DescribedValue | None) -> tuple[str | None, int | None]:
     return (None, None) if known is None else (known.state, known.argument)
 
 

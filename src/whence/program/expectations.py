@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional
 
-from whence._torch.composed import Layout
+from whence._torch.composed import Composition
 from whence.program.sizes import Sized, SizeRule, at
 
 _SHOWN_ITEMS = 6
@@ -23,7 +23,7 @@ _BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), weakref.ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ExpectedConstant:
     """A value that equality decides, together with its type: numbers, text, flags, dtypes, devices."""
 
     value: Any
@@ -56,7 +56,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class ExpectedFunction:
     """A function, found behind bound methods and `functools.partial`.
 
     `owner` is the class whose instance a bound method belongs to, and `bound` the number of that instance
@@ -123,7 +123,7 @@ class TensorFacts:
     number: int = -1
     layout: torch.layout = torch.strided
     target: Callable[[], object] | None = field(default=None, compare=False, repr=False)
-    composition: Layout | None = None
+    composition: Composition | None = None
     parts: tuple["TensorFacts", ...] = ()
     copied: tuple[Sized, ...] | None = None
     attributes: tuple[tuple[str, "Expectation"], ...] = ()
@@ -168,7 +168,7 @@ class TensorFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ExpectedHolder:
     """A module or another object whose own attributes are guarded: the number of the holder."""
 
     number: int
@@ -189,7 +189,7 @@ class Hooks:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ExpectedNames:
     """What a module holds, by name and in order."""
 
     names: tuple[str, ...]
@@ -200,7 +200,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ExpectedWords:
     """Something that is checked by a rule of its own, said in words."""
 
     text: str
@@ -218,17 +218,17 @@ class Missing:
 
 
 Expectation = (
-    Constant
+    ExpectedConstant
     | Snapshot
     | Reference
-    | Function
+    | ExpectedFunction
     | Items
     | Entries
     | TensorFacts
-    | Held
+    | ExpectedHolder
     | Hooks
-    | Names
-    | Words
+    | ExpectedNames
+    | ExpectedWords
     | Missing
     | SizeRule
 )

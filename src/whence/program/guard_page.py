@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from whence.program.expectations import Constant
+from whence.program.expectations import ExpectedConstant
 from whence.program.guard_rows import Guard, Holder, Unguarded
 from whence.schema import GuardKind
 
@@ -88,7 +88,7 @@ def _common_line(group: Group) -> str:
     own = [guard.name for guard in code if str(guard.expected).endswith(f".{guard.name}")]
     words = [f"code of {', '.join(own)}"] if own else []
     words += [f"{guard.name} is {guard.expected}" for guard in code if guard.name not in own]
-    modes = sorted("training" if mode == Constant(True) else "eval" for mode in training)
+    modes = sorted("training" if mode == ExpectedConstant(True) else "eval" for mode in training)
     words += [f"{' and '.join(modes)} mode"] if modes else []
     words += ["no hooks"] if any(map(_is_unhooked, group.guards)) else []
     return " · ".join(words)

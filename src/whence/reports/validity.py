@@ -10,7 +10,7 @@ import torch
 
 from whence import hierarchy
 from whence.errors import LostState, NotCallable, UsageError
-from whence.guards import Plan, guards_of
+from whence.guards import GuardPlan, guards_of
 from whence.guards.asking import Failed, attempt
 from whence.guards.check import Checked, check_model
 from whence.guards.fitting import misfits
@@ -18,7 +18,7 @@ from whence.guards.guarded import Guarded, Ways
 from whence.guards.input_glance import inputs_are_as_they_were
 from whence.guards.inputs import input_violations, structure_guard
 from whence.program import Program
-from whence.program.expectations import Constant, Entries, Expectation, Items
+from whence.program.expectations import Entries, Expectation, ExpectedConstant, Items
 from whence.program.guard_rows import Unguarded, Violation
 from whence.program.guards import Guards
 from whence.program.observed import Left, Observed
@@ -85,7 +85,7 @@ def _settled(guards: Guards, then: Guards, left_again: Left) -> Guards:
 def _is_probed(expected: Expectation) -> bool:
     """Whether `probed` tells when such a value decides: a number, or how much a container holds."""
     return isinstance(expected, Items | Entries) or (
-        isinstance(expected, Constant) and type(expected.value) in (int, float, set)
+        isinstance(expected, ExpectedConstant) and type(expected.value) in (int, float, set)
     )
 
 
@@ -120,7 +120,7 @@ def _computes_otherwise(program: Program, left: Left) -> LostState:
     )
 
 
-def check(program: Program, plan: Plan, model: object, args: object, kwargs: object) -> Checked:
+def check(program: Program, plan: GuardPlan, model: object, args: object, kwargs: object) -> Checked:
     """Every guard that does not hold for this model and, where they are given, these inputs.
 
     Where looking at what was given fails, that is what was found. Raises `UsageError` for a program that has
@@ -148,7 +148,7 @@ def check_inputs(program: Program, args: object, kwargs: object) -> list[Violati
     return violations
 
 
-def _check(program: Program, plan: Plan, model: object, args: object, kwargs: object) -> Checked:
+def _check(program: Program, plan: GuardPlan, model: object, args: object, kwargs: object) -> Checked:
     checked = check_model(plan, model, _roots(plan, model), has_backward=program.has_backward)
     if args is None and kwargs is None:
         return checked
@@ -159,7 +159,7 @@ def _check(program: Program, plan: Plan, model: object, args: object, kwargs: ob
     return replace(checked, violations=violations)
 
 
-def _roots(plan: Plan, model: object) -> tuple[object, ...]:
+def _roots(plan: GuardPlan, model: object) -> tuple[object, ...]:
     """The modules a callable reaches; a module is looked at as it is."""
     if not plan.callables:
         return (model,)
@@ -178,7 +178,7 @@ def same_operations(left: Program, right: Program) -> bool:
 
 
 def guarded(
-    program: Program, plan: Callable[[Program], Plan], model: Any, on_violation: str, capture: Capture
+    program: Program, plan: Callable[[Program], GuardPlan], model: Any, on_violation: str, capture: Capture
 ) -> Guarded:
     """A callable that checks before it runs; raises `UsageError` for an unknown `on_violation`, or a step."""
     hierarchy.refuse_step(program)
@@ -194,7 +194,7 @@ def guarded(
 
 
 def _checked(
-    plan: Callable[[Program], Plan], model: Any, current: Program, args: tuple[Any, ...], kwargs: Any
+    plan: Callable[[Program], GuardPlan], model: Any, current: Program, args: tuple[Any, ...], kwargs: Any
 ) -> Checked:
     return check(current, plan(current), model, args, kwargs)
 

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from whence._torch.operators import keeps_its_place
-from whence.rewriting.before import Before, mark_of
+from whence.rewriting.before import WorkingCopy, mark_of
 from whence.rewriting.value_numbers import computed_of
 
 aten = torch.ops.aten
@@ -49,7 +49,7 @@ class After:
         return found[0] if len(found) == 1 else None
 
 
-def after(old: Before, graph: fx.Graph, told: Told) -> After:
+def after(old: WorkingCopy, graph: fx.Graph, told: Told) -> After:
     """Compare."""
     found = After(graph)
     _recognise(found, old, graph is old.working.graph)
@@ -60,7 +60,7 @@ def after(old: Before, graph: fx.Graph, told: Told) -> After:
     return found
 
 
-def _recognise(found: After, old: Before, is_working_copy: bool) -> None:
+def _recognise(found: After, old: WorkingCopy, is_working_copy: bool) -> None:
     marked: dict[str, list[fx.Node]] = {}
     for node in found.graph.nodes:
         name = old.names.get(node) if is_working_copy else None
@@ -89,7 +89,7 @@ def _stopping(before: fx.Node, node: fx.Node) -> fx.Node:
     return node
 
 
-def _recompute(found: After, old: Before) -> None:
+def _recompute(found: After, old: WorkingCopy) -> None:
     """Operations that compute the same of the same, in the same order among equals."""
     equal: dict[Hashable, list[fx.Node]] = {}
     for node in found.graph.nodes:
@@ -100,7 +100,7 @@ def _recompute(found: After, old: Before) -> None:
             found.kept[node.name] = _stopping(node, same.pop(0))
 
 
-def _borders(found: After, old: Before) -> Iterator[tuple[str, fx.Node]]:
+def _borders(found: After, old: WorkingCopy) -> Iterator[tuple[str, fx.Node]]:
     """Inputs and the output of a graph that was traced anew, which carry nothing: inputs by their names, or
     by their positions where a tracer gave all of them others.
     """
@@ -121,7 +121,7 @@ def _changed(before: fx.Node, now: fx.Node) -> bool:
     return (before.op, before.target) != (now.op, now.target)
 
 
-def _hear(found: After, old: Before, told: Told) -> None:
+def _hear(found: After, old: WorkingCopy, told: Told) -> None:
     """Replacements that were told; nodes that came and went in between are followed to one that is there."""
     names = {node.name: node for node in found.graph.nodes}
     later: dict[str, list[str]] = {}
@@ -145,7 +145,7 @@ def _ends(name: str, later: Mapping[str, list[str]], present: Mapping[str, fx.No
             waiting += later.get(current, ())
 
 
-def _look(found: After, old: Before) -> None:
+def _look(found: After, old: WorkingCopy) -> None:
     """Replacements that are seen: another node at the same argument of a node that is still there."""
     for name, node in found.kept.items():
         earlier, now = (list(_leaves((each.args, each.kwargs))) for each in (old.nodes[name], node))
@@ -169,7 +169,7 @@ def _leaves(argument: Any) -> Iterator[Any]:
         yield argument
 
 
-def _value_numbers(found: After, old: Before) -> None:
+def _value_numbers(found: After, old: WorkingCopy) -> None:
     """What is gone, stands for nothing that was seen, and computed what a node that is there computes."""
     known: dict[Hashable, fx.Node] = {}
     for name, node in old.nodes.items():
@@ -193,7 +193,7 @@ def _image(found: After, node: fx.Node) -> fx.Node:
     return found.image(node.name) or node
 
 
-def _believe_copies(found: After, old: Before) -> None:
+def _believe_copies(found: After, old: WorkingCopy) -> None:
     """A node that is gone is the last of those that carry its metadata, if shape and dtype agree."""
     carrying: dict[str, list[fx.Node]] = {}
     for node, name in found.copied.items():

@@ -25,7 +25,7 @@ Saved = tuple[str, Any, Any, Any, str]
 
 
 @dataclass(frozen=True)
-class Before:
+class WorkingCopy:
     """A program before a pass, its own graph untouched, and a working copy that the pass may edit.
 
     `names` gives for each node of the working copy its name before the pass.
@@ -67,7 +67,7 @@ class Before:
         return origin_of(self.nodes[name])
 
 
-def before(program: Program) -> Before:
+def before(program: Program) -> WorkingCopy:
     """Make a working copy, whose nodes are marked; raises `UsageError` for a program that is being edited."""
     if any(MARK in node.meta for node in program.graph.nodes):
         raise UsageError(
@@ -79,7 +79,7 @@ def before(program: Program) -> Before:
     for node, name in names.items():
         node.meta[MARK] = name
         node.meta[CUSTOM] = {**said_of(node), MARK: name}
-    return Before(unchanged, working, names, {node: _saved(node) for node in program.graph.nodes})
+    return WorkingCopy(unchanged, working, names, {node: _saved(node) for node in program.graph.nodes})
 
 
 def mark_of(node: fx.Node) -> str | None:

@@ -11,7 +11,7 @@ from whence.program.calls import Leaf
 from whence.program.origins import origin_of
 from whence.program.wellformed import Broken
 from whence.rewriting.after import After
-from whence.rewriting.before import Before
+from whence.rewriting.before import WorkingCopy
 from whence.rewriting.faults import returned
 from whence.schema import OutputKind, Phase
 
@@ -19,10 +19,10 @@ _GONE = "a pass removed the value"
 
 
 @dataclass(frozen=True)
-class Names:
+class NamesNow:
     """Where the values of before are now."""
 
-    old: Before
+    old: WorkingCopy
     now: After
 
     def get(self, name: str) -> str | None:
@@ -35,9 +35,9 @@ class Names:
         return tuple(dict.fromkeys(found for name in names if (found := self.get(name)) is not None))
 
 
-def carried(old: Before, now: After, module: fx.GraphModule) -> Program:
+def carried(old: WorkingCopy, now: After, module: fx.GraphModule) -> Program:
     """The program over the graph that a pass left."""
-    program, names = old.program, Names(old, now)
+    program, names = old.program, NamesNow(old, now)
     outputs = tuple(_outputs(program, now))
     calls = Calls(tuple(_call(row, names) for row in program.calls.rows))
     held = {row.of: row.node for row in outputs if row.kind is OutputKind.MUTATION}
@@ -66,7 +66,7 @@ def carried(old: Before, now: After, module: fx.GraphModule) -> Program:
     )
 
 
-def _written(program: Program, names: Names) -> dict[str, tuple[str, ...]]:
+def _written(program: Program, names: NamesNow) -> dict[str, tuple[str, ...]]:
     """The later values of what is written in between: those of values that became one are one row."""
     merged: dict[str, tuple[str, ...]] = {}
     for name, values in program.written.items():
@@ -91,12 +91,12 @@ def _result(program: Program, outputs: tuple[Output, ...]) -> Structure:
     return Structure(program.result.spec, tuple(leaves))
 
 
-def _history(names: Names, values: tuple[str, ...], last: str | None) -> tuple[str, ...]:
+def _history(names: NamesNow, values: tuple[str, ...], last: str | None) -> tuple[str, ...]:
     kept = names.all(values[:-1])
     return tuple(dict.fromkeys((*kept, last))) if last is not None else names.all(values)
 
 
-def _call(row: Call, names: Names) -> Call:
+def _call(row: Call, names: NamesNow) -> Call:
     """A call that takes and returns the values that hold now what it took and returned."""
     if row.number == 0:
         return row
@@ -107,7 +107,7 @@ def _call(row: Call, names: Names) -> Call:
     return replace(row, inputs=inputs, outputs=outputs)
 
 
-def _structure(structure: Structure, names: Names) -> Structure:
+def _structure(structure: Structure, names: NamesNow) -> Structure:
     found: dict[str, Leaf] = {}
     for name in structure.names:
         image = names.now.image(name)
@@ -115,7 +115,7 @@ def _structure(structure: Structure, names: Names) -> Structure:
     return structure.renamed(found)
 
 
-def _reachable(outputs: Structure, inputs: Structure, names: Names, row: Call) -> Structure:
+def _reachable(outputs: Structure, inputs: Structure, names: NamesNow, row: Call) -> Structure:
     """What a call returns and no longer makes itself is absent, unless it is given it."""
     calls, now = names.old.program.calls, {node.name: node for node in names.now.graph.nodes}
 
@@ -132,7 +132,7 @@ def _reachable(outputs: Structure, inputs: Structure, names: Names, row: Call) -
     return outputs.renamed(lost)
 
 
-def _adjoint(adjoint: Adjoint, names: Names) -> Adjoint | None:
+def _adjoint(adjoint: Adjoint, names: NamesNow) -> Adjoint | None:
     """The contributions under their present names; None where one of them is not there by itself."""
     parts = []
     for part in adjoint.contributions:
@@ -144,7 +144,7 @@ def _adjoint(adjoint: Adjoint, names: Names) -> Adjoint | None:
 
 
 def _unclear(
-    program: Program, adjoints: Mapping[str, Adjoint | None], names: Names
+    program: Program, adjoints: Mapping[str, Adjoint | None], names: NamesNow
 ) -> frozenset[tuple[str, int]]:
     """The values, and the calls that contribute to them, whose gradients cannot be told apart any more."""
     return frozenset(
@@ -155,7 +155,7 @@ def _unclear(
     )
 
 
-def carried_faults(old: Before, now: After) -> Iterator[Broken]:
+def carried_faults(old: WorkingCopy, now: After) -> Iterator[Broken]:
     """What a program needs, and has no place for when it is gone."""
     program = old.program
     yield from _lost_draws(old, now)
@@ -178,7 +178,7 @@ def carried_faults(old: Before, now: After) -> Iterator[Broken]:
                 yield Broken(what, None, "leave it in the graph, or capture without preserve_calls")
 
 
-def _lost_draws(old: Before, now: After) -> Iterator[Broken]:
+def _lost_draws(old: WorkingCopy, now: After) -> Iterator[Broken]:
     """What happens less often: operations that draw or act are never equal, nor without effect."""
     before, after = _drawing(old.nodes.values()), _drawing(now.graph.nodes)
     if len(after) < len(before):
@@ -194,5 +194,5 @@ def _drawing(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     return [node for node in nodes if keeps_its_place(node.target, node.args, node.kwargs)]
 
 
-def _is_straight(old: Before, now: After, image: fx.Node) -> bool:
+def _is_straight(old: WorkingCopy, now: After, image: fx.Node) -> bool:
     return any(now.kept.get(name) is image for name in old.program.straight_through)

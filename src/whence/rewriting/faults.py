@@ -10,8 +10,8 @@ from whence._torch.operators import acts, keeps_its_place, op_name
 from whence.program.signature import describe
 from whence.program.wellformed import Broken
 from whence.rewriting.after import After
-from whence.rewriting.before import Before
-from whence.rewriting.origins import Sources
+from whence.rewriting.before import WorkingCopy
+from whence.rewriting.origins import NodeSources
 
 _SAY = (
     "say it inside the block: edit.replaced(new, *olds) or edit.split(old, *news), or copy the meta of a "
@@ -26,14 +26,14 @@ _PLACEHOLDERS = "leave inputs and outputs as they are: give a pass that changes 
 _FLAT = "write the operation itself, as call_function: a program hides none in modules or methods"
 
 
-def faults_of(old: Before, now: After, sources: Sources) -> list[Broken]:
+def faults_of(old: WorkingCopy, now: After, sources: NodeSources) -> list[Broken]:
     """Everything that is wrong with the graph after a pass."""
     rules = (_inputs, _outputs, _kinds, _order, _draws)
     lost = _bare(sources) if now.is_bare else _lost(sources)
     return [*lost, *(fault for rule in rules for fault in rule(old, now))]
 
 
-def _lost(sources: Sources) -> Iterator[Broken]:
+def _lost(sources: NodeSources) -> Iterator[Broken]:
     for node in sources.lost:
         if node.op == "call_function":
             yield Broken(
@@ -41,7 +41,7 @@ def _lost(sources: Sources) -> Iterator[Broken]:
             )
 
 
-def _bare(sources: Sources) -> Iterator[Broken]:
+def _bare(sources: NodeSources) -> Iterator[Broken]:
     nodes = [node for node in sources.lost if node.op == "call_function"]
     if nodes:
         named = ", ".join(f"{node.name} ({op_name(node.target)})" for node in nodes[:_SHOWN])
@@ -50,7 +50,7 @@ def _bare(sources: Sources) -> Iterator[Broken]:
         yield Broken(what, nodes[0].name, _TRACE)
 
 
-def _inputs(old: Before, now: After) -> Iterator[Broken]:
+def _inputs(old: WorkingCopy, now: After) -> Iterator[Broken]:
     kept = {node: name for name, node in now.kept.items()}
     found = [node for node in now.graph.nodes if node.op == "placeholder"]
     rows = [row.name for row in old.program.signature.inputs]
@@ -74,7 +74,7 @@ def returned(graph: fx.Graph) -> tuple[Any, ...] | None:
     return tuple(last.args[0])
 
 
-def _outputs(old: Before, now: After) -> Iterator[Broken]:
+def _outputs(old: WorkingCopy, now: After) -> Iterator[Broken]:
     earlier, later = returned(old.program.graph) or (), returned(now.graph)
     rows = old.program.signature.outputs
     if later is None or len(later) != len(earlier):
@@ -96,7 +96,7 @@ def _shape(node: fx.Node) -> tuple[object, ...]:
     return tuple(map(str, getattr(value, "shape", ()))), getattr(value, "dtype", None)
 
 
-def _kinds(_: Before, now: After) -> Iterator[Broken]:
+def _kinds(_: WorkingCopy, now: After) -> Iterator[Broken]:
     for node in now.graph.nodes:
         if node.op in ("call_module", "call_method"):
             yield Broken(f"{node.name} is a {node.op} of {node.target}", node.name, _FLAT)
@@ -106,7 +106,7 @@ def _kinds(_: Before, now: After) -> Iterator[Broken]:
             )
 
 
-def _order(_: Before, now: After) -> Iterator[Broken]:
+def _order(_: WorkingCopy, now: After) -> Iterator[Broken]:
     seen: set[fx.Node] = set()
     for node in now.graph.nodes:
         for source in node.all_input_nodes:
@@ -116,7 +116,7 @@ def _order(_: Before, now: After) -> Iterator[Broken]:
         seen.add(node)
 
 
-def _draws(old: Before, now: After) -> Iterator[Broken]:
+def _draws(old: WorkingCopy, now: After) -> Iterator[Broken]:
     """Operations that draw random numbers keep their order, and with it their numbers; and those that act."""
     names = {node: name for name, node in now.kept.items()}
     acting = [names[node] for node in now.graph.nodes if node in names and _keeps_its_place(node)]

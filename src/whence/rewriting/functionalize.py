@@ -75,9 +75,9 @@ class Functional:
         A view that must be taken again is taken after `last`, or at the very end.
         """
         end = last or next(iter(reversed(self.graph.nodes)))
-        return self.current(node, _Writer(self, end, end.next))
+        return self.current(node, _NodeWriter(self, end, end.next))
 
-    def current(self, node: fx.Node, writer: "_Writer") -> fx.Node:
+    def current(self, node: fx.Node, writer: "_NodeWriter") -> fx.Node:
         """The node that holds the value of the tensor that `node` recorded, at the writer's position."""
         tensor = self.identity(node)
         view = self.views.get(tensor)
@@ -105,7 +105,7 @@ class Functional:
 
 
 @dataclass(frozen=True)
-class _Writer:
+class _NodeWriter:
     """Inserts operations in front of a node, one after the other, with the origin of `node`."""
 
     state: Functional
@@ -167,7 +167,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _rewrite(state: Functional, node: fx.Node) -> None:
-    writer = _Writer(state, node, node)
+    writer = _NodeWriter(state, node, node)
     recorded = node.args
     written = written_arguments(node.target, node.args, node.kwargs) if _writes(node) else []
     node.args, node.kwargs = fx.map_arg(
@@ -193,7 +193,7 @@ def _note_view(state: Functional, node: fx.Node, viewed: Any) -> None:
     state.taken[node] = (state.versions.get(around.base, 0), node)
 
 
-def _move_view(state: Functional, node: fx.Node, recorded: Any, writer: _Writer) -> None:
+def _move_view(state: Functional, node: fx.Node, recorded: Any, writer: _NodeWriter) -> None:
     """`x.squeeze_()`: from now on the tensor is a view of what it was."""
     twin = _twin_of(node)
     tensor = state.identity(recorded[0])
@@ -206,7 +206,7 @@ def _move_view(state: Functional, node: fx.Node, recorded: Any, writer: _Writer)
     state.replaced[node] = moved
 
 
-def _write_functionally(state: Functional, node: fx.Node, written: list[Any], writer: _Writer) -> None:
+def _write_functionally(state: Functional, node: fx.Node, written: list[Any], writer: _NodeWriter) -> None:
     if not all(isinstance(tensor, (fx.Node, list, tuple)) for tensor in written):
         raise _NoForm(node, "what it writes to is not known")
     target: Any = node.target
@@ -236,7 +236,7 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
     state.replaced[node] = values[0]
 
 
-def _write_wrapped(state: Functional, node: fx.Node, written: list[Any], writer: _Writer) -> None:
+def _write_wrapped(state: Functional, node: fx.Node, written: list[Any], writer: _NodeWriter) -> None:
     """A library's operator that writes: PyTorch's wrapper runs it on copies, and gives them back."""
     target: Any = node.target
     given = {argument.name: argument.default_value for argument in target._schema.arguments}
@@ -253,14 +253,14 @@ def _write_wrapped(state: Functional, node: fx.Node, written: list[Any], writer:
     state.same[node] = state.replaced[node] = result
 
 
-def _each(written: Any, value: fx.Node, writer: _Writer) -> list[tuple[fx.Node, fx.Node]]:
+def _each(written: Any, value: fx.Node, writer: _NodeWriter) -> list[tuple[fx.Node, fx.Node]]:
     """What is written, each with its new value: a tensor, or those of a list."""
     if isinstance(written, fx.Node):
         return [(written, value)]
     return [(part, writer(operator.getitem, value, at)) for at, part in enumerate(written)]
 
 
-def _computed(twin: Any, node: fx.Node, writer: _Writer) -> fx.Node:
+def _computed(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Node:
     """What the in-place operation writes, computed without writing; two twins would not give its numbers."""
     if twin is aten.copy.default:
         return _copied(node, writer)
@@ -272,7 +272,7 @@ def _computed(twin: Any, node: fx.Node, writer: _Writer) -> fx.Node:
     return writer(twin, *node.args, **kwargs, **missing_defaults(target, twin, node.args, kwargs))
 
 
-def _copied(node: fx.Node, writer: _Writer) -> fx.Node:
+def _copied(node: fx.Node, writer: _NodeWriter) -> fx.Node:
     """`aten.copy` has no derivative; a clone in the shape, dtype and layout of the target has."""
     target, source = node.args[:2]
     value = _as_before(source, target, writer)  # type: ignore[arg-type]
@@ -281,7 +281,7 @@ def _copied(node: fx.Node, writer: _Writer) -> fx.Node:
     return writer(aten.clone.default, value)
 
 
-def _drawn_in_memory_order(twin: Any, node: fx.Node, writer: _Writer) -> fx.Node:
+def _drawn_in_memory_order(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Node:
     """`bernoulli_` draws in the order of memory, `bernoulli` in the order of dimensions."""
     target: Any = node.target
     tensor, *rest = node.args
@@ -292,7 +292,7 @@ def _drawn_in_memory_order(twin: Any, node: fx.Node, writer: _Writer) -> fx.Node
     return writer(aten.permute.default, drawn, [order.index(axis) for axis in range(len(order))])
 
 
-def _as_before(value: fx.Node, tensor: fx.Node, writer: _Writer) -> fx.Node:
+def _as_before(value: fx.Node, tensor: fx.Node, writer: _NodeWriter) -> fx.Node:
     """In-place operations keep the dtype and shape of the tensor they write; their twins may not."""
     before, now = tensor.meta["val"], value.meta["val"]
     if isinstance(now, Tensor) and now.dtype != before.dtype:
@@ -309,7 +309,7 @@ def _twin_of(node: fx.Node) -> Any:
     return twin
 
 
-def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _Writer) -> None:
+def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWriter) -> None:
     tensor = state.identity(recorded)
     view = state.views.get(tensor)
     base = tensor if view is None else view.base
@@ -322,13 +322,13 @@ def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _Writer
         state.taken[tensor] = (state.versions[base], _laid_out_as(before, value, writer))
 
 
-def _laid_out_as(before: fx.Node, value: fx.Node, writer: _Writer) -> fx.Node:
+def _laid_out_as(before: fx.Node, value: fx.Node, writer: _NodeWriter) -> fx.Node:
     """`value` in the memory of the tensor that is written: other strides can give later readers other last
     bits."""
     return value if have_one_layout(before, value) else writer(aten.slice_scatter.default, before, value)
 
 
-def _looked_through(state: Functional, view: View, writer: _Writer) -> list[fx.Node]:
+def _looked_through(state: Functional, view: View, writer: _NodeWriter) -> list[fx.Node]:
     """The newest value of the base, and of each step of the view."""
     values = [state.latest.get(view.base, view.base)]
     for step in view.steps:
@@ -336,7 +336,7 @@ def _looked_through(state: Functional, view: View, writer: _Writer) -> list[fx.N
     return values
 
 
-def _written_through(state: Functional, view: View, value: fx.Node, writer: _Writer) -> fx.Node:
+def _written_through(state: Functional, view: View, value: fx.Node, writer: _NodeWriter) -> fx.Node:
     values = _looked_through(state, View(view.base, view.steps[:-1]), writer)
     for position in reversed(range(len(view.steps))):
         step = view.steps[position]

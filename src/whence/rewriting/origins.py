@@ -18,7 +18,7 @@ from whence.provenance import CallSite, Origin
 from whence.provenance.merging import merged
 from whence.provenance.places import common_ancestor
 from whence.rewriting.after import After
-from whence.rewriting.before import Before
+from whence.rewriting.before import WorkingCopy
 from whence.schema import Phase, Quality
 
 Said = Mapping[fx.Node, tuple[str, ...]]
@@ -26,20 +26,20 @@ Said = Mapping[fx.Node, tuple[str, ...]]
 
 
 @dataclass
-class Sources:
+class NodeSources:
     """The names of before that each new or changed node comes from; `lost` are those with none."""
 
     of: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)
     lost: list[fx.Node] = field(default_factory=list)
 
 
-def sources_of(old: Before, now: After, said: Said) -> Sources:
+def sources_of(old: WorkingCopy, now: After, said: Said) -> NodeSources:
     """Find out what each node comes from that was not there before."""
     there = {node for node in now.kept.values() if node not in now.changed}
     new = [node for node in now.graph.nodes if node not in there and node.op not in NOT_PLACED]
     ranks = {name: rank for rank, name in enumerate(old.nodes)}
     heirs = _heirs(now)
-    found = Sources()
+    found = NodeSources()
     for node in reversed(new):
         names = said.get(node) or (() if now.is_bare else _deduced(old, now, heirs, node, found))
         if names:
@@ -51,7 +51,7 @@ def sources_of(old: Before, now: After, said: Said) -> Sources:
 
 
 def _deduced(
-    old: Before, now: After, heirs: Mapping[fx.Node, Sequence[str]], node: fx.Node, found: Sources
+    old: WorkingCopy, now: After, heirs: Mapping[fx.Node, Sequence[str]], node: fx.Node, found: NodeSources
 ) -> Sequence[str]:
     return _known(old, now, heirs, node) or _of_readers(found, node)
 
@@ -64,14 +64,14 @@ def _heirs(now: After) -> dict[fx.Node, list[str]]:
     return found
 
 
-def _known(old: Before, now: After, heirs: Mapping[fx.Node, Sequence[str]], node: fx.Node) -> list[str]:
+def _known(old: WorkingCopy, now: After, heirs: Mapping[fx.Node, Sequence[str]], node: fx.Node) -> list[str]:
     names = [now.copied[node]] if node in now.copied else []
     names += [now.changed[node]] if node in now.changed else []
     replaced = [name for name in heirs.get(node, ()) if old.nodes[name].op not in NOT_PLACED]
     return [*names, *replaced, *_only_for(old, now, replaced)]
 
 
-def _only_for(old: Before, now: After, names: Sequence[str]) -> Iterator[str]:
+def _only_for(old: WorkingCopy, now: After, names: Sequence[str]) -> Iterator[str]:
     """Nodes that are gone, stand for nothing, and had use for these alone."""
     gone = set(names)
     waiting = [source for name in names for source in old.nodes[name].all_input_nodes]
@@ -84,7 +84,7 @@ def _only_for(old: Before, now: After, names: Sequence[str]) -> Iterator[str]:
             waiting += node.all_input_nodes
 
 
-def _of_readers(found: Sources, node: fx.Node) -> list[str]:
+def _of_readers(found: NodeSources, node: fx.Node) -> list[str]:
     """The sources of those who read a new node, where all of them are new, too."""
     readers = list(node.users)
     if not readers or not all(reader in found.of for reader in readers):
@@ -92,7 +92,7 @@ def _of_readers(found: Sources, node: fx.Node) -> list[str]:
     return [name for reader in readers for name in found.of[reader]]
 
 
-def write_origins(old: Before, now: After, sources: Sources, name: str) -> None:
+def write_origins(old: WorkingCopy, now: After, sources: NodeSources, name: str) -> None:
     """Write an origin on every node; those that are lost get none."""
     heir = {source: node for node, names in sources.of.items() for source in names}
     rows = old.program.calls
@@ -119,7 +119,7 @@ def write_origins(old: Before, now: After, sources: Sources, name: str) -> None:
             _write_nested(node)
 
 
-def _merged_away(old: Before, now: After) -> Iterator[tuple[fx.Node, list[str]]]:
+def _merged_away(old: WorkingCopy, now: After) -> Iterator[tuple[fx.Node, list[str]]]:
     """Nodes that are still there, with those that are gone because they computed the same."""
     kept = {node: name for name, node in now.kept.items()}
     for node, names in _heirs(now).items():
@@ -128,7 +128,7 @@ def _merged_away(old: Before, now: After) -> Iterator[tuple[fx.Node, list[str]]]
             yield node, same
 
 
-def _with_calls_of(old: Before, name: str, others: Sequence[str]) -> Origin:
+def _with_calls_of(old: WorkingCopy, name: str, others: Sequence[str]) -> Origin:
     """The origin of a node; other calls that it now computes for, too, are named behind its own.
 
     What was computed in the forward and again in the backward, by a checkpoint or by itself, is computed in

@@ -34,7 +34,7 @@ GraphPass = Callable[[fx.GraphModule], Any]
 
 
 @dataclass(frozen=True)
-class Function:
+class FunctionPass:
     """A function over graph modules as a pass."""
 
     function: GraphPass
@@ -62,7 +62,7 @@ def apply(program: P, pass_: Pass | GraphPass) -> P:
             f"expected a pass, got {type(pass_).__name__}",
             remedy="give an object with `name` and `rewrite(edit)`, or a function over a graph module",
         )
-    chosen = pass_ if isinstance(pass_, Pass) else Function(pass_)
+    chosen = pass_ if isinstance(pass_, Pass) else FunctionPass(pass_)
     made = program.with_changes()
     with track(made, chosen.name) as edit:
         chosen.rewrite(edit)

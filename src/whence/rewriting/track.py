@@ -12,7 +12,7 @@ from whence.program import Program
 from whence.program.wellformed import Broken, shown
 from whence.program.wellformed import faults as rules_broken
 from whence.rewriting.after import After, Told, after
-from whence.rewriting.before import Before, before, clean, mark_of
+from whence.rewriting.before import WorkingCopy, before, clean, mark_of
 from whence.rewriting.carry import carried, carried_faults
 from whence.rewriting.faults import faults_of
 from whence.rewriting.origins import sources_of, write_origins
@@ -29,7 +29,7 @@ class Edit:
     block.
     """
 
-    def __init__(self, program: Program, name: str, old: Before) -> None:
+    def __init__(self, program: Program, name: str, old: WorkingCopy) -> None:
         self.name = name
         self.program = program
         self._old = old
@@ -114,7 +114,7 @@ def _become(program: Program, other: Program) -> None:
     vars(program).update(vars(other.with_changes()))
 
 
-def _finished(edit: Edit, old: Before, told: Told) -> Program:
+def _finished(edit: Edit, old: WorkingCopy, told: Told) -> Program:
     _refuse_stale_nodes(old)
     module = edit.graph_module
     if module is not old.working:
@@ -150,7 +150,7 @@ def _said(edit: Edit, graph: fx.Graph) -> dict[fx.Node, tuple[str, ...]]:
     }
 
 
-def _name_inputs(old: Before, now: After) -> None:
+def _name_inputs(old: WorkingCopy, now: After) -> None:
     """Inputs keep their names and what they stand for, also in a graph that a pass wrote anew."""
     for name, node in now.kept.items():
         if node.op == "placeholder":
@@ -166,7 +166,7 @@ def _evaluate(graph: fx.Graph) -> None:
             node.meta["val"] = fake_result(node.target, node.args, node.kwargs)
 
 
-def _refuse_stale_nodes(old: Before) -> None:
+def _refuse_stale_nodes(old: WorkingCopy) -> None:
     """The program's own graph must be as it was: nodes taken before the block are not for editing."""
     if not old.is_untouched:
         raise LostProvenance("nodes that were taken before the block were edited in it", remedy=_STALE)

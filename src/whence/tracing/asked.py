@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from whence._torch.dims import (
+    DimWish,
     Freedom,
-    Wish,
     further_examples,
     is_collection,
     is_spelled_out,
@@ -27,7 +27,7 @@ _DIMS = "a Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None"
 
 
 @dataclass(frozen=True)
-class Leaf:
+class AskedLeaf:
     """One leaf of the arguments: its position among all, its path and its value in the example."""
 
     position: int
@@ -54,7 +54,7 @@ class Asked:
     `layout` is how the arguments are arranged, and `further` are inputs for which the capture is to hold.
     """
 
-    wishes: Mapping[Dimension, Wish] = field(default_factory=dict)
+    wishes: Mapping[Dimension, DimWish] = field(default_factory=dict)
     sizes: Mapping[Dimension, int] = field(default_factory=dict)
     layout: Layout = None
     further: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = ()
@@ -97,7 +97,7 @@ def asked_sizes(
     return Asked(free, {at: leaves[at.position].size(at.dim) for at in free}, layout, further)
 
 
-def _composed(wishes: Mapping[Dimension, Wish], parts: Sequence[Part | None]) -> Iterator[Fault]:
+def _composed(wishes: Mapping[Dimension, DimWish], parts: Sequence[Part | None]) -> Iterator[Fault]:
     """Sizes of tensors that are made of others: those of the whole would have to follow."""
     for at, wish in wishes.items():
         part = parts[at.position]
@@ -150,13 +150,13 @@ def _layout(value: Any, path: Any, positions: Mapping[str, int]) -> Layout:
         return [_layout(item, at, positions) for item, at in zip(value, path, strict=True)]
     inside = children_of(value)
     if inside is None:
-        return Leaf(positions[path], path, value)
+        return AskedLeaf(positions[path], path, value)
     rows = [(key, _layout(child, path + access, positions)) for key, access, child in inside]
     return dict(rows) if isinstance(value, dict) else [layout for _, layout in rows]
 
 
-def _leaves(layout: Layout) -> Iterator[Leaf]:
-    if isinstance(layout, Leaf):
+def _leaves(layout: Layout) -> Iterator[AskedLeaf]:
+    if isinstance(layout, AskedLeaf):
         yield layout
     else:
         for inside in layout.values() if isinstance(layout, dict) else layout:
@@ -175,11 +175,11 @@ def _by_name(layout: Mapping[str, Layout], spec: Any) -> Any:
     )
 
 
-Found = Iterator[Fault | tuple[Dimension, Wish]]
+Found = Iterator[Fault | tuple[Dimension, DimWish]]
 
 
 def _matched(layout: Layout, spec: Any, at: str = "dynamic_shapes") -> Found:
-    if isinstance(layout, Leaf):
+    if isinstance(layout, AskedLeaf):
         yield from _of_leaf(layout, spec, at)
     elif isinstance(layout, dict) and isinstance(spec, dict) and {*layout} == {*spec}:
         for key, inside in layout.items():
@@ -207,7 +207,7 @@ def _other_structure(layout: Layout, spec: Any, at: str) -> Fault:
     )
 
 
-def _of_leaf(leaf: Leaf, spec: Any, at: str) -> Found:
+def _of_leaf(leaf: AskedLeaf, spec: Any, at: str) -> Found:
     if spec is None:
         return
     if isinstance(leaf.value, Tensor):
@@ -226,7 +226,7 @@ def _of_leaf(leaf: Leaf, spec: Any, at: str) -> Found:
         yield Fault(what, remedy=f"only tensors and whole numbers can vary: write None there{more}")
 
 
-def _of_tensor(leaf: Leaf, spec: Any, at: str) -> Found:
+def _of_tensor(leaf: AskedLeaf, spec: Any, at: str) -> Found:
     rank = leaf.value.dim()
     if isinstance(spec, tuple | list):
         if len(spec) != rank:
@@ -257,9 +257,9 @@ def _written(spec: Any) -> str:
     return repr(spec) if wish is None else wish.text
 
 
-def _value_faults(wishes: Mapping[Dimension, Wish], leaves: Mapping[int, Leaf]) -> Iterator[Fault]:
+def _value_faults(wishes: Mapping[Dimension, DimWish], leaves: Mapping[int, AskedLeaf]) -> Iterator[Fault]:
     """Examples that do not keep to what was asked of all inputs."""
-    first: dict[str, tuple[Dimension, Wish, int]] = {}
+    first: dict[str, tuple[Dimension, DimWish, int]] = {}
     for at, wish in wishes.items():
         size = leaves[at.position].size(at.dim)
         base, left = divmod(size - wish.offset, wish.scale)
@@ -276,11 +276,13 @@ def _value_faults(wishes: Mapping[Dimension, Wish], leaves: Mapping[int, Leaf]) 
 _EXAMPLE = "use an example inside the range, or widen the range"
 
 
-def _is_within(base: int, wish: Wish) -> bool:
+def _is_within(base: int, wish: DimWish) -> bool:
     return (wish.low is None or wish.low <= base) and (wish.high is None or base <= wish.high)
 
 
-def _conflicts(first: tuple[Dimension, Wish, int], other: tuple[Dimension, Wish, int]) -> Iterator[Fault]:
+def _conflicts(
+    first: tuple[Dimension, DimWish, int], other: tuple[Dimension, DimWish, int]
+) -> Iterator[Fault]:
     (at, wish, base), (there, own, value) = first, other
     if (wish.low, wish.high) != (own.low, own.high):
         yield Fault(

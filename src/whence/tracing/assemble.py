@@ -48,7 +48,7 @@ from whence.tracing.replay.expand import Exchanged
 from whence.tracing.reshapes import decide_again, rule_out_ones
 from whence.tracing.sharing import refuse_shared_writes
 from whence.tracing.subject import Subject, module_records
-from whence.tracing.tables import Values, signature_of, wholes_of
+from whence.tracing.tables import GraphValues, signature_of, wholes_of
 
 _SCATTER = torch.ops.aten.as_strided_scatter.default
 _RRELU = torch.ops.aten.rrelu_with_noise_functional.default
@@ -115,7 +115,7 @@ def assemble(
 
 
 def _as_differentiated(
-    recorded: Recorded, functional: Functional, values: Values, custom: frozenset[int]
+    recorded: Recorded, functional: Functional, values: GraphValues, custom: frozenset[int]
 ) -> frozenset[str]:
     """Let autograd find in a forward-only program what it found in the run; nodes that hand gradients on."""
     session = recorded.session
@@ -158,7 +158,7 @@ def _layouts_read(notes: Notes, functional: Functional) -> frozenset[str]:
 
 
 def _differentiable(
-    recorded: Recorded, values: Values, exchanged: Exchanged, names: "_Names"
+    recorded: Recorded, values: GraphValues, exchanged: Exchanged, names: "_Names"
 ) -> frozenset[str]:
     """What carried a gradient: values that modules exchanged, and results as they are after all writes."""
     keys, results = recorded.session.notes.keys, zip(recorded.result_nodes, values.results, strict=True)
@@ -166,7 +166,7 @@ def _differentiable(
     return frozenset(names.name(node.name) or "" for node in exchanged.values) | written
 
 
-def _final_values(recorded: Recorded, functional: Functional) -> Values:
+def _final_values(recorded: Recorded, functional: Functional) -> GraphValues:
     last = _last_of_forward(recorded)
 
     def final(node: fx.Node | None) -> fx.Node | None:
@@ -178,7 +178,7 @@ def _final_values(recorded: Recorded, functional: Functional) -> Values:
         node: value for node in dict.fromkeys(inputs) if (value := functional.final(node, last)) is not node
     }
     written |= {placeholder: functional.final(node, last) for placeholder, node in recorded.reassigned}
-    return Values(
+    return GraphValues(
         loss=final(recorded.backward.loss),
         results=tuple(map(final, recorded.result_nodes)),
         written=written,
@@ -201,7 +201,7 @@ def _last_of_forward(recorded: Recorded) -> fx.Node | None:
     return next(forward, None)
 
 
-def _histories_of_inputs(values: Values, functional: Functional) -> dict[str, tuple[str, ...]]:
+def _histories_of_inputs(values: GraphValues, functional: Functional) -> dict[str, tuple[str, ...]]:
     return {
         placeholder.name: tuple(
             dict.fromkeys((*(node.name for node in functional.history.get(placeholder, [])), value.name))
@@ -359,7 +359,7 @@ def _backward_hooks(subject: Subject) -> Iterator[str]:
             yield f"the backward hooks of {path or 'the model'}"
 
 
-def _result_leaves(recorded: Recorded, values: Values) -> tuple[Leaf, ...]:
+def _result_leaves(recorded: Recorded, values: GraphValues) -> tuple[Leaf, ...]:
     return tuple(
         Constant(leaf) if node is None else Named(node.name)
         for leaf, node in zip(recorded.results, values.results, strict=True)

@@ -23,13 +23,13 @@ from whence.program.origins import set_origin
 from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase, Quality
-from whence.tracing.following import Gradients, Sum, follow
-from whence.tracing.notes import Notes, Step, first_of_each_moment, maker_of
+from whence.tracing.following import GradientSums, Sum, follow
+from whence.tracing.notes import AutogradStep, Notes, first_of_each_moment, maker_of
 from whence.tracing.record import Recorded
 from whence.tracing.replay.differentiating import is_stand_in
 
 
-def attribute(recorded: Recorded) -> Gradients:
+def attribute(recorded: Recorded) -> GradientSums:
     """Write an origin on every recorded node; return the gradients that values were given."""
     notes = recorded.session.notes
     sites = [scope.site for scope in notes.scopes]
@@ -47,7 +47,7 @@ def attribute(recorded: Recorded) -> Gradients:
 
 
 def attribute_steps(
-    notes: Notes, sites: Sequence[CallSite], gradients: Gradients, makers: Mapping[int, fx.Node]
+    notes: Notes, sites: Sequence[CallSite], gradients: GradientSums, makers: Mapping[int, fx.Node]
 ) -> None:
     """Write an origin on everything that autograd's nodes recorded, and on the sums between them."""
     for step in notes.steps:
@@ -97,7 +97,7 @@ def seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node) -> Origin:
 
 
 def _of_step(
-    sites: Sequence[CallSite], notes: Notes, step: Step, node: fx.Node, makers: Mapping[int, fx.Node]
+    sites: Sequence[CallSite], notes: Notes, step: AutogradStep, node: fx.Node, makers: Mapping[int, fx.Node]
 ) -> Origin:
     mark = notes.marks[node]
     maker = maker_of(step.node, makers)
@@ -120,7 +120,9 @@ def _of_sum(sites: Sequence[CallSite], total: Sum) -> Origin:
     return Origin(Phase.BACKWARD, calls, Quality.ACCUMULATED, place=_place(sites, total.place))
 
 
-def attribute_rest(notes: Notes, sites: Sequence[CallSite], gradients: Gradients, *, since: int = 0) -> None:
+def attribute_rest(
+    notes: Notes, sites: Sequence[CallSite], gradients: GradientSums, *, since: int = 0
+) -> None:
     """What autograd recorded between its nodes and is no sum: the seed, and what hooks on tensors computed.
 
     A hook on a tensor runs right before the autograd node that made the tensor, so it is given to that node's

@@ -53,7 +53,7 @@ _AS_COMPILED = "call it as torch.compile would accept it, or write the branch or
 _WRITE_OUTSIDE = "write to a copy, return the new value and write it outside"
 
 
-class Host(Protocol):
+class BranchHost(Protocol):
     """What is needed of the session: a `RecordingListener` that can be asked for more."""
 
     notes: Notes
@@ -75,11 +75,11 @@ class Branches:
     says whether a backward is recorded, too.
     """
 
-    def __init__(self, host: Host, *, differentiates: bool) -> None:
+    def __init__(self, host: BranchHost, *, differentiates: bool) -> None:
         self._host = host
         self._differentiates = differentiates
         self._active: list[BranchRecorder] = []
-        self._over: list[Seen] = []
+        self._over: list[BranchRun] = []
         self._played: list[fx.Node] = []
         self.retraces = False
 
@@ -228,7 +228,7 @@ class Branches:
         """The node of a recorded graph that runs again."""
         return self._played[-1] if self._played else None
 
-    def seen(self, operator: HigherOrderOperator, function: Any, examples: Sequence[Any]) -> "Seen":
+    def seen(self, operator: HigherOrderOperator, function: Any, examples: Sequence[Any]) -> "BranchRun":
         """Run a function of the model on examples, and record it."""
         listener = Listener(self._host, self, self.recorder, sees=True)
         recorder = BranchRecorder(listener, self.recorder)
@@ -237,11 +237,11 @@ class Branches:
         moment = next_sequence_number()
         with self._recording(recorder):
             leaves, spec = tree_flatten(function(*args))
-        seen = Seen(operator, self._host.here(), recorder, listener, tuple(args), nodes, leaves, spec)
+        seen = BranchRun(operator, self._host.here(), recorder, listener, tuple(args), nodes, leaves, spec)
         self._over.append(seen)
         return replace(seen, known=self._known_functions(moment, seen))
 
-    def _known_functions(self, moment: int, seen: "Seen") -> frozenset[int]:
+    def _known_functions(self, moment: int, seen: "BranchRun") -> frozenset[int]:
         """The moments of operators that run functions themselves, and bring their derivative along.
 
         A custom autograd function is differentiated by Python code that no graph contains: it is refused.
@@ -328,7 +328,7 @@ class Listener:
 
 
 @dataclass(frozen=True)
-class Seen:
+class BranchRun:
     """A function that an operator has run, and where: its recording, what it was given and returned.
 
     `known` are the moments of autograd functions in it that bring their derivative along."""
@@ -374,13 +374,13 @@ class _Closing:
     def _refused(self, why: str) -> UnsupportedOperator:
         return self.branches.refused(self.operator, why)
 
-    def _recognise(self, seen: Seen) -> None:
+    def _recognise(self, seen: BranchRun) -> None:
         """Let what a function returns as it found it be known by a placeholder."""
         for leaf in seen.leaves:
             if isinstance(leaf, Tensor) and seen.recorder.node_of(leaf) is None:
                 seen.recorder.recognised(leaf)
 
-    def _shares(self, seen: Seen) -> bool:
+    def _shares(self, seen: BranchRun) -> bool:
         """Whether a result is memory of an argument, or of another result."""
         nodes = seen.recorder.graph.nodes
         memory, taken = memory_of(nodes), {node for node in nodes if node.op == "placeholder"}
@@ -388,7 +388,7 @@ class _Closing:
         looked_into = [memory(node) for node in results if node is not None]
         return len(set(looked_into)) < len(looked_into) or not taken.isdisjoint(looked_into)
 
-    def _constants(self, seen: Sequence[Seen]) -> dict[int, Any]:
+    def _constants(self, seen: Sequence[BranchRun]) -> dict[int, Any]:
         """The leaves of results that are no tensors, by position; all functions must return the same."""
         found: dict[int, Any] = {}
         for at, values in enumerate(zip(*(each.leaves for each in seen), strict=True)):
@@ -402,7 +402,7 @@ class _Closing:
             found[at] = first
         return found
 
-    def _outside(self, seen: Sequence[Seen]) -> dict[int, tuple[Tensor, fx.Node]]:
+    def _outside(self, seen: Sequence[BranchRun]) -> dict[int, tuple[Tensor, fx.Node]]:
         """The tensors from outside that functions read, each with a placeholder of one of them."""
         found: dict[int, tuple[Tensor, fx.Node]] = {}
         for each in seen:
@@ -424,7 +424,7 @@ class _Closing:
 
     def _graph(
         self,
-        seen: Seen,
+        seen: BranchRun,
         outside: dict[int, tuple[Tensor, fx.Node]],
         constants: dict[int, Any],
         *,
@@ -451,7 +451,7 @@ class _Closing:
         order_placeholders(module.graph, order)
         return module
 
-    def _refuse_writes(self, seen: Seen, functional: Functional) -> None:
+    def _refuse_writes(self, seen: BranchRun, functional: Functional) -> None:
         if any(node.op == "placeholder" for node in functional.history):
             raise UnsupportedMutation(
                 f"a function that {op_name(self.operator)} runs writes to a value from outside",

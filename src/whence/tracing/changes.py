@@ -20,7 +20,7 @@ _NUMBERS = (int, float, str, bytes)
 _TABLES = (*HOOK_KINDS, *(flag for flags in HOOK_FLAGS.values() for flag in flags))
 
 
-class Before:
+class ContainerSnapshot:
     """What changes are told from: attributes of modules and hooks at the start, containers as they were when
     they were read.
     """

@@ -7,13 +7,13 @@ from whence.rewriting.functionalize import functionalize
 from whence.tracing.assemble import assemble
 from whence.tracing.branch_origins import attribute_branches
 from whence.tracing.example import Example
-from whence.tracing.following import Gradients
+from whence.tracing.following import GradientSums
 from whence.tracing.record import Recorded
 from whence.tracing.replay.expand import expand
 from whence.tracing.settling import with_sizes
 
 
-def finished(example: Example, recorded: Recorded, gradients: Gradients) -> Program:
+def finished(example: Example, recorded: Recorded, gradients: GradientSums) -> Program:
     """The program of an attributed run; raises `Doubt` where a record cannot be used after all."""
     session = recorded.session
     recorder = session.recorder

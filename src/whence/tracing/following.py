@@ -40,7 +40,7 @@ class Sum:
 
 
 @dataclass
-class Gradients:
+class GradientSums:
     """Gradients as they arrived, value by value, and the sums they made."""
 
     arrivals: dict[GradientKey, list[Arrival]] = field(default_factory=dict)
@@ -48,12 +48,12 @@ class Gradients:
     delivered: int = 0
 
 
-def follow(notes: Notes, roots: Sequence[tuple[GradientKey | None, fx.Node]], start: int) -> Gradients:
+def follow(notes: Notes, roots: Sequence[tuple[GradientKey | None, fx.Node]], start: int) -> GradientSums:
     """Replay what autograd handed from node to node, and find the sums among the recorded operations.
 
     `roots` are the gradients it was given, and what is recorded from `start` on came of them.
     """
-    gradients = Gradients()
+    gradients = GradientSums()
     producers = _Producers(notes)
     first = notes.steps[0].start if notes.steps else len(notes.order)
     given = [(key, tangent, (PROGRAM,)) for key, tangent in roots]
@@ -88,7 +88,7 @@ class _Producers:
 
 
 def _deliver(
-    gradients: Gradients,
+    gradients: GradientSums,
     producers: _Producers,
     edges: Iterable[tuple[GradientKey | None, fx.Node | None, tuple[int, ...]]],
     sums: Iterator[fx.Node],

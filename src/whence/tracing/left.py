@@ -28,7 +28,7 @@ Named = tuple[str, str | None]
 
 
 @dataclass(frozen=True)
-class Values:
+class RunValues:
     """What is known of the tensors of a run; `given` are the nodes of what the call was given."""
 
     recorder: Recorder
@@ -57,7 +57,7 @@ class Values:
 class StandIns:
     """Tensors with numbers, whichever, for those of a run that it left behind."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: RunValues) -> None:
         self._values = values
         self._made: dict[int, tuple[Tensor, Tensor]] = {}
         self.varying = self.of_state = False

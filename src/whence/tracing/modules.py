@@ -51,7 +51,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ModuleCopy:
     """A module with copies of its attributes and of the containers among them.
 
     Most of those are empty: `empty` are they, by the names of their attributes.
@@ -79,7 +79,7 @@ class Kept:
 class Loss:
     """Something that a module kept from the run and that a program will not make again."""
 
-    module: Kept
+    module: ModuleCopy
     name: str
     value: Any
     line: str | None
@@ -99,7 +99,7 @@ def modules_restored(modules: Iterable[tuple[ModulePath, nn.Module]]) -> Iterato
         restore()
 
 
-def way_back(before: Iterable[Kept]) -> Callable[[], None]:
+def way_back(before: Iterable[ModuleCopy]) -> Callable[[], None]:
     """A way back to what was kept; looked through only when it is gone, so it may grow until then."""
 
     def restore() -> None:
@@ -110,7 +110,7 @@ def way_back(before: Iterable[Kept]) -> Callable[[], None]:
 
 
 @contextmanager
-def changes_reported(before: Sequence[Kept], lines: Lines) -> Iterator[None]:
+def changes_reported(before: Sequence[ModuleCopy], lines: Lines) -> Iterator[None]:
     """Undo what a capture writes to modules; after success, say which of it will not happen again.
 
     Tensors that were kept are warned about. Parameters, and modules that hold some, are new state: a
@@ -123,7 +123,7 @@ def changes_reported(before: Sequence[Kept], lines: Lines) -> Iterator[None]:
 
 
 @contextmanager
-def objects_reported(before: Sequence[Kept], lines: Lines) -> Iterator[None]:
+def objects_reported(before: Sequence[ModuleCopy], lines: Lines) -> Iterator[None]:
     """Undo what the block writes to the objects in `before`, which may grow; warn about tensors they kept."""
     with _undone(before, lines) as losses:
         yield
@@ -131,7 +131,7 @@ def objects_reported(before: Sequence[Kept], lines: Lines) -> Iterator[None]:
 
 
 @contextmanager
-def _undone(before: Sequence[Kept], lines: Lines) -> Iterator[list[Loss]]:
+def _undone(before: Sequence[ModuleCopy], lines: Lines) -> Iterator[list[Loss]]:
     """Undo what the block writes; the list has, after success, what of it is lost."""
     changed, losses = before, list[Loss]()
     try:
@@ -142,7 +142,7 @@ def _undone(before: Sequence[Kept], lines: Lines) -> Iterator[list[Loss]]:
         way_back(changed)()
 
 
-def kept_of(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[Kept]:
+def kept_of(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[ModuleCopy]:
     """Every module once, under its first path, with copies of what it holds."""
     unique: dict[int, tuple[ModulePath, nn.Module]] = {}
     for path, module in modules:
@@ -150,12 +150,12 @@ def kept_of(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[Kept]:
     return [object_kept(path, module) for path, module in unique.values()]
 
 
-def object_kept(path: ModulePath, thing: object) -> Kept:
+def object_kept(path: ModulePath, thing: object) -> ModuleCopy:
     """An object that a module holds, with copies of what it holds itself."""
     attributes = dict(vars(thing))
     held = [(name, value) for name, value in attributes.items() if isinstance(value, CONTAINERS)]
     empty = [row for row in held if not row[1]]
-    return Kept(path, thing, attributes, _containers([row for row in held if row[1]]), empty)
+    return ModuleCopy(path, thing, attributes, _containers([row for row in held if row[1]]), empty)
 
 
 def contents_of(name: str, held: Container) -> list[Content]:
@@ -182,7 +182,7 @@ def _copied(held: Container) -> Container:
     return held.copy() if type(held) in _PLAIN_CONTAINERS else copy(held)
 
 
-def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
+def _losses(kept: ModuleCopy, lines: Lines) -> Iterator[Loss]:
     for name, value in vars(kept.module).items():
         if (id(kept.module), name) in lines.by_torch:
             continue
@@ -198,7 +198,7 @@ def _losses(kept: Kept, lines: Lines) -> Iterator[Loss]:
                 yield _loss(kept, str(key) if registered else content.attribute, value, lines)
 
 
-def _loss(kept: Kept, name: str, value: Any, lines: Lines) -> Loss:
+def _loss(kept: ModuleCopy, name: str, value: Any, lines: Lines) -> Loss:
     line = lines.attributes.get((id(kept.module), name))
     made = next(fakes_in(value), None)
     return Loss(kept, name, value, line or (None if made is None else lines.maker(made)))
@@ -253,7 +253,7 @@ def _warn_about(losses: Sequence[Loss]) -> None:
         )
 
 
-def _restore(kept: Kept) -> None:
+def _restore(kept: ModuleCopy) -> None:
     for content in kept.changed():
         refill(content.held, content.before)
     now = own_attributes(kept.module)

@@ -86,7 +86,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Step:
+class AutogradStep:
     """One autograd node that ran: which nodes were recorded meanwhile, what it received and handed on.
 
     `keys` say where what it produced goes, edge by edge, and `scopes`, where the node stands for
@@ -122,7 +122,7 @@ class Notes:
     marks: dict[fx.Node, Mark] = field(default_factory=dict)
     scopes: list[Scope] = field(default_factory=list)
     transitions: list[tuple[int, int]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[AutogradStep] = field(default_factory=list)
     keys: dict[fx.Node, GradientKey] = field(default_factory=dict)
     exchanged: set[GradientKey] = field(default_factory=set)
     inputs: dict[fx.Node, str] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from whence.tracing.refusals import fake_failed
 _SHOWN = 3
 
 
-class Noting(AbstractContextManager[None]):
+class CaptureNoting(AbstractContextManager[None]):
     """Adds notes to any exception that passes through, and swallows none.
 
     One of PyTorch's machinery is no error of the model's: it becomes the cause of one of ours.

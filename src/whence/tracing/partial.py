@@ -13,7 +13,7 @@ from whence.provenance import Origin
 from whence.provenance.places import PROGRAM
 from whence.rewriting.functionalize import Functional
 from whence.schema import Phase, Quality
-from whence.tracing.following import Gradients
+from whence.tracing.following import GradientSums
 from whence.tracing.notes import Mark, Notes
 from whence.tracing.replay.expand import expand
 from whence.tracing.replay.markers import Markers
@@ -60,7 +60,7 @@ def _partial(session: Session, error: CaptureError) -> Partial:
         if not has_origin(node) and (mark := session.notes.marks.get(node)) is not None:
             set_origin(node, _origin(mark, session.notes))
     with suppress(Doubt):  # then stand-ins are shown as what they are
-        expand(session.replayer, session.notes, Functional(graph), Gradients())
+        expand(session.replayer, session.notes, Functional(graph), GradientSums())
     stopped = "\n   ".join(filter(None, (error.what, str(error.where))))
     return Partial(session.notes.scopes[PROGRAM].site.type, graph, stopped)
 

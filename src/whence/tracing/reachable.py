@@ -45,14 +45,14 @@ from whence.tracing.saved import (
     ENTRY,
     SLOTS,
     EnvironmentKey,
-    Kind,
+    NamespaceEntry,
     Saved,
-    Variable,
+    StateKind,
     has_results,
     is_iterator,
     save,
 )
-from whence.tracing.sources import Sources, other_each_time
+from whence.tracing.sources import ImpureCalls, other_each_time
 
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, range, slice, Tensor, ref, CodeType),
@@ -112,7 +112,7 @@ class Reachable:
     def __init__(self, is_user: Callable[[CodeType], bool], is_inside: Callable[[object], bool]) -> None:
         self.saved: list[Saved] = []
         self.readers: dict[int, Reader] = {}
-        self.sources: Sources | None = None
+        self.sources: ImpureCalls | None = None
         self.names = set[str]()
         self._named: list[tuple[Saved, Outside, Source]] = []
         self._is_user = is_user
@@ -187,7 +187,7 @@ class Reachable:
             raise SideEffect.of([other_each_time(f"datetime.{min(asked)}", line_of((reader[0], min(asked))))])
         plain = not is_watched and not isinstance(value, ModuleType | BuiltinFunctionType)
         if plain and not _is_torch(value):
-            for row in self._save(name, Variable(namespace, name), reader):
+            for row in self._save(name, NamespaceEntry(namespace, name), reader):
                 found = Outside(f"global {name}", namespace, (itemgetter(name),), row.before)
                 self._name(row, found, reader[0], depth)
         is_called = isinstance(value, FunctionType)  # functions that call each other are followed to the end
@@ -218,7 +218,7 @@ class Reachable:
         value: object,
         path: ModulePath,
         place: Callable[[], tuple[object, Source | None]],
-        but: Kind | None = None,
+        but: StateKind | None = None,
     ) -> None:
         """Look at a thing that the model holds; `but` is what is looked at elsewhere."""
         if is_iterator(value):

@@ -28,9 +28,9 @@ from whence.errors import Place
 from whence.program.observed import Change, Left, Observed, Read
 from whence.program.steps import Outside
 from whence.provenance import ModulePath, Source
-from whence.tracing.changes import Before
-from whence.tracing.left import Named, StandIns, Values, left_behind
-from whence.tracing.modules import Kept, Lines, object_kept, objects_reported
+from whence.tracing.changes import ContainerSnapshot
+from whence.tracing.left import Named, RunValues, StandIns, left_behind
+from whence.tracing.modules import Lines, ModuleCopy, object_kept, objects_reported
 from whence.tracing.reachable import Reachable
 from whence.tracing.refusals import object_used
 from whence.tracing.saved import ATTRIBUTES, Saved
@@ -81,16 +81,16 @@ class Reads:
     ) -> None:
         self.observer = ReadObserver(self)
         self.reachable = Reachable(is_user, self.is_watched)
-        self.values: Values | None = None
+        self.values: RunValues | None = None
         self._subject = subject
         self._lines = lines
         self._place = place
         self._modules = tuple(subject.named_modules())
         self._known = {id(module) for _, module in self._modules}
         self._objects: list[object] = []
-        self.kept: list[Kept] = []
+        self.kept: list[ModuleCopy] = []
         self._rows: list[Read] = []
-        self._before = Before({id(module): module for _, module in self._modules}.values())
+        self._before = ContainerSnapshot({id(module): module for _, module in self._modules}.values())
         self._left = Left()
         self._variables: tuple[tuple[Outside, Source], ...] = ()
         self._noted: set[tuple[int, str]] = set()

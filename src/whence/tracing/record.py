@@ -35,7 +35,7 @@ from whence.tracing.frames import SourceFinder, beginning_of
 from whence.tracing.given_containers import containers_in, refuse_changes
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.kinds import refuse_kinds
-from whence.tracing.left import Values
+from whence.tracing.left import RunValues
 from whence.tracing.loss_state import tensors_of_loss
 from whence.tracing.modules import Lines, changes_reported, kept_of, reassigned_buffers, way_back
 from whence.tracing.partial import keeping_what_was_recorded
@@ -51,7 +51,7 @@ from whence.tracing.replay.rehearsing import rehearsed
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.session import Session
 from whence.tracing.sideeffects import SideEffects
-from whence.tracing.sources import Sources
+from whence.tracing.sources import ImpureCalls
 from whence.tracing.subject import StateTensor, Subject, attribute_names, plain_tensors
 from whence.tracing.symbols import Symbols, symbols_for
 from whence.tracing.undoing import Undoing
@@ -197,7 +197,7 @@ def prepare(session: Session, example: Example, state: Sequence[StateTensor]) ->
     ]
     described += [(node, f"the {_kind_of(row).value} {row.paths[0]}") for row, node in adopted]
     session.notes.inputs.update(described)
-    session.reads.values = Values(session.recorder, frozenset(nodes), session.notes.marks)
+    session.reads.values = RunValues(session.recorder, frozenset(nodes), session.notes.marks)
     arguments, twins = fake_arguments(example, leaves)
     wholes = [*wholes_of_state(state, adopted), *wholes_of_arguments(example, twins, leaves, nodes)]
     prepared = Prepared(adopted, example.leaves, tuple(leaves), tuple(nodes), arguments, tuple(wholes))
@@ -212,7 +212,7 @@ def surroundings_kept(session: Session, undoing: Undoing, lines: Lines) -> Itera
     """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
     subject = session.subject
     modules = kept_of((*subject.named_modules(), *subject.named_wrappers()))
-    sources = session.reads.reachable.sources = Sources(session.is_user, lambda: session.reading()[1])
+    sources = session.reads.reachable.sources = ImpureCalls(session.is_user, lambda: session.reading()[1])
     side_effects = SideEffects(session, sources)
     parts = [row for row in plain_tensors(subject.state) if row.access]
     tensors = [row.tensor for row in (*subject.state, *parts)]

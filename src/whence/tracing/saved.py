@@ -26,7 +26,7 @@ _LARGEST = 1_000_000
 
 
 @dataclass(frozen=True)
-class Kind:
+class StateKind:
     """How to read the state of a thing, to compare two of them, and to give one back."""
 
     read: Callable[[Any], Any]
@@ -41,7 +41,7 @@ class Saved:
 
     path: str
     thing: Any
-    kind: Kind
+    kind: StateKind
     before: Any
     line: str | None = None
 
@@ -98,7 +98,7 @@ def _is_many(state: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Variable:
+class NamespaceEntry:
     """A name in the namespace of a file."""
 
     namespace: dict[str, Any]
@@ -112,7 +112,7 @@ class EnvironmentKey:
     name: str
 
 
-def _set_variable(variable: Variable, value: Any) -> None:
+def _set_variable(variable: NamespaceEntry, value: Any) -> None:
     if value is NOTHING:
         variable.namespace.pop(variable.name, None)
     else:
@@ -242,38 +242,38 @@ def _is(left: Any, right: Any) -> bool:
     return left is right
 
 
-VARIABLE = Kind(lambda it: it.namespace.get(it.name, NOTHING), _set_variable, _is)
-ENTRY = Kind(lambda key: os.environ.get(key.name), lambda *_: None, eq)
-CELL = Kind(_cell, _set_cell, _is)
-CONTAINER = Kind(_copied, refill, same_items)
-ATTRIBUTES = Kind(
+VARIABLE = StateKind(lambda it: it.namespace.get(it.name, NOTHING), _set_variable, _is)
+ENTRY = StateKind(lambda key: os.environ.get(key.name), lambda *_: None, eq)
+CELL = StateKind(_cell, _set_cell, _is)
+CONTAINER = StateKind(_copied, refill, same_items)
+ATTRIBUTES = StateKind(
     lambda thing: dict(own_attributes(thing)),
     lambda thing, before: reset(own_attributes(thing), before),
     same_items,
 )
-LOCAL = Kind(
+LOCAL = StateKind(
     lambda thing: dict(thing.__dict__), lambda thing, before: reset(thing.__dict__, before), same_items
 )
-SLOTS = Kind(_slots, _set_slots, same_items)
-CLASS = Kind(_class, _set_class, same_items)
-CACHED = Kind(_cached_calls, lambda function, _: function.cache_clear(), eq)
-ENVIRONMENT = Kind(dict, _set_environment, eq)
-CONTEXT = Kind(_context, _set_context, _is)
-PYTHON_RANDOM = Kind(random.Random.getstate, random.Random.setstate, eq, draws=True)
-NUMPY_RANDOM = Kind(_bit_state, _set_bit_state, _same_bits, draws=True)
-ARRAY = Kind(_array, _set_array, _same_array)
+SLOTS = StateKind(_slots, _set_slots, same_items)
+CLASS = StateKind(_class, _set_class, same_items)
+CACHED = StateKind(_cached_calls, lambda function, _: function.cache_clear(), eq)
+ENVIRONMENT = StateKind(dict, _set_environment, eq)
+CONTEXT = StateKind(_context, _set_context, _is)
+PYTHON_RANDOM = StateKind(random.Random.getstate, random.Random.setstate, eq, draws=True)
+NUMPY_RANDOM = StateKind(_bit_state, _set_bit_state, _same_bits, draws=True)
+ARRAY = StateKind(_array, _set_array, _same_array)
 
 
 _OF_TYPE = {
     EnvironmentKey: ENTRY,
     CellType: CELL,
-    Variable: VARIABLE,
+    NamespaceEntry: VARIABLE,
     ContextVar: CONTEXT,
     type(os.environ): ENVIRONMENT,
 }
 
 
-def kinds_of(thing: Any) -> Iterator[Kind]:
+def kinds_of(thing: Any) -> Iterator[StateKind]:
     """What state a thing has; nothing for what has none, or none that anybody can look at."""
     kind = type(thing)
     if kind in _OF_TYPE:
@@ -290,7 +290,7 @@ def kinds_of(thing: Any) -> Iterator[Kind]:
         yield from _kinds_of_object(thing)
 
 
-def _kinds_of_object(thing: Any) -> Iterator[Kind]:
+def _kinds_of_object(thing: Any) -> Iterator[StateKind]:
     kind = type(thing)
     if _is_container(kind):
         yield CONTAINER
@@ -315,7 +315,7 @@ def _is_container(kind: type) -> bool:
     return all(getattr(kind, name, None) is getattr(base, name, None) for name in _OWN_WAYS)
 
 
-def _kinds_of_numpy(thing: Any) -> Iterator[Kind]:
+def _kinds_of_numpy(thing: Any) -> Iterator[StateKind]:
     numpy = sys.modules["numpy"]
     if isinstance(thing, numpy.random.Generator | numpy.random.RandomState):
         yield NUMPY_RANDOM

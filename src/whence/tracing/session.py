@@ -40,8 +40,8 @@ from whence.tracing.cuts import Cuts
 from whence.tracing.frames import SourceFinder, frame_outside
 from whence.tracing.interrupts import Interrupts
 from whence.tracing.modules import Lines
-from whence.tracing.notes import Mark, Notes, Repeat, Scope, Step
-from whence.tracing.noting import Noting
+from whence.tracing.notes import AutogradStep, Mark, Notes, Repeat, Scope
+from whence.tracing.noting import CaptureNoting
 from whence.tracing.own_gradients import as_own_nodes
 from whence.tracing.raising import required
 from whence.tracing.random_states import RandomStates
@@ -410,8 +410,8 @@ class Session:
             produced = as_own_nodes(self.recorder, self.notes, edges, start, produced)
         keys, plain = in_parts(edges, produced)
         handed = self._nodes(plain)
-        scopes, self.replayer.handed_on = self.replayer.handed_on, None
-        self.notes.steps.append(Step(node, start, len(self.notes.order), received, handed, keys, scopes))
+        scopes, self.replayer.handed_on, end = self.replayer.handed_on, None, len(self.notes.order)
+        self.notes.steps.append(AutogradStep(node, start, end, received, handed, keys, scopes))
         self.arrived.update(key for key, value in zip(keys, handed, strict=False) if key and value)
         return produced
 
@@ -436,7 +436,7 @@ class Session:
     @contextmanager
     def blaming(self, name: str) -> Iterator[None]:
         """An error of the model stays the model's own; a note says that a capture was running, and where."""
-        with Noting(name, self.here_failed, self.notes.asked):
+        with CaptureNoting(name, self.here_failed, self.notes.asked):
             try:
                 yield
             except RuntimeError as error:

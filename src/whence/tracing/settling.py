@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from whence._torch.dims import Freedom, Wish
+from whence._torch.dims import DimWish, Freedom
 from whence.errors import CallError, InvalidShapes
 from whence.program import Convention, Program
 from whence.program.sizes import ZERO_ONE, Asker, Dimension, Reading, Sized, SizeRule, Sizes, shape_of, sized
@@ -105,7 +105,7 @@ def _rules(settled: Settled, leaves: Sequence[Any]) -> tuple[tuple[Reading, ...]
 
 
 def _equal(
-    settled: Settled, at: Dimension, wish: Wish, condition: str, own: Mapping[Dimension, Reading]
+    settled: Settled, at: Dimension, wish: DimWish, condition: str, own: Mapping[Dimension, Reading]
 ) -> SizeRule:
     name = settled.names[at]
     base = next((there for there, reading in own.items() if reading.name == name), None)
@@ -122,14 +122,14 @@ def _equal(
     return SizeRule((at,), condition, size, by)
 
 
-def _related(at: Dimension, wish: Wish, name: str, base: Dimension) -> str:
+def _related(at: Dimension, wish: DimWish, name: str, base: Dimension) -> str:
     """How a dimension follows from the size that another one, or itself, is read for."""
     if at == base:
         return f"of the form {wish.text}"
     return f"{wish.text}, where {name} is {base}" if wish.is_derived else f"what {base} is"
 
 
-def _asked_bounds(at: Dimension, wish: Wish, name: str) -> Iterator[SizeRule]:
+def _asked_bounds(at: Dimension, wish: DimWish, name: str) -> Iterator[SizeRule]:
     text = wish.text
     if wish.low:
         yield SizeRule((at,), f"{name} >= {wish.low}", f"at least {_dimension(wish, wish.low)}", Asker(text))
@@ -137,7 +137,7 @@ def _asked_bounds(at: Dimension, wish: Wish, name: str) -> Iterator[SizeRule]:
         yield SizeRule((at,), f"{name} <= {wish.high}", f"at most {_dimension(wish, wish.high)}", Asker(text))
 
 
-def _dimension(wish: Wish, base: int) -> int:
+def _dimension(wish: DimWish, base: int) -> int:
     return base * wish.scale + wish.offset
 
 

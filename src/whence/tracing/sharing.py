@@ -9,10 +9,10 @@ from whence.errors import Fault, Place, UnsupportedMutation
 from whence.program.origins import origin_of
 from whence.schema import Phase
 from whence.tracing.record import Recorded
-from whence.tracing.tables import Values
+from whence.tracing.tables import GraphValues
 
 
-def refuse_shared_writes(recorded: Recorded, values: Values) -> None:
+def refuse_shared_writes(recorded: Recorded, values: GraphValues) -> None:
     """Raise `UnsupportedMutation` naming all that is written twice, or shares its memory with something."""
     tensors = dict(_tensors(recorded))
     faults = [

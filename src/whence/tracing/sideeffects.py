@@ -23,7 +23,7 @@ from whence.errors import Fault, LostState, SideEffect
 from whence.tracing.leaks import take_out
 from whence.tracing.replay.template import Doubt
 from whence.tracing.session import Session
-from whence.tracing.sources import Sources
+from whence.tracing.sources import ImpureCalls
 from whence.tracing.subject import Subject
 
 
@@ -33,7 +33,7 @@ class SideEffects:
     What `fills_gradients` may do so.
     """
 
-    def __init__(self, session: Session, sources: Sources) -> None:
+    def __init__(self, session: Session, sources: ImpureCalls) -> None:
         self._subject = session.subject
         self._sources = sources
         self._random_states = session.random_states

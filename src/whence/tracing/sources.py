@@ -44,7 +44,7 @@ _THROUGH = frozenset(
 """Files whose functions ask on behalf of whoever calls them."""
 
 
-class Sources:
+class ImpureCalls:
     """The calls of clocks and the like that the user's code makes on this thread, each with its line."""
 
     def __init__(self, is_user: Callable[[CodeType], bool], line: Callable[[], object]) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from whence._torch.dims import Freedom, Wish, dim_of, written
+from whence._torch.dims import DimWish, Freedom, dim_of, written
 from whence.errors import Fault, Place, SpecialisedShapes
 from whence.program.sizes import ZERO_ONE, Asker, Dimension, Restriction
-from whence.tracing.asked import Asked, Layout, Leaf
+from whence.tracing.asked import Asked, AskedLeaf, Layout
 
 if TYPE_CHECKING:
     from whence._torch.size_environment import Decision, SizeEnvironment
@@ -23,7 +23,7 @@ class Less:
     kind: str
     allowed: str
     decision: "Decision | None"
-    wish: Wish
+    wish: DimWish
 
 
 def refuse_less(environment: "SizeEnvironment", asked: Asked, names: Mapping[Dimension, str]) -> None:
@@ -55,11 +55,11 @@ def _less(
 ) -> Less | None:
     wish, symbol = asked.wishes[at], environment.bases.get(names[at])
     if symbol is None:
-        return Less("fixed", str(asked.sizes[at]), None, Wish(Freedom.STATIC, "Dim.STATIC"))
+        return Less("fixed", str(asked.sizes[at]), None, DimWish(Freedom.STATIC, "Dim.STATIC"))
     stands_for = environment.replace(symbol)
     if stands_for.is_number:
         size = int(stands_for) * wish.scale + wish.offset
-        fixed = Wish(Freedom.STATIC, "Dim.STATIC")
+        fixed = DimWish(Freedom.STATIC, "Dim.STATIC")
         return Less("fixed", str(size), environment.cause_of(symbol), fixed)
     if wish.freedom is not Freedom.NAMED:
         return None
@@ -79,7 +79,7 @@ def _tied(
     cause = environment.cause_of(symbol)
     allowed = environment.spelled(environment.replace(symbol) * wish.scale + wish.offset)
     if found is None or there is None or asked.wishes[there].freedom is not Freedom.NAMED:
-        return Less("tied", allowed, cause, Wish(Freedom.AUTO, "Dim.AUTO"))
+        return Less("tied", allowed, cause, DimWish(Freedom.AUTO, "Dim.AUTO"))
     _, scale, offset = found
     asked_there = asked.wishes[there]
     less = _smaller(environment, asked_there, environment.bases[names[there]])
@@ -95,12 +95,12 @@ def _tied(
     return Less("tied", words, cause, changed)
 
 
-def _smaller(environment: "SizeEnvironment", wish: Wish, symbol: Any) -> Less | None:
+def _smaller(environment: "SizeEnvironment", wish: DimWish, symbol: Any) -> Less | None:
     """A size that stays free, and may be fewer numbers than were asked for."""
     return _narrowed(environment, wish, symbol) or _multiple(environment, wish)
 
 
-def _narrowed(environment: "SizeEnvironment", wish: Wish, symbol: Any) -> Less | None:
+def _narrowed(environment: "SizeEnvironment", wish: DimWish, symbol: Any) -> Less | None:
     low, high = environment.range_of(symbol)
     lowest, highest = wish.low or 0, wish.high
     too_low = low > max(lowest, _SMALLEST)
@@ -115,13 +115,13 @@ def _narrowed(environment: "SizeEnvironment", wish: Wish, symbol: Any) -> Less |
     return Less("narrowed", words, cause, replace(wish, low=low, high=high))
 
 
-def _multiple(environment: "SizeEnvironment", wish: Wish) -> Less | None:
+def _multiple(environment: "SizeEnvironment", wish: DimWish) -> Less | None:
     for found in environment.found():
         divisor = found.divisor
         if found.names == {wish.name} and divisor is not None:
             low = -(-(wish.low or 0) // divisor)
             high = None if wish.high is None else wish.high // divisor
-            part = Wish(
+            part = DimWish(
                 Freedom.NAMED, "", f"{wish.name}_by_{divisor}", low, high, wish.scale * divisor, wish.offset
             )
             return Less("multiple", f"a multiple of {divisor * wish.scale}", found.decision, part)
@@ -137,7 +137,7 @@ _VERBS = {
 
 
 def _restriction(
-    environment: "SizeEnvironment", at: Dimension, wish: Wish, less: Less, symbol: Any
+    environment: "SizeEnvironment", at: Dimension, wish: DimWish, less: Less, symbol: Any
 ) -> Restriction:
     names_no_symbol = less.decision is None and less.kind == "fixed"
     return Restriction(
@@ -186,7 +186,7 @@ def _remedy(rows: Sequence[Restriction], suggestion: str) -> str:
     return "".join(f"\n    * {option}" for option in filter(None, options))
 
 
-def _suggested(layout: Layout, wishes: Mapping[Dimension, Wish], roots: dict[str, Any]) -> Any:
+def _suggested(layout: Layout, wishes: Mapping[Dimension, DimWish], roots: dict[str, Any]) -> Any:
     """`dynamic_shapes` for these wishes, arranged as the arguments are."""
     if isinstance(layout, dict):
         return {key: _suggested(inside, wishes, roots) for key, inside in layout.items()}
@@ -196,7 +196,7 @@ def _suggested(layout: Layout, wishes: Mapping[Dimension, Wish], roots: dict[str
     return found.get(None, found or None)
 
 
-def _written(layout: Layout, wishes: Mapping[Dimension, Wish]) -> str:
+def _written(layout: Layout, wishes: Mapping[Dimension, DimWish]) -> str:
     if isinstance(layout, dict):
         rows = (f"{key!r}: {_written(inside, wishes)}" for key, inside in layout.items())
         return f"{{{', '.join(rows)}}}"
@@ -207,5 +207,5 @@ def _written(layout: Layout, wishes: Mapping[Dimension, Wish]) -> str:
     return found.get(None, f"{{{', '.join(rows)}}}" if found else "None")
 
 
-def _of_leaf(leaf: Leaf, wishes: Mapping[Dimension, Wish]) -> Iterator[tuple[int | None, Wish]]:
+def _of_leaf(leaf: AskedLeaf, wishes: Mapping[Dimension, DimWish]) -> Iterator[tuple[int | None, DimWish]]:
     return ((at.dim, wish) for at, wish in wishes.items() if at.position == leaf.position)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from whence._torch.dims import Freedom, Wish
+from whence._torch.dims import DimWish, Freedom
 from whence._torch.recording import Recorder
 from whence._torch.sizes import is_symbolic
 from whence.errors import InvalidShapes
@@ -50,7 +50,7 @@ class Symbols:
     def __init__(self, recorder: Recorder, asked: Asked, names: Mapping[Dimension, str]) -> None:
         self._recorder = recorder
         self._names = names
-        self._wishes: dict[tuple[int, int | None], tuple[Dimension, Wish]] = {
+        self._wishes: dict[tuple[int, int | None], tuple[Dimension, DimWish]] = {
             (at.position, at.dim): (at, wish) for at, wish in asked.wishes.items()
         }
 

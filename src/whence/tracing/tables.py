@@ -20,7 +20,7 @@ from whence.tracing.subject import StateTensor, Subject, attribute_names, loose_
 
 
 @dataclass(frozen=True)
-class Values:
+class GraphValues:
     """The nodes that hold, in the functional graph, what the run returned, wrote and differentiated."""
 
     loss: fx.Node | None
@@ -30,7 +30,7 @@ class Values:
 
 
 def signature_of(
-    subject: Subject, example: Example, recorded: Recorded, values: Values
+    subject: Subject, example: Example, recorded: Recorded, values: GraphValues
 ) -> tuple[Signature, list[Any]]:
     """All rows, and the values of the output node in the same order."""
     state = [_state_row(row, node) for row, node in recorded.prepared.state]
@@ -128,12 +128,12 @@ def _loss_row(name: str, held: LossTensor, node: fx.Node) -> Input:
     )
 
 
-def _loss_rows(values: Values) -> Iterator[tuple[Output, Any]]:
+def _loss_rows(values: GraphValues) -> Iterator[tuple[Output, Any]]:
     if values.loss is not None:
         yield Output("loss", OutputKind.LOSS, "loss", node=values.loss.name), values.loss
 
 
-def _result_rows(recorded: Recorded, values: Values) -> Iterator[tuple[Output, Any]]:
+def _result_rows(recorded: Recorded, values: GraphValues) -> Iterator[tuple[Output, Any]]:
     pairs, _ = tree_flatten_with_path(
         tree_unflatten(list(range(len(recorded.results))), recorded.result_spec)
     )
@@ -155,7 +155,7 @@ def _result_rows(recorded: Recorded, values: Values) -> Iterator[tuple[Output, A
         )
 
 
-def _mutation_rows(values: Values, inputs: Mapping[str, Input]) -> Iterator[tuple[Output, Any]]:
+def _mutation_rows(values: GraphValues, inputs: Mapping[str, Input]) -> Iterator[tuple[Output, Any]]:
     for placeholder, value in values.written.items():
         changed = inputs[placeholder.name]
         yield (
@@ -172,7 +172,7 @@ def _mutation_rows(values: Values, inputs: Mapping[str, Input]) -> Iterator[tupl
 
 
 def _gradient_rows(
-    recorded: Recorded, values: Values, inputs: Mapping[str, Input]
+    recorded: Recorded, values: GraphValues, inputs: Mapping[str, Input]
 ) -> Iterator[tuple[Output, Any]]:
     for placeholder, value in zip(recorded.backward.targets, values.gradients, strict=True):
         source = inputs[placeholder.name]

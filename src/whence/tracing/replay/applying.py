@@ -13,7 +13,7 @@ from whence._torch.tensors import writes_to
 from whence._torch.trees import tree_unflatten
 from whence.program.observed import Read
 from whence.tracing.replay.differentiating import linked
-from whence.tracing.replay.host import Host
+from whence.tracing.replay.host import ReplayHost
 from whence.tracing.replay.likeness import COMPUTED, Likeness, Look, held
 from whence.tracing.replay.template import Application, Differentiated, Doubt, Rehearsal, Template
 from whence.tracing.replay.trial import Counts
@@ -23,7 +23,7 @@ Gradients = Callable[[Application, Sequence[Tensor | None]], Sequence[Tensor | N
 
 
 def applied(
-    host: Host,
+    host: ReplayHost,
     template: Template,
     found: Likeness,
     scope: int,
@@ -67,7 +67,7 @@ def applied(
     return application, _result(template, found, results)
 
 
-def _open_scopes(host: Host, template: Template, found: Likeness, scope: int) -> None:
+def _open_scopes(host: ReplayHost, template: Template, found: Likeness, scope: int) -> None:
     """The calls inside the call, as they would have been made."""
     scopes, first = host.notes.scopes, template.scopes.start
     before, now = scopes[first].site.path, scopes[scope].site.path
@@ -89,7 +89,7 @@ def _result(template: Template, found: Likeness, results: Sequence[Tensor]) -> A
     return tree_unflatten(leaves, template.outcome.spec)
 
 
-def _reads(host: Host, template: Template, found: Likeness, scope: int) -> Iterator[Read]:
+def _reads(host: ReplayHost, template: Template, found: Likeness, scope: int) -> Iterator[Read]:
     """What the call would have read."""
     scopes, caller = host.notes.scopes, host.reading()[1]
     before, now = scopes[template.scopes.start].site.path, scopes[scope].site.path
@@ -121,7 +121,7 @@ def slots_of(template: Template, rehearsal: Rehearsal) -> list[tuple[int, int]]:
 
 
 def differentiated(
-    host: Host, application: Application, rehearsal: Rehearsal, tangents: Sequence[Tensor]
+    host: ReplayHost, application: Application, rehearsal: Rehearsal, tangents: Sequence[Tensor]
 ) -> tuple[Sequence[Tensor | None], tuple[tuple[int, ...], ...]]:
     """One gradient for each slot of a replayed call, and the calls that each comes from.
 

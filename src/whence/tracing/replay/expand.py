@@ -18,10 +18,10 @@ from whence.program.origins import has_origin
 from whence.provenance.places import PROGRAM
 from whence.rewriting.functionalize import Functional
 from whence.schema import Phase
-from whence.tracing.following import Gradients
+from whence.tracing.following import GradientSums
 from whence.tracing.notes import Notes
 from whence.tracing.replay.links import Link, Links, adjoints_of, links_of, settled
-from whence.tracing.replay.recipes import Recipe, RecipeWriter, Run, Section, Written
+from whence.tracing.replay.recipes import Recipe, RecipeRun, RecipeWriter, Section, Written
 from whence.tracing.replay.replayer import Replayer
 from whence.tracing.replay.template import Application, Differentiated, Doubt, Rehearsal, Template
 
@@ -39,7 +39,7 @@ class Exchanged:
     copies: Copies
 
 
-def expand(replayer: Replayer, notes: Notes, functional: Functional, gradients: Gradients) -> Exchanged:
+def expand(replayer: Replayer, notes: Notes, functional: Functional, gradients: GradientSums) -> Exchanged:
     """Replace all stand-ins; raises `Doubt` where a record cannot be used after all."""
     links, values, copies = links_of(notes.keys, gradients), list(notes.keys), Copies({}, {})
     if replayer.applications:
@@ -59,7 +59,7 @@ class _Expansion:
     """
 
     def __init__(
-        self, replayer: Replayer, notes: Notes, functional: Functional, gradients: Gradients, links: Links
+        self, replayer: Replayer, notes: Notes, functional: Functional, gradients: GradientSums, links: Links
     ) -> None:
         self.instead: dict[fx.Node, tuple[range, list[Link]]] = {}
         self.exchanged: list[fx.Node] = []
@@ -167,7 +167,7 @@ class _Expansion:
         start = template.start
         section = Section(template, start.names, start.called, template.functions, {})
         scopes, starts = self._notes.scopes, application.starts
-        run = Run(application, stand_in, scopes, starts, application.called, {}, written)
+        run = RecipeRun(application, stand_in, scopes, starts, application.called, {}, written)
         for recipe in self._recipes_of(section, start.begin, template.border):
             run.write(recipe, self._inserter)
         for item in list(stand_in.users):
@@ -226,7 +226,7 @@ class _Expansion:
     # --- backward ------------------------------------------------------------------------------------
 
     def _write_backward(
-        self, application: Application, backward: Differentiated, table: Links, gradients: Gradients
+        self, application: Application, backward: Differentiated, table: Links, gradients: GradientSums
     ) -> None:
         template, rehearsal, stand_in = application.template, backward.rehearsal, backward.node
         if any(map(is_not, map(self._functional.value_of, rehearsal.read), _read_by(rehearsal.border))):
@@ -239,7 +239,7 @@ class _Expansion:
         recipes = self._recipes_of(section, rehearsal.begin, rehearsal.border)
         moved, left_out = self._sums_outside(backward, items, gradients, {recipe.node for recipe in recipes})
         outside = _scopes_outside(application, gradients)
-        run = Run(application, stand_in, self._notes.scopes, backward.starts, {}, outside, written)
+        run = RecipeRun(application, stand_in, self._notes.scopes, backward.starts, {}, outside, written)
         for recipe in recipes:
             for total in moved.pop(recipe.node, ()):
                 stand_in.prepend(total)
@@ -258,7 +258,7 @@ class _Expansion:
         self,
         backward: Differentiated,
         items: Mapping[Slot, fx.Node],
-        gradients: Gradients,
+        gradients: GradientSums,
         copied: set[fx.Node],
     ) -> tuple[dict[fx.Node | None, list[fx.Node]], set[fx.Node]]:
         """Sums with gradients from elsewhere, by the rehearsed node each comes before; and the sums they
@@ -296,7 +296,7 @@ class _Expansion:
         backward: Differentiated,
         items: Mapping[Slot, fx.Node],
         table: Links,
-        gradients: Gradients,
+        gradients: GradientSums,
     ) -> None:
         """Say which gradients reached the values inside the call, and those it took and gave."""
         template, rehearsal = application.template, backward.rehearsal
@@ -318,14 +318,14 @@ class _Expansion:
             self.instead[item] = (application.scopes, links)
 
 
-def _links_outside(application: Application, position: int, gradients: Gradients) -> list[Link]:
+def _links_outside(application: Application, position: int, gradients: GradientSums) -> list[Link]:
     """The gradients that reached an output from outside."""
     key = application.output_keys.get(position)
     arrived = gradients.arrivals.get(key, ()) if key is not None else ()
     return [Link(arrival.node, arrival.scopes[0], arrival.sum) for arrival in arrived]
 
 
-def _scopes_outside(application: Application, gradients: Gradients) -> dict[int, tuple[int, ...]]:
+def _scopes_outside(application: Application, gradients: GradientSums) -> dict[int, tuple[int, ...]]:
     """For each output, the calls that its gradients came from."""
     arrived = {position: gradients.arrivals.get(key, ()) for position, key in application.output_keys.items()}
     return {

@@ -16,7 +16,7 @@ from whence.tracing.notes import Notes
 from whence.tracing.reads import Reads
 
 
-class Host(BackwardListener, Protocol):
+class ReplayHost(BackwardListener, Protocol):
     """The capture that is going on. `arrived` are the places that hold a gradient already."""
 
     notes: Notes

@@ -23,14 +23,14 @@ from whence.program.observed import Read
 from whence.schema import Phase
 from whence.tracing.example import is_plain_constant
 from whence.tracing.memory import memory_of, nodes_in
-from whence.tracing.modules import CONTAINERS, Content, Kept, same_items
+from whence.tracing.modules import CONTAINERS, Content, ModuleCopy, same_items
 from whence.tracing.notes import Notes
 from whence.tracing.replay.differentiating import is_stand_in
 from whence.tracing.replay.facts import difference, facts_of
-from whence.tracing.replay.host import Host
+from whence.tracing.replay.host import ReplayHost
 from whence.tracing.replay.likeness import COMPUTED, Conditions, Look, held, place_of
-from whence.tracing.replay.reaching import Held, parts_of
-from whence.tracing.replay.trial import MIN_OPERATORS, SMALL, Border, Outcome, Seen, Trial, Unfit
+from whence.tracing.replay.reaching import ReachedThing, parts_of
+from whence.tracing.replay.trial import MIN_OPERATORS, SMALL, Border, Outcome, ReadsSeen, Unfit, WatchedCall
 
 _METHODS = (
     FunctionType,
@@ -44,7 +44,7 @@ _METHODS = (
 
 
 def attempted(
-    trial: Trial, outcome: Outcome, host: Host, *, differentiates: bool
+    trial: WatchedCall, outcome: Outcome, host: ReplayHost, *, differentiates: bool
 ) -> tuple[Conditions, Border]:
     """What a finished call depended on and what crossed its border; raises `Unfit`.
 
@@ -66,7 +66,7 @@ def attempted(
     return _conditions(trial, called), border
 
 
-def _tensors_behind(trial: Trial, host: Host) -> dict[fx.Node, Tensor]:
+def _tensors_behind(trial: WatchedCall, host: ReplayHost) -> dict[fx.Node, Tensor]:
     """The arguments and attributes that nodes stand for."""
     read = tensors_in([read.value for read, _ in trial.seen.reads.values()])
     found = {node: tensor for tensor in read if (node := host.recorder.node_of(tensor)) is not None}
@@ -74,13 +74,13 @@ def _tensors_behind(trial: Trial, host: Host) -> dict[fx.Node, Tensor]:
     return found | {node: leaf for node, leaf in given if node is not None}
 
 
-def _called(trial: Trial, notes: Notes) -> tuple[nn.Module, ...]:
+def _called(trial: WatchedCall, notes: Notes) -> tuple[nn.Module, ...]:
     scopes = notes.scopes[trial.scope :]
     return tuple({id(scope.module): scope.module for scope in scopes if scope.module is not None}.values())
 
 
 def _about_what_ran(
-    trial: Trial,
+    trial: WatchedCall,
     nodes: Sequence[fx.Node],
     called: Sequence[nn.Module],
     notes: Notes,
@@ -100,7 +100,7 @@ def _about_what_ran(
         yield "a part of it runs without gradients"
 
 
-def _about_functions(trial: Trial, outcome: Outcome, *, differentiates: bool) -> Iterator[str]:
+def _about_functions(trial: WatchedCall, outcome: Outcome, *, differentiates: bool) -> Iterator[str]:
     """The backward of a custom function is Python code that nobody watches."""
     tensors = [leaf for leaf in outcome.leaves if isinstance(leaf, Tensor)] if differentiates else []
     made = made_since(trial.start.moment, tensors)
@@ -108,7 +108,7 @@ def _about_functions(trial: Trial, outcome: Outcome, *, differentiates: bool) ->
         yield "a custom autograd function runs inside it"
 
 
-def _about_arguments(trial: Trial, outcome: Outcome) -> Iterator[str]:
+def _about_arguments(trial: WatchedCall, outcome: Outcome) -> Iterator[str]:
     given = trial.given
     leaves, spec = tree_flatten((given.args, given.kwargs))
     returned = list(containers_in(outcome.result))
@@ -125,7 +125,7 @@ def _about_arguments(trial: Trial, outcome: Outcome) -> Iterator[str]:
         yield "it returns a container that it does not make"
 
 
-def _about_changes(trial: Trial, kept: Sequence[Kept]) -> Iterator[str]:
+def _about_changes(trial: WatchedCall, kept: Sequence[ModuleCopy]) -> Iterator[str]:
     yield from trial.seen.faults
     for module, before in trial.attributes:
         if not same_items(before, vars(module)):
@@ -144,7 +144,7 @@ def _about_changes(trial: Trial, kept: Sequence[Kept]) -> Iterator[str]:
             yield f"it may use a {type(thing.module).__name__} that the model changes"
 
 
-def _about_variables(trial: Trial) -> Iterator[str]:
+def _about_variables(trial: WatchedCall) -> Iterator[str]:
     if trial.caller is not None and trial.variables.ran(trial.caller):
         yield "it runs the function that calls it"
     yield from trial.variables.doubtful(
@@ -152,12 +152,12 @@ def _about_variables(trial: Trial) -> Iterator[str]:
     )
 
 
-def _values(seen: Seen) -> list[Any]:
+def _values(seen: ReadsSeen) -> list[Any]:
     return [read.value for read, _ in seen.reads.values()]
 
 
 def _border(
-    nodes: Sequence[fx.Node], outcome: Outcome, tensors: Mapping[fx.Node, Tensor], host: Host
+    nodes: Sequence[fx.Node], outcome: Outcome, tensors: Mapping[fx.Node, Tensor], host: ReplayHost
 ) -> Border:
     inside, sizes = set(nodes), bases_of(host.recorder.sizes)
     inputs: dict[fx.Node, Tensor] = {}
@@ -185,7 +185,7 @@ def _tensor_behind(source: fx.Node, tensors: Mapping[fx.Node, Tensor], notes: No
     return literal
 
 
-def _about_memory(nodes: Sequence[fx.Node], border: Border, host: Host) -> Iterator[str]:
+def _about_memory(nodes: Sequence[fx.Node], border: Border, host: ReplayHost) -> Iterator[str]:
     memory = _memory if host.recorder.environment is None else memory_of(nodes)
     given = {memory(node) for node, _ in border.inputs}
     for node in nodes:
@@ -202,14 +202,14 @@ def _memory(node: fx.Node) -> object:
     return storage_of(node.meta["val"])
 
 
-def _about_sizes(trial: Trial, outcome: Outcome, host: Host) -> Iterator[str]:
+def _about_sizes(trial: WatchedCall, outcome: Outcome, host: ReplayHost) -> Iterator[str]:
     if any(isinstance(leaf, SYMBOLIC) for leaf in outcome.leaves):
         yield "it returns a size"
     if known_about(host.recorder.environment) != trial.start.sizes_known:
         yield "it finds out something about a size, or makes one"
 
 
-def _conditions(trial: Trial, called: tuple[nn.Module, ...]) -> Conditions:
+def _conditions(trial: WatchedCall, called: tuple[nn.Module, ...]) -> Conditions:
     looks = tuple(_look(read, contents) for read, contents in trial.seen.reads.values())
     values = [*trial.given.leaves, *(look.value for look in looks)]
     return Conditions(
@@ -230,8 +230,8 @@ def _conditions(trial: Trial, called: tuple[nn.Module, ...]) -> Conditions:
     )
 
 
-def _held_by(holder: object) -> Held:
-    return Held(holder, parts_of(holder))
+def _held_by(holder: object) -> ReachedThing:
+    return ReachedThing(holder, parts_of(holder))
 
 
 def _look(read: Read, contents: Sequence[Content]) -> Look:

@@ -15,7 +15,7 @@ _TRIALS_WITHOUT_USE = 4
 
 
 @dataclass
-class Kind:
+class ClassRecord:
     """What is known of the modules of one class.
 
     `templates` are recorded calls, newest last, and `unused` how many were made since one was last used.
@@ -59,7 +59,7 @@ class Kind:
         self.unused = 0
 
 
-class Kinds(dict[type, Kind]):
+class Kinds(dict[type, ClassRecord]):
     """All classes of modules, by class."""
 
     @classmethod
@@ -70,9 +70,9 @@ class Kinds(dict[type, Kind]):
             kinds.at(type(module)).instances += 1
         return kinds
 
-    def at(self, kind: type) -> Kind:
+    def at(self, kind: type) -> ClassRecord:
         """What is known of a class."""
-        return self.setdefault(kind, Kind())
+        return self.setdefault(kind, ClassRecord())
 
     def report(self) -> Replays:
         """What was replayed, as plain data."""

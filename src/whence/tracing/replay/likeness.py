@@ -22,8 +22,8 @@ from whence._torch.sizes import SYMBOLIC, spelled
 from whence._torch.trees import TreeSpec
 from whence.tracing.modules import Content
 from whence.tracing.replay.facts import Facts, difference, facts_of
-from whence.tracing.replay.reaching import Held, content_of_cell, content_of_slot, is_steady
-from whence.tracing.replay.variables import Outside
+from whence.tracing.replay.reaching import ReachedThing, content_of_cell, content_of_slot, is_steady
+from whence.tracing.replay.variables import OutsideVariables
 
 COMPUTED = "?"
 """The place of an attribute that its holder's own `__getattr__` makes up."""
@@ -74,13 +74,13 @@ class Conditions:
     spec: TreeSpec
     leaves: tuple[Any, ...]
     looks: tuple[Look, ...]
-    outside: Outside
+    outside: OutsideVariables
     modes: tuple[Any, ...]
     called: tuple[nn.Module, ...]
     tensors: dict[int, tuple[Tensor, Facts]]
     holders: frozenset[int]
     inside: frozenset[int]
-    computing: tuple[Held, ...]
+    computing: tuple[ReachedThing, ...]
 
     @cached_property
     def of_classes(self) -> tuple[Look, ...]:

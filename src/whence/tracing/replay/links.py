@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from whence.program import Adjoint, Contribution
-from whence.tracing.following import Gradients
+from whence.tracing.following import GradientSums
 
 Links = dict[fx.Node, list["Link"]]
 """For each value, the gradients that reached it, in order."""
@@ -28,7 +28,7 @@ class Link:
         return Link(written[self.node], self.scope + offset, total)
 
 
-def links_of(keys: Mapping[fx.Node, tuple[int, ...]], gradients: Gradients) -> Links:
+def links_of(keys: Mapping[fx.Node, tuple[int, ...]], gradients: GradientSums) -> Links:
     """The gradients that reached the values whose gradients are collected at `keys`."""
     return {
         node: [Link(arrival.node, arrival.scopes[0], arrival.sum) for arrival in gradients.arrivals[key]]

@@ -71,7 +71,7 @@ _OURS = frozenset({"__getattribute__", "__getattr__"})
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ReachedThing:
     """A thing, with what it held."""
 
     thing: Any
@@ -89,7 +89,7 @@ class Reached:
     """All that was reached, by identity, and the first thing whose changes nobody can see."""
 
     is_watched: Callable[[Any], bool]
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, ReachedThing] = field(default_factory=dict)
     others: dict[int, Any] = field(default_factory=dict)
     doubt: str = ""
     _glance: "_Glance | None" = None
@@ -112,7 +112,7 @@ class Reached:
                 self.doubt = f"it may use {name}, a {type(thing).__name__}, whose changes nobody sees"
                 return
             parts = parts_of(thing)
-            self.held[id(thing)] = Held(thing, parts)
+            self.held[id(thing)] = ReachedThing(thing, parts)
             waiting += _followed(thing, parts)
             if len(self.held) > _MOST:
                 self.doubt = f"{name} leads to more than {_MOST} things that may change"
@@ -124,7 +124,7 @@ class Reached:
         self.doubt = self.doubt or other.doubt
         self._glance = None
 
-    def changed(self) -> list[Held]:
+    def changed(self) -> list[ReachedThing]:
         """Everything that holds something else now."""
         if self._glance is not None and self._glance.is_unchanged():
             return []
@@ -146,12 +146,12 @@ class _Glance:
     lists: tuple[list[Any], ...]
     tables: tuple[Mapping[Any, Any], ...]
     functions: tuple[FunctionType, ...]
-    others: tuple[Held, ...]
+    others: tuple[ReachedThing, ...]
     parts: tuple[Any, ...]
     lengths: tuple[int, ...]
 
     @classmethod
-    def at(cls, held: Iterable[Held]) -> "_Glance":
+    def at(cls, held: Iterable[ReachedThing]) -> "_Glance":
         """A glance at things, all of which hold now what they held."""
         by_kind: dict[str, list[Any]] = {"list": [], "table": [], "function": [], "other": []}
         for each in held:

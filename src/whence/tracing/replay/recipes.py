@@ -102,7 +102,7 @@ class RecipeWriter:
 
 
 @dataclass
-class Run:
+class RecipeRun:
     """One part of a record being written for one call, in front of the node that stands for it.
 
     `starts` and `called` are how far names and torch functions had been counted there; `outside` gives for

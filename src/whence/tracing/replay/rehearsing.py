@@ -7,15 +7,15 @@ from torch import Tensor, fx
 from whence._torch.autograd import gradient_key, run_part_of_backward
 from whence._torch.graphs import NameCounts, named_apart
 from whence._torch.sizes import without_decisions
-from whence.tracing.following import Arrival, Gradients, follow
+from whence.tracing.following import Arrival, GradientSums, follow
 from whence.tracing.replay.facts import facts_of
-from whence.tracing.replay.host import Host
+from whence.tracing.replay.host import ReplayHost
 from whence.tracing.replay.markers import Markers
 from whence.tracing.replay.template import Arriving, Rehearsal, Template
 
 
 def rehearsal_for(
-    host: Host, markers: Markers, template: Template, tangents: Sequence[Tensor | None]
+    host: ReplayHost, markers: Markers, template: Template, tangents: Sequence[Tensor | None]
 ) -> Rehearsal:
     """The backward of a recorded call for gradients like these; rehearsed for the first of their kind.
 
@@ -27,7 +27,9 @@ def rehearsal_for(
     return template.rehearsals[key]
 
 
-def rehearsed(host: Host, markers: Markers, template: Template, likes: Sequence[Tensor | None]) -> Rehearsal:
+def rehearsed(
+    host: ReplayHost, markers: Markers, template: Template, likes: Sequence[Tensor | None]
+) -> Rehearsal:
     """Run the backward of a recorded call on gradients like these; everything else is as before
     afterwards."""
     inputs = [template.inside.inputs[i][1] for i in template.differentiable_inputs]
@@ -60,7 +62,7 @@ def rehearsed(host: Host, markers: Markers, template: Template, likes: Sequence[
     )
 
 
-def _arrivals(template: Template, gradients: Gradients) -> Iterator[tuple[int, Sequence[Arrival]]]:
+def _arrivals(template: Template, gradients: GradientSums) -> Iterator[tuple[int, Sequence[Arrival]]]:
     """The gradients that reached each input."""
     for position in template.differentiable_inputs:
         key = gradient_key(template.inside.inputs[position][1])

@@ -18,15 +18,23 @@ from whence._torch.trees import tree_flatten
 from whence.program.replay import Replays
 from whence.schema import Phase
 from whence.tracing.replay.applying import applied, differentiated, slots_of
-from whence.tracing.replay.host import Host
+from whence.tracing.replay.host import ReplayHost
 from whence.tracing.replay.judging import attempted
-from whence.tracing.replay.kinds import Kind, Kinds
+from whence.tracing.replay.kinds import ClassRecord, Kinds
 from whence.tracing.replay.likeness import Different, Likeness, likeness
 from whence.tracing.replay.markers import Markers
 from whence.tracing.replay.rehearsing import rehearsal_for
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.replay.template import Application, Doubt, Rehearsal, Template
-from whence.tracing.replay.trial import Given, Outcome, Seen, Start, Trial, Unfit, attributes_below
+from whence.tracing.replay.trial import (
+    CallArguments,
+    Outcome,
+    ReadsSeen,
+    Start,
+    Unfit,
+    WatchedCall,
+    attributes_below,
+)
 from whence.tracing.replay.variables import Functions, Variables
 
 
@@ -37,7 +45,7 @@ class Replayer:
     gradients comes from.
     """
 
-    def __init__(self, host: Host, modules: Sequence[nn.Module], reuse: Reuse) -> None:
+    def __init__(self, host: ReplayHost, modules: Sequence[nn.Module], reuse: Reuse) -> None:
         self._host = host
         self._reuse = reuse
         self.kinds = Kinds.of(modules)
@@ -45,7 +53,7 @@ class Replayer:
         self.applications: list[Application] = []
         self.templates: list[Template] = []
         self.handed_on: tuple[tuple[int, ...], ...] | None = None
-        self._trials: list[Trial] = []
+        self._trials: list[WatchedCall] = []
         self._functions = Functions()
         host.recorder.tracer_of_functions = self._functions.begins
         self._doubts: list[Doubt] = []
@@ -65,7 +73,7 @@ class Replayer:
             yield ObservedCall(_ignore)
         else:
             leaves, spec = tree_flatten((args, kwargs))
-            given = Given(spec, tuple(leaves), args, kwargs)
+            given = CallArguments(spec, tuple(leaves), args, kwargs)
             with without_functions():
                 modes = modes_now()
                 answer = self._answer(kind, module, scope, given, modes)
@@ -94,19 +102,19 @@ class Replayer:
     # --- watching ------------------------------------------------------------------------------------
 
     def _watched(
-        self, kind: Kind, module: nn.Module, scope: int, given: Given, modes: tuple[Any, ...]
+        self, kind: ClassRecord, module: nn.Module, scope: int, given: CallArguments, modes: tuple[Any, ...]
     ) -> Iterator[ObservedCall]:
         """Watch a call that runs; afterwards it is a template, or there is a reason why not."""
         host, results = self._host, list[Any]()
         variables = Variables(host.is_user, host.reads.is_watched)
         with without_functions():
-            trial = Trial(
+            trial = WatchedCall(
                 module=module,
                 scope=scope,
                 given=given,
                 nodes=tuple(map(self._node_of, given.leaves)),
                 modes=modes,
-                seen=Seen(variables),
+                seen=ReadsSeen(variables),
                 variables=variables,
                 caller=host.reading()[1],
                 attributes=attributes_below(module),
@@ -145,7 +153,7 @@ class Replayer:
     def _node_of(self, leaf: object) -> fx.Node | None:
         return self._host.recorder.node_of(leaf) if isinstance(leaf, Tensor) else None
 
-    def _template(self, trial: Trial, result: Any) -> Template:
+    def _template(self, trial: WatchedCall, result: Any) -> Template:
         leaves, spec = tree_flatten(result)
         outcome = Outcome(result, spec, tuple(leaves), tuple(map(self._node_of, leaves)))
         host, start = self._host, trial.start
@@ -171,7 +179,7 @@ class Replayer:
     # --- replaying -----------------------------------------------------------------------------------
 
     def _answer(
-        self, kind: Kind, module: nn.Module, scope: int, given: Given, modes: tuple[Any, ...]
+        self, kind: ClassRecord, module: nn.Module, scope: int, given: CallArguments, modes: tuple[Any, ...]
     ) -> tuple[Any] | None:
         """The result of a call that is like a recorded one."""
         difference = ""

@@ -10,7 +10,7 @@ from whence._torch.autograd import GradientKey
 from whence._torch.graphs import NameCounts
 from whence.program.observed import Read
 from whence.provenance import ModulePath, Source
-from whence.tracing.following import Gradients
+from whence.tracing.following import GradientSums
 from whence.tracing.notes import Notes
 from whence.tracing.replay.facts import Facts
 from whence.tracing.replay.likeness import Conditions
@@ -113,7 +113,7 @@ class Rehearsal:
 
     tangents: tuple[fx.Node | None, ...]
     notes: Notes
-    gradients: Gradients
+    gradients: GradientSums
     arrivals: Mapping[int, tuple["Arriving", ...]]
     begin: fx.Node
     border: fx.Node

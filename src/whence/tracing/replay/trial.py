@@ -18,8 +18,8 @@ from whence.program.observed import Read
 from whence.provenance import Source
 from whence.tracing.modules import CONTAINERS, Content, contents_of
 from whence.tracing.replay.facts import Facts, facts_of
-from whence.tracing.replay.host import Host
-from whence.tracing.replay.reaching import Held, parts_of, slots_of
+from whence.tracing.replay.host import ReplayHost
+from whence.tracing.replay.reaching import ReachedThing, parts_of, slots_of
 from whence.tracing.replay.variables import Variables
 
 MIN_OPERATORS = 8
@@ -38,14 +38,14 @@ class Unfit(Exception):
 
 
 @dataclass
-class Seen:
+class ReadsSeen:
     """What is noted while a watched call runs: what it reads, with copies of containers and slots, and what
     it does that is not for other calls."""
 
     variables: Variables
     reads: dict[tuple[int, str], tuple[Read, Sequence[Content]]] = field(default_factory=dict)
     tensors: dict[int, tuple[Tensor, Facts]] = field(default_factory=dict)
-    slotted: dict[int, Held] = field(default_factory=dict)
+    slotted: dict[int, ReachedThing] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
     def read(self, read: Read) -> None:
@@ -89,11 +89,11 @@ class Seen:
         """An object was read: its class may have attributes, too, and it may have some in slots."""
         self.variables.reached.add(type(thing), type(thing).__name__)
         if slots_of(thing) and id(thing) not in self.slotted:
-            self.slotted[id(thing)] = Held(thing, parts_of(thing))
+            self.slotted[id(thing)] = ReachedThing(thing, parts_of(thing))
 
 
 @dataclass(frozen=True)
-class Given:
+class CallArguments:
     """What a call is given: as it is, and as leaves of a structure."""
 
     spec: TreeSpec
@@ -119,7 +119,7 @@ class Start:
     sizes_known: SizesKnown
 
     @classmethod
-    def now(cls, host: Host, begin: fx.Node) -> "Start":
+    def now(cls, host: ReplayHost, begin: fx.Node) -> "Start":
         """How far it has come."""
         return cls(
             begin=begin,
@@ -142,7 +142,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Trial:
+class WatchedCall:
     """A call that is being watched.
 
     `nodes` are those of its arguments, `modes` what was switched on, `caller` the line it is made in, and
@@ -151,10 +151,10 @@ class Trial:
 
     module: nn.Module
     scope: int
-    given: Given
+    given: CallArguments
     nodes: tuple[fx.Node | None, ...]
     modes: tuple[Any, ...]
-    seen: Seen
+    seen: ReadsSeen
     variables: Variables
     caller: Source | None
     attributes: Sequence[tuple[nn.Module, dict[str, Any]]]

@@ -140,7 +140,7 @@ class Variables:
             for code in self._codes.values()
         )
 
-    def include(self, other: "Outside") -> None:
+    def include(self, other: "OutsideVariables") -> None:
         """Add what a call read that was not run."""
         for space in other.spaces:
             mine = self._spaces.setdefault(id(space.mapping), Namespace(space.mapping))
@@ -162,9 +162,9 @@ class Variables:
             yield f"nobody can say which variables {lost} reads"
         yield from (f"it changes {path}" for path in self.outside().changed())
 
-    def outside(self) -> "Outside":
+    def outside(self) -> "OutsideVariables":
         """All of it, as it is now known."""
-        return Outside(tuple(self._spaces.values()), self.reached)
+        return OutsideVariables(tuple(self._spaces.values()), self.reached)
 
     def _close(self, things: Iterable[Any]) -> str | None:
         """Add the cells that functions close over.
@@ -191,7 +191,7 @@ class Variables:
 
 
 @dataclass(frozen=True)
-class Outside:
+class OutsideVariables:
     """The variables that a call could read, and all that could be reached from them."""
 
     spaces: tuple[Namespace, ...]

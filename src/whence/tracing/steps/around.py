@@ -19,14 +19,14 @@ from torch.optim import Optimizer
 from whence._torch.attribute_reads import has_attributes
 from whence.errors import Place, UnsupportedStep
 from whence.provenance import ModulePath
-from whence.tracing.modules import CONTAINERS, Content, Kept, contents_of, object_kept, way_back
+from whence.tracing.modules import CONTAINERS, Content, ModuleCopy, contents_of, object_kept, way_back
 
 _GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
 
 
 @dataclass(frozen=True)
-class Variable:
+class StepVariable:
     """A name that the step reads outside of itself: where it is held, and what it was."""
 
     name: str
@@ -51,8 +51,8 @@ class Variable:
 class Around:
     """Everything around a step, as it was."""
 
-    variables: tuple[Variable, ...]
-    objects: tuple[Kept, ...]
+    variables: tuple[StepVariable, ...]
+    objects: tuple[ModuleCopy, ...]
 
     def restore(self) -> None:
         """Give all of it back."""
@@ -106,13 +106,13 @@ def functions_of(step: Any) -> Iterator[FunctionType]:
         yield found
 
 
-def variables_of(function: FunctionType) -> Iterator[Variable]:
+def variables_of(function: FunctionType) -> Iterator[StepVariable]:
     """The names that a function has from outside: of the functions around it, and of its file."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if _is_filled(cell):
-            yield Variable(name, cell, cell.cell_contents)
+            yield StepVariable(name, cell, cell.cell_contents)
     names = (name for name in globals_of(function.__code__) if name in function.__globals__)
-    yield from (Variable(name, function.__globals__, function.__globals__[name]) for name in names)
+    yield from (StepVariable(name, function.__globals__, function.__globals__[name]) for name in names)
 
 
 def globals_of(code: CodeType) -> dict[str, None]:
@@ -152,14 +152,14 @@ def _defaults(step: Any) -> Iterator[tuple[str, Any]]:
         yield from (function.__kwdefaults__ or {}).items()
 
 
-def _objects(held: Mapping[str, Any]) -> Iterator[Kept]:
+def _objects(held: Mapping[str, Any]) -> Iterator[ModuleCopy]:
     seen: set[int] = set()
     for name, value in held.items():
         if id(value) in seen or isinstance(value, _NOT_LOOKED_INTO):
             continue
         seen.add(id(value))
         if isinstance(value, CONTAINERS):
-            yield Kept(ModulePath((name,)), _Nothing(), {}, contents_of("", value))
+            yield ModuleCopy(ModulePath((name,)), _Nothing(), {}, contents_of("", value))
         elif has_attributes(value):
             yield object_kept(ModulePath((name,)), value)
 
@@ -168,7 +168,7 @@ class _Nothing:
     """Stands for the owner of a container that is a variable itself."""
 
 
-def _changed(kept: Kept) -> Iterator[str]:
+def _changed(kept: ModuleCopy) -> Iterator[str]:
     now = vars(kept.module)
     names = dict.fromkeys((*kept.attributes, *now))
     yield from (
@@ -179,5 +179,5 @@ def _changed(kept: Kept) -> Iterator[str]:
     yield from (_spelled(kept, content) for content in kept.changed())
 
 
-def _spelled(kept: Kept, content: Content) -> str:
+def _spelled(kept: ModuleCopy, content: Content) -> str:
     return str(kept.path.child(content.attribute)) if content.attribute else str(kept.path)

@@ -16,7 +16,7 @@ from whence.program.origins import set_origin
 from whence.provenance import CallSite, ModulePath, Origin
 from whence.schema import Phase
 from whence.tracing.attribution import attribute_rest, attribute_steps, seen
-from whence.tracing.following import Gradients, follow
+from whence.tracing.following import GradientSums, follow
 from whence.tracing.notes import Notes, first_of_each_moment
 from whence.tracing.steps.record import RecordedStep
 from whence.tracing.steps.session import StepNotes
@@ -25,7 +25,7 @@ Owner = fx.Node | None
 """The placeholder of a parameter; None for what is nobody's, or several parameters'."""
 
 
-def attribute_step(recorded: RecordedStep, step: StepNotes) -> Gradients:
+def attribute_step(recorded: RecordedStep, step: StepNotes) -> GradientSums:
     """Write an origin on every recorded node; return the gradients of the last pass of autograd."""
     notes = recorded.session.notes
     sites = [scope.site for scope in notes.scopes]
@@ -33,7 +33,7 @@ def attribute_step(recorded: RecordedStep, step: StepNotes) -> Gradients:
         if notes.marks[node].phase is not Phase.BACKWARD:
             set_origin(node, seen(sites, notes, node))
     makers = first_of_each_moment(notes)
-    since, gradients = 0, Gradients()
+    since, gradients = 0, GradientSums()
     for run in step.runs:
         own = run.notes(notes)
         gradients = follow(own, run.roots, run.start)

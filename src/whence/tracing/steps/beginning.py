@@ -15,7 +15,7 @@ from whence._torch.operators import op_name, written_arguments
 from whence.errors import Fault, UnsupportedStep
 from whence.program.steps import Initial
 from whence.schema import Phase
-from whence.tracing.steps.optimizer import Held, Key, Optimizing
+from whence.tracing.steps.optimizer import Key, OptimizerEntry, Optimizing
 from whence.tracing.steps.session import StepSession
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ def refuse_unbegun(
     raise Unbegun(created, _operations(session, makers))
 
 
-def _refused(held: Held) -> UnsupportedStep:
+def _refused(held: OptimizerEntry) -> UnsupportedStep:
     return UnsupportedStep(
         f"the optimizer's first step makes {held.path} of something else than a constant",
         why="the first step is another program than all that follow",
@@ -102,7 +102,7 @@ def _operations(session: StepSession, without: set[fx.Node]) -> tuple[str, ...]:
     )
 
 
-def _initial(session: StepSession, held: Held, history: Sequence[fx.Node]) -> Initial | None:
+def _initial(session: StepSession, held: OptimizerEntry, history: Sequence[fx.Node]) -> Initial | None:
     """What a piece of state was made as, if all its elements are one number."""
     if not history:
         return Initial(held.value)
@@ -118,7 +118,7 @@ def _initial(session: StepSession, held: Held, history: Sequence[fx.Node]) -> In
     return Initial(literal.item(), like)
 
 
-def _history(session: StepSession, held: Held) -> list[fx.Node]:
+def _history(session: StepSession, held: OptimizerEntry) -> list[fx.Node]:
     """The nodes that a tensor was written by, the last one first; the last is the one that made it."""
     if not isinstance(held.value, Tensor):
         return []

@@ -24,7 +24,7 @@ from whence.tracing.sharding import refuse_sharding
 from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.beginning import Unbegun
 from whence.tracing.steps.optimizer import Optimizing, optimizing
-from whence.tracing.steps.record import Wish, record_step
+from whence.tracing.steps.record import StepAssumptions, record_step
 from whence.tracing.steps.session import RateRead, StepSession
 from whence.tracing.subject import Subject, step_subject
 
@@ -37,7 +37,7 @@ def capture_step(
     A run may find out that it must be done again: with the state that the optimizer makes in its first step,
     with the learning rate as a constant, or without replaying calls.
     """
-    wish = Wish(reuse=Reuse(reuse, joint=True))
+    wish = StepAssumptions(reuse=Reuse(reuse, joint=True))
     while True:
         try:
             return _attempted(step, given, model, optimizer, wish)
@@ -50,7 +50,7 @@ def capture_step(
 
 
 def _attempted(
-    step: Callable[..., Any], given: Given, model: object, optimizer: object, wish: Wish
+    step: Callable[..., Any], given: Given, model: object, optimizer: object, wish: StepAssumptions
 ) -> tuple[Program, Observed]:
     def run(interrupts: Interrupts) -> tuple[Program, Observed, StepSession]:
         subject = step_subject(step, model)
@@ -61,7 +61,7 @@ def _attempted(
 
 
 def _captured(
-    subject: Subject, example: Example, found: Optimizing, interrupts: Interrupts, wish: Wish
+    subject: Subject, example: Example, found: Optimizing, interrupts: Interrupts, wish: StepAssumptions
 ) -> tuple[Program, Observed, StepSession]:
     refuse_uninitialised(subject)
     refuse_sharding(subject, differentiates=True)

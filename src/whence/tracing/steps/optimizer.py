@@ -24,7 +24,7 @@ Key = tuple[int, str]
 
 
 @dataclass(frozen=True)
-class Held:
+class OptimizerEntry:
     """A piece of the optimizer's state: whose it is, under which key, and what it is."""
 
     parameter: StateTensor
@@ -54,13 +54,13 @@ class Optimizing:
         """Group by group."""
         return (row for group in self.groups for row in group)
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[OptimizerEntry]:
         """The state, parameter by parameter, in the optimizer's order of keys."""
         if self.optimizer is None:
             return []
         state = self.optimizer.state
         return [
-            Held(row, key, value)
+            OptimizerEntry(row, key, value)
             for row in self.parameters
             if row.tensor in state
             for key, value in state[row.tensor].items()

@@ -32,7 +32,7 @@ from whence._torch.attribute_reads import NOTHING, ReadObserver, class_attribute
 from whence.errors import Place
 from whence.program.steps import Outside
 from whence.tracing.steps.around import (
-    Variable,
+    StepVariable,
     functions_of,
     owners_of,
     refuse_changed,
@@ -217,7 +217,7 @@ def _package(function: FunctionType) -> str:
     return str(function.__globals__.get("__name__")).partition(".")[0]
 
 
-def _way_to(variable: Variable) -> Way:
+def _way_to(variable: StepVariable) -> Way:
     if isinstance(variable.holder, dict):
         return Way(variable.name, variable.holder, (partial(_entry, variable.name),))
     return Way(variable.name, variable.holder, (attrgetter("cell_contents"),))

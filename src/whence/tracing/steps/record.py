@@ -37,7 +37,7 @@ from whence.tracing.record import (
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.steps.around import around
 from whence.tracing.steps.beginning import refuse_unbegun
-from whence.tracing.steps.optimizer import RATE, Held, Key, Optimizing, is_plain, optimizer_restored
+from whence.tracing.steps.optimizer import RATE, Key, OptimizerEntry, Optimizing, is_plain, optimizer_restored
 from whence.tracing.steps.outside import OutsideReads
 from whence.tracing.steps.session import StepSession
 from whence.tracing.subject import Subject
@@ -45,7 +45,7 @@ from whence.tracing.undoing import Undoing
 
 
 @dataclass(frozen=True)
-class Wish:
+class StepAssumptions:
     """What a run takes for given: state that a first step would make, and whether learning rates are inputs.
 
     `operations` are those of the optimizer in the run before, which this one must repeat. `reuse` says which
@@ -71,14 +71,14 @@ class _Taken:
     """The optimizer's inputs: their rows, and where in the optimizer each is; and what there was before."""
 
     rows: tuple[tuple[Input, fx.Node], ...]
-    states: tuple[tuple[StateSlot, Held], ...]
+    states: tuple[tuple[StateSlot, OptimizerEntry], ...]
     groups: tuple[GroupSlot, ...]
     before: frozenset[Key]
     settings: tuple[Setting, ...]
 
 
 def record_step(
-    subject: Subject, example: Example, found: Optimizing, interrupts: Interrupts, wish: Wish
+    subject: Subject, example: Example, found: Optimizing, interrupts: Interrupts, wish: StepAssumptions
 ) -> RecordedStep:
     """Run the step on fake twins of its inputs; everything is as before afterwards, also after an error."""
     undoing, lines, place = Undoing(), Lines(), Place(None, subject.place.line)
@@ -107,7 +107,7 @@ def _recorded(
     undoing: Undoing,
     example: Example,
     found: Optimizing,
-    wish: Wish,
+    wish: StepAssumptions,
     reads: OutsideReads,
 ) -> RecordedStep:
     subject = session.subject
@@ -163,10 +163,10 @@ def _without_gradients(prepared: Prepared) -> Callable[[], None]:
     return forget
 
 
-def _taken(session: StepSession, found: Optimizing, wish: Wish) -> _Taken:
+def _taken(session: StepSession, found: Optimizing, wish: StepAssumptions) -> _Taken:
     """Placeholders for the state of the optimizer and for learning rates."""
     rows: list[tuple[Input, fx.Node]] = []
-    states: list[tuple[StateSlot, Held]] = []
+    states: list[tuple[StateSlot, OptimizerEntry]] = []
     _begin(session, found, wish)
     before = found.held()
     for held in before:
@@ -180,7 +180,7 @@ def _taken(session: StepSession, found: Optimizing, wish: Wish) -> _Taken:
     return _Taken(tuple(rows), tuple(states), tuple(groups), places, tuple(found.settings()))
 
 
-def _begin(session: StepSession, found: Optimizing, wish: Wish) -> None:
+def _begin(session: StepSession, found: Optimizing, wish: StepAssumptions) -> None:
     """Give the optimizer the state that its first step makes, as fake tensors."""
     rows = {id(row.tensor): row for row in found.parameters}
     for (owner, key), initial in wish.created.items():
@@ -189,7 +189,7 @@ def _begin(session: StepSession, found: Optimizing, wish: Wish) -> None:
         found.optimizer.state[rows[owner].tensor][key] = made  # type: ignore[union-attr]
 
 
-def _state_input(session: StepSession, held: Held) -> tuple[Input, fx.Node]:
+def _state_input(session: StepSession, held: OptimizerEntry) -> tuple[Input, fx.Node]:
     row = held.parameter
     node = session.recorder.adopt(held.value, "_".join(["o", *row.paths[0], held.key]))
     session.notes.inputs[node] = f"the optimizer's {held.path}"
@@ -206,7 +206,7 @@ def _state_input(session: StepSession, held: Held) -> tuple[Input, fx.Node]:
 
 
 def _rates(
-    session: StepSession, found: Optimizing, wish: Wish, rows: list[tuple[Input, fx.Node]]
+    session: StepSession, found: Optimizing, wish: StepAssumptions, rows: list[tuple[Input, fx.Node]]
 ) -> Sequence[GroupSlot]:
     slots, numbers = [], set()
     for setting in found.settings():

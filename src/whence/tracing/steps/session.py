@@ -23,7 +23,7 @@ from whence._torch.stepping import is_scaling
 from whence.errors import CaptureError, DataDependent, UnsupportedStep
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
-from whence.tracing.notes import Notes, Step
+from whence.tracing.notes import AutogradStep, Notes
 from whence.tracing.session import Session
 from whence.tracing.valuereads import value_of
 
@@ -53,7 +53,7 @@ class BackwardRun:
 
     def notes(self, notes: Notes) -> Notes:
         """The notes as they were when it ended, with its steps alone."""
-        steps: list[Step] = notes.steps[self.first : self.last]
+        steps: list[AutogradStep] = notes.steps[self.first : self.last]
         return replace(notes, order=notes.order[: self.end], steps=steps)
 
 
