@@ -10,7 +10,15 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence._torch import operators
-from whence._torch.operators import functional_twin, op_name, traits, without_outputs, written_arguments
+from whence._torch.operators import (
+    draws,
+    functional_twin,
+    op_name,
+    overloads_of,
+    traits,
+    without_outputs,
+    written_arguments,
+)
 
 aten = torch.ops.aten
 
@@ -331,3 +339,19 @@ def test_wrapper_runs_an_operator_on_copies() -> None:
 def test_operators_that_give_nothing(target: Any, is_act: bool) -> None:
     """What is called for what it does; what only says something about sizes is not."""
     assert operators.acts(target) == is_act
+
+
+@pytest.mark.canary("torch._ops.OpOverloadPacket")
+def test_overloads_of_a_name() -> None:
+    """A name stands for all its overloads, an overload for itself, anything else for none."""
+    assert overloads_of(aten.gelu.default) == (aten.gelu.default,)
+    assert set(overloads_of(aten.add)) >= {aten.add.Tensor, aten.add.Scalar}
+    assert overloads_of(torch.add) == ()
+
+
+def test_recurrent_networks_draw_where_something_is_dropped() -> None:
+    """As attention does; most other operators that are random always are."""
+    weights: list[Any] = []
+    assert not draws(aten.lstm.input, (None, weights, weights, True, 2, 0.0, True, False, False), {})
+    assert draws(aten.lstm.input, (None, weights, weights, True, 2, 0.5, True, False, False), {})
+    assert draws(aten.bernoulli.default, (None,), {})

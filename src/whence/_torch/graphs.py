@@ -117,8 +117,8 @@ def name_plainly(node: fx.Node, wanted: str) -> None:
     name in angle brackets, is spelled as fx spells the node.
     """
     if node.name != wanted and hasattr(builtins, wanted) and wanted not in {n.name for n in node.graph.nodes}:
-        node.name = wanted
-    if node.op == "placeholder":
+        node.name = node.target = wanted
+    if node.op == "placeholder" and not str(node.target).isidentifier():
         node.target = node.name
 
 

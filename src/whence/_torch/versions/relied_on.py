@@ -42,7 +42,7 @@ NAMES = {
     "torch._higher_order_ops.invoke_subgraph": "invoke_subgraph_placeholder",
     "torch._higher_order_ops.utils": "_hop_compile_and_call _in_hop_compile",
     "torch._library.opaque_object": "is_opaque_reference_type|is_opaque_symbolic_type",
-    "torch._ops": "HigherOrderOperator OpOverload",
+    "torch._ops": "HigherOrderOperator OpOverload OpOverloadPacket",
     "torch._prims_common": "suggest_memory_format",
     "torch._subclasses.fake_tensor": """
         DataDependentOutputException DynamicOutputShapeException FakeTensor FakeTensorMode
