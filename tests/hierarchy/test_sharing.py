@@ -48,7 +48,7 @@ def check_same_plan(program: whence.Program) -> None:
         assert contents(shared.calls[number].backward) == contents(call.backward)
 
 
-@pytest.mark.parametrize("mode", ["forward", "tangents", "loss"])
+@pytest.mark.parametrize("mode", ["forward", pytest.param("tangents", marks=pytest.mark.slow), "loss"])
 @pytest.mark.parametrize("name", [row.name for row in MODEL_CASES])
 def test_plan_of_the_table_is_that_of_each_call_alone(name: str, mode: str) -> None:
     """For every model of the table, renaming a plan gives what planning would have given."""

@@ -17,14 +17,14 @@ from tests.hierarchy.test_random_modules import made, run
 from tests.interop.helpers import exported, loaded
 
 SEARCH = settings(
-    max_examples=15,
+    max_examples=8,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
     database=None,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-FEW = settings(SEARCH, max_examples=10)
+FEW = settings(SEARCH, max_examples=6)
 THOROUGH = settings(SEARCH, max_examples=300)
 
 

@@ -17,8 +17,6 @@ from tests.models import MODEL_CASES, ModelCase
 QUICK = (
     "bert",
     "llama",
-    "t5",
-    "mamba",
     "lstm",
     "unet",
     "tied_language_model",

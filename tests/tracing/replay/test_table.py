@@ -18,7 +18,15 @@ def traced(name: str, mode: str) -> whence.Program:
     return whence.capture(model, args, kwargs, backward=backward_of(row, mode), reuse=False)
 
 
-@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name in NAMES for mode in MODES])
+ROWS = [
+    pytest.param(name, mode, marks=pytest.mark.slow if mode == "tangents" else ())
+    for name in NAMES
+    for mode in MODES
+]
+"""A loss shows what tangents show, but for how the backward begins."""
+
+
+@pytest.mark.parametrize(("name", "mode"), ROWS)
 def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> None:
     """Node for node, with its signature, origins, calls, adjoints and guards."""
     plain = traced(name, mode)
