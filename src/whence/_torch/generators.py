@@ -4,12 +4,14 @@ Both are the process's: that a generator has moved says nothing about which thre
 reach theirs through a name in `torch.random`, those of Python and NumPy are bound to one object each.
 """
 
+import os
 import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Literal, Protocol
 
@@ -29,6 +31,10 @@ _REWINDING = torch.utils.checkpoint.__file__
 """Who sets the state in order to give it back, and repeats what was drawn."""
 _ON_THE_WAY = (__file__, torch.random.__file__, sys.modules["contextlib"].__file__)
 """What leads from the code that sets a state to the generator: `fork_rng` is entered by a `with`."""
+
+
+_COMPILER = f"{Path(torch.__file__).parent / '_dynamo'}{os.sep}"
+"""Who looks methods up, to know them when it meets them, and calls none."""
 
 
 class GeneratorListener(Protocol):
@@ -53,6 +59,8 @@ class _Announcing(torch.Generator):
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("__"):
             return object.__getattribute__(self, name)
+        if sys._getframe(1).f_code.co_filename.startswith(_COMPILER):
+            return getattr(_DEFAULT, name)
         return vars(self)["observed"].found(name)
 
 
@@ -77,9 +85,16 @@ class _Observed:
             return self.setting(held, "cpu")
         if name in _READERS:
             return self.reading(held)
-        if name == "initial_seed":
+        return self.asking(held) if name == "initial_seed" else held
+
+    def asking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that gives the seed, and says so."""
+
+        def announced() -> Any:
             self.told.seed_read()
-        return held
+            return function()
+
+        return announced
 
     def setting(self, function: Callable[..., Any], device: str) -> Callable[..., Any]:
         """A function that sets a generator, and says so."""
