@@ -183,12 +183,20 @@ def on_throughout(model: Two, x: Tensor) -> Tensor:
         return model.second(model.first(x))
 
 
+def by_a_decorator(model: Two, x: Tensor) -> Tensor:
+    @torch.set_grad_enabled(False)
+    def doubled_without(x: Tensor) -> Tensor:
+        return model.second(x) * 2
+
+    return model.first(x) + doubled_without(x)
+
+
 def in_the_callers_mode(model: Two, x: Tensor) -> Tensor:
     with torch.set_grad_enabled(torch.is_grad_enabled()):
         return model.second(model.first(x))
 
 
-@pytest.mark.parametrize("function", [on_in_places, on_throughout, in_the_callers_mode])
+@pytest.mark.parametrize("function", [on_in_places, on_throughout, in_the_callers_mode, by_a_decorator])
 @pytest.mark.parametrize("captured", [torch.no_grad, torch.enable_grad])
 @pytest.mark.parametrize("called", [torch.no_grad, torch.enable_grad])
 def test_gradients_that_the_model_turns_on(

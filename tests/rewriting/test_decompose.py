@@ -11,6 +11,7 @@ from torch.export import Dim
 
 import whence
 from tests.models import case
+from tests.program.small import sine_loss
 from whence import Phase
 
 aten = torch.ops.aten
@@ -164,8 +165,10 @@ def _broken(_: Tensor) -> Tensor:
         ({"gelu": F.gelu}, whence.UsageError, "is no decomposition"),
         ({aten.silu: 3}, whence.UsageError, "is no decomposition"),
         ({aten.silu: _another_shape}, whence.UnsupportedOperator, "its decomposition gives"),
+        ({aten.silu: lambda x: x * X}, whence.UnsupportedOperator, "convert all Tensors to FakeTensors"),
+        ({aten.silu: lambda x: x * x.sum().item()}, whence.UnsupportedOperator, "_local_scalar_dense"),
     ],
-    ids=["word", "text", "number", "shape"],
+    ids=["word", "text", "number", "shape", "tensor", "item"],
 )
 def test_what_does_not_fit_is_refused(table: Any, error: type[Exception], said: str) -> None:
     """With the operator, its line and what stands against it; the program is as before."""
@@ -190,3 +193,93 @@ def test_dropout_draws_what_it_drew() -> None:
     lowered = whence.capture(model, (X,)).decompose()
     assert "aten.dropout.default" not in targets(lowered)
     assert lowered.verify(model, (X,)).ok
+
+
+@pytest.mark.parametrize("table", [None, "core"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_networks(kind: Any, dropout: float, table: Any) -> None:
+    """What they turn in place was as it was; PyTorch's table leaves whole what draws."""
+    model, x = kind(4, 5, 2, batch_first=True, dropout=dropout), torch.randn(2, 3, 4)
+    lowered = whence.capture(model, (x,)).decompose(table)
+    assert lowered.verify(model, (x,)).ok
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (2, 3, 6, 6)),
+        (nn.GroupNorm(2, 4), (2, 4, 4, 4)),
+        (nn.Upsample(scale_factor=2), (2, 3, 4, 4)),
+    ],
+    ids=["batch norm", "group norm", "upsample"],
+)
+def test_fractions_of_open_sizes(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """PyTorch's table divides by sizes: that is computed in each run."""
+    sizes = ({0: Dim.AUTO},)
+    program = whence.capture(
+        model, (torch.randn(shape, requires_grad=True),), backward=sine_loss, dynamic_shapes=sizes
+    )
+    given = torch.randn(5, *shape[1:])
+    found = []
+    for each in (program, program.decompose("core")):
+        x = given.clone().requires_grad_()
+        each.unflatten(copy=True)(x)[0].backward()
+        assert x.grad is not None
+        found.append(x.grad)
+    # other last bits, as the table has it
+    assert torch.allclose(found[0], found[1], atol=1e-6)
+    lowered = whence.capture(F.gelu, (X,), dynamic_shapes=sizes).decompose(
+        {aten.gelu: lambda x: x * (x.shape[0] / 2)}
+    )
+    assert torch.equal(lowered.module()(torch.ones(5, 4)), torch.full((5, 4), 2.5))
+
+
+class TurnedOn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    @torch.enable_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).sin()
+
+
+@pytest.mark.parametrize("captured", [torch.no_grad, torch.enable_grad])
+def test_gradients_that_the_model_turns_on_stay_on(captured: Any) -> None:
+    """All pieces of what ran there record them, also where `decompose` is called without."""
+    model = TurnedOn()
+    with captured():
+        program = whence.capture(model, (X,))
+    with torch.no_grad():
+        lowered = program.decompose()
+        assert lowered.verify(model, (X,)).ok
+        tree = lowered.unflatten(copy=True)
+        result = tree(X)
+    result.sum().backward()
+    assert all(parameter.grad is not None for parameter in tree.parameters())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam, torch.optim.SGD])
+def test_steps_are_lowered(kind: Any) -> None:
+    """What computes with a learning rate that only a run has stays whole."""
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    optimizer = kind(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).sin().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    program = whence.capture_step(step, (x,), model=model, optimizer=optimizer)
+    for table in (None, "core"):
+        assert program.decompose(table).verify(model, (x,), optimizer=optimizer) is not None
+    assert program.decompose().verify(model, (x,), optimizer=optimizer).ok
+
+
+def test_table_that_uses_the_operator_itself() -> None:
+    """It is not followed for ever."""
+    lowered = whence.capture(torch.sin, (X,)).decompose({aten.sin: lambda x: torch.sin(x) * 2})
+    assert torch.equal(lowered.module()(X), torch.sin(X) * 2)

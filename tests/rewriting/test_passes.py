@@ -97,6 +97,8 @@ def test_no_pass_is_refused() -> None:
     """By a word of ours that says what a pass is."""
     with pytest.raises(whence.UsageError, match="expected a pass, got str"):
         whence.capture(torch.sin, (X,)).apply("dead code")  # type: ignore[arg-type]
+    with pytest.raises(whence.UsageError, match="expected a pass, got the class DeadCode"):
+        whence.capture(torch.sin, (X,)).apply(DeadCode)  # type: ignore[arg-type]
 
 
 def test_pass_that_breaks_the_program_leaves_it() -> None:

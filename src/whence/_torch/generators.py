@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Literal, Protocol
 
@@ -33,8 +32,8 @@ _ON_THE_WAY = (__file__, torch.random.__file__, sys.modules["contextlib"].__file
 """What leads from the code that sets a state to the generator: `fork_rng` is entered by a `with`."""
 
 
-_COMPILER = f"{Path(torch.__file__).parent / '_dynamo'}{os.sep}"
-"""Who looks methods up, to know them when it meets them, and calls none."""
+_COMPILER = f"{os.sep}trace_rules.py"
+"""Where PyTorch's compiler looks methods up, to know them when it meets them; it calls none."""
 
 
 class GeneratorListener(Protocol):
@@ -59,7 +58,7 @@ class _Announcing(torch.Generator):
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("__"):
             return object.__getattribute__(self, name)
-        if sys._getframe(1).f_code.co_filename.startswith(_COMPILER):
+        if sys._getframe(1).f_code.co_filename.endswith(_COMPILER):
             return getattr(_DEFAULT, name)
         return vars(self)["observed"].found(name)
 

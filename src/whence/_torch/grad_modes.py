@@ -65,9 +65,9 @@ class GradModes:
 
         return begin
 
-    def ends(self, kind: type) -> Callable[..., Any]:
-        """What leaves a context, and forgets what was set inside."""
-        before: Any = vars(kind)["__exit__"]
+    def ends(self, kind: type, name: str) -> Callable[..., Any]:
+        """What leaves a context, or decorates a function by it, and forgets what was set inside."""
+        before: Any = vars(kind)[name]
 
         def end(context: Any, *args: Any) -> Any:
             result = before(context, *args)
@@ -84,7 +84,9 @@ def observed_grad_modes(modes: GradModes) -> Iterator[None]:
     with ExitStack() as patches:
         for kind in _CONTEXTS:
             patches.enter_context(patched(kind, "__enter__", modes.begins(kind, "__enter__")))
-            patches.enter_context(patched(kind, "__exit__", modes.ends(kind)))
+            patches.enter_context(patched(kind, "__exit__", modes.ends(kind, "__exit__")))
         made = modes.begins(torch.set_grad_enabled, "__init__")
         patches.enter_context(patched(torch.set_grad_enabled, "__init__", made))
+        decorates = modes.ends(torch.set_grad_enabled, "__call__")
+        patches.enter_context(patched(torch.set_grad_enabled, "__call__", decorates))
         yield

@@ -62,7 +62,6 @@ def carried(old: WorkingCopy, now: After, module: fx.GraphModule) -> Program:
         written=_written(program, names),
         differentiable=frozenset(names.all(tuple(program.differentiable))),
         straight_through=frozenset(names.all(tuple(program.straight_through))),
-        turned_on=frozenset(names.all(tuple(program.turned_on))),
     )
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, fx
 from torch.export import default_decompositions
 
 from whence._torch.annotations import CUSTOM
-from whence._torch.decomposing import Operation, Table, is_composite, taken_apart
+from whence._torch.decomposing import FAILS, Operation, Table, is_composite, taken_apart
 from whence._torch.graphs import nested_graph
-from whence._torch.operators import OpOverload, keeps_its_place, op_name, overloads_of
+from whence._torch.numbers import RecordedNumber, Unknown
+from whence._torch.operators import OpOverload, draws, keeps_its_place, op_name, overloads_of
 from whence._torch.sizes import comparable, is_symbolic
 from whence.errors import Fault, Noting, Place, UnsupportedOperator, UsageError
 from whence.program.origins import ORIGIN, origin_of
@@ -48,9 +49,12 @@ class Decompose:
         """Raises `UnsupportedOperator`, naming every operator that cannot be written with others."""
         rules, faults, program = rules_of(self.table), list[Fault](), edit.program
         for graph in graphs_in(edit.graph):
-            wholes = program.straight_through if graph is edit.graph else frozenset()
+            is_outer, carrying = graph is edit.graph, frozenset[fx.Node]()
+            if not program.has_backward:
+                carrying = _carrying(graph)
+            wholes, turned_on = (program.straight_through, program.turned_on) if is_outer else (set(), set())
             chosen = [node for node in graph.nodes if rules.concern(node) and node.name not in wholes]
-            faults += _lowered(graph, chosen, rules, differentiated=not program.has_backward)
+            faults += _lowered(graph, chosen, rules, GradientsSeen(carrying, turned_on))
         if faults:
             raise UnsupportedOperator.of(faults)
 
@@ -67,8 +71,10 @@ class Rules:
         """Whether they say what a node is made of."""
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             return False
-        if self.table is not None and (self.is_own or node.target in self.table):
-            return node.target in self.table
+        if self.is_own:
+            return node.target in self.table  # type: ignore[operator]
+        if self.table is not None and node.target in self.table:
+            return not draws(node.target, node.args, node.kwargs) and _is_of_known_numbers(node)
         return is_composite(node.target) and not (node.target in _DECIDED_BY_SIZES and _has_open_sizes(node))
 
     def function(self, target: Any) -> Callable[..., Any]:
@@ -108,14 +114,25 @@ def graphs_in(graph: fx.Graph) -> Iterator[fx.Graph]:
             yield from graphs_in(inner.graph)
 
 
+@dataclass(frozen=True)
+class GradientsSeen:
+    """What autograd would see of a forward: which values carry a gradient, and where it is on in any case."""
+
+    carrying: Set[fx.Node]
+    turned_on: Set[str]
+
+    def records(self, node: fx.Node) -> bool:
+        """Whether autograd looks at what a node does."""
+        return bool(self.carrying) and (torch.is_grad_enabled() or node.name in self.turned_on)
+
+
 def _lowered(
-    graph: fx.Graph, nodes: Sequence[fx.Node], rules: Rules, *, differentiated: bool
+    graph: fx.Graph, nodes: Sequence[fx.Node], rules: Rules, differentiated: GradientsSeen
 ) -> Iterator[Fault]:
     made: list[fx.Node] = []
-    carrying = _carrying(graph) if differentiated else frozenset[fx.Node]()
     for node in nodes:
         try:
-            made += _taken_apart(node, rules, carrying)
+            made += _taken_apart(node, rules, differentiated)
         except UnknownValueError as unknown:
             yield _fault(node, str(unknown))
     functional = functionalize(graph)
@@ -143,15 +160,23 @@ def _carrying(graph: fx.Graph) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
+def _is_of_known_numbers(node: fx.Node) -> bool:
+    """Whether no argument is a number that only a run has, such as the learning rate of a step."""
+    values = (source.meta.get("val") for source in node.all_input_nodes)
+    return not any(isinstance(value, RecordedNumber | Unknown) for value in values)
+
+
 def _has_open_sizes(node: fx.Node) -> bool:
     values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
     return any(is_symbolic(size) for value in values if isinstance(value, Tensor) for size in value.shape)
 
 
-def _taken_apart(node: fx.Node, rules: Rules, carrying: Set[fx.Node]) -> list[fx.Node]:
+def _taken_apart(node: fx.Node, rules: Rules, differentiated: GradientsSeen) -> list[fx.Node]:
     """Write what a node is made of in its place; the nodes that were written."""
-    values = {source: _fresh(source, carries=source in carrying) for source in node.all_input_nodes}
-    operations, result = _operations(node, rules, values, differentiated=bool(carrying))
+    values = {
+        source: _fresh(source, carries=source in differentiated.carrying) for source in node.all_input_nodes
+    }
+    operations, result = _operations(node, rules, values, records=differentiated.records(node))
     if result is NotImplemented or [each.target for each in operations] == [node.target]:
         return []
     if (found := _looks(result)) != (wanted := _looks(node.meta["val"])):
@@ -172,13 +197,16 @@ def _taken_apart(node: fx.Node, rules: Rules, carrying: Set[fx.Node]) -> list[fx
 
 
 def _operations(
-    node: fx.Node, rules: Rules, values: Mapping[fx.Node, Any], *, differentiated: bool
+    node: fx.Node, rules: Rules, values: Mapping[fx.Node, Any], *, records: bool
 ) -> tuple[list[Operation], Any]:
     call = partial(called_again, node, rules.function(node.target), values)
     fakes = [value for value in _leaves(node.meta["val"]) if isinstance(value, Tensor)]
     said = Noting(f"whence was taking apart {_described(node)}; the program is as before")
-    with said, torch.set_grad_enabled(differentiated and torch.is_grad_enabled()):
-        return taken_apart(call, fakes, table=rules.table)
+    with said, torch.set_grad_enabled(records):
+        try:
+            return taken_apart(call, fakes, table=rules.table, running=(node.target,))
+        except FAILS as error:
+            raise UnknownValueError(f"its decomposition raises {type(error).__name__}: {error}") from error
 
 
 def _described(node: fx.Node) -> str:

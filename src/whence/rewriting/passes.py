@@ -57,9 +57,10 @@ def apply(program: P, pass_: Pass | GraphPass) -> P:
 
     Raises `UsageError` for what is no pass, `LostProvenance` as `track` does.
     """
-    if not isinstance(pass_, Pass) and not callable(pass_):
+    if isinstance(pass_, type) or not (isinstance(pass_, Pass) or callable(pass_)):
+        given = f"the class {pass_.__name__}" if isinstance(pass_, type) else type(pass_).__name__
         raise UsageError(
-            f"expected a pass, got {type(pass_).__name__}",
+            f"expected a pass, got {given}",
             remedy="give an object with `name` and `rewrite(edit)`, or a function over a graph module",
         )
     chosen = pass_ if isinstance(pass_, Pass) else FunctionPass(pass_)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor, fx
+from torch import Tensor, fx
 
 from whence._torch.decomposing import Operation
 from whence._torch.operators import short_name
-from whence._torch.sizes import expression
+from whence._torch.sizes import SYMBOLIC, expression, number_of
 
 aten = torch.ops.aten
 Inherit = Callable[[fx.Node], None]
@@ -40,8 +40,8 @@ class Splice:
     def add(self, operation: Operation) -> None:
         """Write one operation."""
         args, kwargs = self._mapped(operation.args), self._mapped(dict(operation.kwargs))
-        made = self._node(operation.target, args, kwargs, operation.result)
-        self._keep(made, operation.result)
+        made = self._node(operation.target, args, kwargs, operation.value)
+        self._keep(made, operation.result, operation.value)
 
     def known(self, value: Any) -> Any:
         """The node, or the nodes, of a value; raises `UnknownValueError`."""
@@ -49,12 +49,13 @@ class Splice:
             return [self.known(item) for item in value]
         return self._mapped(value)
 
-    def _keep(self, made: fx.Node, result: Any) -> None:
+    def _keep(self, made: fx.Node, result: Any, value: Any) -> None:
         self._alive.append(result)
         if isinstance(result, (tuple, list)):
             for position, item in enumerate(result):
                 if item is not None:
-                    self._keep(self._node(operator.getitem, (made, position), {}, item), item)
+                    node = self._node(operator.getitem, (made, position), {}, value[position])
+                    self._keep(node, item, value[position])
         else:
             self._nodes[id(result)] = made
 
@@ -62,7 +63,7 @@ class Splice:
         graph = self.node.graph
         with graph.inserting_before(self.node):
             made = graph.create_node("call_function", target, args, kwargs, short_name(target))
-        made.meta["val"] = _without_history(value)
+        made.meta["val"] = value
         self._inherit(made)
         return made
 
@@ -76,8 +77,8 @@ class Splice:
                 return {key: self._mapped(item) for key, item in value.items()}
             case Tensor():
                 return self._tensor(value)
-            case SymInt():
-                return self._nodes.get(id(value)) or self._size(value)
+        if isinstance(value, SYMBOLIC):
+            return self._nodes.get(id(value)) or self._size(value)
         return value
 
     def _tensor(self, value: Tensor) -> fx.Node:
@@ -86,20 +87,20 @@ class Splice:
             raise UnknownValueError("it makes a tensor that does not come from its arguments")
         return found
 
-    def _size(self, size: SymInt) -> Any:
+    def _size(self, size: Any) -> Any:
         found = expression(size)
         if found.is_number:
-            return int(found)
+            return number_of(size)
         for source, value in self._sizes.items():
             if isinstance(value, Tensor):
                 for axis, extent in enumerate(value.shape):
                     if expression(extent) == found:
                         return self._node(aten.sym_size.int, (source, axis), {}, size)
-            elif expression(value) == found:
+            elif isinstance(value, SYMBOLIC) and expression(value) == found:
                 return source
         return self._computed(size, found)
 
-    def _computed(self, size: SymInt, found: Any) -> fx.Node:
+    def _computed(self, size: Any, found: Any) -> fx.Node:
         """A size that is computed from those of the arguments."""
         known: dict[Any, Any] = {}
         for source, value in self._sizes.items():
@@ -143,9 +144,3 @@ def replace_by(node: fx.Node, replacement: Any) -> list[tuple[fx.Node, Any]]:
     for each, _ in gone:
         each.graph.erase_node(each)
     return gone
-
-
-def _without_history(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_without_history, value))
-    return value.detach() if isinstance(value, Tensor) and value.grad_fn is not None else value
