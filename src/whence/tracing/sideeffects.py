@@ -146,14 +146,22 @@ def take_out_kept(session: Session) -> None:
 def _kept_outside(session: Session) -> dict[str, Tensor]:
     """The results that somebody holds although the run is over, by their operations and lines."""
     replayed, recorder, notes = session.forget(), session.recorder, session.notes
-    if not notes.marks.keys().isdisjoint(recorder.results_alive()):
-        gc.collect()  # hooks and custom functions make cycles
+    _collect_while(lambda: not notes.marks.keys().isdisjoint(recorder.results_alive()))
     alive = recorder.results_alive()
     for node in alive:
         if node in replayed:
             raise Doubt(replayed[node], "somebody keeps what it computes")
     held = [node for node in notes.order if node in alive]
     return {f"{node.name} ({notes.marks[node].source})": alive[node] for node in held}
+
+
+def _collect_while(held: Callable[[], bool]) -> None:
+    """Collect what hooks and custom functions leave in cycles: all that was made while Python's collector
+    waited is young, and looking through the rest of the process may take seconds."""
+    for generation in range(3):
+        if not held():
+            return
+        gc.collect(generation)
 
 
 def _kept(subject: Subject, names: str, holders: Sequence[str]) -> LostState:
