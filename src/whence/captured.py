@@ -12,11 +12,7 @@ from torch.export import ExportedProgram
 from torch.optim import Optimizer
 
 from whence import hierarchy, interop, rewriting, tracing
-from whence.errors import (
-    InvalidShapes,
-    SpecialisedShapes,
-    UsageError,
-)
+from whence.errors import InvalidShapes, SpecialisedShapes, UsageError
 from whence.guards import Guarded, GuardPlan, plan_of
 from whence.guards.check import Checked
 from whence.hierarchy import Tree

@@ -249,15 +249,6 @@ def _of_transforms(flat: Flat) -> Iterator[Fault]:
         )
 
 
-def _turned_on(parts: _ExportedParts) -> Iterator[str]:
-    """Operations inside regions with gradients, whatever the caller's grad mode is."""
-    regions, sources = parts.flat.regions, parts.functional.sources
-    for node in parts.flat.graph.nodes:
-        region = regions.get(sources.get(node, node))
-        if region is not None and region.with_grad:
-            yield node.name
-
-
 def _records(
     exported: ExportedProgram, rows: Sequence[State], sites: Sites, chains: Sequence[Chain]
 ) -> tuple[ModuleRecord, ...]:
@@ -276,6 +267,7 @@ def _records(
 
 def _program(parts: _ExportedParts, straight: frozenset[str]) -> Program:
     graph, exported = parts.flat.graph, parts.exported
+    regions, outside = parts.flat.regions, Region()
     out_spec = exported.call_spec.out_spec
     convention = convention_of(exported, [node.meta["val"] for node in parts.users], graph)
     inputs = (
@@ -299,7 +291,7 @@ def _program(parts: _ExportedParts, straight: frozenset[str]) -> Program:
         entry=ROOT_MODULE,
         histories=histories(parts.written, parts.functional, parts.sites),
         straight_through=straight | {node.name for node in parts.functional.straight},
-        turned_on=frozenset(_turned_on(parts)),
+        turned_on=parts.functional.names_where(lambda node: regions.get(node, outside).with_grad),
     )
     calls = _called(parts, program)
     kept = {site: entry.inputs for site, entry in _kept(parts)}

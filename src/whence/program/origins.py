@@ -2,6 +2,7 @@
 
 from torch import fx
 
+from whence.errors import Place
 from whence.provenance import Origin
 from whence.schema import Phase, Quality
 
@@ -19,6 +20,13 @@ def origin_of(node: fx.Node) -> Origin:
     """Where a node came from; an origin of quality `none` when nobody said."""
     origin = node.meta.get(ORIGIN, _UNKNOWN)
     return origin if isinstance(origin, Origin) else _UNKNOWN
+
+
+def place_of(node: fx.Node) -> Place:
+    """Where a node came from, for an error: its calls, and the user's line."""
+    origin = origin_of(node)
+    module = " + ".join(map(str, origin.calls)) if origin.calls else None
+    return Place(module, str(origin.source) if origin.source else None)
 
 
 def has_origin(node: fx.Node) -> bool:

@@ -13,6 +13,7 @@ from whence.program.wellformed import Broken
 from whence.rewriting.after import After
 from whence.rewriting.before import WorkingCopy
 from whence.rewriting.faults import returned
+from whence.rewriting.origins import NodeSources
 from whence.schema import OutputKind, Phase
 
 _GONE = "a pass removed the value"
@@ -35,8 +36,8 @@ class NamesNow:
         return tuple(dict.fromkeys(found for name in names if (found := self.get(name)) is not None))
 
 
-def carried(old: WorkingCopy, now: After, module: fx.GraphModule) -> Program:
-    """The program over the graph that a pass left."""
+def carried(old: WorkingCopy, now: After, module: fx.GraphModule, sources: NodeSources) -> Program:
+    """The program over the graph that a pass left, whose new nodes come from these `sources`."""
     program, names = old.program, NamesNow(old, now)
     outputs = tuple(_outputs(program, now))
     calls = Calls(tuple(_call(row, names) for row in program.calls.rows))
@@ -62,7 +63,14 @@ def carried(old: WorkingCopy, now: After, module: fx.GraphModule) -> Program:
         written=_written(program, names),
         differentiable=frozenset(names.all(tuple(program.differentiable))),
         straight_through=frozenset(names.all(tuple(program.straight_through))),
+        turned_on=frozenset(_turned_on(program, now, sources)),
     )
+
+
+def _turned_on(program: Program, now: After, sources: NodeSources) -> Iterator[str]:
+    """What records gradients whatever its caller says: what did so, and what is made of such alone."""
+    yield from (node.name for name, node in now.kept.items() if name in program.turned_on)
+    yield from (node.name for node, names in sources.of.items() if program.turned_on.issuperset(names))
 
 
 def _written(program: Program, names: NamesNow) -> dict[str, tuple[str, ...]]:

@@ -15,8 +15,9 @@ from whence._torch.graphs import nested_graph
 from whence._torch.numbers import RecordedNumber, Unknown
 from whence._torch.operators import OpOverload, draws, keeps_its_place, op_name, overloads_of
 from whence._torch.sizes import comparable, is_symbolic
-from whence.errors import Fault, Noting, Place, UnsupportedOperator, UsageError
-from whence.program.origins import ORIGIN, origin_of
+from whence._torch.trees import tree_flatten
+from whence.errors import Fault, Noting, UnsupportedOperator, UsageError
+from whence.program.origins import ORIGIN, place_of
 from whence.rewriting.before import MARK
 from whence.rewriting.functionalize import functionalize
 from whence.rewriting.splice import Splice, UnknownValueError, called_again, replace_by
@@ -49,9 +50,8 @@ class Decompose:
         """Raises `UnsupportedOperator`, naming every operator that cannot be written with others."""
         rules, faults, program = rules_of(self.table), list[Fault](), edit.program
         for graph in graphs_in(edit.graph):
-            is_outer, carrying = graph is edit.graph, frozenset[fx.Node]()
-            if not program.has_backward:
-                carrying = _carrying(graph)
+            carrying = frozenset[fx.Node]() if program.has_backward else _carrying(graph)
+            is_outer = graph is edit.graph
             wholes, turned_on = (program.straight_through, program.turned_on) if is_outer else (set(), set())
             chosen = [node for node in graph.nodes if rules.concern(node) and node.name not in wholes]
             faults += _lowered(graph, chosen, rules, GradientsSeen(carrying, turned_on))
@@ -200,7 +200,7 @@ def _operations(
     node: fx.Node, rules: Rules, values: Mapping[fx.Node, Any], *, records: bool
 ) -> tuple[list[Operation], Any]:
     call = partial(called_again, node, rules.function(node.target), values)
-    fakes = [value for value in _leaves(node.meta["val"]) if isinstance(value, Tensor)]
+    fakes, _ = tree_flatten(node.meta["val"])
     said = Noting(f"whence was taking apart {_described(node)}; the program is as before")
     with said, torch.set_grad_enabled(records):
         try:
@@ -210,15 +210,7 @@ def _operations(
 
 
 def _described(node: fx.Node) -> str:
-    return f"{op_name(node.target)} ({node.name}), {_place(node)}"
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
+    return f"{op_name(node.target)} ({node.name}), {place_of(node)}"
 
 
 def _fresh(source: fx.Node, *, carries: bool) -> Any:
@@ -241,13 +233,7 @@ def _looks(value: Any) -> Any:
 def _fault(node: fx.Node, why: str) -> Fault:
     return Fault(
         f"{op_name(node.target)} ({node.name}) cannot be taken apart",
-        where=_place(node),
+        where=place_of(node),
         why=why,
         remedy="leave it out of the table",
     )
-
-
-def _place(node: fx.Node) -> Place:
-    origin = origin_of(node)
-    module = " + ".join(map(str, origin.calls)) if origin.calls else None
-    return Place(module, str(origin.source) if origin.source else None)

@@ -6,7 +6,7 @@ each step back into that base, and a view read after its base has changed is tak
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +29,8 @@ from whence._torch.operators import (
 from whence._torch.size_nodes import SizeNodes
 from whence._torch.sizes import SYMBOLIC
 from whence._torch.trees import tree_map_only
-from whence.errors import Fault, Place, UnsupportedMutation
-from whence.program.origins import origin_of, set_origin
+from whence.errors import Fault, UnsupportedMutation
+from whence.program.origins import origin_of, place_of, set_origin
 from whence.rewriting.layouts import have_one_layout
 from whence.rewriting.view_inverses import inverse_of
 from whence.schema import Phase
@@ -96,6 +96,10 @@ class Functional:
         while node in self.replaced:
             node = self.replaced[node]
         return node
+
+    def names_where(self, holds: Callable[[fx.Node], bool]) -> frozenset[str]:
+        """The nodes that were made for a recorded one of which something holds."""
+        return frozenset(node.name for node in self.graph.nodes if holds(self.sources.get(node, node)))
 
     def identity(self, node: fx.Node) -> fx.Node:
         """The node that first stood for the tensor."""
@@ -373,11 +377,9 @@ def _refuse(found: Sequence[_NoForm]) -> None:
 
 
 def _fault(found: _NoForm) -> Fault:
-    origin = origin_of(found.node)
-    module = " + ".join(map(str, origin.calls)) if origin.calls else None
     return Fault(
         f"{op_name(found.node.target)} cannot be written without changing its input",
-        where=Place(module, str(origin.source) if origin.source else None),
+        where=place_of(found.node),
         why=found.why,
         remedy="use the out-of-place operation there, or clone the tensor before writing to it",
     )

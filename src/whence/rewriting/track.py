@@ -15,7 +15,7 @@ from whence.rewriting.after import After, Told, after
 from whence.rewriting.before import WorkingCopy, before, clean, mark_of
 from whence.rewriting.carry import carried, carried_faults
 from whence.rewriting.faults import faults_of
-from whence.rewriting.origins import NodeSources, sources_of, write_origins
+from whence.rewriting.origins import sources_of, write_origins
 
 P = TypeVar("P", bound=Program)
 _STALE = "take nodes inside the block, from edit.graph or edit.node(name)"
@@ -132,19 +132,12 @@ def _finished(edit: Edit, old: WorkingCopy, told: Told) -> Program:
         write_origins(old, now, sources, edit.name)
         broken = list(carried_faults(old, now))
     if not broken:
-        edited = carried(old, now, module).with_changes(turned_on=_turned_on(old, now, sources))
+        edited = carried(old, now, module, sources)
         broken = rules_broken(edited)
     if broken:
         raise _error(edit.name, graph, broken)
     clean(graph)
     return edited
-
-
-def _turned_on(old: WorkingCopy, now: After, sources: NodeSources) -> frozenset[str]:
-    """What records gradients whatever its caller says: what did so, and what is made of such alone."""
-    before = old.program.turned_on
-    kept = {node.name for name, node in now.kept.items() if name in before}
-    return frozenset(kept | {node.name for node, names in sources.of.items() if before.issuperset(names)})
 
 
 def _said(edit: Edit, graph: fx.Graph) -> dict[fx.Node, tuple[str, ...]]:

@@ -133,8 +133,7 @@ def _turned_on(recorded: Recorded, functional: Functional) -> frozenset[str]:
     marks = recorded.session.notes.marks
     if recorded.backward.roots or not any(mark.turned_on for mark in marks.values()):
         return frozenset()
-    marked = ((node, marks.get(functional.sources.get(node, node))) for node in functional.graph.nodes)
-    return frozenset(node.name for node, mark in marked if mark is not None and mark.turned_on)
+    return functional.names_where(lambda node: node in marks and marks[node].turned_on)
 
 
 def _convention(
