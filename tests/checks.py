@@ -17,7 +17,7 @@ from torch.utils import _python_dispatch as dispatch
 import whence
 from tests.models import ModelCase, case
 from whence._torch import patching
-from whence.tracing import turns
+from whence.tracing.sandbox import capture_lock as turns
 
 Backward = bool | Callable[[Any], Tensor]
 T = TypeVar("T")

@@ -32,12 +32,8 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_gradient_through_an_input_that_is_written[False]": _MADE_LEAF,
         "test_gradient_through_an_input_that_is_written[True]": _MADE_LEAF,
     },
-    "program/test_convention.py": {
-        "test_unknown_container_is_named_by_its_class": _PRINTED,
-    },
-    "reports/test_verification.py": {
-        "test_meta_model_cannot_be_verified": _RESTORING,
-    },
+    "program/test_convention.py": {"test_unknown_container_is_named_by_its_class": _PRINTED},
+    "reports/test_verification.py": {"test_meta_model_cannot_be_verified": _RESTORING},
     "tracing/test_checkpoints.py": {
         "test_checkpoint_around_a_running_average[one-forward]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[one-tangents]": _RECOMPUTED,

@@ -13,7 +13,7 @@ from whence import Program, tracing
 from whence.guards import guards_of
 from whence.program.calls import Absent, Constant, Named, Structure
 from whence.program.origins import origin_of
-from whence.tracing.turns import without_collection
+from whence.tracing.sandbox.capture_lock import without_collection
 
 
 def description(program: Program) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 import whence
 from tests.checks import captured
 from tests.models import MODEL_CASES, ModelCase
-from whence._torch.composites import COMPOSITES
+from whence._torch.operators.composites import COMPOSITES
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ BY_TAG = {
         "decomposed, an export replaces dropout by native_dropout, which draws other numbers",
         ops("native_dropout.default"),
         ops("dropout.default"),
-    ),
+    )
 }
 BY_NAME = {
     "segformer": Difference(

@@ -93,8 +93,10 @@ def test_doctor_names_what_is_gone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is not as expected is named, a training step that fails with its error, and the status is 1."""
-    monkeypatch.setattr("whence.reports.doctor.looked_for", lambda: {"torch._a.b": False, "torch._C.c": True})
-    monkeypatch.setattr("whence.reports.doctor.release", lambda: "2.16.0")
+    monkeypatch.setattr(
+        "whence.execution.doctor.looked_for", lambda: {"torch._a.b": False, "torch._C.c": True}
+    )
+    monkeypatch.setattr("whence.execution.doctor.release", lambda: "2.16.0")
     monkeypatch.setattr("whence.cli.GPT", None)
     assert main(["doctor"]) == FAILED
     lines = capsys.readouterr().out.splitlines()

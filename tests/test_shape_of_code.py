@@ -37,7 +37,7 @@ def node_faults(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield line, "print: log it, or let the command line write it"
 
 
-ASKS_CODE_OF_THE_USER = "guards/asking.py"
+ASKS_CODE_OF_THE_USER = "dependence/asking.py"
 """Here, and nowhere else, any exception may be caught: it is handed on as what was found."""
 
 

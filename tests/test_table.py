@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.checks import captured, differing, gradients, same_bits, state
 from tests.models import MODEL_CASES, ModelCase
-from whence._torch.compiling import compiling_on_this_thread
+from whence._torch.observe.compile_flags import compiling_on_this_thread
 
 STEPS = 3
 EVERY_CASE = pytest.mark.parametrize("row", MODEL_CASES, ids=lambda row: row.name)

@@ -40,18 +40,18 @@ from whence.errors import (
     UsageError,
     WhenceError,
 )
+from whence.execution.bound import Bound
+from whence.execution.verify import Verification
 from whence.guards import Guarded
 from whence.hierarchy import Tree
 from whence.program import Call, Calls, Convention, Input, Layers, Output, Part, Signature
 from whence.program import Program as _Program
-from whence.program.guard_rows import Guard, Violation
-from whence.program.guards import Guards
+from whence.program.guards.guards import Guards
+from whence.program.guards.rows import Guard, Violation
 from whence.provenance import CallSite, ModulePath, Origin, Source
-from whence.reports.bound import Bound
-from whence.reports.verification import Verification
 from whence.rewriting import Edit
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
-from whence.tracing.caches import register_caches
+from whence.tracing.target.caches import register_caches
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -13,22 +13,22 @@ from torch.optim import Optimizer
 
 from whence import hierarchy, interop, rewriting, tracing
 from whence.errors import InvalidShapes, SpecialisedShapes, UsageError
+from whence.execution.bound import Bound, Check
+from whence.execution.validity import check, check_inputs, guarded, guards_for
+from whence.execution.verify import Verification, verify
+from whence.execution.verify_step import verify_step
 from whence.guards import Guarded, GuardPlan, plan_of
 from whence.guards.check import Checked
 from whence.hierarchy import Tree
 from whence.program import Program as _Program
 from whence.program import Wanted
 from whence.program.copying import deep_copy, refuse_pickling
-from whence.program.guard_rows import Violation
-from whence.program.observed import Observed
+from whence.program.guards.observed import Observed
+from whence.program.guards.rows import Violation
 from whence.program.state import view_faults, with_state
-from whence.reports.bound import Bound, Check
-from whence.reports.steps import verify_step
-from whence.reports.validity import check, check_inputs, guarded, guards_for
-from whence.reports.verification import Verification, verify
 from whence.rewriting import Edit, GraphPass, Pass
 from whence.tracing.options import option_faults
-from whence.tracing.turns import without_collection
+from whence.tracing.sandbox.capture_lock import without_collection
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -81,10 +81,7 @@ class Program(_Program):
         return hierarchy.unflatten_onto(self, onto, copy=copy)
 
     def check(
-        self,
-        model: object,
-        args: tuple[Any, ...] | None = None,
-        kwargs: dict[str, Any] | None = None,
+        self, model: object, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None
     ) -> list[Violation]:
         """Everything the capture relied on that is otherwise now; an empty list means that it still holds.
 

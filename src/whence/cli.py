@@ -16,13 +16,13 @@ from rich.table import Table
 
 from whence.api import Program, capture
 from whence.demo import GPT, GPTConfig, gpt, next_token_loss
+from whence.dependence.asking import Failed, attempt
 from whence.errors import CaptureError, SelectionError, UsageError, WhenceError
-from whence.guards.asking import Failed, attempt
+from whence.execution.doctor import diagnosis
+from whence.execution.verify import Verification
 from whence.models import NamedModel, load
-from whence.program.printing import line
-from whence.reports.doctor import diagnosis
+from whence.program.queries.printing import line
 from whence.reports.modules import FoldedRow, ModuleReport, ModuleRow, folded, module_report
-from whence.reports.verification import Verification
 
 OK, FAILED, USAGE = 0, 1, 2
 PIPED_WIDTH = 200

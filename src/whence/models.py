@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.trees import tree_flatten
+from whence._torch.pytrees import tree_flatten
 from whence.errors import UsageError
 
 HUGGING_FACE = "hf:"

@@ -3,7 +3,7 @@
 from torch import fx
 from torch.fx import traceback
 
-from whence._torch.annotations import (
+from whence._torch.record.annotations import (
     annotate_like,
     annotations,
     annotations_restored,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import ReadObserver, is_observable
-from whence._torch.hooks import global_hooks
+from whence._torch.observe.attribute_reads import ReadObserver, is_observable
+from whence._torch.observe.hooks import global_hooks
 
 
 class Listener:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from whence._torch import autograd
+from whence._torch.autograd import nodes as autograd
 
 
 def history(tensor: Tensor) -> Node:

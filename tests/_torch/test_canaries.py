@@ -12,10 +12,10 @@ from torch.export import AdditionalInputs, Dim
 import whence
 from tests.tracing.branching import Scanned
 from tests.tracing.test_statements import SHAPES, Truncated, rows
-from whence._torch.function_graphs import indexes_for_attention
-from whence._torch.hooks import _hook_lines
+from whence._torch.higher_order.function_graphs import indexes_for_attention
+from whence._torch.observe.hooks import _hook_lines
+from whence._torch.pytrees import register_container, tree_flatten, tree_unflatten
 from whence._torch.tensors import attributes_set_on
-from whence._torch.trees import register_container, tree_flatten, tree_unflatten
 from whence.demo import GPT, GPTConfig, next_token_loss
 
 X = torch.ones(2, 4)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import _CheckpointFrame, checkpoint, set_checkpoint_debug_enabled
 
-from whence._torch.checkpoints import observed_checkpoints
+from whence._torch.observe.checkpoints import observed_checkpoints
 
 
 class Observer:

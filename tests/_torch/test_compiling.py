@@ -6,16 +6,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from whence._torch.compiling import (
+from whence._torch.observe.compile_flags import (
     compiled_functions_run_eagerly,
     compiling_on_this_thread,
     constant_to_tracers,
 )
 
-QUESTIONS: list[Callable[[], bool]] = [
-    torch.compiler.is_compiling,
-    torch.compiler.is_exporting,
-]
+QUESTIONS: list[Callable[[], bool]] = [torch.compiler.is_compiling, torch.compiler.is_exporting]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence._torch import decomposing
-from whence._torch.decomposing import Autocast, taken_apart
+from whence._torch.operators import decompositions as decomposing
+from whence._torch.operators.decompositions import Autocast, taken_apart
 
 aten = torch.ops.aten
 
@@ -46,11 +46,7 @@ def test_table_is_followed_to_the_end() -> None:
     with FakeTensorMode() as mode:
         value = mode.from_tensor(torch.ones(2))
     operations, _ = taken_apart(lambda: aten.hardsigmoid.default(value), [value], table=table)
-    assert [row.target for row in operations] == [
-        aten.add.Tensor,
-        aten.clamp.default,
-        aten.div.Tensor,
-    ]
+    assert [row.target for row in operations] == [aten.add.Tensor, aten.clamp.default, aten.div.Tensor]
 
 
 def test_factories_make_fakes() -> None:

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, trac
 
 import whence
 from tests.checks import verified
-from whence._torch import derivatives
+from whence._torch.autograd import derivatives
 
 Body = Callable[[Tensor], Tensor]
 

@@ -18,7 +18,7 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-from whence._torch.descriptors import (
+from whence._torch.export.descriptors import (
     DescribedValue,
     described,
     joint_parts,

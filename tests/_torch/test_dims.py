@@ -4,7 +4,7 @@ import pytest
 from torch.export import Dim
 from torch.export.dynamic_shapes import _DerivedDim, _DimHint, _DimHintType, _StaticDim
 
-from whence._torch.dims import DimWish, Freedom, dim_of, wish_of, written
+from whence._torch.sizes.dims import DimWish, Freedom, dim_of, wish_of, written
 
 
 @pytest.mark.canary(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import whence
-from whence._torch.fake_failures import is_of_fake_tensors
+from whence._torch.record.fake_failures import is_of_fake_tensors
 
 REAL = torch.ones(3, 4)
 

@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch._higher_order_ops import utils
 from torch.fx.experimental import proxy_tensor
 
-from whence._torch.function_graphs import (
+from whence._torch.higher_order.function_graphs import (
     Played,
     functions_traced,
     is_of_transform,
@@ -22,7 +22,7 @@ from whence._torch.function_graphs import (
     played,
     stop_playing,
 )
-from whence._torch.recording import FakeTensorMode
+from whence._torch.record.recorder import FakeTensorMode
 
 OPERATORS = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "flex_attention")
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from whence._torch.generators import (
+from whence._torch.observe.generators import (
     Kind,
     is_only_thread,
     observed_generators,

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 
-from whence._torch.grad_modes import GradModes, observed_grad_modes
+from whence._torch.autograd.grad_modes import GradModes, observed_grad_modes
 
 
 @pytest.mark.parametrize(

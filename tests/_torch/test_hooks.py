@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import graph
 from torch.utils.hooks import BackwardHook
 
-from whence._torch.hooks import (
+from whence._torch.observe.hooks import (
     CALL_OF_MODULE,
     _hook_lines,
     calls_a_hook,

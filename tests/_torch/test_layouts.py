@@ -11,7 +11,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import whence
-from whence._torch.layouts import as_kernel_lays_out, has_layout_rule
+from whence._torch.operators.fake_layouts import as_kernel_lays_out, has_layout_rule
 
 aten = torch.ops.aten
 INPUTS: dict[str, Callable[[], Tensor]] = {

@@ -6,7 +6,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from whence._torch.lazy import initialised_for_real, is_waiting, uninitialised, without_numbers
+from whence._torch.subclasses.lazy_modules import (
+    initialised_for_real,
+    is_waiting,
+    uninitialised,
+    without_numbers,
+)
 
 
 @pytest.mark.canary("torch.nn.Module._buffers", "torch.nn.modules.lazy.LazyModuleMixin._initialize_hook")

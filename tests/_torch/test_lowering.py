@@ -6,7 +6,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from whence._torch.lowering import TRACE, WITHOUT_GRAD, in_one_mode, lowered
+from whence._torch.export.lowering import TRACE, WITHOUT_GRAD, in_one_mode, lowered
 
 
 @pytest.mark.canary("torch.fx.experimental.proxy_tensor.make_fx")

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence._torch.modes import modes_now, modes_restored, switched, switches
+from whence._torch.autograd.switches import modes_now, modes_restored, switched, switches
 
 _C: Any = torch._C  # not all of it is declared
 

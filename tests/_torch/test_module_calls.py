@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from whence._torch.module_calls import ObservedCall, observed_modules
+from whence._torch.observe.module_calls import ObservedCall, observed_modules
 
 X = torch.ones(2, 4)
 

@@ -9,7 +9,7 @@ import torch
 from torch import SymFloat, Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence._torch.numbers import (
+from whence._torch.sizes.numbers import (
     Arithmetic,
     RecordedNumber,
     Unknown,

@@ -9,8 +9,8 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence._torch import operators
-from whence._torch.operators import (
+from whence._torch.operators import schemas as operators
+from whence._torch.operators.schemas import (
     draws,
     functional_twin,
     op_name,

@@ -28,10 +28,10 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 import whence
-from whence._torch.composed import is_composed
-from whence._torch.recording import Recorder
-from whence._torch.sizes import fake_mode_of
-from whence._torch.trees import tree_flatten
+from whence._torch.pytrees import tree_flatten
+from whence._torch.record.recorder import Recorder
+from whence._torch.sizes.symbols import fake_mode_of
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 
 aten = torch.ops.aten
 

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from whence._torch.sampled import Samples
-from whence._torch.sizes import comparable, environment_of, mode_for_sizes, sized_like, undecided_bookkeeping
+from whence._torch.operators.sampled_results import Samples
+from whence._torch.sizes.symbols import (
+    comparable,
+    environment_of,
+    mode_for_sizes,
+    sized_like,
+    undecided_bookkeeping,
+)
 
 aten = torch.ops.aten
 Case = Callable[[Tensor, Tensor], tuple[Any, tuple[Any, ...]]]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from whence._torch.saving import observed_packing, packs_what_is_saved
+from whence._torch.autograd.saved_tensors import observed_packing, packs_what_is_saved
 
 NAMES: list[str] = []
 TORCHS: list[bool] = []

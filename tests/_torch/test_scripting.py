@@ -10,7 +10,7 @@ from torch._library.opaque_object import register_opaque_type
 
 from tests.checks import verified
 from tests.releases import OPAQUE, SCRIPT_IS_DEPRECATED, OpaqueBase
-from whence._torch.scripting import (
+from whence._torch.observe.scripted import (
     is_packed_weight,
     is_script_object,
     is_scripted,

@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-from whence._torch.recording import FakeTensor, FakeTensorMode
-from whence._torch.sharding import (
+from whence._torch.record.recorder import FakeTensor, FakeTensorMode
+from whence._torch.subclasses.fully_sharded import (
     besides_gathering,
     can_be_put_aside,
     class_as_written,
@@ -200,7 +200,7 @@ def test_parallelized_module_is_no_sharded_one(group: None) -> None:
 def test_questions_load_nothing() -> None:
     """Asking about FSDP imports neither it nor DTensor."""
     code = (
-        "import sys; from torch import nn; from whence._torch.sharding import *;"
+        "import sys; from torch import nn; from whence._torch.subclasses.fully_sharded import *;"
         "m = nn.Linear(2, 2); assert not is_sharded(m); assert lasting_parameters([m]) == {};"
         "assert whole(m.weight) is m.weight; assert not is_of_sharding(m.forward);"
         "assert not {'torch.distributed.fsdp', 'torch.distributed.tensor'} & {*sys.modules}"

@@ -26,9 +26,9 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from whence._torch import size_environment
-from whence._torch.size_environment import SizeEnvironment, linear, unknown_condition
-from whence._torch.sizes import (
+from whence._torch.sizes import environment as size_environment
+from whence._torch.sizes.environment import SizeEnvironment, linear, unknown_condition
+from whence._torch.sizes.symbols import (
     Assumed,
     assumed_of,
     expression,

@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from whence._torch.stepping import (
+from whence._torch.observe.training_steps import (
     is_stepping,
     note_step,
     observed_step,

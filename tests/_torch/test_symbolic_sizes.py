@@ -9,7 +9,7 @@ from torch.export import Dim
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from whence._torch.symbolic_sizes import (
+from whence._torch.sizes.exported_sizes import (
     Multiple,
     OpenSizes,
     in_order_of,

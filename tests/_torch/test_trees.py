@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree
 from torch.utils._pytree import SUPPORTED_NODES, _get_node_type
 
-from whence._torch.trees import (
+from whence._torch.pytrees import (
     is_container,
     key_segments,
     spelled,
@@ -65,9 +65,7 @@ class KeylessDict(OrderedDict[str, Any]):
 
 
 _pytree.register_pytree_node(
-    Keyless,
-    lambda held: ([held.first, held.again, held.other], None),
-    lambda held, _: Keyless(*held),
+    Keyless, lambda held: ([held.first, held.again, held.other], None), lambda held, _: Keyless(*held)
 )
 _pytree.register_pytree_node(
     KeylessDict,
@@ -93,9 +91,7 @@ def test_container_without_keys() -> None:
 
 
 @pytest.mark.canary(
-    "torch.utils._pytree.GetAttrKey",
-    "torch.utils._pytree.MappingKey",
-    "torch.utils._pytree.SequenceKey",
+    "torch.utils._pytree.GetAttrKey", "torch.utils._pytree.MappingKey", "torch.utils._pytree.SequenceKey"
 )
 def test_segments_are_bare_keys() -> None:
     """For names the keys come without their spelling."""

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whence._torch.hooks import has_own_hooks
-from whence._torch.wrappers import (
+from whence._torch.observe.hooks import has_own_hooks
+from whence._torch.observe.wrappers import (
     call_through,
     inner_module,
     processes_averaged,

@@ -72,16 +72,7 @@ def program() -> whence.Program:
 @pytest.mark.parametrize(
     "other",
     [
-        *(
-            None,
-            3,
-            "model",
-            object(),
-            nn.Linear(3, 3),
-            nn.ModuleList(),
-            lambda x: x,
-            torch.ones(3),
-        ),
+        *(None, 3, "model", object(), nn.Linear(3, 3), nn.ModuleList(), lambda x: x, torch.ones(3)),
         *(Awkward, Awkward().forward, nn.Sequential(Awkward())),
     ],
     ids=lambda other: type(other).__name__,

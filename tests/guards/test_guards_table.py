@@ -10,7 +10,7 @@ from torch import nn
 import whence
 from tests.checks import captured
 from tests.models import MODEL_CASES, ModelCase
-from whence.program.expectations import ExpectedConstant
+from whence.program.guards.expectations import ExpectedConstant
 from whence.schema import GuardKind
 
 EVERY_CASE = pytest.mark.parametrize("row", MODEL_CASES, ids=lambda row: row.name)

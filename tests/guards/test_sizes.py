@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import whence
-from whence.program.sizes import SizeRule
+from whence.program.arguments.open_sizes import SizeRule
 from whence.schema import GuardKind
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 import whence
 from tests.checks import Backward, differing
 from tests.models import case
-from whence._torch.compiling import compiling_on_this_thread
+from whence._torch.observe.compile_flags import compiling_on_this_thread
 from whence.program import Absent
 
 

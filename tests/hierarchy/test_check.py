@@ -7,9 +7,9 @@ import pytest
 
 import whence
 from tests.program.small import sine_loss, stack_program
-from whence.hierarchy.check import check
-from whence.hierarchy.plan import ROOT_CALL, Body, Plan
-from whence.hierarchy.planning import plan
+from whence.hierarchy.plan.check import check
+from whence.hierarchy.plan.plan import ROOT_CALL, Body, Plan
+from whence.hierarchy.plan.planning import plan
 
 Corrupting = Callable[[Plan], Plan]
 

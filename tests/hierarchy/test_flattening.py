@@ -14,8 +14,8 @@ import whence
 from tests.checks import same_bits
 from tests.program.small import sine_loss
 from whence import Phase
-from whence.hierarchy.check import check
-from whence.hierarchy.planning import plan
+from whence.hierarchy.plan.check import check
+from whence.hierarchy.plan.planning import plan
 from whence.program.origins import origin_of, set_origin
 
 X = torch.randn(3, 4)

@@ -5,9 +5,9 @@ import whence
 from tests.checks import captured
 from tests.models import MODEL_CASES
 from tests.program.small import counted_program, sine_loss, stack_program
-from whence.hierarchy.check import check
-from whence.hierarchy.plan import ROOT_CALL, Plan
-from whence.hierarchy.planning import plan
+from whence.hierarchy.plan.check import check
+from whence.hierarchy.plan.plan import ROOT_CALL, Plan
+from whence.hierarchy.plan.planning import plan
 from whence.provenance import ModulePath
 
 NAMES = [row.name for row in MODEL_CASES]

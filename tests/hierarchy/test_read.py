@@ -257,13 +257,7 @@ def test_row_117_defect_10_exported_again(tree: Any, strict: bool) -> None:
 def test_defect_10_exported_again_with_open_sizes(tree: Any, strict: bool) -> None:
     """With sizes left open by the names of the original's arguments, and unflattened once more."""
     named = {"x": {0: ROWS}, "scale": None}
-    again = torch.export.export(
-        tree(named),
-        (X,),
-        {"scale": 2.0},
-        strict=strict,
-        dynamic_shapes=named,
-    )
+    again = torch.export.export(tree(named), (X,), {"scale": 2.0}, strict=strict, dynamic_shapes=named)
     made = whence.unflatten(again)
     for rows in (2, 7):
         x = torch.randn(rows, 4)

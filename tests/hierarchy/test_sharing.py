@@ -16,10 +16,10 @@ from tests.hierarchy.random_modules import Recipe, recipes
 from tests.hierarchy.test_random_modules import SEARCH, made, run, total
 from tests.models import MODEL_CASES, case
 from tests.program.small import Stack, sine_loss, stack_program
-from whence.hierarchy import layout
-from whence.hierarchy.check import check
-from whence.hierarchy.plan import Body, Half, Plan
-from whence.hierarchy.planning import plan
+from whence.hierarchy.plan import facts as layout
+from whence.hierarchy.plan.check import check
+from whence.hierarchy.plan.plan import Body, Half, Plan
+from whence.hierarchy.plan.planning import plan
 from whence.schema import Phase
 
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 import whence
 from tests.checks import captured
 from tests.program.small import sine_loss, stack_program
-from whence.hierarchy.plan import Plan
-from whence.hierarchy.planning import plan
-from whence.hierarchy.source import attribute, write
+from whence.hierarchy.emit.source import attribute, write
+from whence.hierarchy.plan.plan import Plan
+from whence.hierarchy.plan.planning import plan
 from whence.provenance import ModulePath
 from whence.schema import Phase
 

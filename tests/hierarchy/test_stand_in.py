@@ -12,7 +12,7 @@ from torch.export import FlatArgsAdapter, export
 
 import whence
 from tests.models import MODEL_CASES, ModelCase
-from whence._torch.trees import tree_flatten
+from whence._torch.pytrees import tree_flatten
 
 X = torch.randn(2, 4)
 Reader = Callable[[nn.Module], Any]

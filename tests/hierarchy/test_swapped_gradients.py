@@ -13,8 +13,8 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 import whence
 from tests.checks import differing, gradients
 from tests.hierarchy.test_preserve import WIDTH, X, newcomer
-from whence._torch.modes import switches
-from whence.hierarchy.pieces import Piece, Pieces, joined, whole
+from whence._torch.autograd.switches import switches
+from whence.hierarchy.run.gradient_pieces import Piece, Pieces, joined, whole
 from whence.provenance import ModulePath
 
 BOTH = pytest.mark.parametrize("backward", [True, lambda y: y.square().sum()], ids=["tangents", "loss"])

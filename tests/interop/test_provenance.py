@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import whence
 from tests.interop.helpers import BOTH_FRONTS, EVERY_WAY, exported, loaded, program_of
-from whence.interop.frames import segments
+from whence.interop.graphs.frames import segments
 
 X = torch.arange(8.0).reshape(2, 4)
 

@@ -14,15 +14,7 @@ from tests.checks import differing, state
 from tests.interop.helpers import exported, unflattened
 from tests.models import MODEL_CASES, ModelCase
 
-QUICK = (
-    "bert",
-    "llama",
-    "lstm",
-    "unet",
-    "tied_language_model",
-    "running_statistics",
-    "autocast",
-)
+QUICK = ("bert", "llama", "lstm", "unet", "tied_language_model", "running_statistics", "autocast")
 NOT_STRICT = frozenset(
     [
         "llama_checkpoint",

@@ -299,10 +299,6 @@ def hyper_connected(library: Any) -> nn.Module:
     return nn.Sequential(expand, init(dim=8, branch=nn.Linear(8, 8)), reduce)
 
 
-@row(
-    "mambapy.mamba",
-    lambda: numbers(1, 8, 8),
-    forward_alone=OWN_FUNCTION,
-)
+@row("mambapy.mamba", lambda: numbers(1, 8, 8), forward_alone=OWN_FUNCTION)
 def mamba(library: Any) -> nn.Module:
     return library.Mamba(library.MambaConfig(d_model=8, n_layers=2, d_state=4))

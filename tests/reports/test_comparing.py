@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence.reports.comparing import same_bits
+from whence.execution.compare import same_bits
 
 NAN = float("nan")
 

@@ -126,12 +126,7 @@ def test_table_of_ones_own() -> None:
     for key in (aten.gelu, aten.gelu.default):
         lowered = program.decompose({key: gelu})
         assert targets(lowered) == Counter(
-            {
-                "aten.mul.Tensor": 2,
-                "aten.sigmoid.default": 1,
-                "aten.gelu.default": 1,
-                "aten.add.Tensor": 1,
-            }
+            {"aten.mul.Tensor": 2, "aten.sigmoid.default": 1, "aten.gelu.default": 1, "aten.add.Tensor": 1}
         )
         expected = X * torch.sigmoid(1.702 * X) + F.gelu(X, approximate="tanh")
         assert torch.equal(lowered.module()(X), expected)

@@ -14,7 +14,7 @@ from tests.checks import differing
 from tests.hierarchy.random_modules import Recipe, recipes
 from tests.hierarchy.test_random_modules import SEARCH, made, run, total
 from tests.rewriting.test_track import merge_equal
-from whence._torch.operators import draws
+from whence._torch.operators.schemas import draws
 from whence.schema import Phase
 
 

@@ -16,7 +16,7 @@ from tests.checks import backward_of, differing, gradients, state
 from tests.models import case
 from tests.program.small import Stack, counted_program, sine_loss, stack_program
 from whence import Phase, Quality
-from whence.hierarchy.planning import plan
+from whence.hierarchy.plan.planning import plan
 from whence.program.wellformed import check
 
 aten = torch.ops.aten

@@ -139,13 +139,15 @@ class Interruption:
             sys.settrace(before)
 
 
-CAREFUL = (
-    *(f"{SOURCE}/tracing/{name}.py" for name in ("capture", "undoing", "turns", "record", "materialising")),
-    *(f"{SOURCE}/_torch/{name}.py" for name in ("patching", "compiling", "modes", "lazy", "wrappers")),
-    *(f"{SOURCE}/_torch/{name}.py" for name in ("module_calls", "module_writes", "saving", "checkpoints")),
-    *(f"{SOURCE}/tracing/{name}.py" for name in ("sideeffects", "modules", "reads")),
-    contextlib.__file__,
+_PATCHING = (
+    *("tracing/capture.py", "tracing/lazy_modules.py", "tracing/recording/run.py"),
+    *(f"tracing/sandbox/{name}.py" for name in ("undo", "capture_lock", "side_effects", "module_snapshot")),
+    *("tracing/reads/attribute_reads.py", "_torch/patching.py", "_torch/autograd/switches.py"),
+    *("_torch/autograd/saved_tensors.py", "_torch/subclasses/lazy_modules.py"),
+    *(f"_torch/observe/{name}.py" for name in ("compile_flags", "wrappers", "module_calls", "module_writes")),
+    "_torch/observe/checkpoints.py",
 )
+CAREFUL = (*(str(SOURCE / file) for file in _PATCHING), contextlib.__file__)
 """Where patches are put on and taken off."""
 
 EVERYWHERE = (str(SOURCE), contextlib.__file__)

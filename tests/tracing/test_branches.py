@@ -21,7 +21,7 @@ import whence
 from tests.checks import Backward, verified
 from tests.sameness import differences
 from tests.tracing import branching
-from whence._torch.trees import tree_flatten
+from whence._torch.pytrees import tree_flatten
 from whence.errors import UnsupportedMutation, UnsupportedOperator
 from whence.schema import Phase, Quality
 
@@ -356,10 +356,7 @@ SURROUNDINGS = {
     "without gradients": _without_gradients,
     "checkpointed": _checkpointed,
     "checkpoint inside": lambda m, x: torch.cond(
-        x.sum() > 0,
-        lambda x: checkpoint(lambda x: m.a(x).sin(), x, use_reentrant=False),
-        m.a,
-        (x,),
+        x.sum() > 0, lambda x: checkpoint(lambda x: m.a(x).sin(), x, use_reentrant=False), m.a, (x,)
     ),
     "compiled region": _region,
 }

@@ -78,10 +78,7 @@ def test_the_batch_that_clip_fixes_is_explained(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(whence.SpecialisedShapes) as caught:
         case.capture(backward=False)
     fixed = {str(each.dimension): each.allowed for each in caught.value.dimensions}
-    assert fixed == {
-        "dim 0 of `kwargs['input_ids']`": "2",
-        "dim 0 of `kwargs['pixel_values']`": "2",
-    }
+    assert fixed == {"dim 0 of `kwargs['input_ids']`": "2", "dim 0 of `kwargs['pixel_values']`": "2"}
     assert "modeling_clip.py" in str(caught.value)
     assert "took batch as a Python number (range(), len(), int(), an index)" in str(caught.value)
     model, args, kwargs = case.call

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 import whence
 from tests.checks import Backward, leaves_no_trace, parts, surroundings
 from tests.tracing.interrupting import CAREFUL, EVERYWHERE, Busy, Interruption, Lazy, X, loss, steps_of
-from whence._torch.lazy import is_waiting
+from whence._torch.subclasses.lazy_modules import is_waiting
 
 
 class Stop(BaseException):

@@ -183,11 +183,7 @@ def drawn_from_the_default(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "function",
-    [
-        *(forked_without_a_draw, given_back_at_once, checkpointed),
-        drawn_from_the_default,
-    ],
+    "function", [*(forked_without_a_draw, given_back_at_once, checkpointed), drawn_from_the_default]
 )
 @pytest.mark.parametrize("backward", [False, True])
 def test_state_that_is_where_it_would_be(function: Callable[[Tensor], Tensor], backward: bool) -> None:

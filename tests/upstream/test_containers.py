@@ -155,7 +155,7 @@ def test_row_92_parameter_lists_and_dicts() -> None:
     program = faithful(model, X)
     trains_alike(program, model, X)
     assert [row.path for row in program.signature.inputs if row.kind == "parameter"] == [
-        *("listed.0", "listed.1", "listed.2", "keyed.scale", "keyed.shift", "mixed.1", "mixed.0.0"),
+        *("listed.0", "listed.1", "listed.2", "keyed.scale", "keyed.shift", "mixed.1", "mixed.0.0")
     ]
     tree = program.unflatten()
     assert list(tree.state_dict()) == list(model.state_dict())

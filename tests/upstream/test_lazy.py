@@ -64,12 +64,7 @@ def test_row_80_lazy_modules_become_what_they_are() -> None:
 
     model = make()
     program = initialised_alike(model, make(), torch.randn(2, 3, 8, 8))
-    assert [type(module) for module in model.children()] == [
-        nn.Conv2d,
-        nn.BatchNorm2d,
-        nn.Flatten,
-        nn.Linear,
-    ]
+    assert [type(module) for module in model.children()] == [nn.Conv2d, nn.BatchNorm2d, nn.Flatten, nn.Linear]
     assert names(program, "parameter")[:2] == ["p_0_weight", "p_0_bias"]
     assert [call.site.type for call in program.calls][1:] == ["Conv2d", "BatchNorm2d", "Flatten", "Linear"]
     assert torch.equal(model[1].running_mean, torch.zeros(4))  # type: ignore[index]
@@ -253,7 +248,7 @@ def test_lazy_modules_behind_others() -> None:
     assert program.verify(model, (X,)).ok
     assert model.inner.weight.shape == (4, 2)
     assert [row.path for row in program.signature.inputs if row.kind == "parameter"] == [
-        *("inner.weight", "inner.bias", "compiled.weight", "compiled.bias"),
+        *("inner.weight", "inner.bias", "compiled.weight", "compiled.bias")
     ]
 
 

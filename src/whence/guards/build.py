@@ -6,17 +6,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.sharding import managed_parameters
-from whence.guards.describe import Describer, reference
+from whence._torch.subclasses.fully_sharded import managed_parameters
+from whence.dependence.describe import Describer, reference
+from whence.dependence.hooks import described_hooks, hook_rows
+from whence.dependence.lookup import NOTHING, class_attribute, is_of_module
+from whence.dependence.switches import mode_guards
+from whence.dependence.values import is_constant
 from whence.guards.holders import Located, located
-from whence.guards.hooks import described_hooks, hook_rows
 from whence.guards.inputs import input_guards
-from whence.guards.lookup import NOTHING, class_attribute, is_of_module
-from whence.guards.modes import mode_guards
 from whence.guards.unguarded import unguarded
-from whence.guards.values import is_constant
 from whence.program import Program
-from whence.program.expectations import (
+from whence.program.arguments.optimizer_arguments import Outside
+from whence.program.guards.expectations import (
     Expectation,
     ExpectedConstant,
     ExpectedFunction,
@@ -27,10 +28,9 @@ from whence.program.expectations import (
     Reference,
     TensorFacts,
 )
-from whence.program.guard_rows import Guard
-from whence.program.guards import Guards
-from whence.program.observed import Observed, Read
-from whence.program.steps import Outside
+from whence.program.guards.guards import Guards
+from whence.program.guards.observed import Observed, Read
+from whence.program.guards.rows import Guard
 from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind, Strictness
 
@@ -39,11 +39,7 @@ CALL = "forward"
 
 STRUCTURES = {"_modules": "submodules", "_parameters": "parameters", "_buffers": "buffers"}
 
-_TABLES = {
-    "_parameters": GuardKind.PARAMETER,
-    "_buffers": GuardKind.BUFFER,
-    "_modules": GuardKind.SUBMODULE,
-}
+_TABLES = {"_parameters": GuardKind.PARAMETER, "_buffers": GuardKind.BUFFER, "_modules": GuardKind.SUBMODULE}
 
 _STRICTNESS: Mapping[type, Strictness] = {
     Reference: Strictness.IDENTITY,

@@ -10,19 +10,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.hooks import global_hooks, gradient_hooks, has_gradient_hooks
-from whence._torch.wrappers import seen_through, wrappers_around
-from whence.guards.asking import Failed, ask
-from whence.guards.describe import Describer, shown
+from whence._torch.observe.hooks import global_hooks, gradient_hooks, has_gradient_hooks
+from whence._torch.observe.wrappers import seen_through, wrappers_around
+from whence.dependence.asking import Failed, ask
+from whence.dependence.describe import Describer, shown
+from whence.dependence.lookup import class_attribute, same_class
+from whence.dependence.matching import Walk, difference, found_in_place
+from whence.dependence.switches import GLOBAL_HOOKS, MODES, described_global_hooks
+from whence.dependence.values import same_constant
 from whence.guards.found import found_in_module
 from whence.guards.glance import is_as_it_was, note_tensors
-from whence.guards.lookup import class_attribute, same_class
-from whence.guards.matching import Walk, difference, found_in_place
-from whence.guards.modes import GLOBAL_HOOKS, MODES, described_global_hooks
 from whence.guards.plan import GuardPlan, HolderPlan
-from whence.guards.values import same_constant
-from whence.program.expectations import ExpectedConstant, ExpectedFunction, Hooks, TensorFacts
-from whence.program.guard_rows import Guard, Violation
+from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, Hooks, TensorFacts
+from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind
 
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from whence._torch.sizes import is_symbolic
+from whence._torch.sizes.symbols import is_symbolic
+from whence.dependence.describe import shown
 from whence.errors import CallError
-from whence.guards.describe import shown
 from whence.guards.inputs import leaf_guard, size_guard, structure_guard, tie_guards
 from whence.program import Convention
-from whence.program.convention import misplaced, shown_call
-from whence.program.guard_rows import Violation
-from whence.program.sizes import Sizes, found_of
+from whence.program.arguments.convention import misplaced, shown_call
+from whence.program.arguments.open_sizes import Sizes, found_of
+from whence.program.guards.rows import Violation
 
 
 def misfits(convention: Convention, args: object, kwargs: object) -> list[Violation]:

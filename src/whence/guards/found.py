@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import nn
 
-from whence._torch.sharding import class_as_written
-from whence.guards.describe import Describer
-from whence.guards.hooks import described_hooks, hook_rows
-from whence.guards.lookup import NOTHING, class_attribute, module_attribute
-from whence.guards.matching import Walk, difference, found_in_place
-from whence.program.expectations import ExpectedNames, Hooks, Missing
-from whence.program.guard_rows import Guard
+from whence._torch.subclasses.fully_sharded import class_as_written
+from whence.dependence.describe import Describer
+from whence.dependence.hooks import described_hooks, hook_rows
+from whence.dependence.lookup import NOTHING, class_attribute, module_attribute
+from whence.dependence.matching import Walk, difference, found_in_place
+from whence.program.guards.expectations import ExpectedNames, Hooks, Missing
+from whence.program.guards.rows import Guard
 from whence.schema import GuardKind
 
 

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from whence._torch.hooks import HOOK_KINDS, has_own_hooks
-from whence._torch.wrappers import seen_through, wrappers_around
+from whence._torch.observe.hooks import HOOK_KINDS, has_own_hooks
+from whence._torch.observe.wrappers import seen_through, wrappers_around
+from whence.dependence.matching import Walk
+from whence.dependence.values import same_constant
 from whence.guards.found import found_in_module
-from whence.guards.matching import Walk
-from whence.guards.values import same_constant
-from whence.program.convention import repeated_positions
-from whence.program.expectations import (
+from whence.program.arguments.convention import repeated_positions
+from whence.program.arguments.open_sizes import Sized
+from whence.program.guards.expectations import (
     ExpectedConstant,
     ExpectedHolder,
     ExpectedNames,
@@ -30,8 +31,7 @@ from whence.program.expectations import (
     Snapshot,
     TensorFacts,
 )
-from whence.program.guard_rows import Guard, Holder
-from whence.program.sizes import Sized
+from whence.program.guards.rows import Guard, Holder
 from whence.schema import GuardKind
 
 _hooks_of = itemgetter(*HOOK_KINDS)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from whence._torch.sharding import class_as_written
-from whence._torch.wrappers import wrappers_around
-from whence.program.guard_rows import Holder
-from whence.program.observed import Observed
+from whence._torch.observe.wrappers import wrappers_around
+from whence._torch.subclasses.fully_sharded import class_as_written
+from whence.program.guards.observed import Observed
+from whence.program.guards.rows import Holder
 from whence.provenance import ModulePath
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence.guards.values import same_constant
+from whence.dependence.values import same_constant
 from whence.program import Convention
-from whence.program.expectations import ExpectedConstant, ExpectedWords, TensorFacts
-from whence.program.guard_rows import Guard
-from whence.program.sizes import Sizes, at
+from whence.program.arguments.open_sizes import Sizes, at
+from whence.program.guards.expectations import ExpectedConstant, ExpectedWords, TensorFacts
+from whence.program.guards.rows import Guard
 from whence.schema import GuardKind
 
 _PLAIN = (Tensor, nn.Parameter)

@@ -6,18 +6,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx
 
-from whence._torch.operators import is_elementwise
-from whence._torch.sizes import is_symbolic
+from whence._torch.operators.schemas import is_elementwise
+from whence._torch.sizes.symbols import is_symbolic
 from whence._torch.tensors import share_memory
+from whence.dependence.describe import reference, shown, tensor_facts
+from whence.dependence.matching import Walk, difference
+from whence.dependence.values import is_constant
 from whence.errors import CallError
-from whence.guards.describe import reference, shown, tensor_facts
-from whence.guards.matching import Walk, difference
-from whence.guards.values import is_constant
 from whence.program import Convention, Program
-from whence.program.convention import shown_call
-from whence.program.expectations import Expectation, ExpectedConstant, ExpectedWords, TensorFacts
-from whence.program.guard_rows import Guard, Violation
-from whence.program.sizes import SizeRule, found_of, shape_of, strides_of
+from whence.program.arguments.convention import shown_call
+from whence.program.arguments.open_sizes import SizeRule, found_of, shape_of, strides_of
+from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedWords, TensorFacts
+from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind, InputKind, OutputKind, Strictness
 
 STRUCTURE = "the arguments"

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from whence.dependence.switches import GLOBAL_HOOKS, MODES
 from whence.guards.glance import Glance, glance_of
 from whence.guards.input_glance import InputGlance, input_glance_of
 from whence.guards.inputs import APART, STRUCTURE
-from whence.guards.modes import GLOBAL_HOOKS, MODES
 from whence.program import Convention
-from whence.program.guard_rows import Guard, Holder
-from whence.program.guards import Guards
-from whence.program.steps import Outside
+from whence.program.arguments.optimizer_arguments import Outside
+from whence.program.guards.guards import Guards
+from whence.program.guards.rows import Guard, Holder
 from whence.schema import GuardKind
 
 

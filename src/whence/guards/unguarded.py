@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.sharding import class_as_written
-from whence.guards.describe import function_of
-from whence.guards.lookup import class_attribute
-from whence.guards.values import is_constant
+from whence._torch.subclasses.fully_sharded import class_as_written
+from whence.dependence.describe import function_of
+from whence.dependence.lookup import class_attribute
+from whence.dependence.values import is_constant
 from whence.program import Program
-from whence.program.expectations import (
+from whence.program.guards.expectations import (
     Entries,
     Expectation,
     ExpectedConstant,
@@ -25,8 +25,8 @@ from whence.program.expectations import (
     Reference,
     TensorFacts,
 )
-from whence.program.guard_rows import Guard, Unguarded
-from whence.program.observed import Observed
+from whence.program.guards.observed import Observed
+from whence.program.guards.rows import Guard, Unguarded
 from whence.schema import GuardKind
 
 

@@ -15,10 +15,10 @@ from typing import Any, Protocol, Self
 import torch
 from torch import fx, nn
 
-from whence._torch.compiling import constant_to_tracers
+from whence._torch.observe.compile_flags import constant_to_tracers
 from whence.errors import CallError
-from whence.hierarchy.interface import Interface
-from whence.hierarchy.plan import CallPlan, Half
+from whence.hierarchy.plan.plan import CallPlan, Half
+from whence.hierarchy.run.interface import Interface
 from whence.program.copying import copy_results
 from whence.schema import Phase
 

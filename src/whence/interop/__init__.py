@@ -1,11 +1,11 @@
 """Other people's graphs and formats, in and out."""
 
-from whence.interop.adapting import adapted
-from whence.interop.attached import attach
-from whence.interop.exported import from_exported_program
-from whence.interop.exporting import to_exported_program
+from whence.interop.args_adapters import adapted
+from whence.interop.attached.attach import attach
+from whence.interop.attached.roles import GraphWords
+from whence.interop.exported.read import from_exported_program
+from whence.interop.out.export import to_exported_program
 from whence.interop.strict import strict_program
-from whence.interop.telling import GraphWords
 
 __all__ = [
     "GraphWords",

@@ -9,13 +9,13 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from whence import hierarchy, tracing
-from whence._torch.symbolic_sizes import Limits, is_number, multiple_of
+from whence._torch.sizes.exported_sizes import Limits, is_number, multiple_of
 from whence.errors import NotCallable, NotDifferentiable, Noting, Place
-from whence.interop.exported import from_exported_program
+from whence.interop.exported.read import from_exported_program
 from whence.program import ModuleRecord, Program
-from whence.program.preserving import preserved_calls
-from whence.tracing.example import example_of
-from whence.tracing.subject import module_records, subject_of
+from whence.program.arguments.preserving import preserved_calls
+from whence.tracing.target.example import example_of
+from whence.tracing.target.subject import module_records, subject_of
 
 _FUNCTION = "autograd.function"
 """What the front end notes on operations in the forward of a custom autograd function."""

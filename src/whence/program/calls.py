@@ -7,8 +7,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from whence._torch.modes import Switches
-from whence._torch.trees import TreeSpec, tree_unflatten
+from whence._torch.autograd.switches import Switches
+from whence._torch.pytrees import TreeSpec, tree_unflatten
 from whence.errors import SelectionError
 from whence.provenance import CallSite, ModulePath
 from whence.provenance.places import ancestors

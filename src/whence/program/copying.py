@@ -7,8 +7,8 @@ from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
 
-from whence._torch.composed import plain_parts
 from whence._torch.graphs import own_copy
+from whence._torch.subclasses.wrapper_subclasses import plain_parts
 from whence.errors import CallError
 from whence.program.program import Program, Whole
 

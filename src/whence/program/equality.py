@@ -26,8 +26,8 @@ from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
 from whence.program.calls import Call
-from whence.program.known import Copies
 from whence.program.origins import origin_of
+from whence.program.replay import Copies
 from whence.provenance import CallSite, Source
 from whence.schema import InputKind, Phase
 

@@ -9,21 +9,20 @@ from typing import Any, Self
 from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
-from whence._torch.trees import TreeSpec
+from whence._torch.pytrees import TreeSpec
 from whence.errors import SelectionError
+from whence.program.arguments.convention import Convention
+from whence.program.arguments.optimizer_arguments import Step
 from whence.program.calls import Call, Calls, Structure
-from whence.program.convention import Convention
-from whence.program.finding import find_input, find_output
-from whence.program.guards import Guards
-from whence.program.known import Known
+from whence.program.guards.guards import Guards
 from whence.program.layers import Layers, layers_of
 from whence.program.origins import origin_of
-from whence.program.printing import page
-from whence.program.replay import Replays
-from whence.program.selecting import select
-from whence.program.shapes import Shapes, shapes_of
+from whence.program.queries.finding import find_input, find_output
+from whence.program.queries.printing import page
+from whence.program.queries.selecting import select
+from whence.program.queries.shapes import Shapes, shapes_of
+from whence.program.replay import Known, Replays
 from whence.program.signature import Input, Output, Signature
-from whence.program.steps import Step
 from whence.provenance import ModulePath, Origin, Source
 
 

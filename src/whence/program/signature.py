@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from whence._torch.sizes import SYMBOLIC, spelled
+from whence._torch.sizes.symbols import SYMBOLIC, spelled
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
 

@@ -7,11 +7,11 @@ from typing import Any
 from torch import fx
 
 from whence._torch.graphs import nested_graph
-from whence._torch.operators import op_name, traits, written_arguments
+from whence._torch.operators.schemas import op_name, traits, written_arguments
 from whence.errors import MalformedProgram
 from whence.program.origins import has_origin, origin_of
-from whence.program.printing import marked
 from whence.program.program import Program
+from whence.program.queries.printing import marked
 from whence.program.signature import describe
 from whence.provenance import Origin
 from whence.schema import Phase, Quality

@@ -5,13 +5,4 @@ from whence.rewriting.passes import GraphPass, Pass, apply
 from whence.rewriting.simplify import CommonSubexpressions, DeadCode
 from whence.rewriting.track import Edit, track
 
-__all__ = [
-    "CommonSubexpressions",
-    "DeadCode",
-    "Decompose",
-    "Edit",
-    "GraphPass",
-    "Pass",
-    "apply",
-    "track",
-]
+__all__ = ["CommonSubexpressions", "DeadCode", "Decompose", "Edit", "GraphPass", "Pass", "apply", "track"]

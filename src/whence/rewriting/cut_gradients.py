@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Set
 import torch
 from torch import Tensor, fx
 
-from whence._torch.operators import traits
-from whence._torch.sizes import SYMBOLIC
+from whence._torch.operators.schemas import traits
+from whence._torch.sizes.symbols import SYMBOLIC
 from whence.program.origins import origin_of, set_origin
 
 _DETACH = torch.ops.aten.detach.default

@@ -6,7 +6,7 @@ from itertools import pairwise
 from torch import fx, nn
 
 from whence._torch.graphs import nested_graph
-from whence._torch.operators import keeps_its_place
+from whence._torch.operators.schemas import keeps_its_place
 
 
 def drop_unused(graph: fx.Graph, nested: nn.Module, repeated: Set[fx.Node], keep: Set[str]) -> None:

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, fx
 from torch.export import default_decompositions
 
-from whence._torch.annotations import CUSTOM
-from whence._torch.decomposing import FAILS, Operation, Table, is_composite, taken_apart
 from whence._torch.graphs import nested_graph
-from whence._torch.numbers import RecordedNumber, Unknown
-from whence._torch.operators import OpOverload, draws, keeps_its_place, op_name, overloads_of
-from whence._torch.sizes import comparable, is_symbolic
-from whence._torch.trees import tree_flatten
+from whence._torch.operators.decompositions import FAILS, Operation, Table, is_composite, taken_apart
+from whence._torch.operators.schemas import OpOverload, draws, keeps_its_place, op_name, overloads_of
+from whence._torch.pytrees import tree_flatten
+from whence._torch.record.annotations import CUSTOM
+from whence._torch.sizes.numbers import RecordedNumber, Unknown
+from whence._torch.sizes.symbols import comparable, is_symbolic
 from whence.errors import Fault, Noting, UnsupportedOperator, UsageError
 from whence.program.origins import ORIGIN, place_of
-from whence.rewriting.before import MARK
+from whence.rewriting.edits.before import MARK
 from whence.rewriting.functionalize import functionalize
 from whence.rewriting.splice import Splice, UnknownValueError, called_again, replace_by
 from whence.rewriting.track import Edit

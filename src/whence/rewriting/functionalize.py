@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.annotations import CUSTOM
 from whence._torch.graphs import fake_result
-from whence._torch.operators import (
+from whence._torch.operators.schemas import (
     WRAPPER,
     functional_twin,
     is_wrapped,
@@ -26,9 +25,10 @@ from whence._torch.operators import (
     without_outputs,
     written_arguments,
 )
-from whence._torch.size_nodes import SizeNodes
-from whence._torch.sizes import SYMBOLIC
-from whence._torch.trees import tree_map_only
+from whence._torch.pytrees import tree_map_only
+from whence._torch.record.annotations import CUSTOM
+from whence._torch.sizes.nodes import SizeNodes
+from whence._torch.sizes.symbols import SYMBOLIC
 from whence.errors import Fault, UnsupportedMutation
 from whence.program.origins import origin_of, place_of, set_origin
 from whence.rewriting.layouts import have_one_layout

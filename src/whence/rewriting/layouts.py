@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.operators import is_elementwise
-from whence._torch.sizes import comparable
+from whence._torch.operators.schemas import is_elementwise
+from whence._torch.sizes.symbols import comparable
 
 
 def inputs_behind(node: fx.Node) -> set[str]:

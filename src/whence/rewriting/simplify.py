@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from whence._torch.graphs import nested_graph
-from whence._torch.operators import OpOverload, keeps_its_place
+from whence._torch.operators.schemas import OpOverload, keeps_its_place
 from whence.program.origins import origin_of
 from whence.rewriting.dead_code import drop_unused
 from whence.rewriting.track import Edit

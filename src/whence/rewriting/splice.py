@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.decomposing import Operation
-from whence._torch.operators import short_name
-from whence._torch.sizes import SYMBOLIC, expression, number_of
+from whence._torch.operators.decompositions import Operation
+from whence._torch.operators.schemas import short_name
+from whence._torch.sizes.symbols import SYMBOLIC, expression, number_of
 
 aten = torch.ops.aten
 Inherit = Callable[[fx.Node], None]
@@ -122,7 +122,9 @@ class Splice:
 
         tracer.create_proxy = appended
         proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in known.items()}
-        node: fx.Node = importlib.import_module("whence._torch.size_proxies").interpreted(proxies, found).node
+        node: fx.Node = (
+            importlib.import_module("whence._torch.sizes.proxies").interpreted(proxies, found).node
+        )
         return node
 
 

@@ -11,11 +11,11 @@ from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageErr
 from whence.program import Program
 from whence.program.wellformed import Broken, shown
 from whence.program.wellformed import faults as rules_broken
-from whence.rewriting.after import After, Told, after
-from whence.rewriting.before import WorkingCopy, before, clean, mark_of
-from whence.rewriting.carry import carried, carried_faults
-from whence.rewriting.faults import faults_of
-from whence.rewriting.origins import sources_of, write_origins
+from whence.rewriting.edits.after import After, Told, after
+from whence.rewriting.edits.before import WorkingCopy, before, clean, mark_of
+from whence.rewriting.edits.carry import carried, carried_faults
+from whence.rewriting.edits.faults import faults_of
+from whence.rewriting.edits.origins import sources_of, write_origins
 
 P = TypeVar("P", bound=Program)
 _STALE = "take nodes inside the block, from edit.graph or edit.node(name)"

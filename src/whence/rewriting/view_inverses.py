@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from whence._torch.operators import OpOverload
+from whence._torch.operators.schemas import OpOverload
 
 aten = torch.ops.aten
 Call = Callable[..., fx.Node]

@@ -6,34 +6,30 @@ from typing import Any
 
 from torch import Tensor
 
-from whence._torch.composed import is_composed
-from whence._torch.sharding import sharding_put_aside
+from whence._torch.subclasses.fully_sharded import sharding_put_aside
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.program import Program
-from whence.program.observed import Observed
+from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
-from whence.tracing.attempt import attempted
-from whence.tracing.attribution import attribute
-from whence.tracing.composed import COMPOSED
-from whence.tracing.example import Given, example_of
-from whence.tracing.finish import finished
-from whence.tracing.interrupts import Interrupts
-from whence.tracing.kinds import refuse_gradient_hooks
-from whence.tracing.materialising import materialised
-from whence.tracing.partial import keeping_what_was_recorded
-from whence.tracing.record import mode_of, record
+from whence.tracing.assembling.finish import finished
+from whence.tracing.attribution.attribution import attribute
+from whence.tracing.attribution.wrapper_subclasses import COMPOSED
+from whence.tracing.lazy_modules import materialised
+from whence.tracing.recording.partial import keeping_what_was_recorded
+from whence.tracing.recording.run import mode_of, record
+from whence.tracing.recording.session import Session
+from whence.tracing.replay.records.template import CompositeOpened, Doubt
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.replay.template import CompositeOpened, Doubt
-from whence.tracing.session import Session
-from whence.tracing.sharding import refuse_sharding, with_shards
-from whence.tracing.subject import subject_of
+from whence.tracing.sandbox.attempt import attempted
+from whence.tracing.sandbox.interrupts import Interrupts
+from whence.tracing.target.eligibility import refuse_gradient_hooks
+from whence.tracing.target.example import Given, example_of
+from whence.tracing.target.fully_sharded import refuse_sharding, with_shards
+from whence.tracing.target.subject import subject_of
 
 
 def capture(
-    model: Callable[..., Any],
-    given: Given,
-    backward: bool | Callable[[Any], Tensor],
-    *,
-    reuse: bool = True,
+    model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], *, reuse: bool = True
 ) -> tuple[Program, Observed]:
     """The program of `model` on these example inputs, with its state as inputs, and what the model read.
 
@@ -50,10 +46,7 @@ def capture(
 
 
 def _attempted(
-    model: Callable[..., Any],
-    given: Given,
-    backward: bool | Callable[[Any], Tensor],
-    reuse: Reuse,
+    model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], reuse: Reuse
 ) -> tuple[Program, Observed]:
     program, observed = attempted(given, lambda held: _captured(model, given, backward, held, reuse))
     return program.with_changes(loss_function=backward if callable(backward) else None), observed

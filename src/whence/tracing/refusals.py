@@ -2,7 +2,7 @@
 
 import torch
 
-from whence._torch.operators import op_name
+from whence._torch.operators.schemas import op_name
 from whence.errors import (
     CaptureError,
     Place,
@@ -45,10 +45,7 @@ def hook_kept(name: str, held: str, where: Place, *, is_parameter: bool) -> Unsu
         why = "it would stay there, and change what others do with the tensor, too"
         remedy = "put it on a tensor that the model makes, such as x.view_as(x)"
     return UnsupportedHook(
-        f"the gradient hook {name} is put on {held} while the model runs",
-        where=where,
-        why=why,
-        remedy=remedy,
+        f"the gradient hook {name} is put on {held} while the model runs", where=where, why=why, remedy=remedy
     )
 
 

@@ -21,7 +21,7 @@ import whence
 from tests.checks import differing, state
 from tests.tracing.steps.small import batch, small, zero_first
 from whence.errors import StaleCapture, UnsupportedStep
-from whence.reports.bound import Bound
+from whence.execution.bound import Bound
 
 FACTOR = 1.0
 log = logging.getLogger(__name__)

@@ -21,10 +21,7 @@ def every_operation_has_a_phase(program: whence.Program) -> None:
     assert set(led) == {Phase.FORWARD}
     assert {
         str(origin.calls[0].path) for origin in origins if origin.phase is Phase.OPTIMIZER and origin.calls
-    } == {
-        "0",
-        "2",
-    }
+    } == {"0", "2"}
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -15,8 +15,8 @@ import whence
 from tests.checks import differing
 from tests.models import ModelCase
 from tests.test_table import asks
-from whence._torch.compiling import compiling_on_this_thread
-from whence._torch.stepping import is_stepping
+from whence._torch.observe.compile_flags import compiling_on_this_thread
+from whence._torch.observe.training_steps import is_stepping
 
 Make = Callable[[nn.Module], Optimizer]
 

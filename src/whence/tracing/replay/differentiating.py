@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence._torch.autograd import node_class_of
+from whence._torch.autograd.nodes import node_class_of
 
 Backward = Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]]
 

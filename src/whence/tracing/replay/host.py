@@ -6,14 +6,14 @@ from typing import Protocol
 
 from torch import Tensor, fx
 
-from whence._torch.autograd import BackwardListener, GradientKey
-from whence._torch.grad_modes import GradModes
-from whence._torch.recording import Recorder
+from whence._torch.autograd.grad_modes import GradModes
+from whence._torch.autograd.nodes import BackwardListener, GradientKey
+from whence._torch.record.recorder import Recorder
 from whence.provenance import ModulePath, Source
 from whence.schema import Phase
-from whence.tracing.callnames import CallNames
-from whence.tracing.notes import Notes
-from whence.tracing.reads import Reads
+from whence.tracing.reads.attribute_reads import Reads
+from whence.tracing.recording.call_names import CallNames
+from whence.tracing.recording.notes import Notes
 
 
 class ReplayHost(BackwardListener, Protocol):

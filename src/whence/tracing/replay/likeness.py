@@ -16,14 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.attribute_reads import NOTHING, TABLES, class_attribute, is_observable, own_attributes
-from whence._torch.hooks import has_own_hooks
-from whence._torch.sizes import SYMBOLIC, spelled
-from whence._torch.trees import TreeSpec
-from whence.tracing.modules import Content
-from whence.tracing.replay.facts import Facts, difference, facts_of
-from whence.tracing.replay.reaching import ReachedThing, content_of_cell, content_of_slot, is_steady
-from whence.tracing.replay.variables import OutsideVariables
+from whence._torch.observe.attribute_reads import (
+    NOTHING,
+    TABLES,
+    class_attribute,
+    is_observable,
+    own_attributes,
+)
+from whence._torch.observe.hooks import has_own_hooks
+from whence._torch.pytrees import TreeSpec
+from whence._torch.sizes.symbols import SYMBOLIC, spelled
+from whence.dependence.reaching import ReachedThing, content_of_cell, content_of_slot, is_steady
+from whence.dependence.tensor_facts import Facts, difference, facts_of
+from whence.dependence.variables import OutsideVariables
+from whence.tracing.sandbox.module_snapshot import Content
 
 COMPUTED = "?"
 """The place of an attribute that its holder's own `__getattr__` makes up."""
@@ -138,11 +144,7 @@ class Different(Exception):
 
 
 def likeness(
-    conditions: Conditions,
-    module: nn.Module,
-    spec: TreeSpec,
-    leaves: Sequence[Any],
-    modes: tuple[Any, ...],
+    conditions: Conditions, module: nn.Module, spec: TreeSpec, leaves: Sequence[Any], modes: tuple[Any, ...]
 ) -> Likeness:
     """How a call corresponds to the recorded one; raises `Different`."""
     if type(module) is not type(conditions.module) or spec != conditions.spec:

@@ -7,26 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from whence._torch.annotations import annotations
-from whence._torch.autograd import inside_backward, inside_custom_function
-from whence._torch.modes import modes_now
-from whence._torch.module_calls import ObservedCall
-from whence._torch.saving import packs_what_is_saved
-from whence._torch.sizes import known_about
+from whence._torch.autograd.nodes import inside_backward, inside_custom_function
+from whence._torch.autograd.saved_tensors import packs_what_is_saved
+from whence._torch.autograd.switches import modes_now
+from whence._torch.observe.module_calls import ObservedCall
+from whence._torch.pytrees import tree_flatten
+from whence._torch.record.annotations import annotations
+from whence._torch.sizes.symbols import known_about
 from whence._torch.tensors import autocast_state, without_functions, writes_to
-from whence._torch.trees import tree_flatten
+from whence.dependence.variables import Functions, Variables
 from whence.program.replay import Replays
 from whence.schema import Phase
-from whence.tracing.replay.applying import applied, differentiated, slots_of
+from whence.tracing.replay.apply import applied, differentiated, slots_of
+from whence.tracing.replay.class_records import ClassRecord, Kinds
+from whence.tracing.replay.eligibility import attempted
 from whence.tracing.replay.host import ReplayHost
-from whence.tracing.replay.judging import attempted
-from whence.tracing.replay.kinds import ClassRecord, Kinds
 from whence.tracing.replay.likeness import Different, Likeness, likeness
-from whence.tracing.replay.markers import Markers
-from whence.tracing.replay.rehearsing import rehearsal_for
-from whence.tracing.replay.reuse import Reuse
-from whence.tracing.replay.template import Application, Doubt, Rehearsal, Template
-from whence.tracing.replay.trial import (
+from whence.tracing.replay.records.markers import Markers
+from whence.tracing.replay.records.rehearsal import rehearsal_for
+from whence.tracing.replay.records.template import Application, Doubt, Rehearsal, Template
+from whence.tracing.replay.records.watched_call import (
     CallArguments,
     Outcome,
     ReadsSeen,
@@ -35,7 +35,7 @@ from whence.tracing.replay.trial import (
     WatchedCall,
     attributes_below,
 )
-from whence.tracing.replay.variables import Functions, Variables
+from whence.tracing.replay.reuse import Reuse
 
 
 class Replayer:

@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import fx
 
-from whence._torch.operators import written_arguments
+from whence._torch.operators.schemas import written_arguments
 from whence.program.origins import set_origin
 from whence.provenance import CallSite, ModulePath, Origin
 from whence.schema import Phase
-from whence.tracing.attribution import attribute_rest, attribute_steps, seen
-from whence.tracing.following import GradientSums, follow
-from whence.tracing.notes import Notes, first_of_each_moment
-from whence.tracing.steps.record import RecordedStep
+from whence.tracing.attribution.attribution import attribute_rest, attribute_steps, seen
+from whence.tracing.attribution.gradient_edges import GradientSums, follow
+from whence.tracing.recording.notes import Notes, first_of_each_moment
+from whence.tracing.steps.run import RecordedStep
 from whence.tracing.steps.session import StepNotes
 
 Owner = fx.Node | None

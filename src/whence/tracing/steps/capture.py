@@ -6,27 +6,27 @@ from typing import Any
 
 from torch import Tensor
 
-from whence._torch.composed import is_composed
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import UnsupportedStep
 from whence.program import Program
-from whence.program.observed import Observed
+from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
-from whence.tracing.attempt import attempted
-from whence.tracing.example import Example, Given, example_of
-from whence.tracing.finish import finished
-from whence.tracing.interrupts import Interrupts
-from whence.tracing.kinds import refuse_gradient_hooks, refuse_uninitialised
-from whence.tracing.partial import keeping_what_was_recorded
+from whence.tracing.assembling.finish import finished
+from whence.tracing.recording.partial import keeping_what_was_recorded
+from whence.tracing.replay.records.template import Doubt
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.replay.template import Doubt
-from whence.tracing.sharding import refuse_sharding
+from whence.tracing.sandbox.attempt import attempted
+from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.steps.attribution import attribute_step
-from whence.tracing.steps.beginning import Unbegun
+from whence.tracing.steps.first_step import Unbegun
 from whence.tracing.steps.optimizer import Optimizing, optimizing
-from whence.tracing.steps.record import StepAssumptions, record_step
+from whence.tracing.steps.run import StepAssumptions, record_step
 from whence.tracing.steps.session import RateRead, StepSession
-from whence.tracing.subject import Subject, step_subject
+from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_uninitialised
+from whence.tracing.target.example import Example, Given, example_of
+from whence.tracing.target.fully_sharded import refuse_sharding
+from whence.tracing.target.subject import Subject, step_subject
 
 
 def capture_step(

@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from whence._torch.hooks import described
-from whence._torch.sharding import name_of_class
-from whence._torch.stepping import is_optimizer, optimizer_hooks, parameters_of
+from whence._torch.observe.hooks import described
+from whence._torch.observe.training_steps import is_optimizer, optimizer_hooks, parameters_of
+from whence._torch.subclasses.fully_sharded import name_of_class
 from whence.errors import Fault, UnsupportedHook, UnsupportedStep, UsageError
-from whence.program.steps import Setting
-from whence.tracing.subject import StateTensor, Subject
+from whence.program.arguments.optimizer_arguments import Setting
+from whence.tracing.target.subject import StateTensor, Subject
 
 RATE = "lr"
 """The value of a parameter group that schedules change between steps: an input, where that can be."""

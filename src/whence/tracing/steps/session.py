@@ -9,23 +9,23 @@ import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
-from whence._torch.autograd import (
+from whence._torch.autograd.nodes import (
     gradient_key,
     inside_backward,
     next_sequence_number,
     nodes_below_tensors,
     sequence_number,
 )
-from whence._torch.module_calls import ObservedCall
-from whence._torch.recording import FakeTensor
-from whence._torch.step_recording import StepRecorder
-from whence._torch.stepping import is_scaling
+from whence._torch.observe.module_calls import ObservedCall
+from whence._torch.observe.training_steps import is_scaling
+from whence._torch.record.recorder import FakeTensor
+from whence._torch.record.step_recorder import StepRecorder
 from whence.errors import CaptureError, DataDependent, UnsupportedStep
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
-from whence.tracing.notes import AutogradStep, Notes
-from whence.tracing.session import Session
-from whence.tracing.valuereads import value_of
+from whence.tracing.recording.data_dependence import value_of
+from whence.tracing.recording.notes import AutogradStep, Notes
+from whence.tracing.recording.session import Session
 
 SEVERAL = "the step runs several forwards or backwards"
 """Why calls are not replayed."""

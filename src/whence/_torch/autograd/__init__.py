@@ -1,0 +1,1 @@
+"""Autograd's graph and grad modes, and the switches of the calling thread."""

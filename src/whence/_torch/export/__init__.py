@@ -1,0 +1,1 @@
+"""What `torch.export` and AOT autograd keep private about their graphs."""

@@ -1,0 +1,1 @@
+"""See what runs on one thread: calls, reads, writes, hooks, draws."""

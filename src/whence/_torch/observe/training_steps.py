@@ -1,0 +1,189 @@
+"""Watch a training step: backward passes, what they put into `.grad`, and what optimizers do.
+
+The user's own code calls `loss.backward()`, `optimizer.step()` and `zero_grad()`; nobody hands whence these.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import wraps
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from whence._torch.autograd.nodes import BackwardListener, is_leaf_node, nodes_below, watched
+from whence._torch.patching import patched
+
+_HOOKED = Optimizer.profile_hook_step(lambda *_: None).__code__
+"""What runs around every optimizer's own `step`."""
+_SCALER = torch.amp.GradScaler.step.__code__.co_filename
+
+
+class StepListener(BackwardListener, Protocol):
+    """What is told while a step runs."""
+
+    def backward(
+        self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], *, creates_graph: bool, fills: bool
+    ) -> AbstractContextManager[bool]:
+        """Autograd begins; inside the block it runs, and gives whether its nodes are to be reported. `fills`
+        says whether it fills `.grad`."""
+
+    def gradient_arrives(self, leaf: Tensor) -> None:
+        """What is recorded until `gradient_is_kept` puts a gradient into `leaf.grad`."""
+
+    def gradient_is_kept(self, leaf: Tensor) -> None:
+        """The gradient is in `leaf.grad`."""
+
+    def stepping(self, optimizer: Optimizer, arguments: Sequence[Any]) -> AbstractContextManager[Any]:
+        """The `step` of an optimizer begins; inside the block it runs."""
+
+    def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
+        """`zero_grad` takes the gradients of these away."""
+
+
+@contextmanager
+def observed_step(listener: StepListener) -> Iterator[None]:
+    """Tell `listener` of everything that the step on this thread does."""
+    with ExitStack() as active:
+        active.enter_context(torch.autograd.set_multithreading_enabled(False))
+        run = torch.autograd._engine_run_backward
+        active.enter_context(patched(torch.autograd, "_engine_run_backward", _engine(run, listener)))
+        record = torch.autograd.profiler.record_function
+        active.enter_context(patched(torch.autograd.profiler, "record_function", _regions(record, listener)))
+        for owner in (Optimizer, nn.Module):
+            active.enter_context(patched(owner, "zero_grad", _clearing(owner.zero_grad, listener)))
+        yield
+
+
+def _engine(run: Callable[..., Any], listener: StepListener) -> Callable[..., Any]:
+    """Autograd's engine with every node reported, those that fill `.grad` included."""
+    here = threading.get_ident()
+
+    @wraps(run)
+    def observed(
+        roots: Sequence[Any], gradients: Any, keep: bool, create: bool, inputs: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        rest = (keep, create, inputs, *args)
+        tensors = [root for root in roots if isinstance(root, Tensor)]
+        if threading.get_ident() != here or not all(tensor.requires_grad for tensor in tensors):
+            return run(roots, gradients, *rest, **kwargs)  # which says what is wrong with a root
+        fills = bool(kwargs.get("accumulate_grad"))
+        with listener.backward(tensors, list(gradients), creates_graph=create, fills=fills) as told:
+            nodes = nodes_below([_node_of(root) for root in roots]) if told else []
+            with watched(nodes, listener), _leaves_watched(nodes if fills else [], listener):
+                return run(roots, gradients, *rest, **kwargs)
+
+    return observed
+
+
+def engine_code() -> CodeType:
+    """What stands on the stack where autograd runs: what is above it, that called the backward, computes none
+    of it."""
+    return next(code for code in _engine.__code__.co_consts if isinstance(code, CodeType))
+
+
+def _node_of(root: Any) -> Node:
+    edge = (
+        root
+        if isinstance(root, torch.autograd.graph.GradientEdge)
+        else torch.autograd.graph.get_gradient_edge(root)
+    )
+    return edge.node
+
+
+@contextmanager
+def _leaves_watched(nodes: Sequence[Node], listener: StepListener) -> Iterator[None]:
+    with ExitStack() as hooks:
+        for node in nodes:
+            if is_leaf_node(node):
+                leaf: Tensor = node.variable  # type: ignore[attr-defined]
+                hooks.callback(node.register_prehook(_told(listener.gradient_arrives, leaf)).remove)
+                hooks.callback(node.register_hook(_told(listener.gradient_is_kept, leaf)).remove)
+        yield
+
+
+def _told(tell: Callable[[Tensor], None], leaf: Tensor) -> Any:
+    def hook(*_gradients: object) -> None:
+        tell(leaf)
+
+    return hook
+
+
+def _regions(record: Any, listener: StepListener) -> Callable[..., Any]:
+    """In the place of the profiler's regions: optimizers run inside one, and a graph has no place for any."""
+    here = threading.get_ident()
+
+    def region(name: str, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != here:
+            return record(name, *args, **kwargs)
+        caller = sys._getframe(1)
+        if caller.f_code is not _HOOKED:
+            return nullcontext()
+        held = caller.f_locals
+        return listener.stepping(held["args"][0], [*held["args"][1:], *held["kwargs"].values()])
+
+    return region
+
+
+def _clearing(clear: Callable[..., None], listener: StepListener) -> Callable[..., None]:
+    here = threading.get_ident()
+
+    @wraps(clear)
+    def observed(self: Any, set_to_none: bool = True) -> None:
+        if threading.get_ident() == here and set_to_none:
+            listener.gradients_cleared(parameters_of(self))
+        clear(self, set_to_none)
+
+    return observed
+
+
+def parameters_of(owner: Optimizer | nn.Module) -> list[Tensor]:
+    """The parameters of an optimizer, group by group, or of a module."""
+    if isinstance(owner, nn.Module):
+        return list(owner.parameters())
+    return [tensor for group in owner.param_groups for tensor in group["params"]]
+
+
+def is_optimizer(value: object) -> bool:
+    """Whether a value is an optimizer, and not one that stands for another and was never set up as one."""
+    return isinstance(value, Optimizer) and hasattr(value, "_optimizer_step_pre_hooks")
+
+
+def optimizer_hooks(optimizer: Optimizer) -> list[Any]:
+    """The hooks that run before and after the optimizer's steps, its own and those for all optimizers."""
+    held = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    )
+    return [hook for hooks in held for hook in hooks.values()]
+
+
+def note_step(optimizer: Optimizer) -> None:
+    """Say that an optimizer's step has been made, where a schedule would warn that it has not."""
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def is_stepping() -> bool:
+    """Whether an optimizer's step is running on this thread."""
+    return any(code is _HOOKED for code in _running())
+
+
+def is_scaling() -> bool:
+    """Whether a `GradScaler` is at work on this thread."""
+    return any(code.co_filename == _SCALER for code in _running())
+
+
+def _running() -> Iterator[CodeType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back

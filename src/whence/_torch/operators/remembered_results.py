@@ -1,0 +1,119 @@
+"""What operators give on symbols, remembered.
+
+Sizes that are symbols make fake kernels slow: each result computes its number of elements, its strides and
+whether it is contiguous with sympy. Equal layers ask the same again and again, so what an operator gave on
+tensors of some sizes is given once more, as a fresh tensor with the same facts. PyTorch's own cache of fake
+results computes those facts anew each time.
+
+A result that is a view then has memory of its own. Nothing here looks at the memory of fake tensors: writes
+and views are followed by what operators say of themselves.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import snapshot_fake
+
+from whence._torch.sizes.symbols import SYMBOLIC, expression
+from whence._torch.tensors import LAYOUT
+
+_PLAIN = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout})
+
+
+class _Unknown(Exception):
+    """An argument whose part in the result is not known."""
+
+
+class Results:
+    """Results by operator and what its arguments are like."""
+
+    def __init__(self) -> None:
+        self._results: dict[Any, Any] = {}
+        self._layouts: dict[Any, int] = {}
+
+    def of(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]
+    ) -> tuple[Any, Any]:
+        """What `func` gives, and what is to be written down as its value."""
+        key = None if func._schema.is_mutable else self._key(func, args, kwargs)
+        known = None if key is None else self._results.get(key)
+        if known is not None:
+            return self._fresh(known), known
+        given = run()
+        template = _each(given, snapshot_fake)
+        if key is not None and not any(given is argument for argument in args):
+            self._results[key] = template
+            for one, kept in zip(_all(given), _all(template), strict=True):
+                if isinstance(kept, Tensor):
+                    number = self._layout(kept)
+                    setattr(one, LAYOUT, number)
+        return given, template
+
+    def forget(self, args: tuple[Any, ...]) -> None:
+        """An operator writes to its arguments, and may change what they are like."""
+        for value in args:
+            if type(value) is FakeTensor:
+                value.__dict__.pop(LAYOUT, None)
+
+    def _fresh(self, template: Any) -> Any:
+        def made(kept: Any) -> Any:
+            fresh: Any = snapshot_fake(kept)
+            setattr(fresh, LAYOUT, self._layout(kept))
+            return fresh
+
+        return _each(template, made)
+
+    def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            found = (func, self._like(args), tuple((name, self._like(kwargs[name])) for name in kwargs))
+        except _Unknown:
+            return None
+        return found if any(type(value) in (FakeTensor, list) for value in args) else None
+
+    def _like(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is FakeTensor:
+            return self._layout(value)
+        if kind in _PLAIN or isinstance(value, torch.memory_format):
+            return kind, value
+        if kind in SYMBOLIC:
+            return kind, expression(value)
+        if kind is list or kind is tuple:
+            return kind, tuple(self._like(item) for item in value)
+        raise _Unknown
+
+    def _layout(self, tensor: Any) -> int:
+        """A number for everything about a tensor that an operator's result follows from."""
+        known = getattr(tensor, LAYOUT, None)
+        if known is not None:
+            return known  # type: ignore[no-any-return]
+        found = _layout_of(tensor)
+        number = self._layouts.setdefault(found, len(self._layouts))
+        setattr(tensor, LAYOUT, number)
+        return number
+
+
+def _layout_of(tensor: Tensor) -> Any:
+    with torch._C.DisableTorchFunction():
+        if tensor.layout is not torch.strided:
+            raise _Unknown
+        sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        flags = (tensor.is_conj(), tensor.is_neg(), tensor.is_inference())
+        return tensor.dtype, tensor.device, tensor.dim(), flags, tuple(map(_size, sizes))
+
+
+def _size(size: Any) -> Any:
+    return expression(size) if isinstance(size, SYMBOLIC) else size
+
+
+def _all(result: Any) -> Any:
+    return (result,) if isinstance(result, Tensor) else result
+
+
+def _each(result: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(result, Tensor):
+        return change(result)
+    return type(result)([change(part) if isinstance(part, Tensor) else part for part in result])

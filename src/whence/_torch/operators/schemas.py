@@ -1,0 +1,265 @@
+"""What an operator's schema says: what it changes, which results are views, its functional twin."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+__all__ = ["HigherOrderOperator", "OpOverload", "Traits", "functional_twin", "op_name", "traits"]
+
+aten = torch.ops.aten
+WRAPPER = auto_functionalized
+"""Runs an operator on copies of what it writes to, and gives its results and the copies."""
+
+# Operators that change arguments without saying so in their schema, and the functional form that says it.
+_SILENT_MUTATION: dict[OpOverload, tuple[tuple[int, ...], OpOverload]] = {
+    aten.native_batch_norm.default: ((3, 4), aten._native_batch_norm_legit_functional.default)
+}
+# Functional forms that are not spelled as the in-place form without its underscore.
+_IRREGULAR_TWIN: dict[OpOverload, OpOverload] = {
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+    aten.normal_.default: aten.normal_functional.default,
+}
+
+
+@dataclass(frozen=True)
+class Traits:
+    """`mutates`: positions of changed arguments. `viewed`: that of the argument the results look into."""
+
+    mutates: tuple[int, ...] = ()
+    viewed: int | None = None
+    moves_view: bool = False
+    random: bool = False
+
+
+_ABOUT_SIZES = frozenset({aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default})
+"""They say what is known of sizes, to who traces."""
+ASSERT = torch.ops.aten._assert_scalar.default
+"""Raises in a run where a condition does not hold; gives nothing."""
+
+
+def op_name(target: Any) -> str:
+    """`aten.mm.default` for an operator, the plain name for any other callable."""
+    if isinstance(target, OpOverload):
+        return str(target)
+    return getattr(target, "__name__", str(target))
+
+
+def overloads_of(target: object) -> tuple[OpOverload, ...]:
+    """An operator, or all overloads of one name; none for anything else."""
+    if isinstance(target, OpOverload):
+        return (target,)
+    if isinstance(target, OpOverloadPacket):
+        return tuple(getattr(target, name) for name in target.overloads())
+    return ()
+
+
+def short_name(target: Any) -> str:
+    """What a node that calls `target` is called: `mm` for `aten.mm.default`."""
+    return target._opname if isinstance(target, OpOverload) else op_name(target)
+
+
+_SAME_NAME = (
+    "addmm baddbmm bmm cat clone cos detach embedding exp mm native_layer_norm neg permute relu reshape "
+    "rsqrt sigmoid sin t tanh unsqueeze"
+)
+# Functions that reach one operator when they are given a tensor (or a list of them) first. Their argument
+# parsers are made for them, and take a quarter less time than the one that reads any operator's schema.
+BOUND: dict[OpOverload, Callable[..., Any]] = {
+    **{getattr(aten, name).default: getattr(torch, name) for name in _SAME_NAME.split()},
+    **{getattr(aten, name).Tensor: getattr(torch, name) for name in ("add", "div", "mul", "sub")},
+    aten.expand.default: Tensor.expand,
+    aten.mean.dim: torch.mean,
+    aten.select.int: torch.select,
+    aten.squeeze.dim: torch.squeeze,
+    aten.sum.dim_IntList: torch.sum,
+    aten.transpose.int: torch.transpose,
+    aten.view.default: Tensor.view,
+}
+
+
+def entry_point(target: Any, args: Sequence[Any] = ()) -> Any:
+    """The C++ function behind an operator for these arguments; it costs a Python frame less per operation."""
+    if not isinstance(target, OpOverload):
+        return target
+    has_tensor = bool(args) and isinstance(args[0], (fx.Node, list))
+    return BOUND.get(target, target._op) if has_tensor else target._op
+
+
+@cache
+def traits(target: Any) -> Traits:
+    """Read the schema of an operator; anything else has no traits."""
+    if not isinstance(target, OpOverload):
+        return Traits()
+    arguments = target._schema.arguments
+    mutates = tuple(
+        i for i, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write
+    )
+    if target in _SILENT_MUTATION:
+        mutates = _SILENT_MUTATION[target][0]
+    return Traits(
+        mutates=mutates,
+        viewed=None if mutates else _viewed_argument(target),
+        moves_view=torch.Tag.inplace_view in target.tags,
+        random=torch.Tag.nondeterministic_seeded in target.tags,
+    )
+
+
+def _viewed_argument(target: OpOverload) -> int | None:
+    if not any(result.alias_info for result in target._schema.returns):
+        return None
+    return next((i for i, argument in enumerate(target._schema.arguments) if argument.alias_info), None)
+
+
+def written_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments of a call that an operator writes to, in the order of its schema."""
+    if not isinstance(target, OpOverload):
+        return []
+    if target is aten.native_batch_norm.default and args[5] is not True:
+        return []
+    if target is aten.rrelu_with_noise.default and not (len(args) > 4 and args[4] is True):
+        return []
+    names = [argument.name for argument in target._schema.arguments]
+    positions = traits(target).mutates
+    values = [args[i] if i < len(args) else kwargs.get(names[i]) for i in positions]
+    return [value for value in values if value is not None]
+
+
+def without_outputs(target: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments without those that only say where to write."""
+    outputs = {argument.name for argument in target._schema.arguments if argument.is_out}
+    return {name: value for name, value in kwargs.items() if name not in outputs}
+
+
+def reads_memory(target: Any) -> bool:
+    """Whether an operator looks at a tensor through strides of its own, whatever the tensor's are."""
+    return target in (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
+
+
+def missing_defaults(
+    target: OpOverload, twin: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments that a call left at `target`'s default, and for which `twin` has none."""
+    defaults = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+    left = twin._schema.arguments[len(args) :]
+    return {
+        argument.name: defaults[argument.name]
+        for argument in left
+        if not argument.has_default_value() and argument.name not in kwargs and argument.name in defaults
+    }
+
+
+def has_size_of_data(target: Any) -> bool:
+    """Whether the size of an operator's result depends on the values of its arguments."""
+    return isinstance(target, OpOverload) and torch.Tag.dynamic_output_shape in target.tags
+
+
+def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of an operator draws random numbers; attention and recurrent networks do only with a
+    dropout above zero."""
+    if not traits(target).random:
+        return False
+    rates = [name for name in _RATES if any(name == each.name for each in target._schema.arguments)]
+    given = named_arguments(target, args, kwargs)
+    return not rates or any(given.get(name) for name in rates)
+
+
+def named_arguments(target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that were given, by the names that the operator's schema has for them."""
+    names = (argument.name for argument in target._schema.arguments)
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+def gives_back(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call returns its first argument itself where that has the wanted dtype and place."""
+    if not isinstance(target, OpOverload) or target.overloadpacket is not aten.to:
+        return False
+    given = named_arguments(target, args, kwargs)
+    return not given.get("copy") and given.get("memory_format") in (None, torch.preserve_format)
+
+
+_RATES = ("dropout_p", "dropout")
+"""How schemas call the share of numbers that is dropped, where the default is none."""
+
+
+@cache
+def acts(target: Any) -> bool:
+    """Whether an operator is called for what it does: it gives nothing, and writes to no argument."""
+    if not isinstance(target, OpOverload) or target in _ABOUT_SIZES:
+        return False
+    return not target._schema.returns and not target._schema.is_mutable
+
+
+def keeps_its_place(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a run is another one without the call of an operator, or with it elsewhere."""
+    return acts(target) or draws(target, args, kwargs)
+
+
+def brings_derivative(target: Any) -> bool:
+    """Whether an operator finds its derivative by itself: it was defined outside PyTorch and has one of its
+    own, or it runs functions that autograd looks into."""
+    if isinstance(target, HigherOrderOperator):
+        return True
+    if not isinstance(target, OpOverload) or target.namespace in ("aten", "prim", "prims"):
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "Autograd")
+
+
+def differentiated_by_result(node: fx.Node) -> bool:
+    """Whether a write in place has another derivative than its functional twin, or one with other last bits.
+
+    It is computed from what was written. Of `threshold_` that is another one only where what it writes is
+    above the threshold.
+    """
+    if node.target is aten.threshold_.default:
+        _, threshold, value = node.args
+        return bool(value > threshold)  # type: ignore[operator]
+    return node.target in (aten.elu_.default, aten.celu_.default)
+
+
+@cache
+def functional_twin(target: OpOverload) -> OpOverload | None:
+    """The operator that computes what `target` writes, and writes nothing; None if there is none.
+
+    Found by PyTorch's naming rule (`add_.Tensor` or `add.out`, and `add.Tensor`), checked against the
+    schema, or listed above.
+    """
+    if target in _SILENT_MUTATION:
+        return _SILENT_MUTATION[target][1]
+    if target in _IRREGULAR_TWIN:
+        return _IRREGULAR_TWIN[target]
+    namespace, name = target._schema.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), re.sub(r"_$", "", name), None)
+    if packet is None:
+        return None
+    arguments = [(a.name, str(a.type)) for a in target._schema.arguments if not a.is_out]
+    if not name.endswith("_") and len(arguments) == len(target._schema.arguments):
+        return None
+    twins = (
+        getattr(packet, overload) for overload in sorted(packet.overloads(), key=target._overloadname.__ne__)
+    )
+    return next((twin for twin in twins if _is_twin(twin, arguments)), None)
+
+
+def is_wrapped(target: OpOverload) -> bool:
+    """Whether `WRAPPER` can run an operator that writes to arguments: its schema says all that it does."""
+    return target.namespace not in ("aten", "prim", "prims") and can_auto_functionalize(target)
+
+
+def _is_twin(candidate: OpOverload, arguments: list[tuple[str, str]]) -> bool:
+    taken = [(argument.name, str(argument.type)) for argument in candidate._schema.arguments]
+    return taken == arguments and not traits(candidate).mutates
+
+
+def is_elementwise(target: Any) -> bool:
+    """Whether an operator computes each element from the elements in its place."""
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags

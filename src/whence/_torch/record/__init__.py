@@ -1,0 +1,1 @@
+"""Record what runs into an fx graph, on fake tensors."""

@@ -1,0 +1,79 @@
+"""What is said of operations: by `torch.fx.traceback.annotate`, under one key, and which function ran."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import fx
+from torch.fx import traceback
+
+from whence._torch.autograd.nodes import inside_backward
+
+CUSTOM = "custom"
+"""The key of annotations among a node's metadata."""
+_UNREAD = "_torchdynamo_disable"
+
+
+def annotations() -> dict[str, Any]:
+    """What is said of the operations that are running now.
+
+    Of functions that its compiler does not read, such as `checkpoint`, PyTorch says so in the same place.
+    """
+    found: dict[str, Any] = traceback.get_current_meta().get(CUSTOM) or {}
+    return {key: value for key, value in found.items() if not key.startswith(_UNREAD)}
+
+
+def said_of(node: fx.Node) -> Mapping[str, Any]:
+    """What a node keeps."""
+    return node.meta.get(CUSTOM) or {}
+
+
+def annotations_restored() -> Callable[[], None]:
+    """A way back to what is said now: selective checkpoints leave what they say of their operations."""
+    said = dict(traceback.get_current_meta())
+
+    def restore() -> None:
+        now = traceback.get_current_meta()
+        if now != said:
+            now.clear()
+            now.update(said)
+
+    return restore
+
+
+def note_annotations(node: fx.Node) -> None:
+    """Keep what is said of the operation that was just recorded."""
+    node.meta.pop(CUSTOM, None)  # PyTorch's tracer copies what is said, in its own way
+    if found := annotations():
+        node.meta[CUSTOM] = found
+
+
+def annotate_like(node: fx.Node, other: fx.Node | None) -> None:
+    """Say of an operation what was said of the one that it differentiates."""
+    if other is not None and CUSTOM in other.meta and CUSTOM not in node.meta:
+        node.meta[CUSTOM] = dict(other.meta[CUSTOM])
+
+
+def common_annotations(nodes: Iterable[fx.Node]) -> dict[str, Any]:
+    """What is said of all these operations alike."""
+    found = [said_of(node) for node in nodes]
+    first, *others = found or [{}]
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in other and other[key] == value for other in others)
+    }
+
+
+def note_function(tracer: Any, node: fx.Node) -> None:
+    """Say on an operation which torch function was running, in the spelling that torch.export uses.
+
+    What autograd runs comes of none.
+    """
+    function = tracer.torch_fn_metadata
+    if function is None or node.op != "call_function" or inside_backward():
+        return
+    name = getattr(function, "__name__", str(function))
+    node.meta["torch_fn"] = (
+        f"{name}_{tracer.torch_fn_counts[function]}",
+        f"{type(function).__name__}.{name}",
+    )

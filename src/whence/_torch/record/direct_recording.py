@@ -1,0 +1,77 @@
+"""Operators that a recording writes down by itself, in half the time of PyTorch's own way."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import snapshot_fake
+
+from whence._torch.operators.fake_layouts import has_layout_rule
+from whence._torch.operators.schemas import has_size_of_data
+
+
+def apart(result: Any) -> Any:
+    """Results that are tensors of their own: a fake kernel may give one tensor twice, and gives two when the
+    result comes from the cache of fake results."""
+    if isinstance(result, Tensor) or len({id(part) for part in result}) == len(result):
+        return result
+    seen: set[int] = set()
+    parts = [part if _is_first(part, seen) else snapshot_fake(part) for part in result]
+    return type(result)(parts)
+
+
+def _is_first(part: Any, seen: set[int]) -> bool:
+    known = id(part) in seen
+    seen.add(id(part))
+    return not (known and isinstance(part, Tensor))
+
+
+class ComposedMet(Exception):
+    """An operation got a tensor that is made of others: its class says what happens to those."""
+
+
+class NotPlain(Exception):
+    """An argument needs PyTorch's own recording."""
+
+
+PLAIN_ARGUMENTS = frozenset(
+    {
+        *(int, float, bool, str, complex, type(None)),
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    }
+)
+
+
+def is_plain(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator returns tensors, is no composite, and needs no tensor's value."""
+    return _is_always_plain(func) or _is_index_by_numbers(func, args)
+
+
+@cache
+def _is_always_plain(func: Any) -> bool:
+    if not isinstance(func, OpOverload) or func in _SPECIAL or torch.Tag.data_dependent_output in func.tags:
+        return False
+    if func.namespace != "aten" or has_size_of_data(func):
+        return False
+    composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    if composite and not has_layout_rule(func):
+        return False
+    returned = [str(result.type) for result in func._schema.returns]
+    return bool(returned) and (set(returned) == {"Tensor"} or returned == ["List[Tensor]"])
+
+
+def _is_index_by_numbers(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether it is an indexing whose result has a size that follows from sizes: not by True and False."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1])
+
+
+_SPECIAL = frozenset(
+    {torch.ops.aten.lift_fresh.default, torch.ops.aten.is_nonzero.default, torch.ops.aten.size.default}
+)

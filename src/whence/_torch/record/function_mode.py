@@ -1,0 +1,140 @@
+"""Torch functions that a recording looks at before autograd and the dispatcher see them."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.overrides import TorchFunctionMode
+
+from whence._torch.autograd.nodes import below_autograd
+from whence._torch.operators.composites import COMPOSITES, calls_composites, in_sight, keep_whole
+from whence._torch.operators.recurrent_dropout import forgets_dropout, layer_by_layer
+from whence._torch.operators.schemas import HigherOrderOperator
+from whence._torch.pytrees import tree_flatten
+
+if TYPE_CHECKING:
+    from whence._torch.record.recorder import Recorder
+
+_VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
+_MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
+"""They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
+_LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.storage_offset})
+_TENSOR: Any = Tensor
+_HISTORY_READERS = (
+    *(_TENSOR.grad_fn.__get__, _TENSOR._base.__get__, _TENSOR.output_nr.__get__),
+    *(_TENSOR._version.__get__, _TENSOR.data_ptr, Tensor._is_view),
+)
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_SET_REQUIRES = frozenset({Tensor.requires_grad_, _TENSOR.requires_grad.__set__})
+_INDEXINGS = (Tensor.__getitem__, Tensor.__setitem__)
+_DETACH = frozenset({Tensor.detach_, torch.detach_})
+
+
+class FunctionMode(TorchFunctionMode):
+    """Notes which torch function runs, and catches the few that read values behind the dispatcher's back.
+
+    Operators that run functions are handed to the listener: below autograd nobody knows any more what the
+    functions close over. PyTorch takes its own mode of this kind off the stack before it calls such an
+    operator, so this is another one.
+    """
+
+    def __init__(self, recorder: "Recorder") -> None:
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator) and ProxyTorchDispatchMode in func.python_key_table:
+            return self.recorder.listener.branches.called(func, args, kwargs or {})
+        if func in _MAKERS and args and isinstance(args[0], list | tuple):
+            read = [leaf for leaf in tree_flatten(args[0])[0] if isinstance(leaf, FakeTensor)]
+            if read:
+                raise self.recorder.listener.value_needed(func, read, func)
+        if _reads_value(func, args):
+            raise self.recorder.listener.value_needed(func, args[:1], func)
+        if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
+            raise self.recorder.listener.data_replaced(args[0])
+        self._tell(func, args, kwargs or {})
+        if self.recorder.environment is not None:
+            if func is torch.einsum:
+                _decide_on_ones(args)
+            if func in _INDEXINGS and any(isinstance(item, torch.SymInt) for item in _items(args[1])):
+                args = (*_selected(args[0], _items(args[1])), *args[2:])
+            if forgets_dropout(func, args):
+                with self:
+                    return layer_by_layer(func, args)
+        tracer: Any = self.recorder.tracer
+        tracer.torch_fn_metadata = func
+        tracer.torch_fn_counts[func] = tracer.torch_fn_counts.get(func, 0) + 1
+        if self.recorder.keeps_composites and (whole := self._whole(func, args, kwargs or {})) is not None:
+            return whole
+        try:
+            return func(*args, **(kwargs or {}))
+        except TypeError as error:
+            read = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, FakeTensor)]
+            if not read or FakeTensor.__name__ not in str(error):
+                raise
+            raise self.recorder.listener.value_needed(func, read, func) from error  # a tensor for a number
+
+    def _whole(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a composite that is recorded as one; None where nothing is kept together."""
+        if calls_composites(func):
+            with self:
+                return in_sight(func)(*args, **kwargs)
+        composite = COMPOSITES.get(func)
+        return None if composite is None else keep_whole(self.recorder, composite, func, args, kwargs)
+
+    def _tell(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Say what the model asks of a tensor, or does to it, where the dispatcher would not see it."""
+        listener = self.recorder.listener
+        if func in _HISTORY_READERS:
+            listener.history_read()
+        if func in _LAYOUT_READERS:
+            listener.layout_read(args[0])
+        if func is Tensor.register_hook:
+            listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
+        if func in _SET_REQUIRES:
+            listener.requires_set(args[0], (*args[1:], *kwargs.values(), True)[0])
+        if func in _DETACH and args[0].requires_grad:
+            with below_autograd():
+                torch.ops.aten.detach_.default(args[0])
+
+
+def _reads_value(func: Any, args: Any) -> bool:
+    if func is _TENSOR.data_ptr:
+        return isinstance(args[0], FakeTensor)
+    return func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:]))
+
+
+def _items(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _selected(tensor: Tensor, items: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+    """A tensor and what is left of its index, with the numbers of a run, which C++ refuses, selected."""
+    filled = tensor.dim() - sum(_dims_of(item) for item in items)
+    rest: list[Any] = []
+    dim = 0
+    for item in items:
+        if isinstance(item, torch.SymInt):
+            tensor = tensor.select(dim, item)
+            continue
+        rest += [slice(None)] * filled if item is Ellipsis else [item]
+        dim += filled if item is Ellipsis else _dims_of(item)
+    return tensor, tuple(rest) or (Ellipsis,)
+
+
+def _dims_of(item: Any) -> int:
+    """How many dimensions an item of an index is for."""
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    return item.dim() if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) else 1
+
+
+def _decide_on_ones(args: Any) -> None:
+    """Ask of every size whether it is 1, as a product of three tensors or more does in eager mode: sizes of 1
+    are left out of it, and what is multiplied first follows from the others."""
+    tensors = [leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)]
+    sizes: list[Any] = [size for tensor in tensors for size in tensor.shape]
+    for size in sizes if len(tensors) > 2 else ():
+        bool(size == 1)

@@ -1,0 +1,105 @@
+"""What Python asks of tensors, where a recording knows the answer: every run has, or is to have, it."""
+
+import operator
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+from whence._torch.operators.schemas import OpOverload, traits, written_arguments
+from whence._torch.tensors import storage_of
+
+if TYPE_CHECKING:
+    from whence._torch.record.recorder import Recorder
+
+NUMBER = torch.ops.aten._local_scalar_dense.default
+"""What is asked for the number in a tensor, in whatever words."""
+_EQUAL = torch.ops.aten.equal.default
+ASKING = frozenset({NUMBER, _EQUAL})
+_TRUTHS: tuple[object, ...] = (Tensor.__bool__, Tensor.item, torch._assert, torch.is_nonzero)
+_UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
+
+
+def known_answer(recorder: "Recorder", func: OpOverload, args: tuple[Any, ...]) -> Any:
+    """What an operator of `ASKING` answers; None where only a run knows."""
+    if func is NUMBER:
+        return _known_number(recorder, *args)
+    left, right = args
+    # Tensors of other shapes are not equal, whatever they hold: `torch.equal` looks at the shapes first.
+    return False if recorder.environment is None and left.shape != right.shape else None
+
+
+def _known_number(recorder: "Recorder", tensor: Tensor) -> Any:
+    """The number in `tensor`, or a truth that the model goes on with; None where only a run has it."""
+    if not isinstance(tensor, FakeTensor) or tensor.constant is not None:
+        return None
+    node = recorder.node_of(tensor)
+    if recorder.environment is None and node is not None and (known := _computed(recorder, node)) is not None:
+        return known
+    return _required(recorder, tensor)
+
+
+def _required(recorder: "Recorder", tensor: Tensor) -> bool | None:
+    """What a truth has to be for the model not to raise; every run is to have it so."""
+    asked = recorder.tracer.torch_fn_metadata
+    is_number = asked is Tensor.item
+    if asked not in _TRUTHS or (is_number and tensor.dtype is not torch.bool):
+        return None
+    if (stated := recorder.listener.stated(called=is_number)) is None:
+        return None
+    wanted, otherwise = stated
+    with recorder:
+        holds = tensor if wanted else torch.ops.aten.logical_not.default(tensor)
+        torch.ops.aten._assert_async.msg(holds, otherwise)
+    return wanted
+
+
+def _computed(recorder: "Recorder", node: fx.Node) -> Any:
+    """The number in a node that is made of numbers alone, computed."""
+    needed = _leading_to(node)
+    if not all(recorder.literals.get(row) is not None or _is_computable(row) for row in needed):
+        return None
+    values: dict[fx.Node, Any] = {}
+    with unset_fake_temporarily(), disable_proxy_modes_tracing(), torch.no_grad():
+        for row in sorted(needed):
+            literal = recorder.literals.get(row)
+            args, kwargs = fx.map_arg((row.args, row.kwargs), values.__getitem__)
+            values[row] = literal.clone() if literal is not None else row.target(*args, **kwargs)  # type: ignore[operator]
+        return values[node].item()
+
+
+def _leading_to(node: fx.Node) -> set[fx.Node]:
+    """What a value is computed from, and what writes to any of that."""
+    writes = [(row, _memory(written_arguments(row.target, row.args, row.kwargs))) for row in _writing(node)]
+    found, waiting = {node}, [node]
+    while waiting:
+        row = waiting.pop()
+        memory = _memory([row])
+        sources = [*row.all_input_nodes, *(other for other, written in writes if written & memory)]
+        waiting += [source for source in sources if source not in found]
+        found.update(sources)
+    return found
+
+
+def _writing(node: fx.Node) -> list[fx.Node]:
+    return [row for row in node.graph.nodes if row.op == "call_function" and traits(row.target).mutates]
+
+
+def _memory(nodes: Iterable[Any]) -> set[int]:
+    """The memory of what nodes hold."""
+    held = (row.meta.get("val") for row in nodes if isinstance(row, fx.Node))
+    return {storage_of(value) for value in held if isinstance(value, Tensor)}
+
+
+def _is_computable(node: fx.Node) -> bool:
+    """Whether an operator gives the same in every run and on every machine."""
+    if node.target is operator.getitem:
+        return True
+    value = node.meta.get("val")
+    made = value[0] if isinstance(value, (tuple, list)) and value else value
+    if not isinstance(node.target, OpOverload) or not isinstance(made, Tensor) or made.device.type != "cpu":
+        return False
+    return not traits(node.target).random and node.target._opname not in _UNWRITTEN

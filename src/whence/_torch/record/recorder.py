@@ -1,0 +1,500 @@
+"""Record what runs on this thread into an fx graph, on fake tensors.
+
+This is PyTorch's make_fx machinery (`ProxyTorchDispatchMode` over `FakeTensorMode`) entered directly:
+`make_fx` itself runs through `fx.Tracer.trace`, which patches `nn.Module` and flags for every thread.
+
+The model's own tensors are never swapped for fake ones. They are recognised by identity when they reach an
+operation and replaced there, below autograd. So closures, lists of weights, hooks on parameters and ties work
+by themselves, and a model that runs in another thread meanwhile sees nothing.
+"""
+
+import operator
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    unset_fake_temporarily,
+)
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    _ProxyTensor,
+    disable_proxy_modes_tracing,
+    get_proxy_slot,
+    has_proxy_slot,
+    snapshot_fake,
+    track_tensor_tree,
+)
+from torch.nn.parameter import is_lazy
+from torch.overrides import _get_current_function_mode_stack
+
+from whence._torch.autograd.switches import switches
+from whence._torch.fakes import fake_like, fake_of
+from whence._torch.graphs import name_plainly
+from whence._torch.higher_order.function_graphs import functions_traced
+from whence._torch.observe.generators import without_default_generator
+from whence._torch.observe.scripted import BEGIN_REGION, END_REGION, object_among, takes_objects
+from whence._torch.operators.fake_layouts import as_kernel_lays_out
+from whence._torch.operators.kernel_choices import has_own_fake, run_on_symbols
+from whence._torch.operators.remembered_results import Results
+from whence._torch.operators.sampled_results import Samples
+from whence._torch.operators.schemas import ASSERT, HigherOrderOperator
+from whence._torch.operators.symbolic_kernels import kernels_for_symbols
+from whence._torch.pytrees import tree_map_only
+from whence._torch.record.annotations import note_function
+from whence._torch.record.direct_recording import PLAIN_ARGUMENTS, ComposedMet, NotPlain, apart, is_plain
+from whence._torch.record.function_mode import FunctionMode
+from whence._torch.record.known_values import ASKING, known_answer
+from whence._torch.record.listener import RecordingListener
+from whence._torch.sizes.nodes import SizeNodes, Slots
+from whence._torch.sizes.symbols import SYMBOLIC, environment_of, has_open_sizes, sized_like, spelled
+from whence._torch.subclasses.wrapper_subclasses import is_composed
+from whence._torch.tensors import PLAIN_TENSORS, is_simple, storage_of
+
+__all__ = ["FakeTensor", "FakeTensorMode", "Recorder", "RecordingListener"]
+
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_DEVICE = torch.ops.prim.device.default
+"""Asked for every result with a history, from where an exception would end the process: answered first."""
+STAND_IN = "whence_stand_in"
+"""What nodes are called that stand in the recording for others, which replace them in the end."""
+
+
+class _GraphTracer(PythonKeyTracer):
+    """Appends nodes to a graph of its own and tells a listener about each."""
+
+    def __init__(self, listener: RecordingListener) -> None:
+        super().__init__()
+        self.root = nn.Module()
+        self.graph = fx.Graph(tracer_cls=PythonKeyTracer)
+        self.listener = listener
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        note_function(self, node)
+        self.listener.recorded(node)
+        return node
+
+
+def _proxy_of(slot: _ProxyTensor) -> fx.Proxy:
+    return slot.proxy
+
+
+def _hold_on(*_values: object) -> None:
+    """What a marker calls, if anybody ran it."""
+
+
+class Recorder(ProxyTorchDispatchMode):
+    """A recording in progress: a graph, and the fake tensor that stands for each real one."""
+
+    supports_higher_order_operators = True
+    function_mode = FunctionMode
+    keeps_composites = False
+    is_inside_composite = False
+
+    def __init__(self, listener: RecordingListener, fake_mode: FakeTensorMode) -> None:
+        super().__init__(_GraphTracer(listener), "fake")
+        self.listener = listener
+        self.fake_mode = fake_mode
+        self.tracer_of_functions: Any = None
+        self._stand_ins: dict[int, Tensor] = {}
+        self._adopted: dict[int, fx.Node] = {}
+        self._storages: set[int] = set()
+        self._kept: list[Tensor] = []
+        self.environment = environment_of(fake_mode)
+        self.sizes: SizeNodes | None = None
+        self._results = Results()
+        self._samples = Samples(fake_mode)
+        self.switches = switches()
+        self.literals: dict[fx.Node, Tensor] = {}
+        """What the model made of numbers while it ran, by placeholders."""
+        if self.environment is not None:
+            self.environment.where = listener.reading
+            self.environment.required = self._require
+            tracer: Any = self.tracer
+            self.sizes = SizeNodes(self.environment, self._append_size, listener.user_of_sizes, tracer)
+            tracer.symnode_tracker = Slots(self.sizes)
+
+    def _append_size(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        node = self.tracer.graph.create_node("call_function", target, args, kwargs)
+        self.listener.size_recorded(node)
+        return node
+
+    def _require(self, condition: Any) -> None:
+        """Append an assertion of what the model states of numbers that only a run knows."""
+        sizes: Any = self.sizes
+        if sizes.knows(condition):
+            args = (sizes.argument(condition), self.listener.required(spelled(condition)))
+            node = self.tracer.graph.create_node("call_function", ASSERT, args, {})
+            node.meta["val"] = None
+            self.listener.size_recorded(node)
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What Python computes of sizes is written down where an operation uses it."""
+        return func(*args, **kwargs)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch is to keep its compiler out of every dispatch; none runs meanwhile, and the wrapper
+        costs as much as recording a node."""
+        return False
+
+    @property
+    def nested(self) -> nn.Module:
+        """Holds the graphs of functions that operators run, by the names of the nodes that read them."""
+        return self.tracer.root  # type: ignore[union-attr]
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph recorded so far."""
+        return self.tracer.graph
+
+    def placeholder(self, tensor: Tensor, name: str) -> fx.Node:
+        """Give a fake `tensor` a placeholder."""
+        node = self._named_placeholder(name)
+        track_tensor_tree(tensor, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+        node.meta["val"] = tensor
+        return node
+
+    def _named_placeholder(self, name: str) -> fx.Node:
+        node = self.tracer.graph.create_node("placeholder", name, name=name)
+        name_plainly(node, name)
+        return node
+
+    def adopt(self, tensor: Tensor, name: str) -> fx.Node:
+        """Let the real (or the caller's own fake) `tensor` be known by a placeholder from now on."""
+        return self.adopt_all([(tensor, name)])[0]
+
+    def adopt_all(self, named: Sequence[tuple[Tensor, str]]) -> list[fx.Node]:
+        """Adopt many tensors, each under its name."""
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            return [
+                self.placeholder(tensor, name)
+                if isinstance(tensor, FakeTensor)
+                else self._adopted_as(tensor, name)
+                for tensor, name in named
+            ]
+
+    def _adopted_as(self, tensor: Tensor, name: str) -> fx.Node:
+        node = self._named_placeholder(name)
+        node.meta["val"] = self._fake_of(tensor)
+        self._adopted[id(tensor)] = node
+        self._kept.append(tensor)
+        return node
+
+    def _fake_of(self, tensor: Tensor) -> Tensor:
+        """A fake tensor that shows what `tensor` is; made directly where it is nothing special."""
+        if not is_simple(tensor) or (storage := storage_of(tensor)) in self._storages:
+            return fake_of(self.fake_mode, tensor)
+        self._storages.add(storage)
+        with torch._C.DisableTorchFunction():
+            shown = self._fresh(tensor)
+            if isinstance(tensor, nn.Parameter):
+                shown._is_param = True
+            return shown.requires_grad_(tensor.requires_grad)
+
+    def _stand_in_of(self, tensor: Tensor) -> Tensor | None:
+        """The fake tensor that operations get in the place of an adopted one, made when the first asks."""
+        known = self._stand_ins.get(id(tensor))
+        if known is not None or (node := self._adopted.get(id(tensor))) is None:
+            return known
+        shown: Tensor = node.meta["val"]
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            stand_in = shown.detach() if shown.requires_grad else shown
+        self._stand_ins[id(tensor)] = stand_in
+        track_tensor_tree(stand_in, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+        node.meta["val"] = shown
+        return stand_in
+
+    def fake_input(self, tensor: Tensor, name: str) -> tuple[Tensor, fx.Node]:
+        """A fake twin of a user input, a leaf of its own, with its placeholder."""
+        leaf = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
+        fake = isinstance(leaf, FakeTensor)
+        twin: Tensor = leaf if fake else fake_of(self.fake_mode, leaf)
+        return twin, self.placeholder(twin, name)
+
+    def sized_input(self, tensor: Tensor, name: str, sizes: Sequence[Any]) -> tuple[Tensor, fx.Node]:
+        """A fake twin of a user input with these sizes, some of them symbols, and its placeholder."""
+        twin = sized_like(self.fake_mode, tensor, sizes)
+        return twin, self.placeholder(twin, name)
+
+    def constant_input(self, value: object, name: str) -> fx.Node:
+        """A placeholder for a user input that is not a tensor."""
+        node = self._named_placeholder(name)
+        node.meta["val"] = value
+        return node
+
+    def tangent(self, output: Tensor, name: str) -> tuple[Tensor, fx.Node]:
+        """A fake gradient for `output`, with its placeholder."""
+        with disable_proxy_modes_tracing(), torch.no_grad():
+            fake = torch.empty_like(self.stand_in(output))
+        return fake, self.placeholder(fake, name)
+
+    def fresh(self, likes: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Fake tensors that nobody knows, each like one of `likes`."""
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            return tuple(map(self._fresh, likes))
+
+    def stand_for(
+        self, arguments: tuple[fx.Node, ...], likes: Sequence[Tensor]
+    ) -> tuple[fx.Node, list[Tensor]]:
+        """Append a node that stands for others, with fresh results that are like `likes`."""
+        graph = self.tracer.graph
+        node = graph.create_node("call_function", _hold_on, arguments, {}, STAND_IN)
+        self.listener.recorded(node)
+        fresh = list(self.fresh(likes))
+        for position, result in enumerate(fresh):
+            item = graph.create_node("call_function", operator.getitem, (node, position), {}, STAND_IN)
+            self.track(result, item)
+            self.listener.recorded(item)
+        return node, fresh
+
+    def marker(self, values: tuple[fx.Node, ...]) -> fx.Node:
+        """Append a node that does nothing but hold on to values; the listener is not told."""
+        return self.tracer.graph.create_node("call_function", _hold_on, values, {}, STAND_IN)
+
+    def stand_in_placeholder(self, like: Tensor) -> tuple[fx.Node, Tensor]:
+        """A placeholder that is no input of the program, for a fresh tensor."""
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            fresh = self._fresh(like)
+        return self.placeholder(fresh, STAND_IN), fresh
+
+    def _fresh(self, like: Tensor) -> Tensor:
+        if has_open_sizes(like):
+            return snapshot_fake(like)  # type: ignore[return-value]
+        return fake_like(self.fake_mode, like, like.shape, like.stride())
+
+    def calls_of_functions(self) -> dict[Any, int]:
+        """How often each torch function has been called."""
+        return self.tracer.torch_fn_counts
+
+    def node_of(self, tensor: Tensor) -> fx.Node | None:
+        """The node whose value `tensor` is now, if the recording knows it."""
+        known = self._stand_ins.get(id(tensor))
+        if known is None and id(tensor) in self._adopted:
+            return self._adopted[id(tensor)]
+        proxy = get_proxy_slot(known if known is not None else tensor, self.tracer, None, _proxy_of)
+        return None if proxy is None else proxy.node
+
+    def holds_data_of(self, tensor: Tensor) -> bool:
+        """Whether the model holds or made a tensor; an uninitialised parameter gets its data once."""
+        if isinstance(tensor, FakeTensor):
+            return self.node_of(tensor) is not None
+        return isinstance(tensor, PLAIN_TENSORS) and not is_lazy(tensor)
+
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """The fake tensor that stands for `tensor`, or the tensor itself."""
+        known = self._stand_in_of(tensor)
+        return tensor if known is None else known
+
+    def forget(self) -> None:
+        """Let go of every tensor: what is alive afterwards is held by somebody else."""
+        for held in (self._stand_ins, self._adopted, self.literals, self._kept):
+            held.clear()
+
+    def results_alive(self) -> dict[fx.Node, Tensor]:
+        """The operations whose results somebody but the graph's own metadata still holds, with these."""
+        inner = (module.graph for module in self.nested.modules() if isinstance(module, fx.GraphModule))
+        held = {id(node.meta.get("val")) for graph in (self.graph, *inner) for node in graph.nodes}
+        tracked = self.tracer.tensor_tracker.items()
+        return {slot.proxy.node: tensor for tensor, slot in tracked if id(tensor) not in held}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Record everything that runs on this thread inside the block."""
+        symbols = kernels_for_symbols(self.environment is not None)
+        with symbols, self.fake_mode, self.function_mode(self), self:
+            yield
+
+    def watching_functions(self) -> AbstractContextManager[Any]:
+        """Look at torch functions also where PyTorch has put that aside, as it does in a backward."""
+        modes = _get_current_function_mode_stack()
+        return nullcontext() if any(isinstance(mode, FunctionMode) for mode in modes) else FunctionMode(self)
+
+    def recognised(self, value: Any) -> Any:
+        """`value` with every tensor the recording has a stand-in for replaced by it."""
+        if isinstance(value, Tensor):
+            return self._recognise(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.recognised(item) for item in value])
+        return value
+
+    def _recognise(self, tensor: Tensor) -> Tensor:
+        known = self._stand_in_of(tensor)
+        if known is not None:
+            return known
+        if has_proxy_slot(tensor, self.tracer):
+            return tensor
+        if isinstance(tensor, FakeTensor) and self.keeps_composites:
+            if self.is_inside_composite:
+                return tensor
+            raise self.listener.composite_opened()
+        if is_composed(tensor):
+            raise ComposedMet(tensor)
+        if not isinstance(tensor, (FakeTensor, *PLAIN_TENSORS)):
+            return tensor
+        self.adopt(tensor, self.listener.met_tensor(tensor))
+        return self.stand_in(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return self._run_functions(func, args, kwargs or {})
+        if func is BEGIN_REGION or func is END_REGION:
+            return func(*args, **(kwargs or {}))
+        if self.environment is None:
+            return self._dispatched(func, types, args, kwargs)
+        with self.environment.kernels():
+            return self._dispatched(func, types, args, kwargs)
+
+    def _run_functions(self, operator: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
+        """Record an operator that runs functions by its rule, with graphs that the listener makes."""
+        rule: Any = self.listener.branches.rule_for(operator)
+        rule = rule or operator.python_key_table.get(ProxyTorchDispatchMode)
+        try:
+            if rule is None:
+                raise self.listener.branches.refused(operator, "PyTorch has no rule that records it")
+            args, kwargs = tree_map_only(Tensor, self._recognise, (args, kwargs))
+        except ComposedMet as met:
+            raise self.listener.branches.composed(operator, *met.args) from met
+        with functions_traced(self.listener.branches.traced, self.fake_mode):
+            return rule(self, *args, **kwargs)
+
+    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].device
+        kwargs = kwargs or {}
+        if func is _LIFT_FRESH:
+            self._know_literal(args[0])
+        else:
+            try:
+                args = self.recognised(args)
+                kwargs = {key: self.recognised(value) for key, value in kwargs.items()}
+            except ComposedMet as met:
+                self.listener.composed_met(*met.args)
+                return NotImplemented
+        if takes_objects(func):
+            args, kwargs = without_default_generator(args, kwargs)
+            if (strange := object_among((*args, *kwargs.values()))) is not None:
+                raise self.listener.object_met(func, strange)
+        if self.is_inside_composite:
+            return apart(as_kernel_lays_out(func, args, func(*args, **kwargs)))
+        if self.environment is not None and func._schema.is_mutable:
+            self._results.forget(args)
+        try:
+            if func in ASKING and (known := known_answer(self, func, args)) is not None:
+                return known
+            if is_plain(func, args):
+                return self._record_untold(func, args, kwargs)
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except NotPlain:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except (
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+            UnsupportedFakeTensorException,
+        ) as error:
+            raise self.listener.value_needed(func, args, self.tracer.torch_fn_metadata) from error
+
+    def _record_untold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record without telling `tracer_of_functions`: no code of the user's runs inside."""
+        told = self.tracer_of_functions
+        if told is None or sys.gettrace() is not told:
+            return self._record_plainly(func, args, kwargs)
+        sys.settrace(None)
+        try:
+            return self._record_plainly(func, args, kwargs)
+        finally:
+            sys.settrace(told)
+
+    def _record_plainly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator on fake tensors and append its node: what PyTorch's mode does for the common case.
+
+        Anything uncommon among the arguments (symbolic sizes, known constants, subclasses) goes the long way.
+        """
+        node_args = self.as_nodes(args)
+        node_kwargs = {key: self.as_nodes(value) for key, value in kwargs.items()}
+        result, shown = self._result_of(func, args, kwargs)
+        name = func.overloadpacket.__name__
+        node = self.graph.create_node("call_function", func, node_args, node_kwargs, name)
+        note_function(self.tracer, node)
+        if self.environment is not None and self.environment.pending_fresh_unbacked_symbols:
+            self.listener.recorded(node)
+            track_tensor_tree(result, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+            return result
+        self.track(result, node, shown)
+        self.listener.recorded(node)
+        if not isinstance(result, Tensor):
+            for position, part in enumerate(result):
+                self.track_part(node, position, part)
+        return result
+
+    def track_part(self, node: fx.Node, position: int, part: Any) -> None:
+        """Append a node for one of several results, if it is a tensor."""
+        if not isinstance(part, Tensor):
+            return
+        item = self.tracer.graph.create_node("call_function", operator.getitem, (node, position), {})
+        note_function(self.tracer, item)
+        self.track(part, item)
+        self.listener.recorded(item)
+
+    def _result_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """What an operator gives, and what stands for that in the graph where it is there already."""
+        environment = self.environment
+        if environment is None:
+            return apart(as_kernel_lays_out(func, args, func(*args, **kwargs))), None
+
+        def run() -> Any:
+            if (known := self._samples.result(func, args, kwargs)) is not None:
+                return known
+            own = has_own_fake(func)
+            given = run_on_symbols(func, args, kwargs, environment) if own else func(*args, **kwargs)
+            return apart(as_kernel_lays_out(func, args, given))
+
+        return self._results.of(func, args, kwargs, run)
+
+    def track(self, result: Any, node: fx.Node, shown: Any = None) -> None:
+        """Let a result be known as the value of a node."""
+        if isinstance(result, Tensor):
+            node.meta["val"] = snapshot_fake(result) if shown is None else shown
+            self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
+        elif shown is not None:
+            node.meta["val"] = tuple(shown)
+        else:
+            node.meta["val"] = tuple(
+                snapshot_fake(part) if isinstance(part, Tensor) else part for part in result
+            )
+
+    def as_nodes(self, value: Any) -> Any:
+        """Arguments of an operator as a node takes them; raises `NotPlain`."""
+        kind = type(value)
+        if kind is FakeTensor:
+            slot = self.tracer.tensor_tracker.get(value)
+            if slot is None or slot.constant is not None:
+                raise NotPlain
+            return slot.proxy.node
+        if kind in PLAIN_ARGUMENTS:
+            return value
+        if kind is list or kind is tuple:
+            return kind([self.as_nodes(item) for item in value])
+        if kind in SYMBOLIC and self.sizes is not None:
+            return self.sizes.argument(value)
+        raise NotPlain
+
+    def _know_literal(self, literal: Tensor) -> None:
+        """`torch.tensor([...])` makes a real tensor first: it becomes an input whose value `item()` knows."""
+        if has_proxy_slot(literal, self.tracer):
+            return
+        node = self.adopt(literal, self.listener.met_tensor(literal))
+        self.literals[node] = literal
+        self.listener.made_of_numbers(node.name)
+        track_tensor_tree(literal, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+        node.meta["val"] = self.stand_in(literal)

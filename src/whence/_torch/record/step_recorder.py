@@ -1,0 +1,117 @@
+"""Record a training step: what an optimizer computes with Python's numbers, too."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.record.annotations import note_function
+from whence._torch.record.direct_recording import apart
+from whence._torch.record.function_mode import FunctionMode
+from whence._torch.record.recorder import FakeTensorMode, Recorder, RecordingListener
+from whence._torch.sizes.numbers import (
+    Arithmetic,
+    as_node,
+    as_recorded,
+    holds_recorded,
+    is_recorded,
+    without_recorded,
+)
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+
+
+class NumberListener(RecordingListener, Protocol):
+    """What is asked beside."""
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether the numbers that are read of tensors now are part of the program."""
+
+    def gradient_set(self, tensor: Tensor, gradient: Tensor | None) -> None:
+        """The step writes `tensor.grad = gradient`."""
+
+    def number_needed(self, node: fx.Node) -> Exception:
+        """Python decides by a number that a node gives; make the error to raise."""
+
+
+_TENSOR: Any = Tensor
+_SET_GRADIENT = _TENSOR.grad.__set__
+
+
+class StepFunctionMode(FunctionMode):
+    """Tells of gradients that the step puts under a tensor itself.
+
+    What `Tensor.item` gives comes through C++, which makes a bare `SymFloat` of it.
+    """
+
+    recorder: "StepRecorder"
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _SET_GRADIENT:
+            self.recorder.listener.gradient_set(args[0], args[1])
+        return as_recorded(super().__torch_function__(func, types, args, kwargs))
+
+
+class StepRecorder(Recorder):
+    """Knows the numbers that are read from tensors, where the listener says so."""
+
+    listener: NumberListener
+    function_mode = StepFunctionMode
+
+    def __init__(self, listener: NumberListener, fake_mode: FakeTensorMode) -> None:
+        super().__init__(listener, fake_mode)
+        self.arithmetic = Arithmetic(self._append_number, listener.number_needed)
+
+    def number_input(self, name: str) -> Any:
+        """A number that is an input of the program, and its placeholder."""
+        node = self.constant_input(None, name)
+        return self.arithmetic.number(node), node
+
+    def _append_number(self, target: Any, args: tuple[Any, ...]) -> fx.Node:
+        node = self.tracer.graph.create_node("call_function", target, args, {})
+        self.listener.recorded(node)
+        return node
+
+    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is _ITEM and self.listener.reads_numbers and args[0].dtype.is_floating_point:
+            held = self.node_of(self.recognised(args[0]))
+            return self.arithmetic.number(self._append_number(func, (held,)))
+        if holds_recorded(args) or (kwargs and holds_recorded(kwargs.values())):
+            return self._record_with_numbers(func, args, kwargs or {})
+        return super()._dispatched(func, types, args, kwargs)
+
+    def _record_with_numbers(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator with stand-ins for the numbers that only a run knows."""
+        args, kwargs = self.recognised(args), {key: self.recognised(value) for key, value in kwargs.items()}
+        node_args = self._with_nodes(args)
+        node_kwargs = {key: self._with_nodes(value) for key, value in kwargs.items()}
+        result = apart_or_nothing(func(*without_recorded(args), **without_recorded(kwargs)))
+        tracer = self.tracer
+        node = tracer.graph.create_node(
+            "call_function", func, node_args, node_kwargs, func.overloadpacket.__name__
+        )
+        note_function(tracer, node)
+        if result is None:
+            node.meta["val"] = None
+            self.listener.recorded(node)
+            return None
+        self.track(result, node)
+        self.listener.recorded(node)
+        if not isinstance(result, Tensor):
+            for position, part in enumerate(result):
+                self.track_part(node, position, part)
+        return result
+
+    def _with_nodes(self, value: Any) -> Any:
+        """Arguments with nodes in the place of tensors, also where their values are known, and of numbers."""
+        if isinstance(value, Tensor):
+            return self.node_of(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._with_nodes(item) for item in value])
+        return as_node(value) if is_recorded(value) else self.as_nodes(value)
+
+
+def apart_or_nothing(result: Any) -> Any:
+    """Results that are tensors of their own, or None."""
+    return None if result is None or result == () else apart(result)

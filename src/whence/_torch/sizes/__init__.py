@@ -1,0 +1,1 @@
+"""Sizes and numbers that are symbols, on PyTorch's `ShapeEnv`."""

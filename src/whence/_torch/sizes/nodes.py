@@ -1,0 +1,181 @@
+"""Sizes as nodes of a recorded graph.
+
+PyTorch's recorder gives every size the node where Python first met it, wherever that was, so that a module
+takes its own batch size from whoever looked first. Here each size that an input has is one node at the
+beginning of the program, and what is computed from sizes is spelled out anew by each call that uses it: equal
+layers stay equal, and a module can be called alone.
+"""
+
+import importlib
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from whence._torch.sizes.symbols import OuterNumber, expression, is_symbolic, number_of
+
+if TYPE_CHECKING:
+    from whence._torch.sizes.environment import SizeEnvironment
+
+_ITEM = "_local_scalar_dense"
+_SIZE = torch.ops.aten.sym_size.int
+Create = Callable[[Any, tuple[Any, ...], dict[str, Any]], fx.Node]
+"""Appends an operation to the graph."""
+
+
+class SizeNodes:
+    """The nodes that hold sizes: `bases` by symbol, others by who uses them.
+
+    `create` appends a node; `user` tells apart who is being recorded, so that what one computes is not
+    handed to another.
+    """
+
+    def __init__(
+        self, environment: "SizeEnvironment", create: Create, user: Callable[[], object], tracer: fx.Tracer
+    ) -> None:
+        self._environment = environment
+        self._create = create
+        self._user = user
+        self._tracer = tracer
+        self._bases: dict[Any, fx.Node] = {}
+        self._spelled: dict[tuple[object, Any], Any] = {}
+
+    @property
+    def bases(self) -> frozenset[fx.Node]:
+        """The nodes that hold the sizes of inputs, for everybody."""
+        return frozenset(self._bases.values())
+
+    def read(self, tensor: fx.Node, dim: int, size: Any, scale: int, offset: int) -> None:
+        """Let the base of a size, which is `scale` times it plus `offset`, be read from a tensor."""
+        symbol = next(iter(expression(size).free_symbols))
+        if symbol in self._bases:
+            return
+        node = self._made(_SIZE, (tensor, dim), size)
+        if offset:
+            node = self._made(operator.sub, (node, offset), size - offset)
+        if scale != 1:
+            node = self._made(operator.floordiv, (node, scale), (size - offset) // scale)
+        self._bases[symbol] = node
+
+    def is_held_by(self, node: fx.Node, number: Any) -> None:
+        """Let a symbol that a node gives be known by that node."""
+        found = expression(number)
+        if found.is_Relational:
+            self._hold_truth(found, node, number)
+        elif found.is_Symbol and found not in self._bases:
+            self._bases[found] = node
+            name = f"size_of_{node.args[0]}" if node.target is _SIZE else node.name.replace(_ITEM, "item")
+            self._environment.names.setdefault(found, name)
+
+    def _hold_truth(self, found: Any, node: fx.Node, truth: Any) -> None:
+        """A truth is a symbol that is 1: the node gives the one, and what is made of it the other."""
+        symbol = next(iter(found.free_symbols))
+        self._bases[found] = node
+        self._environment.names.setdefault(symbol, node.name.replace(_ITEM, "item"))
+        self.is_held_by(self._made(torch.sym_ite, (node, 1, 0), truth), self._environment.symint(symbol))
+
+    def knows(self, number: Any) -> bool:
+        """Whether a number can be spelled with what is known: sizes of inputs, and what nodes gave."""
+        return all(s in self._environment.names or s in self._bases for s in expression(number).free_symbols)
+
+    def argument(self, number: Any, user: object = None) -> Any:
+        """A size as the argument of an operation: a node, or the number where it is known after all.
+
+        `user` is who asks, if not the one that is being recorded.
+        """
+        found = expression(number)
+        if found.is_number:
+            return number_of(number)
+        if found in self._bases:
+            return self._bases[found]
+        key = (user or self._user(), found)
+        if key not in self._spelled:
+            self._spelled[key] = self.spelled_by(self._create, number)
+        return self._spelled[key]
+
+    def spelled_by(self, create: Create, number: Any) -> Any:
+        """A node for a size, made of nodes that `create` appends."""
+        found = expression(number)
+        if found.is_number:
+            return number_of(number)
+        if not found.free_symbols <= self._bases.keys():
+            raise OuterNumber
+        known = {symbol: fx.Proxy(self._bases[symbol], self._tracer) for symbol in found.free_symbols}
+        with self._appending(create):
+            node: fx.Node = _interpreted(known, found).node
+        return node
+
+    @contextmanager
+    def _appending(self, create: Create) -> Iterator[None]:
+        """Operations on proxies become nodes that `create` appends, with the size that they compute."""
+        tracer: Any = self._tracer
+
+        def appended(_kind: str, target: Any, args: Any, kwargs: Any, *_rest: Any, **_options: Any) -> Any:
+            args, kwargs = tracer.create_arg(args), tracer.create_arg(kwargs)
+            node = create(target, args, kwargs)
+            values: Any = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
+            if target is operator.truediv and is_symbolic(values[0][1]):
+                self._environment.require_nonzero(values[0][1])
+            node.meta["val"] = target(*values[0], **values[1])
+            return fx.Proxy(node, tracer)
+
+        tracer.create_proxy = appended
+        try:
+            yield
+        finally:
+            del tracer.create_proxy
+
+    def _made(self, target: Any, args: tuple[Any, ...], size: Any) -> fx.Node:
+        node = self._create(target, args, {})
+        node.meta["val"] = size
+        return node
+
+
+def _interpreted(known: dict[Any, fx.Proxy], found: Any) -> Any:
+    """An expression over proxies; what reads it comes with sympy."""
+    return importlib.import_module("whence._torch.sizes.proxies").interpreted(known, found)
+
+
+def bases_of(sizes: SizeNodes | None) -> frozenset[fx.Node]:
+    """The nodes that hold the sizes of inputs; none where all sizes are numbers."""
+    return frozenset() if sizes is None else sizes.bases
+
+
+class Slots:
+    """What PyTorch's recorder asks for the node of a size, in the place of its own table."""
+
+    def __init__(self, nodes: SizeNodes) -> None:
+        self._nodes = nodes
+
+    def __contains__(self, number: Any) -> bool:
+        return self._nodes.knows(number)
+
+    def get(self, number: Any, _default: object = None) -> "_LateNode":
+        """Where the node of a size is made when it is asked for."""
+        return _LateNode(self._nodes, number)
+
+    __getitem__ = get
+
+    def __setitem__(self, number: Any, thunk: Any) -> None:
+        """A result that is a number, or has a size, that nobody knew before."""
+        if not self._nodes.knows(number):
+            self._nodes.is_held_by(thunk.force().node, number)
+
+    def __len__(self) -> int:
+        return 0
+
+
+class _LateNode:
+    """The node of one size, for later."""
+
+    def __init__(self, nodes: SizeNodes, number: Any) -> None:
+        self._nodes = nodes
+        self._number = number
+
+    def force(self) -> Any:
+        """The node, as PyTorch's recorder passes it on."""
+        node = self._nodes.argument(self._number)
+        return fx.Proxy(node, self._nodes._tracer) if isinstance(node, fx.Node) else node

@@ -1,0 +1,157 @@
+"""Python numbers that only a run knows, and the arithmetic on them as nodes.
+
+An optimizer reads its step count with `.item()` and computes with Python's floats. A number of this kind
+takes their place: each operation on it appends a node that does the same with Python's own operator, so that
+a run computes what Python would. To PyTorch it is a `torch.SymFloat`, which C++ hands through to the
+dispatcher; what C++ asks of the object behind one is listed in `_Held`, and documented nowhere.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import SymFloat, fx
+
+from whence._torch.pytrees import tree_flatten, tree_map_only
+
+Append = Callable[[Any, tuple[Any, ...]], fx.Node]
+"""Appends a node that calls a function on these arguments."""
+Refuse = Callable[[fx.Node], Exception]
+"""Makes the error for a decision that needs the number."""
+
+
+class Unknown(float):
+    """Stands for such a number where a kernel that runs on shapes wants one."""
+
+    def __repr__(self) -> str:
+        return "float"
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How operations on numbers are written down, and what is said where the number itself is needed."""
+
+    append: Append
+    refuse: Refuse
+
+    def number(self, node: fx.Node) -> "RecordedNumber":
+        """The number that a node gives."""
+        node.meta["val"] = Unknown(1.0)
+        return RecordedNumber(_Held(self, node))
+
+    def computed(self, target: Any, *operands: Any) -> "RecordedNumber":
+        """The number that a function gives for these."""
+        return self.number(self.append(target, tuple(map(as_node, operands))))
+
+
+class _Held:
+    """What C++ asks of a number: nothing of it is known."""
+
+    def __init__(self, arithmetic: Arithmetic, node: fx.Node) -> None:
+        self.arithmetic = arithmetic
+        self.node = node
+
+    def is_int(self) -> bool:
+        return False
+
+    def is_bool(self) -> bool:
+        return False
+
+    def is_float(self) -> bool:
+        return True
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return False
+
+    def guard_float(self, _file: str, _line: int) -> float:
+        raise self.arithmetic.refuse(self.node)
+
+    def _graph_repr(self) -> str:
+        return f"the number {self.node.name}"
+
+
+def _operand(value: object) -> bool:
+    return isinstance(value, (int, float, RecordedNumber))
+
+
+def _forward(target: Any) -> Any:
+    def compute(self: "RecordedNumber", other: Any) -> Any:
+        return self.node.arithmetic.computed(target, self, other) if _operand(other) else NotImplemented
+
+    return compute
+
+
+def _backward(target: Any) -> Any:
+    def compute(self: "RecordedNumber", other: Any) -> Any:
+        return self.node.arithmetic.computed(target, other, self) if _operand(other) else NotImplemented
+
+    return compute
+
+
+def _single(target: Any) -> Any:
+    def compute(self: "RecordedNumber") -> Any:
+        return self.node.arithmetic.computed(target, self)
+
+    return compute
+
+
+class RecordedNumber(SymFloat):
+    """A number that a node gives; whatever would need to know it raises."""
+
+    __add__, __radd__ = _forward(operator.add), _backward(operator.add)
+    __sub__, __rsub__ = _forward(operator.sub), _backward(operator.sub)
+    __mul__, __rmul__ = _forward(operator.mul), _backward(operator.mul)
+    __mod__, __rmod__ = _forward(operator.mod), _backward(operator.mod)
+    __pow__, __rpow__ = _forward(operator.pow), _backward(operator.pow)
+    __truediv__, __rtruediv__ = _forward(operator.truediv), _backward(operator.truediv)
+    __floordiv__, __rfloordiv__ = _forward(operator.floordiv), _backward(operator.floordiv)
+    __neg__, __pos__, __abs__ = _single(operator.neg), _single(operator.pos), _single(operator.abs)
+
+    def _needed(self, *_others: object) -> Any:
+        raise self.node.arithmetic.refuse(self.node.node)
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _needed
+    __bool__ = __int__ = __float__ = __trunc__ = __round__ = __floor__ = __ceil__ = _needed
+    is_integer = as_integer_ratio = hex = __sym_max__ = __sym_min__ = __sym_int__ = _needed
+    __divmod__ = __rdivmod__ = __hash__ = __str__ = __repr__ = __format__ = __array__ = _needed
+    conjugate, real, imag = _needed, property(_needed), property(_needed)
+    __class__ = property(lambda _: float)
+    """What `isinstance` asks for, of a number that the step takes for one of Python's."""
+
+
+def is_recorded(value: object) -> bool:
+    """Whether a value is such a number; C++ gives one back as a bare `SymFloat`."""
+    return isinstance(value, SymFloat) and isinstance(value.node, _Held)
+
+
+def refuse_recorded(values: Any) -> None:
+    """Raise where such a number is among the leaves of a tree."""
+    for value in filter(is_recorded, tree_flatten(values)[0]):
+        raise value.node.arithmetic.refuse(value.node.node)
+
+
+def as_recorded(value: Any) -> Any:
+    """The value; a number that came through C++ as one that writes down what is computed of it."""
+    return RecordedNumber(value.node) if type(value) is SymFloat and is_recorded(value) else value
+
+
+def as_node(value: Any) -> Any:
+    """The node behind such a number, or the value."""
+    return value.node.node if is_recorded(value) else value
+
+
+def holds_recorded(values: Any) -> bool:
+    """Whether such a number is among the arguments of an operation, also in lists."""
+    for value in values:
+        if is_recorded(value) or (type(value) in (list, tuple) and holds_recorded(value)):
+            return True
+    return False
+
+
+def without_recorded(arguments: Any) -> Any:
+    """Arguments with a stand-in in the place of every such number."""
+    return tree_map_only(SymFloat, lambda value: Unknown(1.0) if is_recorded(value) else value, arguments)

@@ -1,0 +1,255 @@
+"""Sizes that are symbols.
+
+What makes and reads them is in `size_environment`, which is imported when the first is met: sympy alone takes
+as long to import as everything else here.
+"""
+
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import _config
+
+from whence._torch.fakes import fake_like
+
+if TYPE_CHECKING:
+    from whence._torch.sizes.environment import SizeEnvironment
+
+__all__ = [
+    "SYMBOLIC",
+    "Assumed",
+    "SizesKnown",
+    "assumed_of",
+    "bookkeeping_is_undecided",
+    "comparable",
+    "environment_of",
+    "expression",
+    "has_open_sizes",
+    "is_symbolic",
+    "known_about",
+    "leave_bookkeeping_undecided",
+    "mode_for_sizes",
+    "names_in",
+    "names_of_sizes",
+    "number_of",
+    "sized_like",
+    "sizes_in",
+    "spelled",
+    "undecided_bookkeeping",
+    "unknown_size",
+    "whole_bound",
+    "without_decisions",
+]
+
+SYMBOLIC = (SymInt, SymFloat, SymBool)
+"""What stands for a number that is not known before a program runs."""
+
+SizesKnown = tuple[int, ...]
+"""How many symbols there are, and how much is known of them."""
+
+
+def _environments() -> Any:
+    """Where symbols are made and read."""
+    return importlib.import_module("whence._torch.sizes.environment")
+
+
+def unknown_size(error: RuntimeError) -> tuple[str, list[str]] | None:
+    """Of an error of PyTorch, what it could not decide about sizes and who gives those; None for others."""
+    if not type(error).__module__.endswith("symbolic_shapes"):
+        return None
+    found = _environments()
+    return found.unknown_condition(error) if isinstance(error, found.UnknownSize) else None
+
+
+class RaggedSize(RuntimeError):
+    """A jagged tensor was made, whose rows differ in length, while no size may be a symbol."""
+
+
+class OuterNumber(RuntimeError):
+    """A function that an operator runs, or its derivative, uses a number that only a run has."""
+
+
+def _refuse_ragged(**_: Any) -> None:
+    """A jagged tensor asks for a symbol; without a place for one PyTorch asserts that there is."""
+    raise RaggedSize
+
+
+def fake_mode_of(tensors: Iterable[Tensor], *, dynamic: bool = False) -> FakeTensorMode:
+    """The mode that made the first fake tensor among `tensors`, or a new one; with sizes that are symbols
+    where it is to be `dynamic`."""
+    found = next((tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)), None)
+    return found or mode_for_sizes(vary=dynamic)
+
+
+def mode_for_sizes(*, vary: bool) -> FakeTensorMode:
+    """A mode for fake tensors whose sizes are numbers, or may be symbols."""
+    if not vary:
+        fixed: Any = FakeTensorMode()  # not of a class of its own: operators find their rules by the class
+        fixed.create_symbolic_nested_int = _refuse_ragged
+        return fixed  # type: ignore[no-any-return]
+    mode = FakeTensorMode(shape_env=_environments().SizeEnvironment())
+    mode.cache_enabled = False  # with symbols, an entry costs as much as the kernel; `Results` remembers more
+    return mode
+
+
+def environment_of(mode: FakeTensorMode) -> "SizeEnvironment | None":
+    """The symbols of a mode whose sizes may vary."""
+    if mode.shape_env is None:
+        return None
+    kind = _environments().SizeEnvironment
+    return mode.shape_env if isinstance(mode.shape_env, kind) else None
+
+
+def bookkeeping_is_undecided() -> bool:
+    """Whether PyTorch does not decide on sizes where an answer would only be good to have, on this thread."""
+    return bool(_config.backed_size_oblivious)
+
+
+def leave_bookkeeping_undecided(wanted: bool) -> None:
+    """Say whether it is to."""
+    if bookkeeping_is_undecided() is not wanted:
+        _config.backed_size_oblivious = wanted
+
+
+@contextmanager
+def undecided_bookkeeping(wanted: bool) -> Iterator[None]:
+    """Inside the block PyTorch does not decide on sizes where an answer would only be good to have."""
+    before = bookkeeping_is_undecided()
+    leave_bookkeeping_undecided(wanted or before)
+    try:
+        yield
+    finally:
+        leave_bookkeeping_undecided(before)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def without_decisions(environment: "SizeEnvironment | None") -> AbstractContextManager[Any]:
+    """What is decided inside the block is not required of other sizes."""
+    return _nothing() if environment is None else environment.suppress_guards()
+
+
+def sized_like(mode: FakeTensorMode, tensor: Tensor, sizes: Sequence[Any]) -> Tensor:
+    """A fake leaf with the sizes given, some of which are symbols, laid out as `tensor` is."""
+    strides = _strides(tensor, sizes)
+    with torch._C.DisableTorchFunction():
+        return fake_like(mode, tensor, sizes, strides).requires_grad_(tensor.requires_grad)
+
+
+def _strides(tensor: Tensor, sizes: Sequence[Any]) -> tuple[Any, ...]:
+    """Strides that follow from sizes as those of `tensor` do; others stay numbers."""
+    strides: list[Any] = list(tensor.stride())
+    dense: int = 1
+    spelled: Any = 1
+    for dim in sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), -dim)):
+        if tensor.stride(dim) == dense:
+            strides[dim] = spelled
+        dense = tensor.stride(dim) * tensor.shape[dim]
+        spelled = strides[dim] * sizes[dim]
+    return tuple(strides)
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether a value is a number that is not known before a program runs."""
+    return isinstance(value, SYMBOLIC) and not expression(value).is_number
+
+
+def expression(value: Any) -> Any:
+    """What a number is, as sympy knows it, with everything that was found out since."""
+    return value.node.expr if isinstance(value, SYMBOLIC) else _environments().sympy.sympify(value)
+
+
+def known_about(environment: "SizeEnvironment | None") -> SizesKnown:
+    """How much has been found out about sizes so far: equal at two times where nothing was between them."""
+    if environment is None:
+        return ()
+    kept = (environment.var_to_range, environment.guards, environment.decisions, environment.replacements)
+    return (*map(len, kept), environment.num_deferred_runtime_asserts)
+
+
+def has_open_sizes(tensor: Tensor) -> bool:
+    """Whether a size, a stride or the offset of a tensor is a symbol."""
+    return isinstance(tensor, FakeTensor) and bool(tensor._has_symbolic_sizes_strides)
+
+
+def comparable(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    """Sizes of which some are symbols, to be compared and looked up without deciding anything by them."""
+    return tuple([expression(size) if isinstance(size, SYMBOLIC) else size for size in sizes])
+
+
+def number_of(value: Any) -> Any:
+    """A number that is known after all."""
+    found = expression(value)
+    if isinstance(value, SymBool):
+        return bool(found)
+    return int(found) if isinstance(value, SymInt) else float(found)
+
+
+def spelled(value: Any) -> str:
+    """A number or an expression of sizes as Python source, over the names of the sizes."""
+    if not isinstance(value, SYMBOLIC):
+        return str(value)
+    environment = value.node.shape_env
+    return _environments().spell(value.node.expr, getattr(environment, "names", {}))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What a tracer of PyTorch's assumed of open sizes.
+
+    `conditions` are Python source with the names in it, and `limits` the least and greatest value of each
+    size, None where there is none. `of_data` says that sizes depend on values, too.
+    """
+
+    conditions: tuple[tuple[str, frozenset[str]], ...]
+    limits: tuple[tuple[str, int | None, int | None], ...]
+    of_data: bool
+
+
+def assumed_of(values: Iterable[Any]) -> Assumed:
+    """What the tracers of these fake values assumed; what always holds is left out."""
+    sizes = [size for value in values for size in sizes_in(value)]
+    known = {id(size.node.shape_env): size.node.shape_env for size in sizes if is_symbolic(size)}.values()
+    guards = [environment.replace(guard.expr) for environment in known for guard in environment.guards]
+    return Assumed(
+        tuple(
+            (_environments().spell(guard, {}), frozenset(map(str, guard.free_symbols)))
+            for guard in dict.fromkeys(guards)
+            if guard.free_symbols
+        ),
+        tuple(
+            (str(symbol), whole_bound(bounds.lower), whole_bound(bounds.upper))
+            for environment in known
+            for symbol, bounds in environment.var_to_range.items()
+        ),
+        any(environment.deferred_runtime_asserts for environment in known),
+    )
+
+
+def whole_bound(bound: Any) -> int | None:
+    """A bound of a symbol as a number; None where it is infinite, or not of whole numbers."""
+    return int(bound) if getattr(bound, "is_Integer", False) else None
+
+
+def names_in(value: Any) -> set[str]:
+    """The names of the sizes that a number is made of."""
+    names = getattr(value.node.shape_env, "names", {}) if isinstance(value, SYMBOLIC) else {}
+    return {names.get(symbol, str(symbol)) for symbol in expression(value).free_symbols}
+
+
+def sizes_in(value: Any) -> tuple[Any, ...]:
+    """The sizes of a tensor; anything else stands for itself."""
+    return tuple(value.shape) if isinstance(value, Tensor) else (value,)
+
+
+def names_of_sizes(value: Any) -> set[str]:
+    """The names in the open sizes of a tensor, or in a number."""
+    return {name for size in sizes_in(value) if is_symbolic(size) for name in names_in(size)}

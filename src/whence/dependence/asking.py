@@ -1,0 +1,33 @@
+"""Run code of the user for its answer, whatever it does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from whence.dependence.lookup import NOTHING
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What the object's own code raised."""
+
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"an error ({type(self.error).__name__}: {self.error})"
+
+
+def ask(thing: object, name: str) -> Any:
+    """The attribute; `NOTHING` where there is none, `Failed` where looking for it fails."""
+    return attempt(lambda: getattr(thing, name, NOTHING))
+
+
+def attempt(work: Callable[[], Any]) -> Any:
+    """What `work` returns, or `Failed`.
+
+    This is the one place where every exception is caught: an error is an answer here.
+    """
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001
+        return Failed(error)

@@ -1,0 +1,172 @@
+"""What the code of a function tells before it runs: whose it is, which names it uses, what it asks."""
+
+import builtins
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dis import get_instructions, opmap
+from enum import Enum
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import torch
+
+from whence._torch.files import is_standard_library
+
+_NETWORKS = f"{Path(torch.nn.__file__).parent}{os.sep}"
+_IMPORT, _LOAD_GLOBAL, _EXTENDED = opmap["IMPORT_NAME"], opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
+_BY_NAME = frozenset({opmap["LOAD_NAME"], opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
+_BY_TEXT = frozenset(
+    {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller", "import_module"}
+)
+_ASKING = frozenset(
+    {
+        *(
+            "id",
+            "hash",
+            "vars",
+            "globals",
+            "locals",
+            "dir",
+            "eval",
+            "exec",
+            "compile",
+            "print",
+            "input",
+            "open",
+        ),
+        *("__import__", "breakpoint", "memoryview"),
+    }
+)
+"""Builtin functions that look past attributes, or whose effects are outside the model."""
+_OF_FRAMES = frozenset(
+    {"__traceback__", "tb_frame", "f_back", "f_locals", "f_globals", "gi_frame", "__globals__"}
+)
+"""Attributes that lead to what callers hold."""
+FORBIDDEN = frozenset(id(getattr(builtins, name)) for name in _ASKING - {"print", "compile"})
+"""The same functions, under any other name."""
+_STEADY = frozenset(
+    {
+        *("functools", "contextlib", "collections", "typing", "abc", "enum", "inspect", "re", "operator"),
+        *("dataclasses", "types", "weakref", "importlib", "warnings", "logging", "numbers", "string", "math"),
+        *("cmath", "itertools", "heapq", "bisect", "fractions", "decimal", "statistics", "textwrap", "copy"),
+        *("reprlib", "keyword", "ast", "_collections_abc", "_weakrefset", "_py_abc", "contextvars"),
+        *("__future__", "typing_extensions", "graphlib", "pathlib", "array", "struct"),
+    }
+)
+"""Modules of Python's whose functions depend on their arguments alone, but for those excepted."""
+_ENVIRONMENT = frozenset({"getenv", "__getitem__", "__contains__", "encode", "decode"})
+"""Functions of `os` that look at nothing but the environment, which can be compared."""
+_EXCEPTED = frozenset(
+    {
+        *(("inspect", name) for name in ("currentframe", "stack", "getouterframes", "getframeinfo", "trace")),
+        *(("logging", "handle"), ("warnings", "_showwarnmsg"), ("copy", "copy"), ("copy", "deepcopy")),
+        *(
+            ("pathlib", name)
+            for name in ("stat", "open", "read_text", "read_bytes", "exists", "iterdir", "glob")
+        ),
+    }
+)
+
+
+_OF_OS = frozenset({"os", "environ", "getenv", "path", "name", "sep", "fspath", "PathLike"})
+_NEAR = 6
+"""How many callers to look at for an import."""
+
+
+class Code(Enum):
+    """Whose code it is."""
+
+    USER = "the user's"
+    NETWORK = "of torch.nn, which keeps some state in variables"
+    LIBRARY = "Python's"
+    ENGINE = "torch's, or made by Python"
+
+
+def kind_of(code: CodeType, is_user: Callable[[CodeType], bool]) -> Code:
+    """Whose code it is."""
+    file = code.co_filename
+    if is_standard_library(file):
+        return Code.LIBRARY
+    if file.startswith(_NETWORKS):
+        return Code.NETWORK
+    is_made = file == "<string>" and code.co_qualname.startswith("__create_fn__")
+    if is_made or file.startswith("<frozen ") or not is_user(code):
+        return Code.ENGINE
+    return Code.USER
+
+
+def is_forbidden(code: CodeType | None, module: str) -> str:
+    """What is wrong with using a module, or running this function of it; empty if nothing is."""
+    package = module.partition(".")[0]
+    if module == "os" and code is not None and code.co_name in _ENVIRONMENT:
+        return ""
+    if package in sys.stdlib_module_names and package not in _STEADY:
+        return f"{module}, which nobody watches"
+    if code is not None and (package, code.co_name) in _EXCEPTED:
+        return f"{module}.{code.co_name}, which looks or acts outside the model"
+    return ""
+
+
+def asks_environment_alone(module: ModuleType, names: frozenset[str]) -> bool:
+    """Whether what code with these names can ask of `os` are environment variables."""
+    return module is os and names & vars(os).keys() <= _OF_OS
+
+
+def is_importing(frame: FrameType) -> bool:
+    """Whether a function runs on behalf of an import statement, which looks for files and runs modules."""
+    caller, steps = frame.f_back, 0
+    while caller is not None and steps < _NEAR:
+        if caller.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        caller, steps = caller.f_back, steps + 1
+    return False
+
+
+def names_in(code: CodeType) -> frozenset[str]:
+    """Every name that the code looks up; also those it has as text, where it looks up by text."""
+    names = frozenset(code.co_names)
+    if names.isdisjoint(_BY_TEXT):
+        return names
+    return names | {text for text in code.co_consts if isinstance(text, str)}
+
+
+def globals_in(code: CodeType) -> frozenset[str]:
+    """The names that the code looks up among globals and builtins; attributes are not among them."""
+    found, extended = set[str](), 0
+    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument = low | extended << 8
+        extended = argument if operation == _EXTENDED else 0
+        if operation == _LOAD_GLOBAL:
+            found.add(code.co_names[argument >> 1])  # the lowest bit says something else
+        elif operation in _BY_NAME:
+            found.add(code.co_names[argument])
+    return frozenset(found)
+
+
+def asked_of_builtins(
+    code: CodeType, variables: Mapping[str, Any], builtins: Mapping[str, Any]
+) -> Iterator[str]:
+    """What the code asks that nobody sees."""
+    for name in _ASKING.intersection(globals_in(code)):
+        if variables.get(name, builtins.get(name)) is builtins.get(name):
+            yield f"{code.co_qualname} may call {name}()"
+    if frames := _OF_FRAMES.intersection(code.co_names):
+        yield f"{code.co_qualname} may look at {min(frames)}"
+    if "__getattribute__" in code.co_names and code.co_name != "__getattribute__":
+        yield f"{code.co_qualname} looks up attributes past their class"
+
+
+def imported(code: CodeType, variables: Mapping[str, Any]) -> Iterator[ModuleType]:
+    """The modules that the code imports while it runs."""
+    if _IMPORT not in code.co_code[::2]:
+        return
+    package = str(variables.get("__package__") or "")
+    parents = [package.rsplit(".", count)[0] for count in range(package.count(".") + 1)] if package else []
+    for instruction in get_instructions(code):
+        if instruction.opcode == _IMPORT:
+            name = instruction.argval
+            for spelled in (name, *(f"{parent}.{name}" if name else parent for parent in parents)):
+                if isinstance(module := sys.modules.get(spelled), ModuleType):
+                    yield module

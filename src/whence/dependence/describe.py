@@ -1,0 +1,204 @@
+"""A Python value becomes what a guard expects: by value where that is possible, by identity where not."""
+
+import functools
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from whence._torch.subclasses.fully_sharded import class_as_written
+from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of
+from whence.dependence.values import content_of, is_constant, is_solid
+from whence.program.guards.expectations import (
+    Entries,
+    Expectation,
+    ExpectedConstant,
+    ExpectedFunction,
+    ExpectedHolder,
+    Items,
+    Reference,
+    Snapshot,
+    TensorFacts,
+)
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)
+
+
+class Describer:
+    """Describes the values of one capture: holders and tensors keep their numbers.
+
+    `lasting` gives, by identity, what is described in the place of a tensor that FSDP manages: the shard.
+    `registered` are the tensors that a model is asked for by name: another one of the kind will do in their
+    place. Of any other tensor the program has the very object. `named` are attributes that the code spells.
+    Strides are exact `with_strides`; otherwise those of a copy will do.
+    """
+
+    def __init__(
+        self,
+        holders: Mapping[int, int],
+        lasting: Mapping[int, Tensor] | None = None,
+        registered: Container[int] = (),
+        named: frozenset[str] = frozenset(),
+        with_strides: Container[int] = (),
+    ) -> None:
+        self._holders = holders
+        self._lasting = lasting or {}
+        self._registered = registered
+        self._named = named
+        self._with_strides = with_strides
+        self._tensors: dict[int, int] = {}
+        self._kept: list[object] = []
+        self._known: dict[int, Expectation] = {}
+
+    def describe(self, value: Any) -> Expectation:
+        """What a guard expects in the place of `value`."""
+        if is_constant(value):
+            return ExpectedConstant(value)
+        number = self._holders.get(id(value))
+        if number is not None:
+            return ExpectedHolder(number, class_as_written(type(value)))
+        if isinstance(value, Tensor):
+            return self.tensor(value)
+        if id(value) not in self._known:
+            self._kept.append(value)
+            self._known[id(value)] = reference(value)  # for what leads back to itself
+            self._known[id(value)] = self._inside(value)
+        return self._known[id(value)]
+
+    def tensor(self, tensor: Tensor) -> TensorFacts:
+        """The facts about a tensor, with its number."""
+        is_registered, is_managed = id(tensor) in self._registered, id(tensor) in self._lasting
+        tensor = self._lasting.get(id(tensor), tensor)
+        self._kept.append(tensor)
+        number = self._tensors.setdefault(id(tensor), len(self._tensors))
+        target = None if is_registered else functools.partial(_itself, tensor)
+        facts = tensor_facts(tensor, number, target)
+        if id(tensor) not in self._with_strides:
+            facts = replace(facts, copied=_strides_of_copy(tensor))
+        if own := self._named & vars(tensor).keys():
+            rows = ((name, self.describe(vars(tensor)[name])) for name in sorted(own))
+            facts = replace(facts, attributes=tuple(rows))
+        return facts.as_one() if is_managed else facts
+
+    def _inside(self, value: Any) -> Expectation:
+        if isinstance(value, dict):
+            return Entries(type(value), tuple(value), tuple(map(self.describe, value.values())))
+        if isinstance(value, list | tuple | deque):
+            return Items(type(value), tuple(map(self.describe, value)))
+        if isinstance(value, types.SimpleNamespace):
+            return Entries(type(value), tuple(vars(value)), tuple(map(self.describe, vars(value).values())))
+        if isinstance(value, weakref.ref):
+            return Items(weakref.ref, ())  # what it leads to is somebody else's, and looked at there
+        if isinstance(value, set | frozenset) and all(map(is_solid, value)):
+            return ExpectedConstant(frozenset(value) if isinstance(value, frozenset) else set(value))
+        content = content_of(value)
+        return self._function(value) if content is None else Snapshot(type(value), content)
+
+    def _function(self, value: Any) -> Expectation:
+        function = function_of(value)
+        if function is None:
+            return reference(value)
+        target, owner, fixed = function
+        described = ExpectedFunction(
+            target=target,
+            owner=None if owner is None else type(owner),
+            bound=self._holders.get(id(owner)) if owner is not None else None,
+            closure=tuple(map(self.describe, closure_of(target))),
+            code=code_of(target),
+        )
+        if fixed is None:
+            return described
+        keywords = tuple((key, self.describe(item)) for key, item in fixed.keywords.items())
+        return replace(described, arguments=tuple(map(self.describe, fixed.args)), keywords=keywords)
+
+
+def _strides_of_copy(tensor: Tensor) -> tuple[int, ...] | None:
+    """The strides of a copy of a tensor with gaps between its elements, which has none."""
+    if tensor.layout is not torch.strided or tensor.is_nested or is_lazy(tensor) or tensor.is_contiguous():
+        return None
+    return torch.empty_strided(tensor.shape, tensor.stride(), device="meta").clone().stride()
+
+
+def shown(value: object) -> str:
+    """A value in words, by no code of its own."""
+    return str(Describer({}).describe(value))
+
+
+def _itself(value: object) -> object:
+    return value
+
+
+def code_of(function: Any) -> object:
+    """What a function runs and with which defaults, to be told from what it runs later."""
+    if not isinstance(function, types.FunctionType):
+        return None
+    return function.__code__, function.__defaults__, tuple((function.__kwdefaults__ or {}).items())
+
+
+def function_of(value: Any) -> tuple[Any, object, functools.partial[Any] | None] | None:
+    """The function behind a callable: itself, the object it is bound to, and a partial's own arguments."""
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__, None
+    if isinstance(value, functools.partial):
+        inner = function_of(value.func)
+        return (value.func, None, value) if inner is None else (inner[0], inner[1], value)
+    if isinstance(value, _FUNCTIONS):
+        return value, None, None
+    return None
+
+
+def closure_of(function: Any) -> list[Any]:
+    """Defaults and outer variables of a function made inside another, and what generated code names; nothing
+    for one that stands alone.
+    """
+    if not isinstance(function, types.FunctionType):
+        return []
+    if "__name__" not in function.__globals__:  # no file's: whoever generated the code gave it these
+        return [held for name in function.__code__.co_names if (held := function.__globals__.get(name))]
+    if "<locals>" not in function.__qualname__:
+        return []
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    return cell != types.CellType()
+
+
+def tensor_facts(tensor: Tensor, number: int = -1, target: Callable[[], object] | None = None) -> TensorFacts:
+    """Everything about a tensor but its numbers; a nested or uninitialised one has no shape to speak of."""
+    shapeless = tensor.is_nested or is_lazy(tensor)
+    composition = layout_of(tensor) if is_composed(tensor) else None
+    names = () if composition is None else composition.names
+    return TensorFacts(
+        type=type(tensor),
+        shape=torch.Size() if shapeless else tensor.shape,
+        dtype=tensor.dtype,
+        device=tensor.device,
+        layout=tensor.layout,
+        strides=tensor.stride() if tensor.layout is torch.strided and not shapeless else None,
+        requires_grad=tensor.requires_grad,
+        number=number,
+        target=target,
+        composition=composition,
+        parts=tuple(tensor_facts(getattr(tensor, name)) for name in names),
+    )
+
+
+def reference(value: object) -> Reference:
+    """Identity, without keeping the object alive where it can be helped."""
+    kind = type(value)
+    return Reference(_weakly(value), kind, f"a {kind.__name__}")
+
+
+def _weakly(value: object) -> Callable[[], object]:
+    try:
+        return weakref.ref(value)
+    except TypeError:  # objects without a place for weak references are kept
+        return lambda: value

@@ -1,0 +1,263 @@
+"""Does a value fit what a guard expects? None for yes, and in words what was found for no."""
+
+import functools
+import types
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.subclasses.fully_sharded import is_distributed_class
+from whence._torch.subclasses.wrapper_subclasses import is_composed
+from whence.dependence.describe import closure_of, code_of, function_of, shown, tensor_facts
+from whence.dependence.lookup import NOTHING, same_class
+from whence.dependence.values import content_of, is_constant, is_solid, same_constant
+from whence.program.arguments.open_sizes import SizeRule
+from whence.program.guards.expectations import (
+    Entries,
+    Expectation,
+    ExpectedConstant,
+    ExpectedFunction,
+    ExpectedHolder,
+    ExpectedNames,
+    ExpectedWords,
+    Hooks,
+    Items,
+    Missing,
+    Reference,
+    Snapshot,
+    TensorFacts,
+)
+
+
+@dataclass
+class Walk:
+    """What one check has met so far: which live thing stands for each number of the capture.
+
+    `same_model` says that the captured model itself is checked: only there can objects be the same ones.
+    `wrappers` are what was seen through, by the identity of the module inside. `waiting` are objects whose
+    own attributes are to be checked, and where they were met: `at` is what is being looked at.
+    """
+
+    same_model: bool
+    at: str = ""
+    holders: dict[int, Any] = field(default_factory=dict)
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
+    wrappers: dict[int, tuple[nn.Module, ...]] = field(default_factory=dict)
+    compared: set[tuple[object, object]] = field(default_factory=set)
+    waiting: list[tuple[int, Any, str]] = field(default_factory=list)
+
+
+def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
+    """What `value` is, in words, when it is not what was expected."""
+    match expected:
+        case ExpectedConstant(wanted):
+            return None if same_constant(wanted, value) else _shown(value)
+        case TensorFacts():
+            return tensor_difference(expected, value, walk)
+        case ExpectedHolder(number, kind):
+            return _held_difference(number, kind, value, walk)
+        case Items(kind, items):
+            return _items_difference(kind, items, value, walk)
+        case Entries(kind, keys, items):
+            return _entries_difference(kind, keys, items, value, walk)
+        case Snapshot(kind, content):
+            return None if type(value) is kind and content_of(value) == content else _shown(value)
+        case ExpectedFunction():
+            return None if _is_function(expected, value, walk) else _shown(value)
+        case Reference(target, kind):
+            return None if _is_same(target(), kind, value, walk) else _other(kind, value)
+        case Hooks() | ExpectedNames() | ExpectedWords() | Missing() | SizeRule():
+            return _shown(value)
+
+
+def tensor_difference(expected: TensorFacts, value: Any, walk: Walk) -> str | None:
+    """How a tensor differs in anything but its numbers, or in which other tensor it is."""
+    if not isinstance(value, Tensor):
+        return _shown(value)
+    found = tensor_facts(value, expected.number)
+    if expected.strides is None or _same_strides(expected, found) or _is_copied(expected, found):
+        found = found.with_strides(expected.strides)
+    if _is_managed(expected):
+        found = found.as_one()
+    if not _same_tensor_class(expected, value) or found.but_type() != expected.but_type():
+        return str(tensor_facts(value))
+    if expected.target is not None and not _is_that_constant(expected.target(), value, walk):
+        return f"another {tensor_facts(value)}"
+    for name, held in expected.attributes:
+        if (other := found_in_place(held, vars(value).get(name, NOTHING), walk)) is not None:
+            return f"one whose {name} is {other}"
+    return _tie_difference(expected.number, value, walk)
+
+
+def found_in_place(expected: Expectation, value: Any, walk: Walk) -> str | None:
+    """What a lookup found, or that it found `NOTHING`, where that is not what was expected."""
+    if isinstance(expected, Missing):
+        return None if value is NOTHING else _shown(value)
+    return "absent" if value is NOTHING else difference(expected, value, walk)
+
+
+def _is_copied(expected: TensorFacts, found: TensorFacts) -> bool:
+    """Whether a tensor lies as a copy of what was there does, which has no gaps."""
+    return expected.copied is not None and _same_strides(expected.with_strides(expected.copied), found)
+
+
+def _same_tensor_class(expected: TensorFacts, value: Tensor) -> bool:
+    """An input may be a parameter or a plain tensor; what a model holds is what it was.
+
+    Where FSDP managed a parameter, the whole may be there or never have been sharded.
+    """
+    if expected.number < 0:
+        return not is_composed(value)
+    if _is_managed(expected) and type(value) is nn.Parameter:
+        return True
+    return same_class(expected.type, type(value))
+
+
+def _is_managed(expected: TensorFacts) -> bool:
+    """Whether FSDP managed a parameter: a DTensor of one's own is described with what it is made of."""
+    return is_distributed_class(expected.type) and expected.composition is None
+
+
+def _is_that_constant(target: object, value: Tensor, walk: Walk) -> bool:
+    """A tensor that the program has as a constant: the same one; on another model one of the same numbers."""
+    if target is value:
+        return True
+    if walk.same_model or not isinstance(target, Tensor) or target.is_meta:
+        return False
+    return torch.equal(target, value)
+
+
+def _same_strides(expected: TensorFacts, found: TensorFacts) -> bool:
+    """Where a dimension has one element or none, its stride means nothing."""
+    if expected.shape != found.shape or found.strides is None or expected.strides is None:
+        return False
+    rows = zip(expected.shape, expected.strides, found.strides, strict=True)
+    return all(left == right for size, left, right in rows if not isinstance(size, int) or size > 1)
+
+
+def _tie_difference(number: int, value: Tensor, walk: Walk) -> str | None:
+    if number < 0:
+        return None
+    if walk.tensors.setdefault(number, value) is not value:
+        return "a tensor of its own"
+    if walk.numbers.setdefault(id(value), number) != number:
+        return "one tensor with another"
+    return None
+
+
+def _held_difference(number: int, kind: type, value: Any, walk: Walk) -> str | None:
+    if not same_class(kind, type(value)):
+        return _other(kind, value)
+    known = walk.holders.setdefault(number, value)
+    if known is not value and isinstance(value, nn.Module):
+        return f"a {type(value).__name__} of its own"
+    walk.waiting.append((number, value, walk.at))
+    return None
+
+
+def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk: Walk) -> str | None:
+    if type(value) is not kind or not isinstance(value, list | tuple | deque | weakref.ref):
+        return _shown(value)
+    held = [] if isinstance(value, weakref.ref) else list(value)
+    if len(held) != len(items):
+        return _shown(value)
+    return _first_difference(items, held, [f"[{position}]" for position in range(len(items))], walk)
+
+
+def _entries_difference(
+    kind: type, keys: Sequence[Any], items: Sequence[Expectation], value: Any, walk: Walk
+) -> str | None:
+    held = vars(value) if isinstance(value, types.SimpleNamespace) else value
+    if not isinstance(held, dict) or type(value) is not kind or len(held) != len(keys):
+        return _shown(value)
+    if not all(_is_same_key(key, found, walk) for key, found in zip(keys, held, strict=True)):
+        return _shown(value)
+    return _first_difference(items, list(held.values()), [f"[{key!r}]" for key in keys], walk)
+
+
+def _is_same_key(left: object, right: object, walk: Walk) -> bool:
+    if is_constant(left):
+        return same_constant(left, right)
+    if is_solid(left):
+        return is_solid(right) and left == right
+    return _is_same(left, type(left), right, walk)
+
+
+def _first_difference(
+    expected: Sequence[Expectation], values: Sequence[Any], places: Sequence[str], walk: Walk
+) -> str | None:
+    if (key := (tuple(map(id, expected)), tuple(map(id, values)))) in walk.compared:
+        return None  # containers that lead back to themselves
+    walk.compared.add(key)
+    at = walk.at
+    for wanted, value, place in zip(expected, values, places, strict=True):
+        walk.at = f"{at}{place}"
+        found = difference(wanted, value, walk)
+        if found is not None:
+            return f"one whose item {place} is {found}"
+    return None
+
+
+def _is_function(expected: ExpectedFunction, value: Any, walk: Walk) -> bool:
+    function = function_of(value)
+    if function is None or not _is_same_function(expected, function[0], walk):
+        return False
+    _, owner, fixed = function
+    return _is_bound_alike(expected, owner, walk) and _fixes_the_same(expected, fixed, walk)
+
+
+def _is_bound_alike(expected: ExpectedFunction, owner: object, walk: Walk) -> bool:
+    if expected.owner is None:
+        return owner is None
+    if expected.bound is not None:
+        return _held_difference(expected.bound, expected.owner, owner, walk) is None
+    return same_class(expected.owner, type(owner))
+
+
+def _is_same_function(expected: ExpectedFunction, value: Any, walk: Walk) -> bool:
+    """One object, or two made by the same line of code around equal values."""
+    if value is expected.target:
+        return expected.code is None or code_of(value) == expected.code
+    if expected.code is None or code_of(value) != expected.code:
+        return False
+    closure = closure_of(value)
+    return len(closure) == len(expected.closure) and all(
+        difference(item, found, walk) is None for item, found in zip(expected.closure, closure, strict=True)
+    )
+
+
+def _fixes_the_same(expected: ExpectedFunction, fixed: "functools.partial[Any] | None", walk: Walk) -> bool:
+    if fixed is None:
+        return not expected.arguments and not expected.keywords
+    if len(fixed.args) != len(expected.arguments) or list(fixed.keywords) != [
+        k for k, _ in expected.keywords
+    ]:
+        return False
+    wanted = [*expected.arguments, *(item for _, item in expected.keywords)]
+    pairs = zip(wanted, [*fixed.args, *fixed.keywords.values()], strict=True)
+    return all(difference(item, value, walk) is None for item, value in pairs)
+
+
+def _is_same(target: object, kind: type, value: Any, walk: Walk) -> bool:
+    """The same object on the captured model; on another one, which has objects of its own, the same class."""
+    if target is not None and value is target:
+        return True
+    return not walk.same_model and same_class(kind, type(value))
+
+
+def _other(kind: type, value: Any) -> str:
+    name = type(value).__name__
+    if isinstance(value, type(None) | bool | int | float | str):
+        return repr(value)
+    return f"another {name}" if same_class(kind, type(value)) or name == kind.__name__ else name
+
+
+def _shown(value: Any) -> str:
+    """A found value in words, without running code of its own."""
+    return type(value).__name__ if isinstance(value, nn.Module) else shown(value)

@@ -1,0 +1,68 @@
+"""Which Python values equality decides, and how they are compared."""
+
+import array
+import enum
+import numbers
+import re
+import types
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.program.guards.expectations import TEXTS_AND_NUMBERS
+
+_PLAIN = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), re.Pattern),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo),
+    }
+)
+_LIBRARIES = frozenset({"decimal", "fractions", "datetime", "uuid", "pathlib", "ipaddress", "zoneinfo"})
+_BY_NAME = (enum.Enum, types.ModuleType, type)
+_LARGEST = 1_000_000
+"""Bytes of an array that a guard keeps; of a larger one it keeps which it was."""
+
+
+def is_constant(value: object) -> bool:
+    """Whether equality of type and value decides: Python's numbers and texts, dates and paths, torch's
+    descriptions.
+
+    Classes derived from numbers and texts may compare as they like, and are compared as what they are derived
+    from.
+    """
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, (*_BY_NAME, *TEXTS_AND_NUMBERS)):
+        return True
+    room = kind.__module__.partition(".")[0]
+    return room in _LIBRARIES or (room == "numpy" and isinstance(value, numbers.Number))
+
+
+def is_solid(value: object) -> bool:
+    """Whether a value is a constant, or a tuple of such, which a set may hold."""
+    return all(map(is_solid, value)) if type(value) is tuple else is_constant(value)
+
+
+def same_constant(expected: Any, value: Any) -> bool:
+    """Equality of type and value; nan is itself, and the two zeros differ."""
+    if expected is value:
+        return True
+    kind = type(expected)
+    if kind is not type(value) or isinstance(value, Tensor | enum.Enum | types.ModuleType | type):
+        return False
+    if isinstance(expected, float | complex):
+        return repr(expected) == repr(value)
+    base = next((base for base in TEXTS_AND_NUMBERS if isinstance(expected, base)), None)
+    return bool(expected == value if base is None else base.__eq__(expected, value))
+
+
+def content_of(value: Any) -> object | None:
+    """What an array holds, as one comparable value; None for what is no array, or too large."""
+    if isinstance(value, bytearray):
+        return bytes(value) if len(value) <= _LARGEST else None
+    if isinstance(value, array.array):
+        return (value.typecode, value.tobytes()) if len(value) * value.itemsize <= _LARGEST else None
+    if type(value).__module__ == "numpy" and hasattr(value, "nbytes") and hasattr(value, "dtype"):
+        plain = not value.dtype.hasobject and value.nbytes <= _LARGEST
+        return (value.dtype.str, value.shape, value.tobytes()) if plain else None
+    return None

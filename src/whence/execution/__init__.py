@@ -1,0 +1,1 @@
+"""What runs code: programs bound to live state, and the comparison with eager."""

@@ -1,0 +1,202 @@
+"""A program that runs on live state: a model's tensors, an optimizer's, and gradients, changed in place."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from whence._torch.autograd.nodes import below_autograd
+from whence._torch.observe.training_steps import is_optimizer
+from whence._torch.tensors import autocast_in_words, autocast_state, without_autocast
+from whence.errors import CallError, Fault, StaleCapture, UsageError
+from whence.execution.live_run import Live, of
+from whence.execution.outside_values import AGAIN
+from whence.guards.check import Checked
+from whence.guards.guarded import stale_capture
+from whence.hierarchy.run.differentiable import laid_out
+from whence.hierarchy.value_shapes import described
+from whence.program import Program
+from whence.program.state import with_state
+from whence.schema import InputKind, OutputKind
+from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
+
+Check = Callable[[tuple[Any, ...], dict[str, Any]], Checked]
+"""Looks whether the capture holds for a call."""
+
+
+class Bound:
+    """Runs a program on the tensors that a model and an optimizer have, and changes them as eager would.
+
+    It is called as what was captured is. Everything that the program changes is written in place, under no
+    gradient: parameters, buffers, arguments, the optimizer's state. A step leaves each `.grad` as eager does;
+    a joint program with a loss adds gradients to `.grad`, and returns `(loss, outputs)`.
+    """
+
+    def __init__(self, program: Program, model: object, optimizer: Optimizer | None, check: Check) -> None:
+        self.program = with_state(program, "inputs")
+        self.model = model
+        self.optimizer = optimizer
+        self._check = check
+        self._subject = subject_of(model)
+        self._fakes = {
+            node.name: node.meta["val"] for node in self.program.graph.find_nodes(op="placeholder")
+        }
+        _refuse(self.program, self._subject, optimizer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Bound":
+        """The copy of the program, bound to the copies of the model and the optimizer."""
+        return Bound(*deepcopy((self.program, self.model, self.optimizer, self._check), memo))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run once; raises `CallError` for other inputs, `StaleCapture` where the capture does not hold."""
+        program = self.program
+        if torch.is_inference_mode_enabled() and _trains(program):
+            raise _in_inference_mode()
+        flat = program.convention.flatten(args, kwargs)
+        checked = self._check(args, kwargs) if program.guards.rows else Checked([])
+        if checked.violations:
+            raise stale_capture(program, checked)
+        if checked.changes and not _settles(program):
+            raise _changes(checked.changes)
+        tensors = tensors_by_name(self._subject)
+        begun = Live(program, tensors, flat, self.optimizer)
+        begun.refuse()
+        begun.begin()
+        values = begun.values()
+        if converted := self._converted(values):
+            raise StaleCapture.of(converted)
+        state = autocast_state()
+        if state != program.autocast:
+            raise _other_autocast(program)
+        with below_autograd(), without_autocast(state):
+            results = program.graph_module(*self._arguments(values, program.convention.bound(flat)))
+        return begun.finished(values, results)
+
+    def _converted(self, values: Mapping[str, Any]) -> list[Fault]:
+        """State of another dtype, or on another kind of device, where no guard has looked at it."""
+        rows = () if self.program.guards.rows else self.program.signature.state
+        pairs = [(row.path, values[row.name], self._fakes[row.name]) for row in rows]
+        return [
+            Fault(
+                f"{path} is {now.dtype} on {now.device}, and was {then.dtype} on {then.device} at capture",
+                why="casts, constants and kernels in the graph are those of the capture",
+                remedy=AGAIN,
+            )
+            for path, now, then in pairs
+            if now.dtype is not then.dtype or now.device.type != then.device.type
+        ]
+
+    def _arguments(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
+        """The inputs in order, in the memory layout of the capture."""
+        return [
+            laid_out(value.detach(), described(self._fakes[name], sizes))
+            if isinstance(value, Tensor)
+            else value
+            for name, value in ((row.name, values[row.name]) for row in self.program.signature.inputs)
+        ]
+
+
+def _refuse(program: Program, subject: Subject, optimizer: object) -> None:
+    """Raise `UsageError` naming what cannot be bound."""
+    faults = list(_faults(program, subject, optimizer))
+    if faults:
+        raise UsageError.of(faults)
+
+
+def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[Fault]:
+    found = []
+    if program.signature.inputs_of(InputKind.TANGENT):
+        what = "the program takes the gradients of its outputs, and nothing says which"
+        found.append(Fault(what, remedy="capture with backward=loss, or call program.module()"))
+    if program.wholes:
+        what = "the program's state holds tensors that are made of others"
+        found.append(Fault(what, remedy="call program.module()"))
+    if changing := list(_changing(program)):
+        what = f"{', '.join(changing)} would change shape or dtype"
+        found.append(Fault(what, remedy="call program.module()"))
+    if program.is_foreign:
+        found.append(Fault("the graph was made by others", remedy="call program.module()"))
+    groups = () if program.step is None else program.step.groups
+    if groups and not is_optimizer(optimizer):
+        found.append(Fault("the program needs an optimizer", remedy="write program.bind(model, optimizer)"))
+    elif not groups and optimizer is not None:
+        found.append(Fault("the program knows no optimizer", remedy="write program.bind(model)"))
+    elif isinstance(optimizer, Optimizer):
+        found += _other_optimizer(program, subject, optimizer)
+    return found
+
+
+def _changing(program: Program) -> Iterator[str]:
+    """State and arguments that become tensors of another kind, which in place they cannot."""
+    nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for row in program.signature.outputs_of(OutputKind.MUTATION):
+        before, now = nodes[of(row)], nodes[str(row.node)]
+        if (
+            before.dtype != now.dtype
+            or len(before.shape) != len(now.shape)
+            or any(_is_other(*pair) for pair in zip(before.shape, now.shape, strict=True))
+        ):
+            yield row.path
+
+
+def _is_other(before: Any, now: Any) -> bool:
+    """Whether two sizes are numbers that differ."""
+    return type(before) is int and type(now) is int and before != now
+
+
+def _other_optimizer(program: Program, subject: Subject, optimizer: Optimizer) -> list[Fault]:
+    step: Any = program.step
+    names = {id(tensor): name for name, tensor in reversed(tensors_by_name(subject).items())}
+    rows = {path: row.path for row in program.signature.state for path in (row.path, *row.aliases)}
+    groups = tuple(
+        tuple(rows.get(names.get(id(p), ""), "a tensor from outside the model") for p in group["params"])
+        for group in optimizer.param_groups
+    )
+    if type(optimizer) is not type(step.optimizer):
+        what = (
+            f"the program was captured with {type(step.optimizer).__name__}, not {type(optimizer).__name__}"
+        )
+        return [Fault(what, remedy=AGAIN)]
+    if groups == step.groups:
+        return []
+    what = "the optimizer's groups do not hold the parameters that they held at capture, in order"
+    return [Fault(what, remedy="make the optimizer as the captured one was made")]
+
+
+def _settles(program: Program) -> bool:
+    """Whether a model that changes in its first run what it reads does the same ever after."""
+    settled = program.guards.settled
+    return settled is not None and not settled.changes
+
+
+def _changes(names: Sequence[str]) -> StaleCapture:
+    return StaleCapture(
+        f"the model changes {', '.join(names)} when it runs, and reads it",
+        why="the program leaves that out, so the next run would find it as it was",
+        remedy="where only the first run does so, run the model once before; else keep it in a buffer",
+    )
+
+
+def _trains(program: Program) -> bool:
+    """Whether gradients are left, which are to be added to and read later."""
+    return program.step is not None or bool(program.signature.outputs_of(OutputKind.GRADIENT))
+
+
+def _in_inference_mode() -> CallError:
+    return CallError(
+        "the program trains, and torch.inference_mode() is on",
+        why="gradients and state of the optimizer that are made in it cannot be written outside of it",
+        remedy="call it outside of torch.inference_mode(); under torch.no_grad() it runs, too",
+    )
+
+
+def _other_autocast(program: Program) -> CallError:
+    return CallError(
+        f"autocast was {autocast_in_words(program.autocast)} at capture, "
+        f"is {autocast_in_words(autocast_state())} now",
+        why="the casts are part of the captured graph",
+        remedy="call it as it was captured, or capture inside the autocast region",
+    )

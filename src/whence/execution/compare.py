@@ -1,0 +1,90 @@
+"""Compare two runs, value by value."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.execution.running import Run
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One compared value. `difference` is the largest absolute difference, where one can be taken."""
+
+    kind: str
+    name: str
+    equal: bool
+    difference: float | None = None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        size = "" if self.difference is None else f" by at most {self.difference:.3g}"
+        return f"{self.kind} {self.name} differs{size}{self.note and f': {self.note}'}"
+
+
+def compare(expected: Run, found: Run) -> tuple[Comparison, ...]:
+    """Every value of `expected` beside that of `found`."""
+    return (
+        *_table("output", expected.outputs, found.outputs),
+        *_table("gradient", expected.gradients, found.gradients),
+        *_table("state", expected.state, found.state),
+        *_table("input", expected.inputs, found.inputs),
+        _row("generator", "state of the CPU generator", expected.generator, found.generator),
+    )
+
+
+def _table(kind: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Comparison]:
+    for name, value in expected.items():
+        if name in found:
+            yield _row(kind, name, value, found[name])
+        else:
+            yield Comparison(kind, name, equal=False, note="missing in the program")
+    yield from (
+        Comparison(kind, name, equal=False, note="only in the program") for name in found.keys() - expected
+    )
+
+
+def _row(kind: str, name: str, expected: Any, found: Any) -> Comparison:
+    if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
+        equal = type(expected) is type(found) and bool(expected == found)
+        return Comparison(
+            kind, name, equal, note="" if equal else f"{_short(found)} instead of {_short(expected)}"
+        )
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        note = f"{found.dtype} {list(found.shape)} instead of {expected.dtype} {list(expected.shape)}"
+        return Comparison(kind, name, equal=False, note=note)
+    if same_bits(expected, found):
+        return Comparison(kind, name, equal=True)
+    return Comparison(kind, name, equal=False, difference=_difference(expected, found))
+
+
+def _short(value: Any) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """`torch.equal`, with NaN equal to NaN."""
+    if left.layout != right.layout:
+        return False
+    if left.layout != torch.strided:
+        left, right = left.to_dense(), right.to_dense()
+    if left.dtype is torch.complex32:  # PyTorch compares none
+        left, right = left.to(torch.complex64), right.to(torch.complex64)
+    if torch.equal(left, right):
+        return True
+    if not left.is_floating_point() and not left.is_complex():
+        return False
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())
+
+
+def _difference(left: Tensor, right: Tensor) -> float:
+    left, right = left.to_dense(), right.to_dense()
+    wide = torch.complex128 if left.is_complex() else torch.float64
+    return float((left.to(wide) - right.to(wide)).abs().max()) if left.numel() else 0.0

@@ -1,0 +1,245 @@
+"""One run of a program on live state: what it takes, and where it puts what it gives."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from whence._torch.observe.attribute_reads import NOTHING
+from whence._torch.observe.hooks import described
+from whence._torch.observe.training_steps import note_step, optimizer_hooks
+from whence._torch.tensors import share_memory, storage_of
+from whence.errors import CallError, Fault, StaleCapture
+from whence.execution.outside_values import AGAIN, other_values
+from whence.program import Program
+from whence.program.arguments.optimizer_arguments import GroupSlot, Setting, StateSlot, Step
+from whence.program.signature import Input, Output
+from whence.schema import InputKind, OutputKind
+
+
+class Live:
+    """What one run of a program takes, and where it puts what it gives."""
+
+    def __init__(
+        self,
+        program: Program,
+        tensors: Mapping[str, Tensor],
+        flat: Sequence[Any],
+        optimizer: Optimizer | None,
+    ) -> None:
+        self.program = program
+        self.tensors = tensors
+        self.optimizer: Any = optimizer
+        self.step = program.step or Step(call=program.graph_module)
+        self._leaves = dict(
+            zip((row.name for row in program.signature.inputs_of(InputKind.USER)), flat, strict=True)
+        )
+
+    # --- before ------------------------------------------------------------------------------------------
+
+    def refuse(self) -> None:
+        """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""
+        if strangers := [*self._other_parameters()]:
+            raise StaleCapture.of(strangers)
+        faults = [*self._other_settings(), *other_values(self.step.outside)]
+        faults += [*self._hooked(), *self._unbegun(), *self._with_gradient()]
+        if faults:
+            raise StaleCapture.of(faults)
+        self._refuse_overlap()
+
+    def _other_parameters(self) -> Iterator[Fault]:
+        """Each group must hold the parameters that the model has now, and no others."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        held = [group["params"] for group in groups]
+        named = [[self.tensors.get(name) for name in names] for names in self.step.groups]
+        if len(held) == len(named) and all(map(_same_tensors, held, named)):
+            return
+        known = {id(tensor) for group in held for tensor in group}
+        missing = [
+            name for names in self.step.groups for name in names if id(self.tensors.get(name)) not in known
+        ]
+        yield Fault(
+            f"the optimizer does not hold {', '.join(missing)}"
+            if missing
+            else "the optimizer's groups have changed",
+            why="parameters were replaced, or groups edited; eager trains only what the optimizer holds",
+            remedy="make the optimizer anew of the model's parameters, and bind the program to it",
+        )
+
+    def _other_settings(self) -> list[Fault]:
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        now = {
+            Setting(number, key, None).path: value
+            for number, group in enumerate(groups)
+            for key, value in group.items()
+        }
+        return [
+            Fault(
+                f"`{row.path}` was {row.value!r} at capture, is {now.get(row.path)!r} now",
+                why="it is a constant of the program",
+                remedy=AGAIN,
+            )
+            for row in self.step.settings
+            if not _is_as_it_was(row, now.get(row.path, NOTHING))
+        ] + [
+            Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=AGAIN)
+            for slot in self.step.numbers
+            for row, value in [(self._row(slot), groups[slot.group].get(slot.key))]
+            if _kind(value) != _kind(row.value)
+        ]
+
+    def _hooked(self) -> list[Fault]:
+        hooks = [] if self.optimizer is None else optimizer_hooks(self.optimizer)
+        what = f"there are hooks on the optimizer's step: {'; '.join(map(described, hooks))}"
+        why = "there were none at capture, and the program does not run them"
+        return [Fault(what, why=why, remedy="remove them")] * bool(hooks)
+
+    def _row(self, slot: StateSlot | GroupSlot) -> Input:
+        return self.program.input(slot.input)
+
+    def _unbegun(self) -> list[Fault]:
+        return [
+            Fault(
+                f"{self._row(slot).path} does not exist",
+                why="the optimizer had taken steps when it was captured; what it begins with is not known",
+                remedy="take one step with this optimizer, or capture with one that has not taken any",
+            )
+            for slot in self.step.states
+            if slot.initial is None
+            and slot.key not in self.optimizer.state.get(self.tensors[slot.parameter], {})
+        ]
+
+    def _with_gradient(self) -> list[Fault]:
+        held = [name for name in sorted(self.step.without_gradient) if self.tensors[name].grad is not None]
+        rows = self.program.signature.outputs_of(OutputKind.GRADIENT) if self.program.step is not None else ()
+        held += [row.path for row in rows if row.of in self._leaves and self._leaves[row.of].grad is not None]
+        return [
+            Fault(
+                f"{', '.join(held)} have gradients, and had none when the step was captured",
+                why="eager would add to them; the program puts new ones in their place",
+                remedy="call zero_grad() before the step, or capture a step that begins with zero_grad()",
+            )
+        ] * bool(held)
+
+    def _refuse_overlap(self) -> None:
+        """An argument that is written must not share its memory with another."""
+        for row in self.program.signature.outputs_of(OutputKind.MUTATION):
+            if row.of not in self._leaves:
+                continue
+            own = self._leaves[row.of]
+            others = [n for n, x in self._leaves.items() if isinstance(x, Tensor) and x is not own]
+            if shared := [name for name in others if share_memory(own, self._leaves[name])]:
+                raise CallError(
+                    f"{row.path} is written, and shares its memory with {', '.join(shared)}",
+                    remedy="pass a clone of one of them",
+                )
+
+    def begin(self) -> None:
+        """Make the state that the optimizer's first step would make."""
+        for slot in self.step.states:
+            state = self._state(slot)
+            if slot.key not in state and slot.initial is not None:
+                state[slot.key] = _made(slot)
+
+    def _state(self, slot: StateSlot) -> dict[str, Any]:
+        return self.optimizer.state[self.tensors[slot.parameter]]  # type: ignore[no-any-return]
+
+    def values(self) -> dict[str, Any]:
+        """Every input by its name."""
+        rows = self.program.signature.inputs
+        held = {row.name: found for row in rows if (found := self._tensor(row)) is not None}
+        held |= {slot.input: self._state(slot)[slot.key] for slot in self.step.states}
+        held |= {slot.input: self.optimizer.param_groups[slot.group][slot.key] for slot in self.step.numbers}
+        return held | self._leaves
+
+    def _tensor(self, row: Input) -> Tensor | None:
+        paths = (row.path, *row.aliases)
+        known = (self.tensors[path] for path in paths if path in self.tensors)
+        return next(known, self.program.state.get(row.name))
+
+    # --- afterwards --------------------------------------------------------------------------------------
+
+    def finished(self, values: Mapping[str, Any], results: Sequence[Any]) -> Any:
+        """Write what has changed, fill gradients, and give what was captured to be returned."""
+        rows = list(zip(self.program.signature.outputs, results, strict=True))
+        found = {**values, **{row.node: value for row, value in rows if row.node is not None}}
+        with torch.no_grad():
+            new = _apart(rows, values)
+            for row, _ in rows:
+                if row.kind is OutputKind.MUTATION:
+                    found[str(row.node)] = values[of(row)].copy_(new[row.name])
+            for name in self.step.cleared:
+                self.tensors[name].grad = None
+            for row, value in rows:
+                if row.kind is OutputKind.GRADIENT and value is not None:
+                    self._fill(values[of(row)], new[row.name])
+        if self.optimizer is not None:
+            note_step(self.optimizer)
+        result = self.program.result.filled(found)
+        loss = self.program.signature.outputs_of(OutputKind.LOSS)
+        return (found[str(loss[0].node)], result) if loss else result
+
+    def _fill(self, tensor: Tensor, gradient: Tensor) -> None:
+        """`.grad` as eager leaves it: a step says itself what it holds, any other backward adds to it."""
+        if self.program.step is not None or tensor.grad is None:
+            tensor.grad = gradient
+        else:
+            tensor.grad.add_(gradient)
+
+
+def _is_as_it_was(row: Setting, now: object) -> bool:
+    """What a rate began with may be absent: schedules note it, and optimizers do not read it."""
+    if row.is_beginning and (now is NOTHING or isinstance(now, Tensor)):
+        return True
+    return type(now) is type(row.value) and bool(now == row.value)
+
+
+def _same_tensors(left: Sequence[Tensor], right: Sequence[Tensor | None]) -> bool:
+    return len(left) == len(right) and all(map(is_, left, right))
+
+
+def _kind(value: object) -> str:
+    """A tensor, a number, or what else it is."""
+    kinds = {float: "a number", int: "a number"}
+    return "a tensor" if isinstance(value, Tensor) else kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def of(row: Output) -> str:
+    """The input that a row is the new value, or the gradient, of."""
+    return str(row.of)
+
+
+def _apart(rows: Sequence[tuple[Output, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """New values and gradients, each in memory of its own: what is written must not change another."""
+    taken = {_memory(value) for value in values.values() if isinstance(value, Tensor)}
+    taken |= {_memory(value) for row, value in rows if row.kind is OutputKind.USER and _is(value)}
+    found: dict[str, Any] = {}
+    for row, value in rows:
+        if row.kind not in (OutputKind.MUTATION, OutputKind.GRADIENT) or not _is(value):
+            continue
+        found[row.name] = value.clone() if _memory(value) in taken else value
+        if row.kind is OutputKind.GRADIENT:
+            taken.add(_memory(found[row.name]))
+    return found
+
+
+def _is(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _memory(value: Tensor) -> int:
+    """The memory that a tensor looks into; a sparse one shares none."""
+    return storage_of(value) if value.layout is torch.strided else id(value)
+
+
+def _made(slot: StateSlot) -> Any:
+    """A piece of state as an optimizer begins with it."""
+    initial: Any = slot.initial
+    like = initial.like
+    if like is None:
+        return initial.value
+    empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    return empty.fill_(initial.value)

@@ -1,0 +1,197 @@
+"""Run a model, or the program captured from it, once, and note everything that can be compared."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
+from whence._torch.pytrees import tree_flatten, tree_unflatten, whole_leaves, with_whole_leaves
+from whence._torch.subclasses.fully_sharded import sharding_kept
+from whence._torch.subclasses.wrapper_subclasses import plain_parts
+from whence._torch.tensors import untouched
+from whence.hierarchy.run.wrapper_subclasses import holder_of
+from whence.program import Program
+from whence.program.arguments.convention import whole_paths_of
+from whence.program.state import state_of_loss
+from whence.provenance import ModulePath
+from whence.schema import InputKind, OutputKind
+from whence.tracing.sandbox.module_snapshot import modules_restored
+from whence.tracing.target.subject import Subject, plain_tensors, state_tensors
+
+SEED = 20
+_STATE = (InputKind.PARAMETER, InputKind.BUFFER)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run gave and changed, by name."""
+
+    outputs: dict[str, Any]
+    gradients: dict[str, Any]
+    state: dict[str, Tensor]
+    inputs: dict[str, Any]
+    generator: Tensor
+
+
+@contextmanager
+def same_start(
+    subject: Subject, inputs: tuple[Any, Any], constants: Sequence[Tensor] = ()
+) -> Iterator[tuple[Any, Any]]:
+    """The same seed, state and inputs for every run; afterwards everything is as it was before.
+
+    Gives copies of the inputs. The model's own tensors are used, and written back; so are `constants`, which
+    are tensors from outside that it reads.
+    """
+    modules = list(subject.named_modules())
+    rows = state_tensors(subject)
+    tensors = [*(row.tensor for row in rows), *(held for held in constants if held.is_leaf)]
+    plain = [*(row.tensor for row in plain_tensors(rows)), *constants]
+    before = [(tensor, tensor.grad, tensor.requires_grad) for tensor in tensors]
+    numbers = [(tensor, tensor.detach().clone()) for tensor in plain]
+    python, cpu = random.getstate(), torch.get_rng_state()
+    with untouched({id(tensor): tensor for tensor in (*tensors, *plain)}.values()):
+        try:
+            with modules_restored(modules), sharding_kept(module for _, module in modules):
+                for tensor in tensors:
+                    tensor.grad = None
+                random.seed(SEED)
+                torch.manual_seed(SEED)
+                yield _copied(inputs)
+        finally:
+            random.setstate(python)
+            torch.set_rng_state(cpu)
+            for tensor, gradient, required in before:
+                tensor.requires_grad_(required)
+                tensor.grad = gradient
+            for tensor, value in numbers:
+                _write_back(tensor, value)
+
+
+def _write_back(tensor: Tensor, value: Tensor) -> None:
+    if tensor.is_meta or torch.equal(tensor, value):
+        return
+    with torch.no_grad():
+        tensor.copy_(value)
+
+
+def _copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
+    leaves = whole_leaves(inputs)
+    copies: dict[int, Tensor] = {}
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and id(leaf) not in copies:
+            copies[id(leaf)] = _copy(leaf).requires_grad_(leaf.requires_grad)
+    args, kwargs = with_whole_leaves(inputs, [copies.get(id(leaf), leaf) for leaf in leaves])
+    return args, kwargs
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    parts, spec = tree_flatten(tensor)
+    copied: Tensor = tree_unflatten([part.detach().clone() for part in parts], spec)
+    return copied
+
+
+def run_eager(program: Program, subject: Subject, args: Any, kwargs: Any, *, told: bool = False) -> Run:
+    """The model as it is; with `told`, it is told that it is being compiled."""
+    asked = compiling_on_this_thread(lambda: False) if told else nullcontext()
+    with asked, compiled_functions_run_eagerly(spares_operators=True):
+        result = subject.call(*args, **kwargs)
+        loss = None if program.loss_function is None else program.loss_function(result)
+    beside = ((row, program.state[row.name]) for row in state_of_loss(program) if row.kind in _STATE)
+    tensors = {path: held for row, held in beside for path in (row.path, *row.aliases)}
+    tensors |= {str(path): row.tensor for row in state_tensors(subject) for path in row.paths}
+    return _finish(program, (args, kwargs), result, loss, tensors)
+
+
+def run_module(module: nn.Module, program: Program, args: Any, kwargs: Any) -> Run:
+    """The captured program as a module."""
+    result, loss = module(*args, **kwargs), None
+    if program.signature.outputs_of(OutputKind.LOSS):
+        loss, result = result
+    held = {path: holder_of(module, ModulePath.parse(path)) for path in _paths(program)}
+    return _finish(program, (args, kwargs), result, loss, held)
+
+
+def _paths(program: Program) -> list[str]:
+    rows = [row for row in program.signature.state if row.kind in _STATE]
+    names = {row.name for row in rows}
+    found = [(row.path, *row.aliases) for row in rows if row.part is None]
+    found += [(whole.path, *whole.aliases) for whole in program.wholes if names & {*whole.parts}]
+    return [path for paths in found for path in paths]
+
+
+def _finish(
+    program: Program, inputs: tuple[Any, Any], result: Any, loss: Tensor | None, tensors: dict[str, Tensor]
+) -> Run:
+    differentiated = loss is not None or not program.opaque
+    if differentiated:
+        _differentiate(whole_leaves(result), loss)
+    arguments = arguments_by_path(inputs)
+    outputs = {} if loss is None else {"loss": loss.detach()}
+    wanted = [
+        (name, tensor)
+        for name, tensor in (*tensors.items(), *arguments.items())
+        if differentiated and tensor.requires_grad and tensor.is_leaf
+    ]
+    return Run(
+        outputs=outputs | outputs_by_name(program, result),
+        gradients=each((name, tensor.grad) for name, tensor in wanted),
+        state=each(tensors.items()),
+        inputs=each(arguments.items()),
+        generator=torch.get_rng_state(),
+    )
+
+
+def arguments_by_path(inputs: tuple[Any, Any]) -> dict[str, Tensor]:
+    """The tensors among the arguments of a call."""
+    given = zip(whole_paths_of(*inputs), whole_leaves(inputs), strict=True)
+    return {path: leaf for path, leaf in given if _is(leaf)}
+
+
+def outputs_by_name(program: Program, result: Any) -> dict[str, Any]:
+    """What a run returned, with copies of the tensors."""
+    leaves, _ = tree_flatten(result)
+    names = [row.name for row in program.signature.outputs_of(OutputKind.USER)]
+    return {n: leaf.detach().clone() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)}
+
+
+def each(rows: Iterable[tuple[str, Tensor | None]]) -> dict[str, Any]:
+    """Copies by name, those of what a tensor is made of by that and the access."""
+    return {
+        ".".join((name, *access)): None if part is None else part.detach().clone()
+        for name, tensor in rows
+        for access, part in plain_parts(tensor)
+    }
+
+
+def _is(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor)
+
+
+def _differentiate(leaves: Sequence[Any], loss: Tensor | None) -> None:
+    """The same backward pass for both: from the loss, or from fixed random gradients of the outputs."""
+    if loss is not None:
+        loss.backward()
+        return
+    roots = [leaf for leaf in leaves if _is(leaf) and leaf.requires_grad]
+    if not roots:
+        return
+    generator = torch.Generator().manual_seed(SEED)
+    torch.autograd.backward(roots, [_drawn(root.detach(), generator) for root in roots])
+
+
+def _drawn(like: Tensor, generator: torch.Generator) -> Any:
+    parts, spec = tree_flatten(like)
+    numbers = [torch.randn(part.shape, generator=generator, dtype=torch.float32) for part in parts]
+    return tree_unflatten([_laid_out(*pair) for pair in zip(parts, numbers, strict=True)], spec)
+
+
+def _laid_out(part: Tensor, drawn: Tensor) -> Tensor:
+    """Numbers in the memory layout of a tensor; for a sparse one dense numbers, which autograd takes, too."""
+    if part.layout is not torch.strided:
+        return drawn.to(part.dtype)
+    return torch.empty_like(part).copy_(drawn)

@@ -1,0 +1,205 @@
+"""Does a captured program still stand for a model?"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from whence import hierarchy
+from whence.dependence.asking import Failed, attempt
+from whence.errors import LostState, NotCallable, UsageError
+from whence.guards import GuardPlan, guards_of
+from whence.guards.check import Checked, check_model
+from whence.guards.fitting import misfits
+from whence.guards.guarded import Guarded, Ways
+from whence.guards.input_glance import inputs_are_as_they_were
+from whence.guards.inputs import input_violations, structure_guard
+from whence.program import Program
+from whence.program.guards.expectations import Entries, Expectation, ExpectedConstant, Items
+from whence.program.guards.guards import Guards
+from whence.program.guards.observed import Left, Observed
+from whence.program.guards.rows import Unguarded, Violation
+from whence.program.state import bound_state
+from whence.schema import InputKind, OnViolation, OutputKind
+from whence.tracing.reads.kept_changes import applied
+from whence.tracing.sandbox.leftovers import probed
+from whence.tracing.target.subject import subject_of, tensors_by_name
+
+Capture = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Program]
+
+
+def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[Program, Observed]]) -> Guards:
+    """The guards of a capture; raises `LostState` for a model whose next call would compute something else.
+
+    Some models change in a run what they read in it: they install hooks, count, fill a cache or a config that
+    they were given half empty. Such a model is captured once more as the run left it. Where it does the same,
+    its guards then are as good as those before.
+    """
+    guards, left = guards_of(program, observed), observed.left
+    if not left:
+        return guards
+
+    def settled() -> tuple[Guards | None, Left]:
+        second, seen = again()
+        if not _stand_ins(second, left) and same_operations(program, second):
+            return guards_of(second, seen), seen.left
+        is_cache = left.tensors and not (left.varies or seen.left or _advances_any_of(second, left))
+        if is_cache and left.of_state:  # which training changes: a cache that is filled holds other numbers
+            return guards, seen.left
+        return (guards_of(second, seen, left.tensors) if is_cache else None), seen.left
+
+    with applied(left), warnings.catch_warnings(action="ignore"):  # they were given already
+        found = attempt(settled)
+    then, left_again = (None, left) if isinstance(found, Failed) else found
+    if then is None or (left_again and _decides_by(program, left, again)):
+        raise _computes_otherwise(program, left)
+    if left.kept:
+        warnings.warn(
+            f"the model kept tensors of the capture in {', '.join(left.kept)}; they are removed. A captured "
+            "program does not repeat that: return them",
+            stacklevel=4,
+        )
+    return guards if then is guards else _settled(guards, then, left_again)
+
+
+def _settled(guards: Guards, then: Guards, left_again: Left) -> Guards:
+    """Guards before and after the first run, without those on what every run changes and none decides by."""
+    changing = {guard.what for guard in then if guard.what in then.changes and _is_probed(guard.expected)}
+    filled = [] if left_again else guards.changes
+    unguarded = (
+        *(Unguarded(what, "every run changes it, and none decided by it") for what in sorted(changing)),
+        *(
+            Unguarded(f"numbers in {what}", "the first run fills it, and the program computes them in each")
+            for what in filled
+        ),
+    )
+    kept = [
+        replace(each, rows=tuple(row for row in each if row.what not in changing)) for each in (guards, then)
+    ]
+    return replace(kept[0], settled=kept[1], unguarded=(*guards.unguarded, *unguarded))
+
+
+def _is_probed(expected: Expectation) -> bool:
+    """Whether `probed` tells when such a value decides: a number, or how much a container holds."""
+    return isinstance(expected, Items | Entries) or (
+        isinstance(expected, ExpectedConstant) and type(expected.value) in (int, float, set)
+    )
+
+
+def _decides_by(program: Program, left: Left, again: Callable[[], tuple[Program, Observed]]) -> bool:
+    """Whether a run decides something by numbers that every run changes, or fails with others."""
+    asked = list[bool]()
+    with applied(probed(left, lambda: asked.append(True))), warnings.catch_warnings(action="ignore"):
+        found = attempt(again)
+    return bool(asked) or isinstance(found, Failed) or not same_operations(program, found[0])
+
+
+def _stand_ins(program: Program, left: Left) -> list[str]:
+    """The state of a program that stands for tensors of a run."""
+    tensors = {id(tensor) for tensor in left.tensors}
+    return [name for name, tensor in program.state.items() if id(tensor) in tensors]
+
+
+def _advances_any_of(program: Program, left: Left) -> bool:
+    """Whether a program reads and changes what stands for a tensor of a run: a buffer that a run made."""
+    written = {row.of for row in program.signature.outputs_of(OutputKind.MUTATION)}
+    return any(name in written and program.node(name).users for name in _stand_ins(program, left))
+
+
+def _computes_otherwise(program: Program, left: Left) -> LostState:
+    return LostState(
+        f"{program.name} changes {', '.join(left.names)} while it runs, and computes otherwise next time",
+        where=left.place,
+        why="a program changes parameters, buffers and arguments, and nothing else that Python holds: in its "
+        "next call all of this would be as it was",
+        remedy="keep a tensor in a buffer that __init__ registers, pass in or return anything else; where "
+        "only the first calls are otherwise, run the model before the capture",
+    )
+
+
+def check(program: Program, plan: GuardPlan, model: object, args: object, kwargs: object) -> Checked:
+    """Every guard that does not hold for this model and, where they are given, these inputs.
+
+    Where looking at what was given fails, that is what was found. Raises `UsageError` for a program that has
+    no guards.
+    """
+    if not plan.guards:
+        raise UsageError(
+            f"{program.name} has no guards: nobody watched what its graph assumes of the model",
+            remedy="pass the arguments, which are compared with the graph's; whence.capture the model; "
+            "or program.verify, which compares the numbers of any graph",
+        )
+    checked = attempt(lambda: _check(program, plan, model, args, kwargs))
+    if isinstance(checked, Failed):
+        return Checked([Violation(plan.guards[0], str(checked))])
+    found: Checked = checked
+    return found
+
+
+def check_inputs(program: Program, args: object, kwargs: object) -> list[Violation]:
+    """What would be refused of a call of a program that has no guards, of which only the inputs are known."""
+    found = attempt(lambda: misfits(program.convention, () if args is None else args, kwargs))
+    if isinstance(found, Failed):
+        return [Violation(structure_guard(program.convention), str(found))]
+    violations: list[Violation] = found
+    return violations
+
+
+def _check(program: Program, plan: GuardPlan, model: object, args: object, kwargs: object) -> Checked:
+    checked = check_model(plan, model, _roots(plan, model), has_backward=program.has_backward)
+    if args is None and kwargs is None:
+        return checked
+    given = () if args is None else args
+    if plan.input_glance is not None and inputs_are_as_they_were(plan.input_glance, given, kwargs):
+        return checked
+    violations = [*checked.violations, *input_violations(program.convention, plan.inputs, given, kwargs)]
+    return replace(checked, violations=violations)
+
+
+def _roots(plan: GuardPlan, model: object) -> tuple[object, ...]:
+    """The modules a callable reaches; a module is looked at as it is."""
+    if not plan.callables:
+        return (model,)
+    try:
+        return tuple(module for _, module in subject_of(model).roots)
+    except NotCallable:
+        return ()
+
+
+def same_operations(left: Program, right: Program) -> bool:
+    """Whether two programs are one, operation for operation, over equal constants."""
+    if str(left.graph) != str(right.graph) or left.result != right.result:
+        return False
+    rows = [row.name for row in left.signature.inputs if row.kind is InputKind.CONSTANT]
+    return all(torch.equal(left.state[name], right.state[name]) for name in rows)
+
+
+def guarded(
+    program: Program, plan: Callable[[Program], GuardPlan], model: Any, on_violation: str, capture: Capture
+) -> Guarded:
+    """A callable that checks before it runs; raises `UsageError` for an unknown `on_violation`, or a step."""
+    hierarchy.refuse_step(program)
+    if on_violation not in tuple(OnViolation):
+        raise UsageError(
+            f"on_violation cannot be {on_violation!r}",
+            remedy=f"use {', '.join(map(repr, map(str, OnViolation)))}",
+        )
+    ways = Ways(  # no closures: a deep copy is about the copy of the model
+        check=partial(_checked, plan, model), module=partial(_module, model), capture=partial(capture, model)
+    )
+    return Guarded(program, model, OnViolation(on_violation), ways)
+
+
+def _checked(
+    plan: Callable[[Program], GuardPlan], model: Any, current: Program, args: tuple[Any, ...], kwargs: Any
+) -> Checked:
+    return check(current, plan(current), model, args, kwargs)
+
+
+def _module(model: Any, current: Program) -> Callable[..., Any]:
+    """The program on the tensors that the model has now."""
+    state = bound_state(current, tensors_by_name(subject_of(model)))
+    return hierarchy.flat_module(current.with_changes(state=state))

@@ -1,0 +1,141 @@
+"""Is the program the model, bit for bit?
+
+Eager PyTorch is the oracle. Both run from the same seed on the same inputs and state; outputs, all gradients,
+buffers, everything the run changes, and the random number generator's state are compared with `torch.equal`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from whence import hierarchy
+from whence.execution.compare import Comparison, compare
+from whence.execution.first_difference import first_divergence
+from whence.execution.running import Run, run_eager, run_module, same_start
+from whence.execution.uninitialised import uninitialised_reads
+from whence.program import Program
+from whence.program.state import bound_state, state_of_loss
+from whence.schema import InputKind
+from whence.tracing.target.eligibility import refuse_uninitialised
+from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The comparisons, one row each, and what is known about the first difference.
+
+    `divergence` names the first module call whose result differs. `asked` are the lines where the model
+    asked whether it is being compiled; `explained` is true when the program equals eager bit for bit once
+    eager is told that it is: the difference is then the model's own choice. It never makes `ok` true.
+    `uninitialised` says where memory of `torch.empty` is read before anybody wrote it, and what that reaches:
+    eager itself gives other numbers there in every run.
+    """
+
+    rows: tuple[Comparison, ...]
+    divergence: str | None = None
+    asked: tuple[str, ...] = ()
+    explained: bool = False
+    uninitialised: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every comparison was bitwise equal."""
+        return all(row.equal for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "ok": self.ok,
+            "rows": [row.to_dict() for row in self.rows],
+            "divergence": self.divergence,
+            "asked": list(self.asked),
+            "explained": self.explained,
+            "uninitialised": list(self.uninitialised),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def verify(
+    program: Program, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> Verification:
+    """Compare `program` with `model` on these inputs; the model, its gradients and all seeds are left as
+    they were.
+
+    Raises `CallError` when the inputs do not fit the capture.
+    """
+    subject = subject_of(model)
+    refuse_uninitialised(subject)
+    inputs = (args, kwargs or {})
+    program.convention.flatten(*inputs)
+    bound = program.with_changes(state=bound_state(program, tensors_by_name(subject)))
+    names = [row.name for row in bound.signature.state if row.kind is InputKind.CONSTANT]
+    names += [row.name for row in state_of_loss(bound) if row.name not in names]
+    constants = tuple(bound.state[name] for name in names if name in bound.state)
+    run = partial(_run, subject, inputs, constants)
+    eager = run(lambda given: run_eager(program, subject, *given))
+
+    def run_program(bound: Program) -> Run:
+        found: Run = run(lambda given: run_module(hierarchy.flat_module(bound), bound, *given))
+        return found
+
+    captured = run_program(bound)
+    rows = compare(eager, captured)
+    uninitialised = uninitialised_reads(bound, run_program)
+    if all(row.equal for row in rows):
+        return Verification(rows, uninitialised=uninitialised)
+    may_ask = program.asked or program.is_foreign or program.wanted.strict  # nobody noted what others trace
+    told = run(lambda given: run_eager(program, subject, *given, told=True)) if may_ask else None
+    return Verification(
+        rows=rows,
+        divergence=run(lambda given: first_divergence(bound, subject, *given)),
+        asked=tuple(map(str, program.asked)),
+        explained=told is not None and all(row.equal for row in compare(told, captured)),
+        uninitialised=uninitialised,
+    )
+
+
+def _run(
+    subject: Subject,
+    inputs: tuple[Any, Any],
+    constants: Sequence[Tensor],
+    work: Callable[[tuple[Any, Any]], Any],
+) -> Any:
+    with same_start(subject, inputs, constants) as given:
+        return work(given)
+
+
+def _lines(result: Verification) -> Sequence[str]:
+    counts: dict[str, list[Comparison]] = {}
+    for row in result.rows:
+        counts.setdefault(row.kind, []).append(row)
+    lines = [_summary(kind, rows) for kind, rows in counts.items()]
+    lines += [f"  {row}" for row in result.rows if not row.equal][:20]
+    lines += [f"first module that differs: {result.divergence}"] if result.divergence else []
+    if result.explained and not result.asked:
+        lines.append("eager that is told that it is compiled, as torch.export says, is equal, bit for bit")
+    if result.asked:
+        outcome = "equal, bit for bit" if result.explained else "still different"
+        lines += [f"the model asks whether it is being compiled; eager that is told so is {outcome}:"]
+        lines += [f"  {line}" for line in result.asked[:5]]
+    if result.uninitialised:
+        lines.append("memory of torch.empty is read before it is written, and is other numbers in every run:")
+        lines += [f"  {line}" for line in result.uninitialised[:5]]
+    return [*lines, _verdict(result)]
+
+
+def _verdict(result: Verification) -> str:
+    if not result.ok:
+        return "NOT bitwise equal to eager"
+    if any(row.kind == "gradient" for row in result.rows):
+        return "outputs and all gradients are bitwise equal to eager"
+    return "outputs are bitwise equal to eager"
+
+
+def _summary(kind: str, rows: Sequence[Comparison]) -> str:
+    equal = sum(row.equal for row in rows)
+    return f"{kind:<10} {equal} of {len(rows)} bitwise equal"

@@ -1,0 +1,109 @@
+"""Is the program of a training step the step, bit for bit?
+
+Both run from the same seed on the same inputs, state and optimizer, and what either changes is given back.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
+from whence._torch.observe.training_steps import is_stepping
+from whence._torch.tensors import untouched
+from whence.errors import UsageError
+from whence.execution.bound import Bound, Check
+from whence.execution.compare import compare
+from whence.execution.running import Run, arguments_by_path, each, outputs_by_name, same_start
+from whence.execution.uninitialised import uninitialised_reads
+from whence.execution.verify import Verification
+from whence.program import Program
+from whence.tracing.steps.optimizer import Optimizing, optimizer_restored, optimizing
+from whence.tracing.target.eligibility import refuse_uninitialised
+from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
+
+
+def verify_step(
+    program: Program, model: object, inputs: tuple[Any, Any], optimizer: Optimizer | None, check: Check
+) -> Verification:
+    """Compare a program with the step that it was captured from: outputs, state, gradients, optimizer.
+
+    Both begin without gradients. Raises `UsageError` for another model or optimizer than the step runs.
+    """
+    step: Any = program.step
+    subject = subject_of(model)
+    refuse_uninitialised(subject)
+    optimizer = step.optimizer if optimizer is None else optimizer
+    _refuse_others(program, subject, optimizer)
+    program.convention.flatten(*inputs)
+    found = optimizing(subject, optimizer)
+
+    def run_program(program: Program) -> Run:
+        return _run(program, subject, found, inputs, Bound(program, model, optimizer, check))
+
+    eager, captured = _run(program, subject, found, inputs, step.call), run_program(program)
+    rows, uninitialised = compare(eager, captured), uninitialised_reads(program, run_program)
+    if all(row.equal for row in rows):
+        return Verification(rows, uninitialised=uninitialised)
+    told = None
+    if program.asked:
+        with compiling_on_this_thread(lambda: False, is_stepping):
+            told = _run(program, subject, found, inputs, step.call)
+    return Verification(
+        rows,
+        asked=tuple(map(str, program.asked)),
+        explained=told is not None and all(row.equal for row in compare(told, captured)),
+        uninitialised=uninitialised,
+    )
+
+
+def _refuse_others(program: Program, subject: Subject, optimizer: object) -> None:
+    tensors = tensors_by_name(subject)
+    rows = [row for row in program.signature.state if row.path in tensors]
+    others = [row.path for row in rows if tensors[row.path] is not program.state[row.name]]
+    if others or (program.step is not None and optimizer is not program.step.optimizer):
+        raise UsageError(
+            "verify runs the captured step itself, and that runs the captured model and optimizer",
+            why=f"{', '.join(others[:3])} are other tensors" if others else "the optimizer is another one",
+            remedy="pass these, or capture the step of the other model",
+        )
+
+
+def _run(program: Program, subject: Subject, found: Optimizing, inputs: Any, call: Callable[..., Any]) -> Run:
+    with same_start(subject, inputs) as given, _optimizer_kept(found):
+        with compiled_functions_run_eagerly(spares_operators=True):
+            result = call(*given[0], **given[1])
+        return _noted(program, subject, found, given, result)
+
+
+@contextmanager
+def _optimizer_kept(found: Optimizing) -> Iterator[None]:
+    """Give an optimizer back with the numbers it had."""
+    values = [*(row.value for row in found.held()), *(row.value for row in found.settings())]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    numbers = [tensor.clone() for tensor in tensors]
+    restore = optimizer_restored(found.optimizer)
+    with untouched(tensors):
+        try:
+            yield
+        finally:
+            restore()
+            with torch.no_grad():
+                for tensor, number in zip(tensors, numbers, strict=True):
+                    tensor.copy_(number)
+
+
+def _noted(program: Program, subject: Subject, found: Optimizing, given: Any, result: Any) -> Run:
+    tensors, arguments = tensors_by_name(subject), arguments_by_path(given)
+    held = {row.path: row.value for row in found.held() if isinstance(row.value, Tensor)}
+    leafs = {name: tensor for name, tensor in (tensors | arguments).items() if tensor.is_leaf}
+    return Run(
+        outputs=outputs_by_name(program, result),
+        gradients=each((name, tensor.grad) for name, tensor in leafs.items() if tensor.requires_grad),
+        state=each({**tensors, **held}.items()),
+        inputs=each(arguments.items()),
+        generator=torch.get_rng_state(),
+    )

@@ -1,0 +1,72 @@
+"""A program becomes modules: plan, check, emit."""
+
+import warnings
+
+from torch import nn
+
+from whence.errors import UsageError
+from whence.hierarchy.emit.modules import emit
+from whence.hierarchy.emit.user_classes import emit_onto
+from whence.hierarchy.plan.check import check
+from whence.hierarchy.plan.plan import Plan
+from whence.hierarchy.plan.planning import plan
+from whence.hierarchy.tree import Tree
+from whence.program import Program, wellformed
+from whence.schema import Phase
+
+
+def unflatten(program: Program, *, copy: bool = False) -> Tree:
+    """The module tree of a program, runnable and trainable."""
+    return _emitted(program, flat=False, copy=copy)
+
+
+def unflatten_onto(program: Program, model: object, *, copy: bool = False) -> nn.Module:
+    """The module tree of a program as instances of the classes of `model`."""
+    refuse_step(program)
+    wellformed.check(program)
+    planned = plan(program)
+    check(planned)
+    _warn_about_dissolved(planned)
+    return emit_onto(planned, model, copy=copy)
+
+
+def flat_module(program: Program, *, copy: bool = False) -> Tree:
+    """The program as one module with one graph, holding the original's state under its own names."""
+    module = _emitted(program, flat=False, copy=copy)
+    flat = _emitted(program, flat=True, copy=False)
+    vars(module).update(watched=module.calls[0], calls=flat.calls)
+    return module
+
+
+def _emitted(program: Program, *, flat: bool, copy: bool) -> Tree:
+    refuse_step(program)
+    wellformed.check(program)
+    planned = plan(program, flat=flat)
+    check(planned)
+    if not flat:
+        _warn_about_dissolved(planned)
+    return emit(planned, copy=copy)
+
+
+def refuse_step(program: Program) -> None:
+    """A module computes a forward, and a backward when it is asked for one; a step is more than that."""
+    if program.step is not None:
+        raise UsageError(
+            f"the program of the training step {program.name} has no modules to give back",
+            why="a module is called, and a step changes parameters and the state of an optimizer",
+            remedy="run it with program.bind(model, optimizer); for modules, capture(model, backward=loss)",
+        )
+
+
+def _warn_about_dissolved(plan: Plan) -> None:
+    """Say which preserved modules are part of their caller's graph: others in their place would not run."""
+    sites = [
+        f"{plan.site(flat.number)} ({flat.reason})"
+        for flat in plan.flattened
+        if flat.phase is Phase.FORWARD and flat.number in plan.program.preserved
+    ]
+    if sites:
+        warnings.warn(
+            f"their callers' graphs hold these modules, and replacing them does nothing: {', '.join(sites)}",
+            stacklevel=4,
+        )

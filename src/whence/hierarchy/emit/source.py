@@ -1,0 +1,265 @@
+"""Write a body as the source of a Python function, and compile it.
+
+Local names are numbers in order of appearance, so equal layers have equal source and are compiled once.
+Values are deleted after their last use, as the interpreter of fx graphs does, to free memory early.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from keyword import iskeyword
+from typing import Any
+
+import torch
+from torch import fx
+
+from whence._torch.graphs import nested_graph, value_inputs, with_code
+from whence._torch.operators.schemas import OpOverload, entry_point
+from whence._torch.subclasses.fully_sharded import is_distributed, whole
+from whence.hierarchy.plan.plan import Body, Plan, pack_of
+from whence.hierarchy.run import gradient_pieces as pieces
+from whence.hierarchy.run.converted_state import refuse_moved
+from whence.hierarchy.run.differentiable import straight_through, with_gradients
+from whence.hierarchy.run.gradient_pieces import GradientPieces
+from whence.hierarchy.tree import TAKEN_NAMES
+from whence.program.origins import origin_of
+from whence.provenance import ModulePath
+from whence.provenance import Source as UserLine
+from whence.schema import Phase
+
+_PLAIN = (bool, int, str, type(None))
+
+
+@dataclass(frozen=True)
+class FunctionSource:
+    """The text of a function, and what belongs to it.
+
+    `names` are the objects its global names stand for, `calls` the calls it makes, in order, and `lines`
+    gives the line of the user's code that each of its lines came from.
+    """
+
+    text: str
+    names: Mapping[str, Any]
+    calls: tuple[int, ...]
+    lines: Mapping[int, UserLine | None]
+
+
+@dataclass
+class _BodyWriter:
+    plan: Plan
+    plainly: bool = False
+    apart: GradientPieces | None = None
+    locals: dict[str, str] = field(default_factory=dict)
+    globals: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    origins: dict[int, UserLine | None] = field(default_factory=dict)
+
+    def local(self, name: str) -> str:
+        """The variable of a value."""
+        if name not in self.locals:
+            self.locals[name] = f"v{len(self.locals)}"
+        return self.locals[name]
+
+    def write(self, line: str) -> None:
+        self.lines.append(f"    {line}")
+
+    def callee(self, target: Any, args: Sequence[Any] = ()) -> str:
+        """A global name for an operation on these arguments."""
+        if isinstance(target, OpOverload):
+            name = f"{target.namespace}_{target._opname}_{target._overloadname}"
+        else:
+            name = f"function_{getattr(target, '__name__', 'call')}"
+        function = target if self.plainly else entry_point(target, args)
+        while self.globals.setdefault(name, function) is not function:
+            name += "_"
+        return name
+
+    def constant(self, value: Any) -> str:
+        name = f"constant_{sum(key.startswith('constant_') for key in self.globals)}"
+        self.globals[name] = value
+        return name
+
+    def value(self, name: str) -> str:
+        """A value that an operation takes: one that may be in pieces is added up."""
+        local = self.local(name)
+        if self.apart is None or name not in self.apart.nodes:
+            return local
+        return f"{self.callee(pieces.whole)}({local})"
+
+    def spelled(self, argument: Any) -> str:
+        """An argument as source."""
+        if isinstance(argument, fx.Node):
+            nested = nested_graph(argument)
+            if nested is None:
+                return self.value(argument.name)
+            return self.constant(with_code(nested) if self.plainly else nested)
+        if isinstance(argument, (list, tuple)):
+            items = ", ".join(map(self.spelled, argument))
+            return f"[{items}]" if isinstance(argument, list) else f"({items},)" if argument else "()"
+        if type(argument) in _PLAIN or (type(argument) is float and math.isfinite(argument)):
+            return repr(argument)
+        if isinstance(argument, (torch.dtype, torch.layout, torch.memory_format)):
+            self.globals["torch"] = torch
+            return str(argument)
+        return self.constant(argument)
+
+
+def write(
+    plan: Plan, phase: Phase, number: int, *, plainly: bool = False, apart: GradientPieces | None = None
+) -> FunctionSource:
+    """The function of one call in one phase.
+
+    The forward takes the module, the calls it makes and its inputs; it returns its outputs, and last what it
+    keeps, if anything. The backward takes the module, its calls, what was kept, if anything (a list that it
+    empties), and its inputs. With `plainly` operators are called as people call them, for tracers to read;
+    the gradients that a backward keeps `apart` are added up when an operation takes them.
+    """
+    body = plan.body(phase, number)
+    writer = _BodyWriter(plan, plainly, apart)
+    parameters = [writer.local(name) for name in body.inputs]
+    is_backward = phase is Phase.BACKWARD
+    if is_backward and body.kept:
+        parameters.insert(0, "kept")
+        writer.write(f"{_targets(writer, body.kept)} = kept")
+        writer.write("kept.clear()")
+    for name, path in body.reads:
+        changing = not plan.program.has_backward and name in plan.program.histories
+        value = attribute("module", path)
+        if is_distributed(plan.program.state.get(name)):
+            value = f"{writer.callee(whole)}({value})"
+        writer.write(f"{writer.local(name)} = {value}{'.clone()' if changing else ''}")
+        _write_look(writer, name, path)
+    last_uses = _last_uses(plan, phase, body)
+    for position, step in enumerate(body.steps):
+        _write_step(writer, phase, step)
+        dead = [writer.local(name) for name in last_uses.get(position, ()) if name in writer.locals]
+        if dead:
+            writer.write(f"del {', '.join(dead)}")
+    results = [writer.local(name) for name in body.outputs]
+    if not is_backward and body.kept:
+        results.append(f"({''.join(f'{_kept(writer, name)}, ' for name in body.kept)})")
+    writer.write(f"return ({''.join(f'{result}, ' for result in results)})")
+    head = f"def run({', '.join(['module', 'calls', *parameters])}):"
+    return FunctionSource(
+        "\n".join([head, *writer.lines, ""]), writer.globals, tuple(writer.calls), writer.origins
+    )
+
+
+def _write_look(writer: _BodyWriter, name: str, path: ModulePath) -> None:
+    """Look whether state is what it was at capture, where it is read: that costs less than anything else."""
+    fake, local = writer.plan.nodes[name].meta.get("val"), writer.local(name)
+    if not isinstance(fake, torch.Tensor):
+        return
+    dtype, device = str(fake.dtype).partition(".")[2], re.sub(r"\W", "_", f"device_{fake.device}")
+    writer.globals |= {dtype: fake.dtype, device: fake.device, "refuse_moved": refuse_moved}
+    writer.write(f"if {local} is not None and ({local}.dtype is not {dtype} or {local}.device != {device}):")
+    writer.write(f"    refuse_moved(module, {writer.spelled(tuple(path))}, {local}, {dtype}, {device})")
+
+
+def _kept(writer: _BodyWriter, name: str) -> str:
+    """State that the program writes is kept as a copy: the tensor changes before the backward runs."""
+    local = writer.local(name)
+    return f"{local}.clone()" if name in writer.plan.program.histories else local
+
+
+def _targets(writer: _BodyWriter, names: tuple[str, ...]) -> str:
+    return "".join(f"{writer.local(name)}, " for name in names)
+
+
+def _write_step(writer: _BodyWriter, phase: Phase, step: str | int) -> None:
+    if isinstance(step, int):
+        _write_call(writer, phase, step)
+        return
+    if writer.apart is not None and (parts := writer.apart.sums.get(step)) is not None:
+        found = (f"{writer.local(part)}, {writer.plan.positions[part]}" for part in parts)
+        writer.write(f"{writer.local(step)} = {writer.callee(pieces.joined)}({', '.join(found)})")
+        return
+    node = writer.plan.nodes[step]
+    arguments = [writer.spelled(argument) for argument in node.args]
+    arguments += [f"{key}={writer.spelled(value)}" for key, value in node.kwargs.items()]
+    callee = writer.callee(run_as(node.target), node.args)
+    if step in writer.plan.program.straight_through:
+        arguments.insert(0, callee)
+        callee = writer.callee(straight_through)
+    if step in writer.plan.program.turned_on:
+        arguments.insert(0, callee)
+        callee = writer.callee(with_gradients)
+    writer.write(f"{writer.local(step)} = {callee}({', '.join(arguments)})")
+    writer.origins[len(writer.lines) + 1] = origin_of(node).source
+
+
+def run_as(target: Any) -> Any:
+    """A view in the layout of the capture, in another perhaps a copy.
+
+    Autograd reshapes gradients, and some kernels lay their results out otherwise than their fakes do.
+    """
+    aten = torch.ops.aten
+    return aten.reshape.default if target is aten.view.default else target
+
+
+def _write_call(writer: _BodyWriter, phase: Phase, number: int) -> None:
+    body = writer.plan.body(phase, number)
+    results = list(body.outputs)
+    arguments = [writer.local(name) for name in body.inputs]
+    if body.kept and phase is Phase.FORWARD:
+        results.append(pack_of(number))
+    if body.kept and phase is Phase.BACKWARD:
+        arguments.insert(0, writer.local(pack_of(number)))
+    called = f"calls[{len(writer.calls)}]({', '.join(['module', *arguments])})"
+    writer.calls.append(number)
+    writer.write(f"{_targets(writer, tuple(results))} = {called}" if results else called)
+
+
+def attribute(owner: str, path: ModulePath) -> str:
+    """The expression that reads an attribute path; names the tree uses itself are read from registers."""
+    for position, segment in enumerate(path):
+        if segment in TAKEN_NAMES:
+            owner = f"{owner}._modules[{segment!r}]" if position + 1 < len(path) else _held(owner, segment)
+        elif _is_plain_name(segment):
+            owner = f"{owner}.{segment}"
+        elif position + 1 < len(path):  # Python's parser takes no more than 200 nested calls of getattr
+            owner = f"{owner}._modules[{segment!r}]"
+        else:
+            owner = f"getattr({owner}, {segment!r})"
+    return owner
+
+
+def _held(owner: str, name: str) -> str:
+    """Reads a tensor past what a tree calls so; an instance of the user's class has it plainly."""
+    found = f"{owner}.__dict__[{name!r}]"
+    for register in ("_buffers", "_parameters"):
+        held = f"{owner}.{register}.get({name!r})"
+        found = f"({held} if {held} is not None else {found})"
+    return found
+
+
+def _is_plain_name(segment: str) -> bool:
+    return segment.isidentifier() and not iskeyword(segment)
+
+
+def _last_uses(plan: Plan, phase: Phase, body: Body) -> dict[int, list[str]]:
+    """Which values are needed no more after each step."""
+    held = {*body.outputs, *(body.kept if phase is Phase.FORWARD else ())}
+    last: dict[str, int] = {}
+    for position, step in enumerate(body.steps):
+        for name in _touched(plan, phase, step):
+            last[name] = position
+    ended: dict[int, list[str]] = {}
+    for name, position in last.items():
+        if name not in held:
+            ended.setdefault(position, []).append(name)
+    return ended
+
+
+def _touched(plan: Plan, phase: Phase, step: str | int) -> Iterator[str]:
+    if isinstance(step, str):
+        yield step
+        yield from (source.name for source in value_inputs(plan.nodes[step]))
+        return
+    body = plan.body(phase, step)
+    yield from body.inputs
+    yield from body.outputs
+    if body.kept:
+        yield pack_of(step)

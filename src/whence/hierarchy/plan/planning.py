@@ -1,0 +1,126 @@
+"""Make a plan: lay the program out, follow values across borders, put the steps of each body in order."""
+
+from collections.abc import Mapping
+
+from whence.hierarchy.plan.borders import Borders, trace_borders
+from whence.hierarchy.plan.equal_calls import CallPlans
+from whence.hierarchy.plan.facts import PHASES, NodeLayout, layout_of
+from whence.hierarchy.plan.order import CyclicError, topological
+from whence.hierarchy.plan.parts import Parts, parts_of
+from whence.hierarchy.plan.plan import ROOT_CALL, Body, CallPlan, Flattened, Plan, Region
+from whence.program import Program
+from whence.schema import Phase
+
+
+def plan(program: Program, *, flat: bool = False) -> Plan:
+    """The plan of a tree; with `flat`, of a single graph. Calls that cannot be cut out are flattened.
+
+    Then none is shared: what is flattened depends on the calls around, and not on what a call computes.
+    The same holds where calls are preserved: what they take is more than what they compute with.
+    """
+    program = program.with_changes()  # which a tracked pass may change after the tree is made
+    flattened: dict[Region, str] = {}
+    shares = not flat and not program.preserved
+    while True:
+        layout = layout_of(program, flattened, flat=flat, shares=shares)
+        parts = parts_of(layout)
+        borders = trace_borders(layout, parts)
+        orders, circles = _orders(layout, parts, borders)
+        if not circles:
+            return _finished(layout, borders, orders, flattened)
+        flattened |= {} if shares else circles
+        shares = False
+
+
+def _orders(
+    layout: NodeLayout, parts: Parts, borders: Borders
+) -> tuple[dict[Region, tuple[str | int, ...]], dict[Region, str]]:
+    """The steps of each region in order, and the calls that have none, with the reason."""
+    rank = {phase: ranks(layout, parts, phase) for phase in PHASES}
+    orders: dict[Region, tuple[str | int, ...]] = {}
+    circles: dict[Region, str] = {}
+    for region, waits in borders.waits.items():
+        try:
+            orders[region] = topological(waits, rank[region[0]])
+        except CyclicError as error:
+            circles |= _dissolved(layout, region[0], error)
+    return orders, circles
+
+
+def ranks(layout: NodeLayout, parts: Parts, phase: Phase) -> Mapping[str | int, int]:
+    """The position of each step of a phase; for a call, that of the first step inside it."""
+    found: dict[str | int, int] = {}
+    for position, part in enumerate(parts.rows):
+        home, call = part.region
+        if home is phase:
+            found[part.step] = position
+        while home is phase and call != ROOT_CALL and call not in found:
+            found[call] = position
+            call = layout.parents[phase][call]
+    if phase is Phase.FORWARD:
+        for kept in layout.kept_calls:  # those that compute nothing run as soon as they can
+            call = kept
+            while call != ROOT_CALL and call not in found:
+                found[call] = -1
+                call = layout.parents[phase][call]
+    return found
+
+
+def _dissolved(layout: NodeLayout, phase: Phase, error: CyclicError) -> dict[Region, str]:
+    """Flatten the calls on a circle; without a forward of its own a call can have no backward either."""
+    calls = [part for part in error.parts if isinstance(part, int)]
+    sites = ", ".join(map(layout.label, calls))
+    reason = f"a value leaves {sites} in the {phase.value} and comes back before it has finished"
+    phases = (Phase.FORWARD, Phase.BACKWARD) if phase is Phase.FORWARD else (phase,)
+    return {(each, call): reason for each in phases for call in calls}
+
+
+def _finished(
+    layout: NodeLayout,
+    borders: Borders,
+    orders: Mapping[Region, tuple[str | int, ...]],
+    flattened: Mapping[Region, str],
+) -> Plan:
+    inlined = {layout.program.entry, *(call for phase, call in flattened if phase is Phase.FORWARD)}
+    inlined -= {ROOT_CALL}
+    inlined |= {call for phase, call in flattened if call >= layout.numbering.count}
+    planned = (n for n, copy in enumerate(layout.copies) if copy is None and n not in inlined)
+    made = {number: _call_plan(layout, borders, orders, number) for number in planned}
+    reasons = tuple(Flattened(call, phase, reason) for (phase, call), reason in flattened.items())
+    return Plan(
+        program=layout.program,
+        calls=CallPlans(layout, made),
+        flattened=reasons,
+        regions=layout.regions,
+        numbering=layout.numbering,
+        first=layout.first,
+        callers=layout.parents,
+    )
+
+
+def _call_plan(
+    layout: NodeLayout, borders: Borders, orders: Mapping[Region, tuple[str | int, ...]], number: int
+) -> CallPlan:
+    forward, backward = (_body(layout, borders, orders, (phase, number)) for phase in layout.parents)
+    return CallPlan(number, forward, backward if layout.program.has_backward else None)
+
+
+def _body(
+    layout: NodeLayout, borders: Borders, orders: Mapping[Region, tuple[str | int, ...]], region: Region
+) -> Body:
+    return Body(
+        inputs=_root_inputs(layout, region[0])
+        if region[1] == ROOT_CALL
+        else tuple(borders.inputs.get(region, {})),
+        outputs=tuple(borders.outputs.get(region, {})),
+        reads=tuple(borders.reads.get(region, {}).items()),
+        steps=orders.get(region, ()),
+        kept=tuple(borders.kept.get(region[1], {})),
+    )
+
+
+def _root_inputs(layout: NodeLayout, phase: Phase) -> tuple[str, ...]:
+    rows = [row.name for row in layout.program.signature.inputs]
+    if phase is Phase.FORWARD:
+        return tuple(name for name in rows if name in layout.users)
+    return tuple(name for name in (*rows, layout.program.seed) if name in layout.tangents)

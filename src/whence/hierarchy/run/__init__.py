@@ -1,0 +1,1 @@
+"""Captured calls, run: alone or by their caller, with and without gradients."""

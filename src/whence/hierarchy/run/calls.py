@@ -1,0 +1,452 @@
+"""Captured calls, ready to run: by their caller in the tree, or alone, by a person."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from types import CodeType, FunctionType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, fx, nn
+
+from whence._torch.subclasses.fully_sharded import whole
+from whence._torch.subclasses.wrapper_subclasses import carries_gradients
+from whence._torch.tensors import autocast_in_words, autocast_state, without_autocast
+from whence.errors import CallError
+from whence.hierarchy.emit.for_interpreter import interpreted
+from whence.hierarchy.emit.for_tracers import Alone, carries_gradient
+from whence.hierarchy.emit.graphs import as_graph
+from whence.hierarchy.emit.source import FunctionSource, write
+from whence.hierarchy.emit.traced_calls import PlainChild, alone, on_proxies, plain_body
+from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region
+from whence.hierarchy.run.converted_state import refuse_moved
+from whence.hierarchy.run.differentiable import Differentiation, laid_out, run_differentiably
+from whence.hierarchy.run.differentiated_state import HeldTensors
+from whence.hierarchy.run.gradient_pieces import GradientPieces, apart
+from whence.hierarchy.run.inner_calls import ChildCall, child_call
+from whence.hierarchy.run.interface import GradientInterface, Interface, interface_of
+from whence.hierarchy.run.overlapping_arguments import refuse_overlap
+from whence.hierarchy.run.wrapper_subclasses import assign, attribute_of, differentiable_leaves
+from whence.hierarchy.swap.preserved import CallPlace
+from whence.hierarchy.swap.refusal import Refusal
+from whence.hierarchy.swap.state import Replacing, Touched, newcomers, places, refuse_half, touched_of
+from whence.hierarchy.swap.unpreserved import refuse_lost
+from whence.hierarchy.value_shapes import described
+from whence.program.arguments.open_sizes import value_of
+from whence.program.copying import refuse_pickling
+from whence.program.queries.printing import marked
+from whence.provenance import ModulePath
+from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
+from whence.schema import Phase
+
+Function = tuple[FunctionType, tuple[int, ...]]
+"""The code of a body, and the numbers of the calls it makes."""
+
+
+class _OfThisProcess:
+    """What cannot leave the process, and is the same for every copy of a tree."""
+
+    def __reduce__(self) -> str:
+        refuse_pickling("a captured tree")
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
+
+
+@dataclass
+class Compiler(_OfThisProcess):
+    """Compiles the bodies of a plan when they are first needed, and draws their graphs.
+
+    Equal calls share both; so do bodies that are equal as source share their code.
+    """
+
+    plan: Plan
+    codes: dict[str, CodeType] = field(default_factory=dict)
+    functions: dict[tuple[Half, int], Function] = field(default_factory=dict)
+    graphs: dict[Region, fx.Graph] = field(default_factory=dict)
+    plain: dict[int, tuple[FunctionType, tuple[int, ...]]] = field(default_factory=dict)
+
+    @cached_property
+    def touched(self) -> dict[str, Touched]:
+        """The state that preserved modules hold."""
+        return touched_of(self.plan)
+
+    @cached_property
+    def apart(self) -> GradientPieces:
+        """The gradients that may be in pieces."""
+        return apart(self.plan)
+
+    def function(self, half: Half, number: int) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+        """One half of a call, and the calls that its code makes."""
+        first = self.plan.first[number]
+        if (half, first) not in self.functions:
+            self.functions[half, first] = self._compiled(half, first)
+        function, calls = self.functions[half, first]
+        moved = self.plan.numbering.moved
+        return function, tuple(self._child(half, number, moved(called, first, number)) for called in calls)
+
+    def plain_body(self, number: int) -> Callable[..., tuple[Any, ...]]:
+        """The forward of a call as tracers read it."""
+        first = self.plan.first[number]
+        if first not in self.plain:
+            self.plain[first] = self._written(write(self.plan, Phase.FORWARD, first, plainly=True))
+        function, called = self.plain[first]
+        moved = self.plan.numbering.moved
+        return plain_body(function, [self._place(moved(other, first, number), number) for other in called])
+
+    def _place(self, called: int, caller: int) -> PlainChild:
+        path, inside = self._way(called, caller)
+        return PlainChild(tuple(path), inside, CallPlace(self.plan, called))
+
+    def _way(self, called: int, caller: int) -> tuple[ModulePath, bool]:
+        """The path of a called module, and whether it begins at its caller, or else at the root."""
+        path, around = self.plan.site(called).path, self.plan.site(caller).path
+        inside = path.is_within(around)
+        return path.relative_to(around) if inside else path, inside
+
+    def graph(self, phase: Phase, number: int) -> fx.Graph:
+        """The graph of a call in a phase."""
+        first = self.plan.first[number]
+        if (phase, first) not in self.graphs:
+            self.graphs[phase, first] = as_graph(self.plan, phase, first)
+        return self.graphs[phase, first]
+
+    def _compiled(self, half: Half, number: int) -> Function:
+        kept = self.apart if half is Half.IN_PIECES else None
+        return self._written(write(self.plan, half.phase, number, apart=kept))
+
+    def _written(self, source: FunctionSource) -> Function:
+        code = self.codes.get(source.text)
+        if code is None:
+            code = self.codes[source.text] = compile(source.text, GENERATED_FILE, "exec")
+        names = {**source.names, GENERATED_LINES: source.lines}
+        exec(code, names)
+        return names["run"], source.calls
+
+    def _child(self, half: Half, caller: int, called: int) -> ChildCall:
+        path, inside = self._way(called, caller)
+        return child_call(path, inside, CallPlace(self.plan, called), half)
+
+
+@dataclass(frozen=True)
+class CallBody(_OfThisProcess):
+    """One captured call of one module."""
+
+    plan: Plan
+    number: int
+    compiler: Compiler
+
+    def __repr__(self) -> str:
+        return f"<call {self.name or '(root)'}>"
+
+    @property
+    def name(self) -> str:
+        """`layer`, `layer@1`, `layer@2`."""
+        return self.plan.site(self.number).name
+
+    @property
+    def parameters(self) -> inspect.Signature | None:
+        """The Python signature of the original."""
+        program = self.plan.program
+        row = program.calls.rows[self.plan.original(self.number)]
+        return row.parameters if self.number else program.convention.parameters
+
+    @property
+    def is_recomputation(self) -> bool:
+        """Whether it repeats a call in the backward, for a checkpoint."""
+        return self.plan.original(self.number) != self.number
+
+    @cached_property
+    def call_plan(self) -> CallPlan:
+        """What the call computes."""
+        return self.plan.calls[self.number]
+
+    @cached_property
+    def interface(self) -> Interface | None:
+        """How a person makes the call."""
+        return interface_of(self.plan, self.number)
+
+    @cached_property
+    def held(self) -> HeldTensors | None:
+        """The tensors of the module that the call is differentiated with; None in a forward-only program."""
+        gradients = None if self.interface is None else self.interface.gradients
+        return None if gradients is None else HeldTensors(self.plan, self.number, gradients)
+
+    def graph(self, phase: Phase) -> fx.Graph | None:
+        """The call's graph in a phase: that of the first call that equals it, whose values it names."""
+        if Phase(phase) is Phase.BACKWARD and not self.plan.program.has_backward:
+            return None
+        return self.compiler.graph(Phase(phase), self.number)
+
+    @cached_property
+    def _functions(self) -> dict[Half, tuple[FunctionType, tuple[ChildCall, ...]]]:
+        return {}
+
+    def function(self, half: Half) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+        """One half of the call, and the calls that its code makes."""
+        if half not in self._functions:
+            self._functions[half] = self.compiler.function(half, self.number)
+        return self._functions[half]
+
+    def run_forward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
+        """The forward on flat values; last comes what is kept, if anything."""
+        function, calls = self.function(Half.FORWARD)
+        return function(module, calls, *values)  # type: ignore[no-any-return]
+
+    def run_backward(self, module: nn.Module, half: Half, *values: Any) -> tuple[Any, ...]:
+        """The backward on what was kept, if anything, and flat values."""
+        function, calls = self.function(half)
+        return function(module, calls, *values)  # type: ignore[no-any-return]
+
+    def position_of(self, name: str) -> int:
+        """Where a node stands in the captured graph."""
+        return self.plan.positions[name]
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype of a value."""
+        return self.plan.nodes[name].meta["val"].dtype  # type: ignore[no-any-return]
+
+    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the call was captured with such arguments."""
+        try:
+            self._called().convention.flatten(args, kwargs)
+        except CallError:
+            return False
+        return True
+
+    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the call as a person makes it; state that it changes is changed in place."""
+        interface = self._called()
+        flat = self._flattened(interface, args, kwargs)
+        refuse_overlap(interface, flat)
+        state = autocast_state()
+        if state != self.plan.program.autocast:
+            raise _other_autocast(state, self.plan.program.autocast)
+        with without_autocast(state) if state else nullcontext():
+            leaves = self._differentiable(interface, flat, (args, kwargs))
+            try:
+                return self._run_on(interface, module, flat, leaves)
+            except AttributeError:
+                refuse_lost(self.plan, self.number, module)
+                raise
+
+    def readable_body(self) -> Callable[..., tuple[Any, ...]]:
+        """The forward on the module and flat values, for tracers to read."""
+        return self.compiler.plain_body(self.number)
+
+    def readable_call(self, count: int, names: tuple[str, ...]) -> Alone:
+        """The call with so many positional arguments and such keywords, for tracers to read."""
+        return alone(self._called(), self, (count, names))
+
+    def interpreted(self, module: nn.Module) -> fx.Graph:
+        """What it computes, as a graph that `torch.fx.Interpreter` runs on its module."""
+        return interpreted(self, module)
+
+    def run_on_proxies(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the call on what `torch.fx` puts in the place of arguments."""
+        return on_proxies(self._called(), self, module, (args, kwargs))
+
+    def _flattened(self, interface: Interface, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a call; an error about some of them shows them in the program."""
+        try:
+            return interface.convention.flatten(args, kwargs)
+        except CallError as error:
+            named = [(interface.leaves[at], what) for at, what in error.misfits]
+            notes = {name: [what] for name, what in named if name is not None}
+            error.shown = marked(self.plan.program.graph, notes, around=0)
+            raise
+
+    def _differentiable(self, interface: Interface, flat: list[Any], arguments: Any) -> list[Any]:
+        if interface.convention.is_flat(*arguments):
+            return flat
+        return differentiable_leaves(flat, arguments, interface.leaves, self.plan.program.wholes)
+
+    def _run_on(self, interface: Interface, module: nn.Module, flat: list[Any], leaves: list[Any]) -> Any:
+        replacing = self._replacing(module)
+        values = {name: leaf for name, leaf in zip(interface.leaves, leaves, strict=True) if name is not None}
+        values |= {name: self._state_of(module, name, path) for name, path in interface.state}
+        values |= {
+            name: flat[at].clone()
+            for _, at in interface.writes
+            if isinstance(at, int) and (name := interface.leaves[at]) is not None
+        }
+        sizes = interface.convention.bound(flat)
+        values |= {name: value_of(text, sizes) for name, text in interface.sizes}
+        inputs = [self._laid_out(name, values[name], sizes) for name in self.call_plan.forward.inputs]
+        values |= self._outputs(interface, module, inputs, replacing)
+        values |= self._refused({name: values[name].detach().requires_grad_() for name in self._own_leaves})
+        self._write(interface, module, values, flat, replacing)
+        return self._result(interface, module, values, flat)
+
+    def _state_of(self, module: nn.Module, name: str, path: ModulePath) -> Any:
+        """State that the call takes as a value, as it was at capture but for its numbers."""
+        held, fake = whole(attribute_of(module, path)), self.plan.nodes[name].meta["val"]
+        if isinstance(fake, Tensor):
+            refuse_moved(module, path, held, fake.dtype, fake.device)
+        return held
+
+    def _laid_out(self, name: str, value: Any, sizes: Mapping[str, int]) -> Any:
+        """An input in the memory layout of the capture, which operations such as `view` rely on."""
+        return (
+            laid_out(value, described(self.plan.nodes[name].meta["val"], sizes))
+            if isinstance(value, Tensor)
+            else value
+        )
+
+    def _called(self) -> Interface:
+        interface = self.interface
+        if interface is None or interface.hidden:
+            site = self.plan.site(self.number)
+            hidden = (
+                ", ".join(interface.hidden) if interface else "arguments that are not tensors or constants"
+            )
+            why = f"it needs {hidden}, computed outside it and not among its arguments"
+            if interface is None and not self.call_plan.forward.steps:
+                why = "what it computes is part of its caller's graph, in a branch or a loop"
+            raise CallError(f"{site} cannot be called alone", why=why, remedy="call the module around it")
+        return interface
+
+    def _outputs(
+        self, interface: Interface, module: nn.Module, inputs: Sequence[Any], replacing: Replacing
+    ) -> dict[str, Any]:
+        names, held = self.call_plan.forward.outputs, self.held
+        if held is None or not self.call_plan.forward.steps:  # it hands on what it was given
+            outputs = dict(zip(names, self.run_forward(module, *inputs), strict=True))
+            return self._refused(outputs, chain(inputs, module.parameters()))
+        gradients, parameters = held.gradients, held.parameters(module, replacing)
+        held.refuse_thawed(module, interface, inputs, replacing)
+        new, own, tied = held.of_newcomers(parameters, replacing)
+        if not torch.is_grad_enabled() or not any(map(carries_gradient, (*parameters, *inputs, *new))):
+            return dict(zip(names, self.run_forward(module, *inputs), strict=False))
+        inside = self.number != ROOT_CALL and bool(self.plan.program.preserved)  # perhaps of a newcomer
+        half = Half.IN_PIECES if inside or replacing.modules else Half.BACKWARD
+        watched = tuple(held.watched(module, parameters))
+        run = Differentiation(self, module, self.call_plan, gradients, watched, half, own, tied)
+        outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
+        return self._unreached_refused(interface, gradients, outputs)
+
+    @cached_property
+    def _own_leaves(self) -> tuple[str, ...]:
+        """Results that require gradients and lead to no input: the model made leaves of them."""
+        if self.plan.program.has_backward or self.number != ROOT_CALL:
+            return ()
+        results = [self.plan.nodes[name] for name in self._called().result.names]
+        made = [node for node in results if node.op == "call_function"]
+        return tuple(
+            node.name for node in made if isinstance(x := node.meta["val"], Tensor) and x.requires_grad
+        )
+
+    @cached_property
+    def _places(self) -> tuple[tuple[int, ModulePath], ...]:
+        return tuple(places(self.plan, self.number))
+
+    def _replacing(self, module: nn.Module) -> Replacing:
+        """What took captured modules' places; raises `CallError` where the graph cannot go on with it."""
+        if not self.plan.program.preserved:
+            return Replacing(self.plan, {}, {}, module)
+        refuse_half(self.plan, self.number, module)
+        found = newcomers(self.plan, self._places, module, self.plan.site(self.number).path)
+        if not found:
+            return Replacing(self.plan, {}, {}, module)
+        replacing = Replacing(self.plan, self.compiler.touched, found, module)
+        trains = self.plan.program.has_backward and torch.is_grad_enabled()
+        replacing.refuse(self.number, trains=trains)
+        return replacing
+
+    def _unreached_refused(
+        self, interface: Interface, gradients: GradientInterface, outputs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Results that carried a gradient in eager, and get none in the captured backward, refuse one."""
+        reached = {name for name, _ in gradients.tangents}
+        known = self.plan.program.differentiable
+        unreached = [
+            name
+            for name in interface.result.names
+            if name in outputs and name in known and name not in reached
+        ]
+        is_loss = interface.loss is not None
+        if not unreached or (is_loss and torch.compiler.is_compiling()):  # another capture reads it as it is
+            return outputs
+        reason = f"the captured program used no gradient of {', '.join(unreached)}"
+        tensors = [outputs[name].detach().requires_grad_() for name in unreached]
+        return outputs | dict(zip(unreached, Refusal.apply(reason, *tensors), strict=True))
+
+    def _refused(self, outputs: dict[str, Any], given: Iterable[Any] = ()) -> dict[str, Any]:
+        """Outputs of a forward-only program that autograd must not differentiate raise when it tries.
+
+        Where something `given` requires a gradient, one that carries none may owe it to what is not captured.
+        """
+        opaque = self.plan.program.opaque
+        if not opaque:
+            return outputs
+        carrying = {name: value for name, value in outputs.items() if carries_gradient(value)}
+        if torch.is_grad_enabled() and any(map(carries_gradient, given)):
+            floats = [
+                name
+                for name, value in outputs.items()
+                if isinstance(value, Tensor) and carries_gradients(value)
+            ]
+            carrying = {name: outputs[name].detach().requires_grad_() for name in floats} | carrying
+        reason = f"it ran {', '.join(opaque)}, whose part in the backward was not captured"
+        refusing = Refusal.apply(reason, *carrying.values()) if carrying else ()
+        return outputs | dict(zip(carrying, refusing, strict=True))
+
+    def _write(
+        self,
+        interface: Interface,
+        module: nn.Module,
+        values: Mapping[str, Any],
+        flat: Sequence[Any],
+        replacing: Replacing,
+    ) -> None:
+        if not interface.writes:
+            return  # an empty region without gradients is a graph of its own in an export
+        around = self.plan.site(self.number).path
+        with torch.no_grad():
+            for name, target in interface.writes:
+                if values[name] is None:
+                    continue  # state of a module that was replaced
+                new = values[name].detach()
+                if isinstance(target, int):
+                    flat[target].copy_(new)
+                elif not replacing.took(ModulePath((*around, *target))):
+                    assign(module, target, new)
+
+    def _result(
+        self, interface: Interface, module: nn.Module, values: dict[str, Any], flat: Sequence[Any]
+    ) -> Any:
+        """The result in the original's structure; an input that was written and returned is itself."""
+        for name in interface.result.names:
+            if name not in values:
+                row = self.plan.program.input(name)
+                values[name] = whole(attribute_of(module, ModulePath.parse(row.path)))
+        for name, target in interface.writes:
+            if isinstance(target, int) and not carries_gradient(values[name]):
+                values[name] = flat[target]
+        result = interface.result.filled(values)
+        return result if interface.loss is None else (values[interface.loss], result)
+
+    @cached_property
+    def needs(self) -> dict[str, frozenset[str]]:
+        """For every gradient, the incoming gradients it is computed from."""
+        interface = self.interface
+        if interface is None or interface.gradients is None:
+            return {}
+        needs = {name: frozenset({name}) for _, name in interface.gradients.tangents}
+        for node in self.plan.nodes.values():
+            if node.name in self.plan.regions and node.name not in needs:
+                sources = [needs[s.name] for s in node.all_input_nodes if s.name in needs]
+                if sources:
+                    needs[node.name] = frozenset().union(*sources)
+        return needs
+
+
+def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str, str], ...]) -> CallError:
+    return CallError(
+        f"autocast was {autocast_in_words(captured)} at capture, and is {autocast_in_words(now)}",
+        why="the casts are part of the captured graph",
+        remedy="call it as it was captured, or capture inside the autocast region",
+    )

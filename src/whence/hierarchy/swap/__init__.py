@@ -1,0 +1,1 @@
+"""Other modules in the places of captured ones."""

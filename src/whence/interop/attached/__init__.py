@@ -1,0 +1,1 @@
+"""Any other graph becomes a Program; `attach.py` is the table of contents."""

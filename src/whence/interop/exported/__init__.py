@@ -1,0 +1,1 @@
+"""A `torch.export.ExportedProgram` becomes a Program; `read.py` is the table of contents."""

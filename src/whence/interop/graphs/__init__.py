@@ -1,0 +1,1 @@
+"""Graphs that others made, in the form that a program has."""

@@ -1,0 +1,77 @@
+"""Which values of a graph may share memory, and which of them are written; on what the schemas say."""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from whence._torch.export.programs import looks_into
+from whence._torch.operators.schemas import written_arguments
+
+aten = torch.ops.aten
+_STATISTICS: dict[Any, tuple[tuple[int, ...], int]] = {
+    aten.batch_norm.default: ((3, 4), 5),
+    aten.instance_norm.default: ((3, 4), 5),
+}
+"""Composite operators that write arguments and do not say so: which, and which argument says whether."""
+
+
+@dataclass
+class Aliases:
+    """Groups of values that may share memory; a group is named by one of its nodes."""
+
+    around: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    written: set[fx.Node] = field(default_factory=set)
+
+    def group(self, node: fx.Node) -> fx.Node:
+        """The group of a value."""
+        while node in self.around:
+            node = self.around[node]
+        return node
+
+    def join(self, one: fx.Node, other: fx.Node) -> None:
+        """Two values may share memory."""
+        left, right = self.group(one), self.group(other)
+        if left is not right:
+            self.around[left] = right
+
+
+def aliases_in(graph: fx.Graph) -> Aliases:
+    """Follow views and writes through a graph."""
+    found = Aliases()
+    for node in graph.nodes:
+        if node.op == "call_function":
+            for source in looked_into(node):
+                found.join(node, source)
+            found.written.update(written_by(node))
+    return found
+
+
+def looked_into(node: fx.Node) -> Iterator[fx.Node]:
+    """The values that the results of an operation may look into, as its schema says."""
+    positions = (0,) if node.target is operator.getitem else looks_into(node.target)
+    for position in positions:
+        yield from _nodes_in(node.args[position] if position < len(node.args) else None)
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The values that an operation writes to."""
+    found = [*_nodes_in(written_arguments(node.target, node.args, node.kwargs))]
+    positions, switch = _STATISTICS.get(node.target, ((), 0))
+    if positions and len(node.args) > switch and node.args[switch]:
+        found += _nodes_in([node.args[position] for position in positions])
+    return found
+
+
+def writes_silently(node: fx.Node) -> bool:
+    """Whether a composite operator writes running statistics, and does not say so."""
+    return node.target in _STATISTICS and bool(written_by(node))
+
+
+def _nodes_in(value: Any) -> Iterator[fx.Node]:
+    found: list[fx.Node] = []
+    fx.map_arg(value, found.append)
+    return iter(found)

@@ -1,0 +1,1 @@
+"""A Program becomes a `torch.export.ExportedProgram`."""

@@ -1,0 +1,264 @@
+"""A forward Program becomes a torch.export.ExportedProgram: graph, signature and state in upstream's form."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, fx
+from torch.export import ExportedProgram, ExportGraphSignature, ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ArgumentSpec,
+    ConstantArgument,
+    InputSpec,
+    OutputSpec,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.export.graph_signature import InputKind as ExportedInput
+from torch.export.graph_signature import OutputKind as ExportedOutput
+
+from whence._torch.export.programs import Verifier, in_a_mode_for_all
+from whence._torch.graphs import name_plainly, nested_graph
+from whence._torch.observe.scripted import object_among, takes_objects
+from whence._torch.operators.schemas import OpOverload, acts, op_name
+from whence._torch.pytrees import spelled, tree_flatten_with_path
+from whence._torch.sizes.exported_sizes import is_number, like, ranges_of, say_where
+from whence.errors import Fault, NotExportable
+from whence.interop.out.metadata import classes_of, with_metadata
+from whence.program import Input, Output, Program
+from whence.program.state import with_state
+from whence.schema import InputKind, OutputKind
+
+_INPUTS = {
+    InputKind.PARAMETER: ExportedInput.PARAMETER,
+    InputKind.BUFFER: ExportedInput.BUFFER,
+    InputKind.CONSTANT: ExportedInput.CONSTANT_TENSOR,
+    InputKind.USER: ExportedInput.USER_INPUT,
+}
+_WRITTEN = {
+    InputKind.PARAMETER: ExportedOutput.PARAMETER_MUTATION,
+    InputKind.BUFFER: ExportedOutput.BUFFER_MUTATION,
+    InputKind.USER: ExportedOutput.USER_INPUT_MUTATION,
+}
+
+
+def to_exported_program(program: Program) -> ExportedProgram:
+    """The exported program of a forward program; it shares the program's tensors.
+
+    Raises `NotExportable` naming everything that an exported program cannot hold.
+    """
+    if faults := list(_faults(program)):
+        raise NotExportable.of(faults)
+    if program.straight_through:
+        warnings.warn(
+            "an exported program has no way to say that a gradient passes an operation unchanged, as it does "
+            f"for {', '.join(sorted(program.straight_through))}, written in place under no_grad: its outputs "
+            "are right, and its gradients there are not",
+            stacklevel=3,
+        )
+    program = with_state(program, "inputs")
+    say_where([row.value for row in program.signature.inputs], dict(_sources(program)))
+    graph = _graph(program)
+    return ExportedProgram(
+        root=_nested(program),
+        graph=graph,
+        graph_signature=ExportGraphSignature(
+            [_input_spec(row) for row in program.signature.inputs],
+            [_output_spec(program, row) for row in _ordered(program)],
+        ),
+        state_dict=_held(program, persistent=True),
+        range_constraints=ranges_of(
+            [row.value for row in program.signature.inputs], program.convention.limits
+        ),
+        module_call_graph=_module_calls(program),
+        example_inputs=_example(program),
+        constants=_held(program, persistent=False),
+        verifiers=[Verifier],
+    )
+
+
+def _example(program: Program) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as at capture, with zeros in the tensors: AOTInductor reads sizes and layouts from them."""
+    convention = program.convention
+    return convention.unflatten([like(leaf) for leaf in convention.leaves])
+
+
+def _faults(program: Program) -> Iterator[Fault]:
+    if program.has_backward:
+        yield Fault(
+            f"the program {program.name} is joint: it holds a backward pass",
+            why="an exported program is a forward; PyTorch itself cannot read a joint one back into modules",
+            remedy="capture the forward alone, with backward=False",
+        )
+        return
+    yield from _composed(program)
+    yield from _effects(program)
+    yield from _objects(program)
+    by_name = {row.name: row for row in program.signature.inputs}
+    for row in program.signature.outputs_of(OutputKind.MUTATION):
+        changed = by_name.get(row.of or "")
+        if changed is not None and changed.kind not in _WRITTEN:
+            yield Fault(
+                f"the program writes the constant {changed.path}",
+                why="an exported program may write parameters, buffers and inputs alone",
+                remedy="register the tensor as a buffer and capture again",
+            )
+    for first, second in program.convention.same:
+        paths = program.convention.paths
+        yield Fault(
+            f"{paths[first]} and {paths[second]} are one tensor",
+            why="an exported program takes two, and would not notice when they are",
+            remedy="capture with two tensors, or pass the tensor once",
+        )
+
+
+def _composed(program: Program) -> Iterator[Fault]:
+    """Tensors that are made of others: an exported program has one name for each, and one tensor."""
+    signature = program.signature
+    parts = [row.part for row in (*signature.state, *signature.inputs)]
+    parts += [row.part for row in signature.outputs]
+    wholes = dict.fromkeys((part.whole, part.type) for part in parts if part is not None)
+    if wholes:
+        yield Fault(
+            f"{', '.join(f'{path} is a {kind}' for path, kind in wholes)}",
+            why="an exported program takes and keeps tensors as they are, this one what they are made of",
+            remedy="make plain tensors of them before the capture, or run program.module() itself",
+        )
+
+
+def _effects(program: Program) -> Iterator[Fault]:
+    """Operators that give nothing: PyTorch removes those that it does not know, when it makes a module."""
+    lost = [node for node in program.nodes() if acts(node.target) and not node.is_impure()]
+    for name in dict.fromkeys(op_name(node.target) for node in lost):
+        yield Fault(
+            f"{name} gives no result",
+            why="PyTorch removes it from the module that it makes of an exported program",
+            remedy="tell it with torch.fx.node.has_side_effect(operator), or run program.module() itself",
+        )
+
+
+def _objects(program: Program) -> Iterator[Fault]:
+    """Operations that are given objects, which an exported program has as inputs of a kind of their own."""
+    for node in program.nodes():
+        if isinstance(node.target, OpOverload) and not takes_objects(node.target):
+            continue
+        if (held := object_among([*node.args, *node.kwargs.values()])) is not None:
+            yield Fault(
+                f"{op_name(node.target)} is given a {type(held).__name__}",
+                why="a program has the object in the operation, and an exported program among its state",
+                remedy="run program.module() itself, or keep the exported program that it was read from",
+            )
+
+
+def _sources(program: Program) -> Iterator[tuple[str, str]]:
+    """Where each size is read, as PyTorch spells it in the checks of an exported program."""
+    sizes = program.convention.sizes
+    if sizes is None:
+        return
+    args, kwargs = program.convention.unflatten(program.convention.leaves)
+    given = {**dict(zip(_argument_names(program), args, strict=False)), **kwargs}
+    paths = [path for path, _ in tree_flatten_with_path(given)[0]]
+    for reading in sizes.readings:
+        at = reading.dimension
+        found = f"L{spelled(paths[at.position])}" + ("" if at.dim is None else f".size()[{at.dim}]")
+        found = f"({found} - {reading.offset})" if reading.offset else found
+        yield reading.name, f"({found} // {reading.scale})" if reading.scale != 1 else found
+
+
+def _ordered(program: Program) -> list[Output]:
+    """Outputs as torch.export orders them: new values of state and inputs first."""
+    signature = program.signature
+    return [*signature.outputs_of(OutputKind.MUTATION), *signature.outputs_of(OutputKind.USER)]
+
+
+def _graph(program: Program) -> fx.Graph:
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    moved, classes = in_a_mode_for_all(), classes_of(program)
+    for node in program.graph.nodes:
+        if node.op == "output":
+            continue
+        made[node] = graph.node_copy(node, lambda source: made[source])
+        name_plainly(made[node], node.name)
+        made[node].meta = with_metadata(program, node, classes)
+        if "val" in node.meta:
+            made[node].meta["val"] = moved(node.meta["val"])
+    by_name = {node.name: copy for node, copy in made.items()}
+    graph.output(tuple(row.value if row.node is None else by_name[row.node] for row in _ordered(program)))
+    return graph
+
+
+def _nested(program: Program) -> dict[str, Any]:
+    """The graphs of branches and loops, by the name they are read under."""
+    found = {str(node.target): nested_graph(node) for node in program.graph.nodes if node.op == "get_attr"}
+    return {name: inner for name, inner in found.items() if inner is not None}
+
+
+def _input_spec(row: Input) -> InputSpec:
+    target = None if row.kind is InputKind.USER else row.path
+    persistent = row.persistent if row.kind is InputKind.BUFFER else None
+    return InputSpec(_INPUTS[row.kind], _argument(row.name, row.value), target, persistent)
+
+
+def _output_spec(program: Program, row: Output) -> OutputSpec:
+    value = row.value if row.node is None else program.node(row.node).meta["val"]
+    argument = _argument(row.node or "", value)
+    if row.kind is OutputKind.USER:
+        return OutputSpec(ExportedOutput.USER_OUTPUT, argument, None)
+    changed = program.input(row.of or "")
+    target = changed.name if changed.kind is InputKind.USER else changed.path
+    return OutputSpec(_WRITTEN[changed.kind], argument, target)
+
+
+def _argument(name: str, value: Any) -> ArgumentSpec:
+    if isinstance(value, Tensor):
+        return TensorArgument(name)
+    return SymIntArgument(name) if is_number(value) else ConstantArgument(name, value)
+
+
+def _held(program: Program, *, persistent: bool) -> dict[str, Any]:
+    """Tensors by all their names: what a state dict has, or the rest, in the order of the modules."""
+    found: dict[str, Tensor] = {}
+    for record in program.modules:
+        own = [(name, held) for name, held in record.parameters if persistent]
+        own += [(name, held) for name, held, lasting in record.buffers if lasting is persistent]
+        own += [] if persistent else list(record.tensors)
+        found |= {
+            str(record.path.child(name)): program.state[held]
+            for name, held in own
+            if held is not None and held in program.state
+        }
+    return found | _unowned(program, found, persistent=persistent)
+
+
+def _unowned(program: Program, known: Mapping[str, Tensor], *, persistent: bool) -> dict[str, Tensor]:
+    """Tensors that no module holds."""
+    rows = [row for row in program.signature.state if row.path not in known]
+    return {
+        row.path: program.state[row.name]
+        for row in rows
+        if (row.kind is InputKind.PARAMETER or (row.kind is InputKind.BUFFER and row.persistent))
+        is persistent
+    }
+
+
+def _module_calls(program: Program) -> list[ModuleCallEntry]:
+    """An entry for every module, in the model's order; the root's says how it is called."""
+    parameters = program.convention.parameters
+    names = None if parameters is None else _argument_names(program)
+    signature = ModuleCallSignature(
+        inputs=[],
+        outputs=[],
+        in_spec=program.convention.spec,
+        out_spec=program.out_spec,
+        forward_arg_names=names,
+    )
+    others = [str(record.path) for record in program.modules if record.path]
+    return [ModuleCallEntry("", signature), *(ModuleCallEntry(name, None) for name in others)]
+
+
+def _argument_names(program: Program) -> list[str]:
+    """The names of positional and keyword arguments as the example gave them."""
+    args, kwargs = program.convention.unflatten(program.convention.leaves)
+    names = list(program.convention.parameters.parameters) if program.convention.parameters else []
+    return [*(names[at] if at < len(names) else f"args_{at}" for at in range(len(args))), *kwargs]

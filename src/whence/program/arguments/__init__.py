@@ -1,0 +1,1 @@
+"""How a captured callable is called, and whether arguments fit."""

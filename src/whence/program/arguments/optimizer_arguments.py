@@ -1,0 +1,109 @@
+"""What a program of a training step needs of an optimizer, and of gradients, beside its inputs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from whence._torch.observe.attribute_reads import NOTHING
+
+
+@dataclass(frozen=True)
+class Initial:
+    """What an optimizer's first step puts under a key: a tensor like `like`, whose elements are all `value`.
+
+    Without `like` it is `value` itself.
+    """
+
+    value: Any
+    like: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class StateSlot:
+    """The input that holds `optimizer.state[parameter][key]`; `parameter` is a qualified name.
+
+    `initial` is what the first step makes where there is nothing; None where that is not known.
+    """
+
+    input: str
+    parameter: str
+    key: str
+    initial: Initial | None = None
+
+
+@dataclass(frozen=True)
+class GroupSlot:
+    """The input that holds `optimizer.param_groups[group][key]`, a number or a tensor."""
+
+    input: str
+    group: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value of a parameter group that the program was recorded with: another one is another program."""
+
+    group: int
+    key: str
+    value: Any
+
+    @property
+    def path(self) -> str:
+        """How a person reads it."""
+        return f"optimizer.param_groups[{self.group}][{self.key!r}]"
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether it is the learning rate that a schedule began with, which optimizers do not read."""
+        return self.key == "initial_lr"
+
+
+@dataclass(frozen=True, eq=False)
+class Outside:
+    """A value that the step reads outside of itself: a constant of the program.
+
+    `path` is how a person reads it. `way` leads from `root` to whatever is there by now.
+    """
+
+    path: str
+    root: Any
+    way: tuple[Callable[[Any], Any], ...]
+    value: Any
+
+    def __deepcopy__(self, _known: object) -> "Outside":
+        """A copy of a program speaks of what the same step reads."""
+        return self
+
+    def now(self) -> Any:
+        """What is there; `NOTHING` where nothing is."""
+        held = self.root
+        try:
+            for step in self.way:
+                held = step(held)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return NOTHING
+        return held
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A training step that was captured.
+
+    `call` is the user's function and `optimizer` the captured one, by reference. `groups` are the parameters
+    of its groups by name. `without_gradient` are parameters whose `.grad` has to be None when the step
+    begins, `cleared` those whose `.grad` is None afterwards, whatever it was.
+    `outside` are values that it reads from variables and objects around it.
+    """
+
+    call: Callable[..., Any]
+    optimizer: Any = None
+    groups: tuple[tuple[str, ...], ...] = ()
+    settings: tuple[Setting, ...] = ()
+    states: tuple[StateSlot, ...] = ()
+    numbers: tuple[GroupSlot, ...] = ()
+    without_gradient: frozenset[str] = frozenset()
+    cleared: frozenset[str] = frozenset()
+    outside: tuple[Outside, ...] = ()

@@ -1,0 +1,92 @@
+"""What a capture saw its model read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from whence.errors import Place
+from whence.program.arguments.optimizer_arguments import Outside
+from whence.provenance import ModulePath, Source
+
+
+class Read(NamedTuple):
+    """One attribute that was looked up: who holds it, what was found, and by whom it was read.
+
+    There are thousands of them: a tuple is made in a quarter of the time of a frozen dataclass.
+
+    `is_there` is False for a name that was looked for in vain, `is_held` where the run made the value, which
+    is not kept then.
+    """
+
+    holder: object
+    name: str
+    value: object
+    is_there: bool
+    module: ModulePath | None
+    source: Source | None
+    is_held: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An attribute that the run read first and then wrote: what it left there, unless it deleted it."""
+
+    holder: object
+    name: str
+    after: Any
+    is_there: bool = True
+
+
+class Outer(Protocol):
+    """A thing outside the model's modules with a state that it once had."""
+
+    def restore(self) -> None:
+        """Give it that state."""
+
+    def now(self) -> "Outer":
+        """The same thing with its present state."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a run left behind for the next one: attributes that it read first, and things outside the model.
+
+    `names` say what they are, the first of them changed at `place`. `tensors` stand for those of the run
+    among them; `varies` says that one of these follows from what the call was given, or from random numbers,
+    `of_state` that one follows from what the model holds.
+    `kept` are the things outside that got such a tensor.
+    """
+
+    changes: tuple[Change, ...] = ()
+    outer: tuple[Outer, ...] = ()
+    names: tuple[str, ...] = ()
+    place: Place = field(default_factory=Place)
+    tensors: tuple[Tensor, ...] = ()
+    varies: bool = False
+    of_state: bool = False
+    kept: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.changes or self.outer)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """All reads of one capture, in order, with the modules under all their names.
+
+    `objects` are the other things that attributes led to, in the order they were met. `left` is what the next
+    run would find otherwise. `variables` are globals, closures and the environment, as code near the model
+    found them, with the beginning of that code. `named` are the names in code of the user that ran or may
+    run.
+    """
+
+    call: Callable[..., Any]
+    roots: tuple[tuple[ModulePath, nn.Module], ...]
+    modules: tuple[tuple[ModulePath, nn.Module], ...]
+    objects: tuple[object, ...]
+    reads: tuple[Read, ...]
+    left: Left = field(default_factory=Left)
+    variables: tuple[tuple[Outside, Source], ...] = ()
+    named: frozenset[str] = frozenset()

@@ -1,0 +1,1 @@
+"""What an edit of a graph did, and everything that names nodes carried over it."""

@@ -1,0 +1,1 @@
+"""From a recorded graph and its origins to a Program."""

@@ -1,0 +1,392 @@
+"""From notes and origins to a program: order placeholders, drop what nothing uses, write the signature."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.autograd.derivatives import weigh_as_eager
+from whence._torch.autograd.nodes import history_of
+from whence._torch.graphs import graph_module
+from whence._torch.observe.hooks import has_backward_hooks
+from whence._torch.operators.schemas import differentiated_by_result, reads_memory, short_name
+from whence._torch.tensors import autocast_state
+from whence.program import (
+    Absent,
+    Adjoint,
+    Call,
+    Calls,
+    Constant,
+    Contribution,
+    Convention,
+    Named,
+    Program,
+    Structure,
+    Whole,
+)
+from whence.program.arguments.convention import repeated_positions
+from whence.program.arguments.preserving import preserved_calls
+from whence.program.calls import Leaf
+from whence.program.origins import origin_of, set_origin
+from whence.provenance import ModulePath
+from whence.rewriting.cut_gradients import cut_gradients
+from whence.rewriting.dead_code import drop_unused, order_placeholders, placeholders_of
+from whence.rewriting.functionalize import Functional
+from whence.rewriting.layouts import inputs_behind
+from whence.schema import Phase
+from whence.tracing.assembling.leaves import BETWEEN_RESULTS, mark_leaves
+from whence.tracing.assembling.reshapes import decide_again, rule_out_ones
+from whence.tracing.assembling.shared_memory import refuse_shared_writes
+from whence.tracing.assembling.signature_rows import GraphValues, signature_of, wholes_of
+from whence.tracing.attribution.attribution import custom_functions, without_operators
+from whence.tracing.attribution.recomputation import reuse_random_draws
+from whence.tracing.attribution.wrapper_subclasses import OPAQUE
+from whence.tracing.recording.call_names import CallNames
+from whence.tracing.recording.notes import Notes, Scope, ran_without
+from whence.tracing.recording.run import Recorded
+from whence.tracing.replay.records.expand import Exchanged
+from whence.tracing.target.example import Example
+from whence.tracing.target.subject import Subject, module_records
+
+_SCATTER = torch.ops.aten.as_strided_scatter.default
+_RRELU = torch.ops.aten.rrelu_with_noise_functional.default
+
+
+def assemble(
+    subject: Subject, example: Example, recorded: Recorded, functional: Functional, exchanged: Exchanged
+) -> Program:
+    """The program of one finished run."""
+    session, graph = recorded.session, recorded.session.recorder.graph
+    layouts_read = _layouts_read(session.notes, functional)
+    values = _final_values(recorded, functional)
+    custom = {} if recorded.backward.roots else custom_functions(_histories(recorded.results))
+    opaque = without_operators(custom, session.notes)
+    straight = _as_differentiated(recorded, functional, values, frozenset(custom))
+    refuse_shared_writes(recorded, values)
+    signature, outputs = signature_of(subject, example, recorded, values)
+    graph.output(tuple(outputs))
+    if session.recorder.environment is not None:
+        decide_again(graph, functional.history, session.recorder.environment)
+        if recorded.backward.roots:
+            rule_out_ones(graph, session.recorder.environment)
+    weigh_as_eager(graph)
+    repeated = reuse_random_draws(functional, session.notes.redraws)
+    preserved = preserved_calls(_plain_calls(recorded), example.preserve, int(subject.is_module))
+    keep = {row.name for row in signature.inputs if row.name not in session.notes.literals}
+    drop_unused(graph, session.recorder.nested, repeated, keep | _arguments(recorded, functional, preserved))
+    present = placeholders_of(graph)
+    signature = replace(signature, inputs=tuple(row for row in signature.inputs if row.name in present))
+    order_placeholders(graph, [row.name for row in signature.inputs])
+    names = _present_names(graph, functional)
+    _rename_forwards(graph, names)
+    wholes = wholes_of(subject, recorded)
+    return Program(
+        graph_module=graph_module(session.recorder.nested, graph, subject.name),
+        signature=signature,
+        calls=_calls(recorded, names),
+        convention=_convention(subject, example, recorded, layouts_read),
+        result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
+        modules=module_records(subject, _tensor_names(recorded, wholes)),
+        state=_state(recorded, graph, wholes),
+        name=subject.name,
+        has_backward=bool(recorded.backward.roots),
+        seed=_seed_name(recorded),
+        entry=int(subject.is_module),
+        adjoints=_renamed_adjoints(exchanged.adjoints, names),
+        opaque=_opaque(opaque, recorded, functional),
+        straight_through=straight,
+        turned_on=_turned_on(recorded, functional),
+        asked=tuple(session.notes.asked),
+        layouts_read=layouts_read,
+        written=_written_between(functional),
+        differentiable=_differentiable(recorded, values, exchanged, names),
+        autocast=autocast_state(),
+        histories=_histories_of_inputs(values, functional),
+        replay=session.replayer.report(),
+        preserved=preserved,
+        wholes=wholes,
+    )
+
+
+def _as_differentiated(
+    recorded: Recorded, functional: Functional, values: GraphValues, custom: frozenset[int]
+) -> frozenset[str]:
+    """Let autograd find in a forward-only program what it found in the run; nodes that hand gradients on."""
+    session = recorded.session
+    if recorded.backward.roots:
+        return frozenset()
+    if session.grad_modes.records and mark_leaves(recorded.results, values.results, session.recorder):
+        session.notes.hooks[BETWEEN_RESULTS] = None
+    stops = ran_without(session.notes.marks, custom)
+    straight = cut_gradients(functional.graph, functional.sources, stops)
+    return straight | {node.name for node in functional.straight}
+
+
+def _turned_on(recorded: Recorded, functional: Functional) -> frozenset[str]:
+    """What a forward-only program records gradients of although its caller may not want any."""
+    marks = recorded.session.notes.marks
+    if recorded.backward.roots or not any(mark.turned_on for mark in marks.values()):
+        return frozenset()
+    return functional.names_where(lambda node: node in marks and marks[node].turned_on)
+
+
+def _convention(
+    subject: Subject, example: Example, recorded: Recorded, layouts_read: frozenset[str]
+) -> Convention:
+    nodes = zip(example.paths, recorded.prepared.nodes, strict=True)
+    return Convention(
+        spec=example.spec,
+        leaves=tuple(node.meta["val"] for node in recorded.prepared.nodes),
+        paths=example.paths,
+        parameters=subject.parameters,
+        same=repeated_positions([id(x) if isinstance(x, Tensor) else None for x in example.leaves]),
+        reads_memory=any(map(reads_memory, _targets(recorded.session.recorder.graph))),
+        layouts=frozenset(path for path, node in nodes if node.name in layouts_read),
+    )
+
+
+def _layouts_read(notes: Notes, functional: Functional) -> frozenset[str]:
+    behind = (inputs_behind(functional.value_of(node)) for node in notes.layouts_read)
+    return frozenset(name for names in behind for name in names)
+
+
+def _differentiable(
+    recorded: Recorded, values: GraphValues, exchanged: Exchanged, names: "_Names"
+) -> frozenset[str]:
+    """What carried a gradient: values that modules exchanged, and results as they are after all writes."""
+    keys, results = recorded.session.notes.keys, zip(recorded.result_nodes, values.results, strict=True)
+    written = {value.name for node, value in results if node in keys and value is not None}
+    return frozenset(names.name(node.name) or "" for node in exchanged.values) | written
+
+
+def _final_values(recorded: Recorded, functional: Functional) -> GraphValues:
+    last = _last_of_forward(recorded)
+
+    def final(node: fx.Node | None) -> fx.Node | None:
+        return None if node is None else functional.final(node, last)
+
+    inputs = [*(node for _, node in recorded.prepared.state), *recorded.prepared.nodes]
+    inputs += [node for node in recorded.session.recorder.graph.nodes if node.op == "placeholder"]
+    written = {
+        node: value for node in dict.fromkeys(inputs) if (value := functional.final(node, last)) is not node
+    }
+    written |= {placeholder: functional.final(node, last) for placeholder, node in recorded.reassigned}
+    return GraphValues(
+        loss=final(recorded.backward.loss),
+        results=tuple(map(final, recorded.result_nodes)),
+        written=written,
+        gradients=tuple(
+            None if node is None else functional.final(node) for node in recorded.backward.gradients
+        ),
+    )
+
+
+def _last_of_forward(recorded: Recorded) -> fx.Node | None:
+    """The last operation of the forward that is still in the graph; None in a step, which ends elsewhere."""
+    if recorded.is_step:
+        return None
+    graph = recorded.session.recorder.graph
+    forward = (
+        node
+        for node in reversed(graph.nodes)
+        if node.op == "call_function" and origin_of(node).phase is Phase.FORWARD
+    )
+    return next(forward, None)
+
+
+def _histories_of_inputs(values: GraphValues, functional: Functional) -> dict[str, tuple[str, ...]]:
+    return {
+        placeholder.name: tuple(
+            dict.fromkeys((*(node.name for node in functional.history.get(placeholder, [])), value.name))
+        )
+        for placeholder, value in values.written.items()
+    }
+
+
+def _written_between(functional: Functional) -> dict[str, tuple[str, ...]]:
+    """The values that a tensor went through, in graph order; some are needed for nothing, and gone."""
+    left = dict.fromkeys(functional.graph.nodes)
+    written = {
+        base.name: tuple(node.name for node in functional.history[base] if node in left)
+        for base in left
+        if base in functional.history and base.op != "placeholder"
+    }
+    return {name: values for name, values in written.items() if values}
+
+
+def _histories(results: Iterable[Any]) -> list[Any]:
+    histories = [history_of(leaf) for leaf in results if isinstance(leaf, Tensor)]
+    return [history for history in histories if history is not None]
+
+
+def _targets(graph: fx.Graph) -> list[Any]:
+    """What the nodes of a graph call, each once; an operator's own hash is a call of Python code."""
+    return list({id(node.target): node.target for node in graph.nodes}.values())
+
+
+def _present_names(graph: fx.Graph, functional: Functional) -> "_Names":
+    """Where a name that was recorded is found now, for names that moved or went."""
+    present = {node.name for node in graph.nodes}
+    moved = _moved(functional)
+    names: dict[str, Leaf] = {
+        old: Named(new) for old, new in moved.items() if new in present and old not in present
+    }
+    return _Names(names, present)
+
+
+def _moved(functional: Functional) -> dict[str, str]:
+    return {old.name: functional.value_of(old).name for old in functional.replaced}
+
+
+class _Names(dict[str, Leaf]):
+    """Recorded names to present leaves; a name that is gone is absent, and says why."""
+
+    def __init__(self, moved: dict[str, Leaf], present: set[str]) -> None:
+        super().__init__(moved)
+        self._present = present
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = super().get(name)
+        if found is not None:
+            return found
+        return default if name in self._present else Absent("nothing in the program uses this value")
+
+    def name(self, name: str) -> str | None:
+        """The present name of a recorded one, or None."""
+        leaf = self.get(name, Named(name))
+        return leaf.name if isinstance(leaf, Named) else None
+
+
+def _rename_forwards(graph: fx.Graph, names: "_Names") -> None:
+    for node in graph.nodes:
+        origin = origin_of(node)
+        if origin.forward is not None and (now := names.name(origin.forward)) != origin.forward:
+            set_origin(node, replace(origin, forward=now))
+
+
+def _arguments(recorded: Recorded, functional: Functional, preserved: Iterable[int]) -> set[str]:
+    """The values that preserved calls take, whether or not anything reads them."""
+    moved, scopes = _moved(functional), recorded.session.notes.scopes
+    taken = (scopes[number].inputs for number in preserved)
+    return {
+        found
+        for inputs in taken
+        if inputs
+        for name in inputs.names
+        for found in (name, moved.get(name, name))
+    }
+
+
+def _plain_calls(recorded: Recorded) -> Calls:
+    scopes = enumerate(recorded.session.notes.scopes)
+    return Calls(tuple(Call(number, scope.site, scope.parent) for number, scope in scopes))
+
+
+def _calls(recorded: Recorded, names: "_Names") -> Calls:
+    scopes = recorded.session.notes.scopes
+    rows = [
+        Call(
+            number,
+            scope.site,
+            scope.parent,
+            scope.inputs.renamed(names) if scope.inputs else None,
+            scope.outputs.renamed(names) if scope.outputs else None,
+            scope.parameters,
+            _others(scope, recorded.session.names),
+            scope.autocast,
+            {name: now for name, now in scope.switches.items() if now != scopes[0].switches[name]},
+            scope.records or not scopes[0].records,
+        )
+        for number, scope in enumerate(scopes)
+    ]
+    return Calls(tuple(rows))
+
+
+def _others(scope: Scope, names: CallNames) -> tuple[ModulePath, ...]:
+    """Further names of the module of a call that its caller did not read by a name."""
+    if scope.is_reached or scope.module is None:
+        return ()
+    return tuple(name for name in names.names_of(scope.module) if name != scope.site.path)
+
+
+def _opaque(functions: Mapping[int, str], recorded: Recorded, functional: Functional) -> tuple[str, ...]:
+    """What a forward-only program ran and autograd cannot repeat from it.
+
+    A backward pass inside the model that is differentiated again unpacks saved results as detached tensors;
+    autograd remembers where they came from, and the graph does not. The derivative of functional rrelu reads
+    the noise before it was drawn, and that of `as_strided_scatter` keeps only the written region. Some
+    derivatives are computed from the result in place, with other numbers. A tensor that is made of others is
+    differentiated as one, whatever its class does with the others. Hooks on what autograd saves may give it
+    something else back.
+    """
+    if recorded.backward.roots:
+        return ()
+    notes = recorded.session.notes
+    unpacked = any(node.users for node in notes.unpacked)
+    nodes = list(functional.graph.nodes)
+    reasons = {
+        "a backward pass inside the model": unpacked,
+        "rrelu in training": any(node.target is _RRELU for node in nodes),
+        "a write through as_strided": any(node.target is _SCATTER for node in nodes),
+        OPAQUE: notes.composed,
+    }
+    reasons |= {
+        f"{short_name(source.target)} (its derivative in place is another one)": True
+        for node in nodes
+        if (source := functional.sources.get(node)) is not None and differentiated_by_result(source)
+    }
+    named = [f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())]
+    return (
+        *named,
+        *(() if recorded.session.grad_modes.records else _backward_hooks(recorded.session.subject)),
+        *notes.hooks,
+        *recorded.session.watch.packers,
+        *(reason for reason, found in reasons.items() if found),
+    )
+
+
+def _backward_hooks(subject: Subject) -> Iterator[str]:
+    """Hooks that nothing calls in a run without gradients, and eager does in one with them."""
+    for path, module in subject.named_modules():
+        if has_backward_hooks(module):
+            yield f"the backward hooks of {path or 'the model'}"
+
+
+def _result_leaves(recorded: Recorded, values: GraphValues) -> tuple[Leaf, ...]:
+    return tuple(
+        Constant(leaf) if node is None else Named(node.name)
+        for leaf, node in zip(recorded.results, values.results, strict=True)
+    )
+
+
+def _tensor_names(recorded: Recorded, wholes: Sequence[Whole]) -> dict[int, str]:
+    names = {id(tensor): name for name, tensor in recorded.session.notes.literals.items()}
+    names |= {id(row.tensor): node.name for row, node in recorded.prepared.state}
+    return names | {id(whole.tensor): whole.name for whole in wholes}
+
+
+def _state(recorded: Recorded, graph: fx.Graph, wholes: Sequence[Whole]) -> dict[str, Tensor]:
+    state = {node.name: row.tensor for row, node in recorded.prepared.state}
+    present = placeholders_of(graph)
+    literals = recorded.session.notes.literals
+    state |= {name: tensor for name, tensor in literals.items() if name in present}
+    return state | {whole.name: whole.tensor for whole in wholes if whole.tensor is not None}
+
+
+def _seed_name(recorded: Recorded) -> str | None:
+    return recorded.backward.roots[0][1].name if recorded.backward.loss is not None else None
+
+
+def _renamed_adjoints(adjoints: Mapping[str, Adjoint], names: "_Names") -> dict[str, Adjoint]:
+    renamed = {}
+    for value, adjoint in adjoints.items():
+        parts = [
+            Contribution(node, part.scope, None if part.sum is None else names.name(part.sum))
+            for part in adjoint.contributions
+            if (node := names.name(part.node)) is not None
+        ]
+        if (now := names.name(value)) is not None and len(parts) == len(adjoint.contributions):
+            renamed[now] = Adjoint(tuple(parts))
+    return renamed

@@ -1,0 +1,60 @@
+"""Refuse what a functional graph would get wrong: tensors that share memory, one of which is written."""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from torch import Tensor, fx
+
+from whence._torch.tensors import share_memory
+from whence.errors import Fault, Place, UnsupportedMutation
+from whence.program.origins import origin_of
+from whence.schema import Phase
+from whence.tracing.assembling.signature_rows import GraphValues
+from whence.tracing.recording.run import Recorded
+
+
+def refuse_shared_writes(recorded: Recorded, values: GraphValues) -> None:
+    """Raise `UnsupportedMutation` naming all that is written twice, or shares its memory with something."""
+    tensors = dict(_tensors(recorded))
+    faults = [
+        fault
+        for placeholder, value in values.written.items()
+        for fault in (*_written_again(placeholder, value), *_shared(placeholder, tensors, values.written))
+    ]
+    if faults:
+        raise UnsupportedMutation.of(faults)
+
+
+def _written_again(placeholder: fx.Node, value: fx.Node) -> Iterator[Fault]:
+    if value.op == "placeholder" or origin_of(value).phase is not Phase.BACKWARD:
+        return
+    yield Fault(
+        f"{placeholder.name} is written in the backward",
+        where=Place(str(origin_of(value).place or "") or None),
+        why="a checkpoint that runs its region again writes state (such as running statistics) again",
+        remedy="keep modules that write state out of the checkpoint, or turn checkpointing off",
+    )
+
+
+def _shared(
+    placeholder: fx.Node, tensors: Mapping[fx.Node, Tensor], written: Collection[fx.Node]
+) -> Iterator[Fault]:
+    """Other tensors in the memory of one that is written; two that are both written are named once."""
+    own = tensors.get(placeholder)
+    for other, tensor in tensors.items():
+        if own is None or other is placeholder or tensor is own or not share_memory(own, tensor):
+            continue
+        if other in written and other < placeholder:
+            continue
+        yield Fault(
+            f"{placeholder.name} is written, and shares its memory with {other.name}",
+            why="in a functional graph they are two values, and one would not see the other change",
+            remedy="keep one of them and take the view of it in forward",
+        )
+
+
+def _tensors(recorded: Recorded) -> Iterator[tuple[fx.Node, Tensor]]:
+    for row, node in recorded.prepared.state:
+        yield node, row.tensor
+    for leaf, node in zip(recorded.prepared.originals, recorded.prepared.nodes, strict=True):
+        if isinstance(leaf, Tensor):
+            yield node, leaf

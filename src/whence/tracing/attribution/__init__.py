@@ -1,0 +1,1 @@
+"""From what was noted to an origin for every node."""

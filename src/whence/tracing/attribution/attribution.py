@@ -1,0 +1,153 @@
+"""From the notes of a run to an origin for every node, and the gradient of every value that a module
+exchanged.
+
+Forward nodes were recorded inside a scope. A node of autograd's graph belongs to the innermost call that
+was running when it was made, and everything recorded while it runs is its backward. What is recorded
+between one autograd node and the next are sums: one for each outgoing edge, in order, whose target already
+holds a gradient.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from torch import fx
+from torch.autograd.graph import Node
+
+from whence._torch.autograd.nodes import is_custom_function, nodes_below, sequence_number
+from whence._torch.operators.schemas import brings_derivative
+from whence._torch.record.annotations import annotate_like
+from whence.program.origins import set_origin
+from whence.provenance import CallSite, Origin
+from whence.provenance.places import PROGRAM
+from whence.schema import Phase, Quality
+from whence.tracing.attribution.gradient_edges import GradientSums, Sum, follow
+from whence.tracing.recording.notes import AutogradStep, Notes, first_of_each_moment, maker_of
+from whence.tracing.recording.run import Recorded
+from whence.tracing.replay.differentiating import is_stand_in
+
+
+def attribute(recorded: Recorded) -> GradientSums:
+    """Write an origin on every recorded node; return the gradients that values were given."""
+    notes = recorded.session.notes
+    sites = [scope.site for scope in notes.scopes]
+    for node in notes.order:
+        if notes.marks[node].phase is Phase.FORWARD:
+            set_origin(node, seen(sites, notes, node))
+    roots = [(notes.keys.get(value), tangent) for value, tangent in recorded.backward.roots]
+    gradients = follow(notes, roots, _seed_end(notes, recorded))
+    makers = first_of_each_moment(notes)
+    attribute_steps(notes, sites, gradients, makers)
+    attribute_rest(notes, sites, gradients)
+    for rehearsal in recorded.session.replayer.rehearsals():
+        attribute_steps(rehearsal.notes, sites, rehearsal.gradients, makers)
+    return gradients
+
+
+def attribute_steps(
+    notes: Notes, sites: Sequence[CallSite], gradients: GradientSums, makers: Mapping[int, fx.Node]
+) -> None:
+    """Write an origin on everything that autograd's nodes recorded, and on the sums between them."""
+    for step in notes.steps:
+        for node in notes.order[step.start : step.end]:
+            set_origin(node, _of_step(sites, notes, step, node, makers))
+            annotate_like(node, maker_of(step.node, makers))
+    for node, total in gradients.sums.items():
+        set_origin(node, _of_sum(sites, total))
+
+
+def custom_functions(results: Sequence[Node]) -> dict[int, str]:
+    """The custom autograd functions that lead to `results`, by the moment each was applied."""
+    return {
+        number: type(node).__name__.removesuffix("Backward")
+        for node in nodes_below(results)
+        if is_custom_function(node)
+        and not is_stand_in(node)
+        and (number := sequence_number(node)) is not None
+    }
+
+
+def without_operators(functions: Mapping[int, str], notes: Notes) -> dict[int, str]:
+    """The custom functions without operators: those carry their derivative wherever they run."""
+    makers = first_of_each_moment(notes)
+    return {
+        moment: name
+        for moment, name in functions.items()
+        if moment not in makers or not brings_derivative(makers[moment].target)
+    }
+
+
+def _site(sites: Sequence[CallSite], scope: int) -> tuple[CallSite, ...]:
+    return (sites[scope],) if scope != PROGRAM else ()
+
+
+def _place(sites: Sequence[CallSite], scope: int) -> CallSite | None:
+    return sites[scope] if scope != PROGRAM else None
+
+
+def seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node) -> Origin:
+    """The origin of an operation that ran while its call did."""
+    mark = notes.marks[node]
+    place = _place(sites, mark.scope)
+    return Origin(
+        mark.phase, _site(sites, mark.scope), mark.quality, mark.source, place=place, hook=mark.hook
+    )
+
+
+def _of_step(
+    sites: Sequence[CallSite], notes: Notes, step: AutogradStep, node: fx.Node, makers: Mapping[int, fx.Node]
+) -> Origin:
+    mark = notes.marks[node]
+    maker = maker_of(step.node, makers)
+    scope = mark.scope if mark.recomputed else notes.scope_of(step.node)
+    source = mark.source or (notes.marks[maker].source if maker else None)
+    return Origin(
+        Phase.BACKWARD,
+        _site(sites, scope),
+        notes.marks[maker].quality if maker else Quality.EXACT,
+        source,
+        forward=maker.name if maker else None,
+        place=_place(sites, scope),
+        recomputed=mark.recomputed,
+        hook=mark.hook,
+    )
+
+
+def _of_sum(sites: Sequence[CallSite], total: Sum) -> Origin:
+    calls = tuple(dict.fromkeys(sites[scope] for scope in total.contributors if scope != PROGRAM))
+    return Origin(Phase.BACKWARD, calls, Quality.ACCUMULATED, place=_place(sites, total.place))
+
+
+def attribute_rest(
+    notes: Notes, sites: Sequence[CallSite], gradients: GradientSums, *, since: int = 0
+) -> None:
+    """What autograd recorded between its nodes and is no sum: the seed, and what hooks on tensors computed.
+
+    A hook on a tensor runs right before the autograd node that made the tensor, so it is given to that node's
+    call; that is a deduction, and says so.
+    """
+    inside = {index for step in notes.steps for index in range(step.start, step.end)}
+    for index, node in enumerate(notes.order[since:], since):
+        mark = notes.marks[node]
+        if mark.phase is not Phase.BACKWARD or index in inside or node in gradients.sums:
+            continue
+        if node in notes.kept:
+            continue
+        following = next((step for step in notes.steps if step.start >= index), None)
+        is_seed = mark.hook is None and (following is notes.steps[0] if notes.steps else True)
+        scope = PROGRAM if is_seed or following is None else notes.scope_of(following.node)
+        quality = Quality.EXACT if is_seed else Quality.INFERRED
+        place = _place(sites, scope)
+        origin = Origin(
+            Phase.BACKWARD, _site(sites, scope), quality, mark.source, place=place, hook=mark.hook
+        )
+        set_origin(node, origin)
+
+
+def _seed_end(notes: Notes, recorded: Recorded) -> int:
+    """The position after the seed of the loss, if there is one."""
+    seeds = [tangent for _, tangent in recorded.backward.roots if tangent.op != "placeholder"]
+    return notes.order.index(seeds[-1]) + 1 if seeds else _backward_start(notes)
+
+
+def _backward_start(notes: Notes) -> int:
+    backward = (index for index, node in enumerate(notes.order) if notes.marks[node].phase is Phase.BACKWARD)
+    return next(backward, len(notes.order))

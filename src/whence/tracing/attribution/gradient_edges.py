@@ -1,0 +1,108 @@
+"""Follow gradients from one of autograd's nodes to the next.
+
+What is recorded between two of them are sums: one for each outgoing edge, in order, whose target already
+holds a gradient.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat, zip_longest
+
+from torch import fx
+
+from whence._torch.autograd.nodes import GradientKey
+from whence.provenance.places import PROGRAM, accumulation_place
+from whence.tracing.recording.notes import Notes
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A gradient that reached a value: who brought it, the sum it became part of, and when.
+
+    `scopes` are the calls it came from, several if it is a sum of what they brought. `at` is how many nodes
+    had been recorded before the sum, or would have been, and `turn` how many gradients had reached a value.
+    """
+
+    node: fx.Node
+    scopes: tuple[int, ...]
+    sum: fx.Node | None
+    at: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A recorded addition of gradients: where it belongs, the scopes that contributed, and what it is for."""
+
+    place: int
+    contributors: tuple[int, ...]
+    key: GradientKey
+
+
+@dataclass
+class GradientSums:
+    """Gradients as they arrived, value by value, and the sums they made."""
+
+    arrivals: dict[GradientKey, list[Arrival]] = field(default_factory=dict)
+    sums: dict[fx.Node, Sum] = field(default_factory=dict)
+    delivered: int = 0
+
+
+def follow(notes: Notes, roots: Sequence[tuple[GradientKey | None, fx.Node]], start: int) -> GradientSums:
+    """Replay what autograd handed from node to node, and find the sums among the recorded operations.
+
+    `roots` are the gradients it was given, and what is recorded from `start` on came of them.
+    """
+    gradients = GradientSums()
+    producers = _Producers(notes)
+    first = notes.steps[0].start if notes.steps else len(notes.order)
+    given = [(key, tangent, (PROGRAM,)) for key, tangent in roots]
+    _deliver(gradients, producers, given, _unclaimed(notes, start, first), start)
+    for step, following in zip_longest(notes.steps, notes.steps[1:]):
+        scopes = step.scopes or repeat((notes.scope_of(step.node),))
+        end = len(notes.order) if following is None else following.start
+        edges = zip(step.keys, step.produced, scopes, strict=False)
+        _deliver(gradients, producers, edges, _unclaimed(notes, step.end, end), step.end)
+    return gradients
+
+
+def _unclaimed(notes: Notes, start: int, end: int) -> Iterator[fx.Node]:
+    """What was recorded between two autograd nodes, but for what hooks computed and what went into `.grad`:
+    sums."""
+    return (
+        node for node in notes.order[start:end] if notes.marks[node].hook is None and node not in notes.kept
+    )
+
+
+class _Producers:
+    """The scope that made the value a gradient is for."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.parents = notes.parents
+        self._scopes = {id(step.node): notes.scope_of(step.node) for step in notes.steps}
+
+    def scope(self, key: GradientKey) -> int:
+        """The program itself for leaves."""
+        identity, index, *_ = key
+        return PROGRAM if index < 0 else self._scopes.get(identity, PROGRAM)
+
+
+def _deliver(
+    gradients: GradientSums,
+    producers: _Producers,
+    edges: Iterable[tuple[GradientKey | None, fx.Node | None, tuple[int, ...]]],
+    sums: Iterator[fx.Node],
+    at: int,
+) -> None:
+    for key, node, scopes in edges:
+        if key is None or node is None:
+            continue
+        held = gradients.arrivals.setdefault(key, [])
+        total = next(sums, None) if held else None
+        held.append(Arrival(node, scopes, total, at, gradients.delivered))
+        gradients.delivered += 1
+        if total is not None:
+            at += 1
+            contributors = tuple(scope for arrival in held for scope in arrival.scopes)
+            place = accumulation_place(producers.parents, contributors, producers.scope(key))
+            gradients.sums[total] = Sum(place, contributors, key)

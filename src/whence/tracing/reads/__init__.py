@@ -1,0 +1,1 @@
+"""What a run reads and leaves behind outside of its arguments."""

@@ -1,0 +1,238 @@
+"""Which attributes the model reads while it runs: what the capture depends on."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.observe.attribute_reads import (
+    TABLES,
+    ReadListener,
+    ReadObserver,
+    class_attribute,
+    has_attributes,
+    own_attributes,
+)
+from whence._torch.observe.hooks import HOOK_KINDS
+from whence._torch.observe.scripted import is_script_object
+from whence.errors import Place
+from whence.program.arguments.optimizer_arguments import Outside
+from whence.program.guards.observed import Change, Left, Observed, Read
+from whence.provenance import ModulePath, Source
+from whence.tracing.reads.kept_changes import ContainerSnapshot
+from whence.tracing.reads.reachable import Reachable
+from whence.tracing.reads.snapshots import ATTRIBUTES, Saved
+from whence.tracing.refusals import object_used
+from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind
+from whence.tracing.sandbox.module_snapshot import Lines, ModuleCopy, object_kept, objects_reported
+from whence.tracing.target.subject import Subject
+
+_ATOMS = (
+    *(type(None), bool, int, float, complex, str, bytes, Tensor, type, torch.dtype, torch.device),
+    *(date, time, timedelta, Decimal, Fraction, PurePath, Enum, ModuleType),
+)
+_KEPT = (type(None), bool, int, float, str, bytes, FunctionType, MethodType, BuiltinFunctionType)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, FunctionType, nn.Parameter})
+
+Reader = tuple[ModulePath | None, Source | None]
+"""Who reads: the module that runs, and the user's line."""
+
+
+def _settled(read: Read) -> Read:
+    """A read without what the run made: what the holder holds, and what its class answers, stays."""
+    if not read.is_there or isinstance(read.value, _KEPT) or _is_held(read):
+        return read
+    return read._replace(value=None, is_held=False)
+
+
+def _is_held(read: Read) -> bool:
+    held = own_attributes(read.holder)
+    tables = (held, *(held.get(name) or {} for name in TABLES))
+    if any(table.get(read.name) is read.value for table in tables):
+        return True
+    return any(base.__dict__.get(read.name) is read.value for base in type(read.holder).__mro__)
+
+
+class Reads:
+    """Notes first reads of modules, and of the objects that modules hold.
+
+    `outside` is told of all, also of objects that the model does not hold. `values` knows the tensors of the
+    run.
+    """
+
+    def __init__(
+        self, subject: Subject, lines: Lines, place: Callable[[], Reader], is_user: Callable[[CodeType], bool]
+    ) -> None:
+        self.observer = ReadObserver(self)
+        self.reachable = Reachable(is_user, self.is_watched)
+        self.values: RunValues | None = None
+        self._subject = subject
+        self._lines = lines
+        self._place = place
+        self._modules = tuple(subject.named_modules())
+        self._known = {id(module) for _, module in self._modules}
+        self._objects: list[object] = []
+        self.kept: list[ModuleCopy] = []
+        self._rows: list[Read] = []
+        self._before = ContainerSnapshot({id(module): module for _, module in self._modules}.values())
+        self._left = Left()
+        self._variables: tuple[tuple[Outside, Source], ...] = ()
+        self._noted: set[tuple[int, str]] = set()
+        self._repeats: set[int] = set()
+        self.watchers: list[Callable[[Read], None]] = []
+        self.outside: ReadListener | None = None
+
+    @contextmanager
+    def watched(self, watcher: Callable[[Read], None]) -> Iterator[None]:
+        """Tell `watcher` of every read inside the block, whether or not it was the first of its kind."""
+        self.watchers.append(watcher)
+        try:
+            with self.observer.anew():
+                yield
+        finally:
+            self.watchers.remove(watcher)
+
+    def is_watched(self, thing: object) -> bool:
+        """Whether the attributes of a thing are seen being read."""
+        return id(thing) in self._known
+
+    def repeat(self, reads: Iterable[Read]) -> None:
+        """Note reads that a call would have made that was not run."""
+        for read in reads:
+            if self._note(read):
+                self._repeats.add(id(read))
+                if type(read.value) not in _PLAIN and id(read.value) not in self._known:
+                    self._follow(read.value, (read.module or ModulePath()).child(read.name))
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Note reads while the block runs; objects that modules hold are given back as they were."""
+        with (
+            objects_reported(self.kept, self._lines),
+            self.observer.active(module for _, module in self._modules),
+        ):
+            try:
+                self._follow_hooks()
+                yield
+                ran = [read for read in self._rows if id(read) not in self._repeats]
+                self._variables = tuple(self.reachable.variables())
+                self._left = self._left_behind(self._before.changes(ran))
+            finally:
+                self._known.clear()
+                self.outside = None
+
+    def read(self, holder: object, name: str, value: object) -> bool:
+        """An attribute of the model was read; what it holds is watched from now on."""
+        is_outside = self.outside is not None and self.outside.read(holder, name, value)
+        if id(holder) not in self._known:
+            return is_outside
+        read = Read(holder, name, value, True, *self._place())
+        if is_script_object(value):
+            source = None if read.source is None else str(read.source)
+            raise object_used(f"forward reads {name},", value, Place(str(read.module or ""), source))
+        if self._note(read):
+            self._before.keep(holder, name, value)
+        if type(value) in (
+            FunctionType,
+            MethodType,
+        ):  # it will be called, and may use things outside of the model
+            self.reachable.code_of(value)
+        is_held = own_attributes(holder).get(name) is value or class_attribute(type(holder), name) is value
+        self._follow(value, (read.module or ModulePath()).child(name), is_held=is_held)
+        return True
+
+    def missing(self, holder: object, name: str) -> bool:
+        """An attribute was looked for that the model does not have."""
+        is_outside = self.outside is not None and self.outside.missing(holder, name)
+        if id(holder) not in self._known:
+            return is_outside
+        self._note(Read(holder, name, None, False, *self._place()))
+        return True
+
+    def _note(self, read: Read) -> bool:
+        """Write a read down, and say whether it is the first of its kind."""
+        for watcher in self.watchers:
+            watcher(read)
+        key = (id(read.holder), read.name)
+        if key in self._noted:
+            return False
+        self._noted.add(key)
+        self._rows.append(read)
+        return True
+
+    def observed(self) -> Observed:
+        """Everything noted, once the model is as it was; of the run itself nothing is held any longer."""
+        subject, rows = self._subject, tuple(map(_settled, self._rows))
+        self._rows.clear()
+        objects, left = tuple(self._objects), self._left
+        self._left = Left()
+        variables, self._variables = self._variables, ()
+        named = frozenset(self.reachable.names)
+        return Observed(subject.call, subject.roots, self._modules, objects, rows, left, variables, named)
+
+    def _left_behind(self, changes: Sequence[Change]) -> Left:
+        if self.values is None:
+            return Left()
+        paths: dict[int, ModulePath] = {}
+        for path, module in self._modules:
+            paths.setdefault(id(module), path)
+        paths |= {id(kept.module): kept.path for kept in self.kept}
+
+        def named(row: Change | Saved) -> Named:
+            if isinstance(row, Saved):
+                return " and ".join(row.changed_names()), self.reachable.line_of(row)
+            path = paths.get(id(row.holder), ModulePath())
+            return str(path.child(row.name)), self._lines.attributes.get((id(row.holder), row.name))
+
+        return left_behind(changes, self.reachable.changed(), named, StandIns(self.values))
+
+    def _follow_hooks(self) -> None:
+        for path, module in self._modules:
+            held = own_attributes(module)
+            for table in HOOK_KINDS:
+                for hook in list(held.get(table, {}).values()):
+                    self._follow(hook, path)
+
+    def _follow(self, value: Any, path: ModulePath, *, is_held: bool = True) -> None:
+        """Watch what is found in a value; one that is not held was computed for who asked."""
+        waiting, inside = [value], set[int]()
+        while waiting:
+            found = waiting.pop()
+            kind = type(found)  # `isinstance` would ask the thing itself for its class
+            if id(found) in self._known or id(found) in inside or issubclass(kind, _ATOMS):
+                continue
+            if issubclass(kind, dict | SimpleNamespace):
+                inside.add(id(found))
+                if kind is SimpleNamespace:
+                    self.reachable.held(found, path, self._place)
+                waiting += (found if issubclass(kind, dict) else vars(found)).values()
+            elif issubclass(kind, _CONTAINERS):
+                inside.add(id(found))
+                waiting += found
+            elif kind is MethodType:
+                waiting.append(found.__self__)
+            elif issubclass(kind, nn.Module) or self.observer.observe_class_of(found):
+                self._known.add(id(found))
+                self._objects.append(found)
+                self._before.begin(found)
+                if has_attributes(found):
+                    self.kept.append(object_kept(path, found))
+                self.reachable.held(found, path, self._place, but=ATTRIBUTES)
+            elif kind is FunctionType:
+                self.reachable.code_of(found)
+            elif kind is BuiltinFunctionType:
+                waiting.append(found.__self__)
+            elif is_held:
+                self.reachable.held(found, path, self._place)

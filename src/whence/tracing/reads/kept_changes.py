@@ -1,0 +1,154 @@
+"""What a run reads and writes, and the next run finds otherwise."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from functools import cached_property
+from typing import Any, cast
+
+from torch import nn
+
+from whence._torch.observe.attribute_reads import TABLES, own_attributes
+from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
+from whence.program.guards.observed import Change, Left, Outer, Read
+from whence.tracing.reads.probes import plain
+from whence.tracing.sandbox.module_snapshot import CONTAINERS, Container, Content, contents_of
+
+_WHOLE = "__dict__"
+_NUMBERS = (int, float, str, bytes)
+_TABLES = (*HOOK_KINDS, *(flag for flags in HOOK_FLAGS.values() for flag in flags))
+
+
+class ContainerSnapshot:
+    """What changes are told from: attributes of modules and hooks at the start, containers as they were when
+    they were read.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._hooks = [(module, _hook_counts(module)) for module in modules]
+        self._start = {id(module): dict(own_attributes(module)) for module, _ in self._hooks}
+        self._contents: dict[int, list[Content]] = {}
+        self._own: set[tuple[int, str]] = set()
+        self._attributes: dict[int, dict[str, Any]] = {}
+        self._computed: dict[type, frozenset[str]] = {}
+        for module, _ in self._hooks:
+            self.begin(module)
+
+    def begin(self, holder: object) -> None:
+        """Remember which attributes are there that reading puts there."""
+        held = own_attributes(holder)
+        self._own |= {(id(holder), name) for name in self._computed_by(type(holder)) if name in held}
+
+    def keep(self, holder: object, name: str, value: object) -> None:
+        """Remember whether the holder itself has the attribute, and what a container holds now."""
+        if name in own_attributes(holder) and name not in self._computed_by(type(holder)):
+            self._own.add((id(holder), name))
+        if name == _WHOLE:
+            self._attributes[id(holder)] = dict(own_attributes(holder))
+        elif issubclass(type(value), CONTAINERS) and id(value) not in self._contents:
+            self._contents[id(value)] = contents_of(name, cast(Container, value))
+
+    def _computed_by(self, kind: type) -> frozenset[str]:
+        """The attributes of a class that reading puts there."""
+        if kind not in self._computed:
+            rows = (row for base in kind.__mro__ for row in vars(base).items())
+            self._computed[kind] = frozenset(name for name, held in rows if isinstance(held, cached_property))
+        return self._computed[kind]
+
+    def changes(self, reads: Sequence[Read]) -> tuple[Change, ...]:
+        """Everything that was read and is otherwise now."""
+        found = tuple(self._found(reads))
+        self._contents.clear()
+        self._attributes.clear()
+        self._start.clear()
+        return found
+
+    def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
+        for read in reads:
+            held = own_attributes(read.holder)
+            was_held = (id(read.holder), read.name) in self._own
+            if read.name == _WHOLE:
+                before = self._attributes.get(id(read.holder), held)
+                rows = [(name, value) for name, value in held.items() if before.get(name, read) is not value]
+                yield from (Change(read.holder, name, copy_of(value)) for name, value in rows)
+            elif read.name not in held:
+                yield from _registered(read, held)
+                if was_held:
+                    yield Change(read.holder, read.name, None, is_there=False)
+            elif not self._is_as_at_start(read, held[read.name]) and (
+                not was_held or not self._is_as_read(held[read.name], read.value)
+            ):
+                yield Change(read.holder, read.name, copy_of(held[read.name]))
+        for module, counts in self._hooks:
+            for name, count, now in zip(_TABLES, counts, _hook_counts(module), strict=True):
+                if count != now:
+                    yield Change(module, name, copy(vars(module)[name]))
+
+    def _is_as_at_start(self, read: Read, value: Any) -> bool:
+        """Whether a run that wrote the attribute, and read what it wrote, has put it back."""
+        start = self._start.get(id(read.holder), {})
+        return read.name in start and start[read.name] is value and not isinstance(value, CONTAINERS)
+
+    def _is_as_read(self, value: Any, read: Any) -> bool:
+        if value is not read:
+            return type(plain(value)) in _NUMBERS and plain(value) == plain(read)
+        return all(content.is_unchanged for content in self._contents.get(id(value), ()))
+
+
+def _registered(read: Read, held: Mapping[str, Any]) -> Iterator[Change]:
+    """A table of a module that got what was looked for in vain."""
+    table = next((name for name in TABLES if read.name in held.get(name, ())), None)
+    if table is not None and not read.is_there:
+        yield Change(read.holder, table, copy_of(held[table]))
+
+
+def copy_of(value: object, known: dict[int, object] | None = None) -> object:
+    """The value, or a copy of a container and those inside it, which the next run would fill further."""
+    if not isinstance(value, CONTAINERS):
+        return value
+    known = {} if known is None else known
+    if id(value) in known:
+        return known[id(value)]
+    made = known[id(value)] = copy(value)
+    if isinstance(made, dict):
+        for key in [key for key, held in made.items() if isinstance(held, CONTAINERS)]:
+            made[key] = copy_of(made[key], known)
+    elif isinstance(made, list | deque):
+        for at, held in enumerate(made):
+            made[at] = copy_of(held, known)
+    return made
+
+
+def _hook_counts(module: nn.Module) -> list[int]:
+    held = own_attributes(module)
+    return [len(held.get(name, ())) for name in _TABLES]
+
+
+@contextmanager
+def applied(left: Left) -> Iterator[None]:
+    """Everything as the run left it, while the block runs."""
+    before = [
+        (change, vars(change.holder).get(change.name), change.name in vars(change.holder))
+        for change in left.changes
+    ]
+    outer: list[Outer] = [row.now() for row in left.outer]
+    try:
+        for row in left.outer:
+            row.restore()
+        for change in left.changes:
+            _write(change)
+        yield
+    finally:
+        for row in reversed(outer):
+            row.restore()
+        for change, value, was_there in before:
+            _write(Change(change.holder, change.name, value, was_there))
+
+
+def _write(change: Change) -> None:
+    held = vars(change.holder)
+    if change.is_there:
+        held[change.name] = change.after
+    else:
+        held.pop(change.name, None)

@@ -1,0 +1,229 @@
+"""What differs from run to run by itself: clocks, and random numbers that nobody can draw again."""
+
+import os
+import random
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence._torch.observe.generators import SETTERS, held_default_watched
+from whence._torch.observe.threads import watched_threads
+from whence._torch.patching import patched
+from whence.errors import Fault, Place, SideEffect
+
+_CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+_OF_TIME = (
+    *_CLOCKS,
+    *(f"{name}_ns" for name in _CLOCKS),
+    "localtime",
+    "gmtime",
+    "ctime",
+    "asctime",
+    "strftime",
+)
+_FUNCTIONS: tuple[tuple[Any, str], ...] = (
+    *((time, name) for name in _OF_TIME),
+    *((os, "urandom"), (random, "_urandom"), (uuid, "uuid1")),
+)
+_THROUGH = frozenset(
+    (
+        __file__,
+        *(str(Path(os.__file__).with_name(f"{name}.py")) for name in ("os", "random", "uuid", "secrets")),
+    )
+)
+"""Files whose functions ask on behalf of whoever calls them."""
+
+
+class ImpureCalls:
+    """The calls of clocks and the like that the user's code makes on this thread, each with its line."""
+
+    def __init__(self, is_user: Callable[[CodeType], bool], line: Callable[[], object]) -> None:
+        self._is_user = is_user
+        self._line = line
+        self._here = threading.get_ident()
+        self._called: dict[str, str | None] = {}
+        self._announced: dict[int, tuple[Any, Any]] = {}
+        self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._patches = ExitStack()
+        self._is_deaf = False
+        self._tells_settings: Callable[[], None] | None = None
+
+    @contextmanager
+    def watched(self, generator: tuple[Any, Any], setting: Callable[[], None]) -> Iterator[None]:
+        """Note calls inside the block, also by the names that `named` is told of. torch's `generator` comes
+        with what stands for it under such names; where code holds it otherwise, `setting` is told."""
+        self._announced[id(generator[0])] = generator
+        with self._patches as patches:
+            self._tells_settings = setting
+            for owner, name in _FUNCTIONS:
+                if (function := vars(owner).get(name)) is not None:
+                    announced = self._announcing(function, f"{owner.__name__}.{name}", _always)
+                    self._announced[id(function)] = function, announced
+                    patches.enter_context(patched(owner, name, announced))
+            seed = self._announcing(random.Random.seed, "random.Random", _is_seedless)
+            patches.enter_context(patched(random.Random, "seed", seed))
+            if (numpy := sys.modules.get("numpy.random")) is not None:
+                made = self._announcing(vars(numpy)["default_rng"], "numpy.random.default_rng", _is_empty)
+                patches.enter_context(patched(numpy, "default_rng", made))
+                old = self._announcing(self._old_generator, "numpy.random.RandomState", _is_unseeded)
+                self._put(numpy, "RandomState", _seeding(vars(numpy)["RandomState"], old))
+            for owner in (torch, torch.utils.dlpack):
+                self._put(owner, "to_dlpack", partial(self._handed_on, torch.to_dlpack))
+            patches.callback(self.undo)
+            yield
+
+    @contextmanager
+    def threads_refused(self, literals: Mapping[str, Tensor]) -> Iterator[None]:
+        """Raises `SideEffect` after the block where another thread computed for this one: with a tensor of
+        the run, or one of the `literals` that the run met."""
+        refusing = _Refusing(literals)
+        with refusing, watched_threads(lambda: partial(refusing.told, self._line())):
+            yield
+
+    def named(self, namespace: dict[str, Any], name: str) -> bool:
+        """Whether a file has one of these under a name of its own; it is watched there, too."""
+        held = namespace.get(name)
+        known = self._announced.get(id(held))
+        if known is None or known[0] is not held:
+            return False
+        self._names.append((namespace, name, *known))
+        namespace[name] = known[1]
+        return True
+
+    def spelled(self, names: Set[str]) -> None:
+        """Code that is about to run has these names; where it may set a generator, it is watched closely."""
+        if self._tells_settings is not None and not SETTERS.isdisjoint(names):
+            tells, self._tells_settings = self._tells_settings, None
+            self._patches.enter_context(
+                held_default_watched(lambda code: tells() if self._is_user(code) else None)
+            )
+
+    def undo(self) -> None:
+        """Give the names back; harmless to do again."""
+        for namespace, name, before, announced in self._names:
+            if namespace.get(name) is announced:
+                namespace[name] = before
+
+    def faults(self) -> list[Fault]:
+        """What was called, one fault each."""
+        return [other_each_time(name, line) for name, line in self._called.items()]
+
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        """Have a value there, and under the names that files have for what is there."""
+        held = vars(owner)[name]
+        self._announced.setdefault(id(held), (held, value))
+        self._patches.enter_context(patched(owner, name, value))
+
+    def _old_generator(self, made: Any, *args: Any, **kwargs: Any) -> Any:
+        """One of NumPy's old generators; it draws numbers to begin with, also where a seed replaces them."""
+        before, self._is_deaf = self._is_deaf, threading.get_ident() == self._here or self._is_deaf
+        try:
+            return made(*args, **kwargs)
+        finally:
+            self._is_deaf = before
+
+    def _handed_on(self, hand_on: Callable[[Tensor], Any], tensor: Any) -> Any:
+        """As the method does, which is a torch function and as such refused: the function is none."""
+        is_here = threading.get_ident() == self._here and isinstance(tensor, Tensor)
+        return tensor.__dlpack__() if is_here else hand_on(tensor)
+
+    def _announcing(self, function: Any, name: str, counts: Callable[..., bool]) -> Callable[..., Any]:
+        def announced(*args: Any, **kwargs: Any) -> Any:
+            if (
+                counts(*args, **kwargs)
+                and threading.get_ident() == self._here
+                and not self._is_deaf
+                and self._is_asked(sys._getframe(1))
+            ):
+                line = self._line()
+                self._called.setdefault(name, None if line is None else str(line))
+            return function(*args, **kwargs)
+
+        return announced
+
+    def _is_asked(self, frame: FrameType | None) -> bool:
+        """Whether code of the user asks: itself, or through a function that makes random numbers."""
+        while frame is not None and frame.f_code.co_filename in _THROUGH:
+            frame = frame.f_back
+        return frame is not None and self._is_user(frame.f_code)
+
+
+class _Seeding(type):
+    """A class in the place of another, whose instances are those of the other."""
+
+    def __instancecheck__(cls, thing: object) -> bool:
+        return isinstance(thing, cls.__base__)  # type: ignore[arg-type]
+
+
+def _seeding(held: Any, make: Callable[..., Any]) -> Any:
+    """What makes instances of a class as `make` does."""
+
+    def new(_kind: object, *args: Any, **kwargs: Any) -> Any:
+        return make(held, *args, **kwargs)
+
+    return _Seeding(held.__name__, (held,), {"__new__": new, "__module__": held.__module__})
+
+
+class _Refusing(AbstractContextManager[None]):
+    """Refuses what other threads computed for the run, also where an error came of it."""
+
+    def __init__(self, literals: Mapping[str, Tensor]) -> None:
+        self._literals = literals
+        self._used: list[object] = []
+        self._made: dict[int, tuple[Tensor, object]] = {}
+
+    def told(self, line: object, made: Tensor | None) -> None:
+        """Another thread, started at a line, takes a tensor of the run, or has made one of its own."""
+        if made is None:
+            self._used.append(line)
+        else:
+            self._made[id(made)] = made, line
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        met = [self._made[id(row)][1] for row in self._literals.values() if id(row) in self._made]
+        used = [*self._used, *met]
+        if not used or not isinstance(error, Exception | None):
+            return
+        line = used[0]
+        raise SideEffect(
+            "the model computes in another thread",
+            where=Place(line=None if line is None else str(line)),
+            why="a capture records one thread; what others compute would be a constant, or missing",
+            remedy="compute in the thread that calls the model: map(f, xs) in the place of pool.map(f, xs)",
+        ) from error
+
+
+def _always(*_args: object, **_kwargs: object) -> bool:
+    return True
+
+
+def _is_empty(*args: object, **kwargs: object) -> bool:
+    return all(value is None for value in (*args, *kwargs.values()))
+
+
+def _is_unseeded(_class: object, *args: object, **kwargs: object) -> bool:
+    return _is_empty(*args, **kwargs)
+
+
+def _is_seedless(_generator: object, *args: object, **kwargs: object) -> bool:
+    return all(value is None for value in (*args[:1], kwargs.get("a")))
+
+
+def other_each_time(name: str, line: str | None) -> Fault:
+    """The fault of a model that asks what is different in every run."""
+    return Fault(
+        f"the model calls {name}() while it runs",
+        where=Place(line=line),
+        why="what it returns is another in every run, and would be a constant of the program",
+        remedy="call it outside of the model, and pass in what it returns; draw with torch's generator",
+    )

@@ -1,0 +1,462 @@
+"""What the code of a model can reach outside of it, kept as it was before that code runs.
+
+Nobody sees variables being read or written. So when a method of the model is looked up, everything that its
+code names is looked at: variables, what they lead to, and the functions that it may call, with what these
+name.
+"""
+
+import builtins
+import datetime
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import replace
+from dis import findlinestarts, get_instructions
+from enum import Enum
+from functools import _lru_cache_wrapper, cached_property, partial
+from operator import attrgetter, itemgetter, methodcaller
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
+from whence._torch.record.recorder import FakeTensor
+from whence.dependence.code import globals_in, names_in
+from whence.errors import Place, SideEffect
+from whence.program.arguments.optimizer_arguments import Outside
+from whence.provenance import ModulePath, Source
+from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
+from whence.tracing.reads.snapshots import (
+    ATTRIBUTES,
+    CACHED,
+    CONTAINER,
+    CONTEXT,
+    ENTRY,
+    SLOTS,
+    EnvironmentKey,
+    NamespaceEntry,
+    Saved,
+    StateKind,
+    has_results,
+    is_iterator,
+    save,
+)
+
+_ATOMS = (
+    *(type(None), bool, int, float, complex, str, bytes, range, slice, Tensor, ref, CodeType),
+    *(torch.dtype, torch.device, torch.Size, torch.Generator),
+)
+_ENTERED = frozenset(
+    {
+        "__init__",
+        "__new__",
+        "__call__",
+        "__enter__",
+        "__exit__",
+        "__iter__",
+        "__next__",
+        "__getitem__",
+        "__setitem__",
+    }
+    | {"forward", "backward", "setup_context", "__getattr__"}
+)
+"""Methods of a class that code calls without naming them."""
+_OF_PYTHON = frozenset(
+    {
+        *(
+            "builtins",
+            "collections",
+            "random",
+            "_random",
+            "_thread",
+            "weakref",
+            "_weakrefset",
+            "types",
+            "array",
+        ),
+        "numpy",
+    }
+)
+"""Packages of Python's, and others that are no user's, whose objects keep state that a model advances."""
+_NO_STATE = (BaseException, Enum)
+_DEEP, _MOST = 6, 4000
+"""How far things are followed, and how many are looked at."""
+_NOW = frozenset({"now", "utcnow", "today"})
+"""Methods of Python's dates, in whose place nothing can be put: they are read off the code."""
+_DATES = (datetime, datetime.datetime, datetime.date)
+_OF_ENVIRONMENT = frozenset({"environ", "getenv", "putenv", "environb"})
+
+Reader = tuple[CodeType, str]
+
+
+_NEAR = 3
+"""How many functions away from a method of the model variables are compared, and not only given back."""
+_MANY = 64
+
+
+class Reachable:
+    """Keeps the state of everything that code can reach; `is_inside` says what is looked at elsewhere."""
+
+    def __init__(self, is_user: Callable[[CodeType], bool], is_inside: Callable[[object], bool]) -> None:
+        self.saved: list[Saved] = []
+        self.readers: dict[int, Reader] = {}
+        self.sources: ImpureCalls | None = None
+        self.names = set[str]()
+        self._named: list[tuple[Saved, Outside, Source]] = []
+        self._is_user = is_user
+        self._is_inside = is_inside
+        self._seen: dict[object, object] = {}
+
+    # --- code ----------------------------------------------------------------------------------------
+
+    def code_of(self, value: object) -> None:
+        """Look at what a function or a method may use, before it is called."""
+        function = value.__func__ if type(value) is MethodType else value
+        while isinstance(function, partial):
+            function = function.func
+        if type(function) is not FunctionType:
+            return
+        self._function(function, function.__name__, _DEEP)
+        owner = type(value.__self__) if type(value) is MethodType else None
+        if owner is not None and self._is_new(("called", owner, function), function):
+            self._class(owner, function.__code__, names_in(function.__code__), _DEEP)
+
+    def loss(self, loss: Any) -> None:
+        """Look at a loss function, and at the object or the arguments that it comes with."""
+        self.code_of(loss)
+        owner, function = loss, getattr(type(loss), "forward", type(loss).__call__)
+        if type(loss) is MethodType:
+            owner, function = loss.__self__, loss.__func__
+        elif isinstance(loss, partial):
+            function = loss.func
+        if type(function) is not FunctionType:
+            return
+        reader, names = (function.__code__, "the loss"), names_in(function.__code__)
+        if isinstance(loss, partial):
+            for value in (*loss.args, *loss.keywords.values()):
+                self._follow(value, "an argument of the loss", reader, names, _DEEP)
+        for row in save("the loss", owner) if self._is_new(("loss", id(owner)), owner) else ():
+            if row.kind in (ATTRIBUTES, SLOTS):
+                self._name_attributes(row, function.__code__, names, _DEEP)
+
+    def _function(self, function: FunctionType, path: str, depth: int) -> None:
+        code, cells = function.__code__, function.__closure__ or ()
+        if not self._is_user(code) or not self._is_new((id(code), *map(id, cells)), (function, cells)):
+            return
+        names, inner = frozenset[str](), list(_codes_in(code))
+        for each in inner:
+            names |= names_in(each)
+        self.names |= names
+        if self.sources is not None:
+            self.sources.spelled(names)
+        self._save(path, function, (code, path))
+        used = frozenset[str]().union(*map(globals_in, inner))
+        for name in sorted(used):
+            self._variable(function.__globals__, name, (code, name), names, depth - 1)
+        for name, cell in zip(code.co_freevars, cells, strict=True):
+            if name != "__class__" and self._is_new(id(cell), cell):
+                for row in self._save(name, cell, (code, name)):
+                    found = Outside(f"closure {name}", cell, (attrgetter("cell_contents"),), row.before)
+                    self._name(row, found, code, depth)
+                    self._follow(row.before, name, (code, name), names, depth - 1)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._follow(value, f"a default argument of {path}", (code, path), names, depth - 1)
+
+    def _variable(
+        self, namespace: dict[str, Any], name: str, reader: Reader, names: frozenset[str], depth: int
+    ) -> None:
+        if (name not in namespace and hasattr(builtins, name)) or not self._is_new(
+            (id(namespace), name), namespace
+        ):
+            return
+        value = namespace.get(name)
+        is_watched = self.sources is not None and self.sources.named(namespace, name)
+        if (asked := _NOW.intersection(names)) and any(value is each for each in _DATES):
+            raise SideEffect.of([other_each_time(f"datetime.{min(asked)}", line_of((reader[0], min(asked))))])
+        plain = not is_watched and not isinstance(value, ModuleType | BuiltinFunctionType)
+        if plain and not _is_torch(value):
+            for row in self._save(name, NamespaceEntry(namespace, name), reader):
+                found = Outside(f"global {name}", namespace, (itemgetter(name),), row.before)
+                self._name(row, found, reader[0], depth)
+        is_called = isinstance(value, FunctionType)  # functions that call each other are followed to the end
+        self._follow(value, name, reader, names, depth + is_called)
+
+    def _name(self, row: Saved, found: Outside, code: CodeType, depth: int) -> None:
+        is_known = type(found.value) in _HOLDING and not self._is_new(("named", id(found.value)), found.value)
+        if depth >= _DEEP - _NEAR and is_plain(found.value) and not is_known:
+            self._named.append((row, found, _beginning(code)))
+
+    def _name_context(self, row: Saved, source: Source | None) -> None:
+        """What a context variable gives, its default too."""
+        found = _as_found(f"context variable {row.path}", row.thing, methodcaller("get"))
+        if source is not None and (found.value is None or is_plain(found.value)):
+            self._named.append((row, found, source))
+
+    def _name_attributes(self, row: Saved, code: CodeType, names: Iterable[str], depth: int) -> None:
+        """Attributes of an object or a class that code names."""
+        for name in names:
+            self._name(
+                row, _as_found(f"{row.path}.{name}", row.thing, partial(_held, name=name)), code, depth
+            )
+
+    # --- things --------------------------------------------------------------------------------------
+
+    def held(
+        self,
+        value: object,
+        path: ModulePath,
+        place: Callable[[], tuple[object, Source | None]],
+        but: StateKind | None = None,
+    ) -> None:
+        """Look at a thing that the model holds; `but` is what is looked at elsewhere."""
+        if is_iterator(value):
+            _, line = place()
+            raise _iterated(str(path), value, None if line is None else str(line))
+        if self._is_new(id(value), value):
+            rows = [row for row in save(str(path), value) if row.kind is not but]
+            self.saved += rows
+            for row in (row for row in rows if row.kind is CONTEXT):
+                self._name_context(row, place()[1])
+
+    def _follow(self, value: Any, path: str, reader: Reader, names: Iterable[str], depth: int) -> None:
+        kind = type(value)
+        if not depth or issubclass(kind, _ATOMS) or len(self.saved) > _MOST or self._is_inside(value):
+            return
+        if issubclass(kind, FunctionType):
+            self._function(value, path, depth)
+        elif issubclass(kind, ModuleType):
+            self._module(value, reader, frozenset(names), depth - 1)
+        elif issubclass(kind, type):
+            self._class(value, reader[0], names, depth)
+        elif is_iterator(value):
+            raise _iterated(path, value, line_of(reader))
+        elif self._is_new(id(value), value):
+            for inside in _behind(value):
+                self._follow(inside, path, reader, names, depth)
+            if _is_followed(kind):
+                for row in self._save(path, value, reader):
+                    if row.kind is CONTEXT:
+                        self._name_context(row, _beginning(reader[0]))
+                    if row.kind in (ATTRIBUTES, SLOTS):
+                        self._name_attributes(row, reader[0], names, depth)
+                    if row.kind is CONTAINER and reader[0] is not _NO_CODE:
+                        self._name(row, Outside(path, value, (), value), reader[0], depth)
+                    self._inside(row, reader, names, depth - 1)
+                self._class(kind, reader[0], names, depth - 1)
+
+    def _inside(self, row: Saved, reader: Reader, names: Iterable[str], depth: int) -> None:
+        state = row.before
+        rows = state.items() if isinstance(state, dict) else (("", value) for value in row.held())
+        for key, value in rows:
+            if type(key) is not str or not key.startswith("__"):
+                self._follow(value, row.path if key == "" else f"{row.path}.{key}", reader, names, depth)
+
+    def _module(self, module: ModuleType, reader: Reader, names: frozenset[str], depth: int) -> None:
+        if module is os:
+            if names & _OF_ENVIRONMENT:
+                self._environment(reader)
+        elif not _is_library(module.__name__):
+            for name in names & vars(module).keys():
+                self._variable(vars(module), name, reader, names, depth)
+
+    def _environment(self, reader: Reader) -> None:
+        """The environment, and what it has under the names that the code spells."""
+        if self._is_new(id(os.environ), os.environ):
+            self._save("os.environ", os.environ, reader)
+        for name in (text for code in _codes_in(reader[0]) for text in code.co_consts if _is_upper(text)):
+            if self._is_new(("environment", name), name):
+                key = EnvironmentKey(name)
+                for row in self._save(f"os.environ[{name!r}]", key, reader):
+                    found = Outside(row.path, os.environ, (methodcaller("get", name),), row.before)
+                    self._named.append((row, found, _beginning(reader[0])))
+
+    def _class(self, kind: type, code: CodeType, names: Iterable[str], depth: int) -> None:
+        """A class of the user's: its attributes, and those of its methods that are called."""
+        if (
+            not depth
+            or _is_library(kind.__module__)
+            or not is_observable(kind)
+            or issubclass(kind, _NO_STATE)
+        ):
+            return
+        if self._is_new(id(kind), kind):
+            for row in self._save(kind.__name__, kind, None):
+                self._name_attributes(row, code, names, depth)
+            for base in kind.__mro__[1:]:
+                self._class(base, code, names, depth - 1)
+        called = _ENTERED.union(names)
+        for name, held in list(vars(kind).items()):
+            if (function := _function_in(held)) is not None:
+                if name in called:
+                    self._function(function, f"{kind.__name__}.{name}", depth - 1)
+            elif not isinstance(held, type) and not name.startswith("__"):
+                reader = (_NO_CODE, f"{kind.__name__}.{name}")
+                self._follow(held, reader[1], reader, names, depth - 1)
+
+    def _is_new(self, key: object, alive: object) -> bool:
+        if key in self._seen:
+            return False
+        self._seen[key] = alive
+        return True
+
+    def _save(self, path: str, thing: Any, reader: Reader | None) -> list[Saved]:
+        rows = save(path, thing)
+        self.saved += rows
+        if reader is not None:
+            self.readers[id(thing)] = reader
+        return rows
+
+    # --- afterwards ----------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Give everything back as it was; a cache of calls forgets those of the run."""
+        for row in reversed(self.saved):
+            if row.kind is not CACHED or not row.before[1] or has_results(row.thing, FakeTensor):
+                row.restore()
+
+    def changed(self) -> list[Saved]:
+        """What holds something else now, but for caches of calls, which are asked again."""
+        return [row for row in self.saved if row.kind not in (CACHED, ENTRY) and not row.is_unchanged]
+
+    def variables(self) -> list[tuple[Outside, Source]]:
+        """Variables near the model whose values may decide and that it does not change, with readers."""
+        changed = {id(row.thing) for row in self.changed()}
+        return [
+            (found, source)
+            for row, found, source in self._named
+            if id(row.thing) not in changed and id(row.before) not in changed
+        ]
+
+    def line_of(self, row: Saved) -> str | None:
+        """Where code that reads it names it."""
+        reader = self.readers.get(id(row.thing))
+        return None if reader is None else line_of(reader)
+
+
+def _as_found(path: str, root: Any, step: Callable[[Any], Any]) -> Outside:
+    found = Outside(path, root, (step,), None)
+    return replace(found, value=found.now())
+
+
+def _held(thing: Any, name: str) -> Any:
+    """An attribute of an object or a class, found without running any code of theirs."""
+    if isinstance(thing, type):
+        return class_attribute(thing, name)
+    held = own_attributes(thing).get(name, NOTHING)
+    if held is NOTHING:
+        held = class_attribute(type(thing), name)
+    return held.__get__(thing) if type(held) is MemberDescriptorType else held
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value decides by what it is: numbers, texts, flags, tensors, and small containers of such.
+
+    None and empty containers are what is filled by whoever comes first.
+    """
+    if isinstance(value, Tensor):
+        return True
+    if type(value) in _HOLDING:
+        held: Any = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+            return False  # a registry, which grows with every model that is made
+        return 0 < len(held) <= _MANY and all(type(each) in _CONSTANTS for each in held)
+    return type(value) in _CONSTANTS or isinstance(value, Enum)
+
+
+def _is_upper(text: object) -> bool:
+    return isinstance(text, str) and text.isidentifier() and text.isupper()
+
+
+_HOLDING = (list, tuple, dict, set, frozenset)
+_CONSTANTS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_NO_CODE = (lambda: None).__code__
+
+
+def _beginning(code: CodeType) -> Source:
+    return Source(code.co_filename, code.co_firstlineno, code.co_qualname)
+
+
+def line_of(reader: Reader) -> str | None:
+    """The line in which code names something first."""
+    outer, name = reader
+    if outer is _NO_CODE:
+        return None
+    for code in _codes_in(outer):
+        line = code.co_firstlineno
+        starts = dict(findlinestarts(code))
+        for row in get_instructions(code):
+            line = starts.get(row.offset) or line
+            if row.argval == name and row.opname.startswith(("LOAD_", "STORE_")):
+                return str(Source(code.co_filename, line, code.co_qualname))
+    return str(Source(outer.co_filename, outer.co_firstlineno, outer.co_qualname))
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes_in(constant)
+
+
+def _behind(value: Any) -> Iterator[Any]:
+    """What is called in the place of a callable that is no function itself."""
+    if isinstance(value, MethodType):
+        yield value.__self__
+        yield value.__func__
+    elif isinstance(value, partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, _lru_cache_wrapper):
+        yield value.__wrapped__
+    elif isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type):
+        yield value.__self__
+
+
+def _function_in(held: Any) -> FunctionType | None:
+    """The function of a method, a property, or what caches one."""
+    if isinstance(held, classmethod | staticmethod):
+        held = held.__func__
+    elif isinstance(held, property):
+        held = held.fget
+    elif isinstance(held, cached_property):
+        held = held.func
+    return held if isinstance(held, FunctionType) else None
+
+
+def _is_followed(kind: type) -> bool:
+    """Whether instances of a class keep state that code of the user advances."""
+    if kind in (CellType, ContextVar, _lru_cache_wrapper):
+        return True
+    package = kind.__module__.partition(".")[0]
+    return package in _OF_PYTHON or not _is_library(kind.__module__)
+
+
+def _is_library(name: str | None) -> bool:
+    package = str(name).partition(".")[0]
+    return package in ("torch", "numpy", "whence") or package in sys.stdlib_module_names
+
+
+def _is_torch(value: object) -> bool:
+    """Whether a variable names a function or class of torch's or Python's, which stays what it is."""
+    return isinstance(value, type | FunctionType) and _is_library(value.__module__)
+
+
+def _iterated(path: str, value: object, line: str | None) -> SideEffect:
+    return SideEffect(
+        f"the model reads `{path}`, a {type(value).__name__}, while it runs",
+        where=Place(line=line),
+        why="what is taken from an iterator is gone, and cannot be given back after the capture; a program "
+        "would have it as a constant, the same in every run",
+        remedy="take from it outside of the model, and pass in what comes",
+    )

@@ -1,0 +1,347 @@
+"""One thing outside the model's modules with what it held: kept before code runs that could change it."""
+
+import gc
+import os
+import random
+import sys
+import threading
+from array import array
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import _lru_cache_wrapper
+from operator import eq
+from types import CellType, MappingProxyType, MemberDescriptorType, WrapperDescriptorType
+from typing import Any
+
+from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
+from whence.tracing.sandbox.module_snapshot import CONTAINERS, refill, reset, same_items
+
+_OURS = frozenset({"__getattribute__", "__getattr__"})
+"""What a capture itself puts on classes while it watches them."""
+_LARGEST = 1_000_000
+"""Bytes of an array that are copied; of a larger one nobody says whether it has changed."""
+
+
+@dataclass(frozen=True)
+class StateKind:
+    """How to read the state of a thing, to compare two of them, and to give one back."""
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], None]
+    same: Callable[[Any, Any], bool]
+    draws: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A thing with its state then; `path` is how a person calls it, `line` where code reads it."""
+
+    path: str
+    thing: Any
+    kind: StateKind
+    before: Any
+    line: str | None = None
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether its state is the same."""
+        return self.kind.same(self.before, self.kind.read(self.thing))
+
+    def restore(self) -> None:
+        """Give the state back."""
+        if not self.is_unchanged:
+            self.kind.write(self.thing, self.before)
+
+    def now(self) -> "Saved":
+        """The same thing with its present state."""
+        return replace(self, before=self.kind.read(self.thing))
+
+    def held(self) -> list[Any]:
+        """The values in its state."""
+        state = self.before
+        return (
+            list(state.values()) if isinstance(state, dict) else list(state) if _is_many(state) else [state]
+        )
+
+    def with_values(self, exchanged: Callable[[Any], Any]) -> "Saved":
+        """The same with other values in the state."""
+        state = self.before
+        if isinstance(state, dict):
+            other: Any = copy(state)
+            other.update({key: exchanged(value) for key, value in state.items()})
+        elif isinstance(state, deque):
+            other = deque(map(exchanged, state), state.maxlen)
+        elif _is_many(state):
+            other = type(state)(map(exchanged, state))
+        else:
+            other = exchanged(state)
+        return replace(self, before=other)
+
+    def changed_names(self) -> list[str]:
+        """The names under which it holds something else now, for a thing with names."""
+        now = self.kind.read(self.thing)
+        if self.kind not in (ATTRIBUTES, CLASS, SLOTS, LOCAL):
+            return [self.path]
+        names = dict.fromkeys((*self.before, *now))
+        return [
+            f"{self.path}.{name}"
+            for name in names
+            if self.before.get(name, NOTHING) is not now.get(name, NOTHING)
+        ]
+
+
+def _is_many(state: object) -> bool:
+    return type(state) in (list, tuple, set) or isinstance(state, deque)
+
+
+@dataclass(frozen=True)
+class NamespaceEntry:
+    """A name in the namespace of a file."""
+
+    namespace: dict[str, Any]
+    name: str
+
+
+@dataclass(frozen=True)
+class EnvironmentKey:
+    """A name in the environment."""
+
+    name: str
+
+
+def _set_variable(variable: NamespaceEntry, value: Any) -> None:
+    if value is NOTHING:
+        variable.namespace.pop(variable.name, None)
+    else:
+        variable.namespace[variable.name] = value
+
+
+def _set_cell(cell: CellType, value: Any) -> None:
+    if value is NOTHING:
+        del cell.cell_contents
+    else:
+        cell.cell_contents = value
+
+
+def _cell(cell: CellType) -> Any:
+    """What a cell holds; `NOTHING` for an empty one."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return NOTHING
+
+
+def _class(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if name not in _OURS}
+
+
+def _set_class(kind: type, before: Mapping[str, Any]) -> None:
+    now = _class(kind)
+    for name in [name for name in now if name not in before]:
+        delattr(kind, name)
+    for name, value in before.items():
+        if now.get(name, NOTHING) is not value:
+            setattr(kind, name, value)
+
+
+def slots_of(kind: type) -> list[tuple[str, MemberDescriptorType]]:
+    """Where instances of a class keep what is in no dictionary."""
+    rows = (
+        (name, held)
+        for base in kind.__mro__
+        if "__slots__" in vars(base)
+        for name, held in vars(base).items()
+    )
+    return [(name, held) for name, held in rows if type(held) is MemberDescriptorType]
+
+
+def _slots(thing: Any) -> dict[str, Any]:
+    found = {}
+    for name, slot in slots_of(type(thing)):
+        try:
+            found[name] = slot.__get__(thing)
+        except AttributeError:  # nothing is in it yet
+            continue
+    return found
+
+
+def _set_slots(thing: Any, before: Mapping[str, Any]) -> None:
+    for name, slot in slots_of(type(thing)):
+        if name in before:
+            slot.__set__(thing, before[name])
+        else:
+            slot.__delete__(thing)
+
+
+def _cached_calls(function: Any) -> tuple[int, int]:
+    known = function.cache_info()
+    return known.misses, known.currsize
+
+
+def _set_environment(environ: Any, before: Mapping[str, str]) -> None:
+    for name in [name for name in environ if name not in before]:
+        del environ[name]
+    for name, value in before.items():
+        if environ.get(name) != value:
+            environ[name] = value
+
+
+def _context(variable: ContextVar[Any]) -> Any:
+    return variable.get(NOTHING)
+
+
+def _set_context(variable: ContextVar[Any], before: Any) -> None:
+    if before is not NOTHING:  # one that had no value cannot be without one again: it is refused
+        variable.set(before)
+
+
+def _bit_state(generator: Any) -> Any:
+    """The state of a generator of NumPy's, new or old."""
+    inside = getattr(generator, "bit_generator", None)
+    return inside.state if inside is not None else generator.get_state(legacy=False)
+
+
+def _set_bit_state(generator: Any, state: Any) -> None:
+    if (inside := getattr(generator, "bit_generator", None)) is not None:
+        inside.state = state
+    else:
+        generator.set_state(state)
+
+
+def _same_bits(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_same_bits(left[key], right[key]) for key in left)
+    return left.tobytes() == right.tobytes() if hasattr(left, "tobytes") else bool(left == right)
+
+
+def _array(thing: Any) -> Any:
+    return thing.copy() if thing.nbytes <= _LARGEST and not thing.dtype.hasobject else None
+
+
+def _set_array(thing: Any, before: Any) -> None:
+    thing[...] = before
+
+
+def _same_array(left: Any, right: Any) -> bool:
+    return left is None or right is None or left.tobytes() == right.tobytes()
+
+
+def _copied(held: Any) -> Any:
+    """A copy of a container, made by no code of its class."""
+    if isinstance(held, dict):
+        return dict.copy(held)
+    if isinstance(held, deque):
+        return deque(held, held.maxlen)
+    return set(held) if isinstance(held, set) else list(held) if isinstance(held, list) else held[:]
+
+
+def _is(left: Any, right: Any) -> bool:
+    return left is right
+
+
+VARIABLE = StateKind(lambda it: it.namespace.get(it.name, NOTHING), _set_variable, _is)
+ENTRY = StateKind(lambda key: os.environ.get(key.name), lambda *_: None, eq)
+CELL = StateKind(_cell, _set_cell, _is)
+CONTAINER = StateKind(_copied, refill, same_items)
+ATTRIBUTES = StateKind(
+    lambda thing: dict(own_attributes(thing)),
+    lambda thing, before: reset(own_attributes(thing), before),
+    same_items,
+)
+LOCAL = StateKind(
+    lambda thing: dict(thing.__dict__), lambda thing, before: reset(thing.__dict__, before), same_items
+)
+SLOTS = StateKind(_slots, _set_slots, same_items)
+CLASS = StateKind(_class, _set_class, same_items)
+CACHED = StateKind(_cached_calls, lambda function, _: function.cache_clear(), eq)
+ENVIRONMENT = StateKind(dict, _set_environment, eq)
+CONTEXT = StateKind(_context, _set_context, _is)
+PYTHON_RANDOM = StateKind(random.Random.getstate, random.Random.setstate, eq, draws=True)
+NUMPY_RANDOM = StateKind(_bit_state, _set_bit_state, _same_bits, draws=True)
+ARRAY = StateKind(_array, _set_array, _same_array)
+
+
+_OF_TYPE = {
+    EnvironmentKey: ENTRY,
+    CellType: CELL,
+    NamespaceEntry: VARIABLE,
+    ContextVar: CONTEXT,
+    type(os.environ): ENVIRONMENT,
+}
+
+
+def kinds_of(thing: Any) -> Iterator[StateKind]:
+    """What state a thing has; nothing for what has none, or none that anybody can look at."""
+    kind = type(thing)
+    if kind in _OF_TYPE:
+        yield _OF_TYPE[kind]
+    elif issubclass(kind, type):
+        yield CLASS
+    elif issubclass(kind, random.Random):
+        yield from [] if issubclass(kind, random.SystemRandom) else [PYTHON_RANDOM]
+    elif issubclass(kind, threading.local):
+        yield LOCAL
+    elif kind.__module__.startswith("numpy"):
+        yield from _kinds_of_numpy(thing)
+    else:
+        yield from _kinds_of_object(thing)
+
+
+def _kinds_of_object(thing: Any) -> Iterator[StateKind]:
+    kind = type(thing)
+    if _is_container(kind):
+        yield CONTAINER
+    if kind is _lru_cache_wrapper:
+        yield CACHED
+    if kind is not MappingProxyType and has_attributes(thing):
+        yield ATTRIBUTES
+    if slots_of(kind):
+        yield SLOTS
+
+
+_CONTAINERS = (*CONTAINERS, bytearray, array)
+_PLAIN = (*_CONTAINERS, OrderedDict, defaultdict, Counter)
+_OWN_WAYS = ("__iter__", "__len__", "__getitem__", "keys", "values", "items", "update", "pop", "clear")
+
+
+def _is_container(kind: type) -> bool:
+    """Whether a class is a container, and goes about it as Python's own does."""
+    base = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
+    if base is None or kind in _PLAIN:
+        return base is not None
+    return all(getattr(kind, name, None) is getattr(base, name, None) for name in _OWN_WAYS)
+
+
+def _kinds_of_numpy(thing: Any) -> Iterator[StateKind]:
+    numpy = sys.modules["numpy"]
+    if isinstance(thing, numpy.random.Generator | numpy.random.RandomState):
+        yield NUMPY_RANDOM
+    elif isinstance(thing, numpy.ndarray):
+        yield ARRAY
+
+
+def is_iterator(thing: Any) -> bool:
+    """Whether a thing is an iterator written in C, but no file: what is taken from it cannot be put back."""
+    kind = type(thing)
+    return type(getattr(kind, "__next__", None)) is WrapperDescriptorType and kind.__module__ != "_io"
+
+
+def save(path: str, thing: Any, line: str | None = None) -> list[Saved]:
+    """A thing with its state."""
+    return [Saved(path, thing, kind, kind.read(thing), line) for kind in kinds_of(thing)]
+
+
+def has_results(function: Any, kind: type) -> bool:
+    """Whether a function that caches its calls keeps something of a class: itself, or in a container."""
+    waiting, seen = gc.get_referents(function), set[int]()
+    while waiting:
+        thing = waiting.pop()
+        if type(thing) is kind:
+            return True
+        if id(thing) not in seen and type(thing) in (dict, list, tuple, set):
+            seen.add(id(thing))
+            waiting += gc.get_referents(thing)
+    return False

@@ -1,0 +1,1 @@
+"""Run the model once and write down what there is to know; `run.py` is the table of contents."""

@@ -1,0 +1,197 @@
+"""A Python decision that needs a tensor's value: what asked for it, whose value it is, what to do instead."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.operators.schemas import has_size_of_data, short_name
+from whence._torch.sizes.symbols import OuterNumber, RaggedSize, unknown_size
+from whence.errors import DataDependent, Place
+from whence.program.queries.printing import line
+
+_SHOWN = 3
+
+
+class Need(Enum):
+    """What a value is needed for; the value of the member is what to do instead."""
+
+    BRANCH = (
+        "compute both sides and choose with torch.where(condition, a, b); or decide outside and pass the "
+        "decision in as a Python bool, a constant of the program: capture once for each"
+    )
+    NUMBER = (
+        "keep it a tensor, which takes part in arithmetic, comparisons and indexing as a number does; or "
+        "compute it outside and pass it in as a Python number, a constant of the program"
+    )
+    SIZE = (
+        "keep the size fixed and carry a mask along: torch.where(mask, x, 0) or x * mask for x[mask], "
+        "mask.sum() for a count, torch.topk for a fixed number; or select outside the captured function"
+    )
+    CONTENT = (
+        "compute it with torch functions in place of Python's or NumPy's; or move that part out of the "
+        "captured function and pass its result in"
+    )
+    ADDRESS = (
+        "ask what decides by it outside of the captured function, and pass the answer in: every run has its "
+        "tensors elsewhere in memory"
+    )
+
+
+_READS: dict[str, tuple[str, Need]] = {
+    "__bool__": ("a branch (if, while, and, or, bool())", Need.BRANCH),
+    "__contains__": ("a branch (in)", Need.BRANCH),
+    "is_nonzero": ("torch.is_nonzero", Need.BRANCH),
+    "equal": ("torch.equal", Need.BRANCH),
+    "allclose": ("torch.allclose", Need.BRANCH),
+    "item": ("a number (.item() or .tolist())", Need.NUMBER),
+    "__int__": ("a number (int())", Need.NUMBER),
+    "__float__": ("a number (float())", Need.NUMBER),
+    "__index__": ("a number (an index, a slice or range())", Need.NUMBER),
+    "__getitem__": ("a number (an index or a slice)", Need.NUMBER),
+    "grad": ("a number (.item(), int(), if, while)", Need.NUMBER),  # all that is known inside the backward
+    "tensor": ("the content (torch.tensor of tensors, which torch.stack can do)", Need.CONTENT),
+    "as_tensor": ("the content (torch.as_tensor of tensors, which torch.stack can do)", Need.CONTENT),
+    "tolist": ("the content (.tolist())", Need.CONTENT),
+    "numpy": ("the content (.numpy())", Need.CONTENT),
+    "__array__": ("the content (as a NumPy array)", Need.CONTENT),
+    "__dlpack__": ("the content (from_dlpack)", Need.CONTENT),
+    "data_ptr": ("the address (.data_ptr())", Need.ADDRESS),
+    "__format__": ("the content (formatted as text)", Need.CONTENT),
+}
+_SIZES = {
+    "__getitem__": "indexing with a mask",
+    "where": "torch.where with one argument",
+    "fn": "torch.unique",  # one function in torch stands for all that return more when asked to
+}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor whose value was needed: its name, and how it came to be."""
+
+    name: str
+    made: str = ""
+
+
+def data_dependent(
+    operation: object, function: object, values: Sequence[Value], where: Place
+) -> DataDependent:
+    """The error for values that were needed."""
+    asked, need = _read(operation, function)
+    named = " and ".join(dict.fromkeys(value.name for value in values)) or "a tensor"
+    made = dict.fromkeys(value.made for value in values if value.made)
+    return DataDependent(
+        f"{asked} needs the value of {named}, which a capture does not have",
+        where=where,
+        why="; ".join([*made, "a capture runs on fake tensors, shapes without numbers"]),
+        remedy=need.value,
+    )
+
+
+_UNALLOCATED = "its data is not allocated yet"
+"""What a C++ kernel says that looks at the memory of a fake tensor."""
+
+
+def refused_size(error: RuntimeError, where: Place) -> DataDependent | None:
+    """The error for what PyTorch could not do without knowing a size, or what lies in the memory of a tensor;
+    None where it is another error."""
+    if _UNALLOCATED in str(error):
+        return DataDependent(
+            "a kernel looks at the numbers of a tensor while it decides what to do",
+            where=where,
+            why="a capture runs on fake tensors, shapes without numbers",
+            remedy="pass a Python number, or a list of them, in the place of that tensor",
+        )
+    if isinstance(error, RaggedSize):
+        return DataDependent(
+            "the model makes a jagged tensor, whose rows have lengths that come from data",
+            where=where,
+            remedy="capture with dynamic_shapes={}, or with sizes that vary: there a symbol stands for them",
+        )
+    if isinstance(error, OuterNumber):
+        return DataDependent(
+            "a function that an operator runs (cond, while_loop, map) uses a number read from a tensor",
+            where=where,
+            why="it is recorded into a graph of its own, and its derivative into another: both get tensors",
+            remedy="use the tensor in the place of its .item(), as an operand of the operator",
+        )
+    unknown = unknown_size(error)
+    return None if unknown is None else _size_unknown(*unknown, where)
+
+
+def formula_decides(name: str, where: Place) -> DataDependent:
+    """The error for a derivative inside the model whose formula looks at values."""
+    return DataDependent(
+        f"the derivative {name} decides by numbers, and the model takes it while it runs",
+        where=where,
+        why="eager takes a quicker way for some numbers (no factor of a product is 0), with other last bits",
+        remedy="write it without: functools.reduce(torch.mul, x.unbind(dim)) for x.prod(dim), "
+        "torch.where(mask, value, x) for x.masked_fill(mask, value); or take the derivative outside",
+    )
+
+
+def _size_unknown(condition: str, names: Sequence[str], where: Place) -> DataDependent:
+    """The error for a decision by a size, or a number, that only a run gives."""
+    return DataDependent(
+        f"whether {condition} decides what the model does, and is not known in a capture",
+        where=where,
+        why=f"{', '.join(names)} comes from data: {_GIVEN}",
+        remedy=f"say before that line what always holds, torch._check({condition}); or compute both sides "
+        "and choose with torch.where; or decide outside and pass the decision in",
+    )
+
+
+_GIVEN = "a number read from a tensor, or the size of a result of nonzero, unique or indexing with a mask"
+
+
+def _read(operation: object, function: object) -> tuple[str, Need]:
+    name = getattr(function, "__name__", short_name(operation))
+    if has_size_of_data(operation):
+        return f"{_SIZES.get(name, name)}, whose result has a size that depends on data,", Need.SIZE
+    return _READS.get(name, (f"a number (in {name})", Need.NUMBER))
+
+
+def tensors_read(arguments: Sequence[object]) -> list[Tensor]:
+    """The tensors whose values an operation needs: masks where there are any, otherwise all."""
+    tensors = list(_tensors_in(arguments))
+    return [tensor for tensor in tensors if tensor.dtype == torch.bool] or tensors
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+def value_of(node: fx.Node, computed: Place, inputs: Mapping[fx.Node, str]) -> Value:
+    """Which operation, on which line and in which module, made a value, and from what."""
+    if node.op == "placeholder":
+        return Value(_input(node, inputs))
+    roots = dict.fromkeys(_input(root, inputs) for root in _roots(node))
+    wanted = [text for text in roots if text.startswith(INPUT)] or list(roots)
+    shown = ", ".join(wanted[:_SHOWN]) + (", …" if len(wanted) > _SHOWN else "")
+    made = [line(node), *([f"computed {computed}"] if str(computed) else [])]
+    return Value(node.name, ", ".join([*made, *([f"from {shown}"] if shown else [])]))
+
+
+INPUT = "the input"
+"""How a user's input is described, to be told from state."""
+
+
+def _input(node: fx.Node, inputs: Mapping[fx.Node, str]) -> str:
+    return inputs.get(node, f"{node.name}, a tensor from outside the model")
+
+
+def _roots(node: fx.Node) -> list[fx.Node]:
+    """The placeholders that a value is computed from, in graph order."""
+    waiting, seen = [node], {node}
+    while waiting:
+        sources = waiting.pop().all_input_nodes
+        waiting += [source for source in sources if source not in seen]
+        seen.update(sources)
+    return sorted(found for found in seen if found.op == "placeholder")

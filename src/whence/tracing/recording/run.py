@@ -1,0 +1,379 @@
+"""Run the model once, forward and backward, and take notes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from types import CodeType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.autograd.derivatives import formulas_refused
+from whence._torch.autograd.grad_modes import observed_grad_modes
+from whence._torch.autograd.saved_tensors import observed_packing
+from whence._torch.autograd.switches import modes_restored
+from whence._torch.higher_order.function_graphs import functions_traced, operators_called_directly
+from whence._torch.observe.checkpoints import observed_checkpoints
+from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
+from whence._torch.observe.module_calls import CallObserver, observed_modules
+from whence._torch.observe.module_writes import observed_writes
+from whence._torch.patching import patches_undone
+from whence._torch.pytrees import TreeSpec, tree_flatten, whole_leaves
+from whence._torch.record.recorder import FakeTensorMode
+from whence._torch.sizes.symbols import SYMBOLIC, fake_mode_of, is_symbolic, number_of
+from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of, sizes_are_known
+from whence._torch.tensors import clear_autocast_cache, tensors_restored
+from whence.errors import InvalidLoss, Place, UnsupportedInput
+from whence.program.arguments.convention import parts_in
+from whence.program.names import state_name
+from whence.program.signature import Input, Part
+from whence.schema import InputKind, Phase
+from whence.tracing.reads.nondeterminism import ImpureCalls
+from whence.tracing.recording.backward import Backward, differentiate
+from whence.tracing.recording.data_dependence import INPUT, formula_decides
+from whence.tracing.recording.partial import keeping_what_was_recorded
+from whence.tracing.recording.session import Session
+from whence.tracing.replay.records.rehearsal import rehearsed
+from whence.tracing.replay.reuse import Reuse
+from whence.tracing.sandbox.interrupts import Interrupts
+from whence.tracing.sandbox.leftovers import RunValues
+from whence.tracing.sandbox.module_snapshot import (
+    Lines,
+    changes_reported,
+    kept_of,
+    reassigned_buffers,
+    way_back,
+)
+from whence.tracing.sandbox.side_effects import SideEffects
+from whence.tracing.sandbox.undo import Undoing
+from whence.tracing.source_lines import SourceFinder, beginning_of
+from whence.tracing.target.changed_containers import containers_in, refuse_changes
+from whence.tracing.target.eligibility import refuse_kinds
+from whence.tracing.target.example import Example, is_plain_constant
+from whence.tracing.target.loss_state import tensors_of_loss
+from whence.tracing.target.placeholders import (
+    Prepared,
+    fake_arguments,
+    refuse_own_parameters,
+    refuse_returned_parameters,
+    wholes_of_arguments,
+    wholes_of_state,
+)
+from whence.tracing.target.subject import StateTensor, Subject, attribute_names, plain_tensors
+from whence.tracing.target.symbols import Symbols, symbols_for
+
+Loss = Callable[[Any], Tensor]
+S = TypeVar("S", bound=Session)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One finished run: the notes, and which nodes are results, tangents and gradients.
+
+    `reassigned` pairs the placeholder of a buffer with the node that replaced it. `rows` are inputs of other
+    kinds. A run that `is_step` has no half that is the forward: what it leaves is what there is at the end.
+    """
+
+    session: Session
+    prepared: Prepared
+    result_spec: TreeSpec
+    results: tuple[Any, ...]
+    result_nodes: tuple[fx.Node | None, ...]
+    result_parts: tuple[Part | None, ...]
+    reassigned: tuple[tuple[fx.Node, fx.Node], ...]
+    backward: Backward = field(default_factory=Backward)
+    rows: tuple[tuple[Input, fx.Node], ...] = ()
+    is_step: bool = False
+
+
+def record(
+    subject: Subject, example: Example, backward: bool | Loss, interrupts: Interrupts, reuse: Reuse
+) -> Recorded:
+    """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
+    refuse_kinds(subject, differentiates=bool(backward))
+    undoing = Undoing()
+    session = new_session(subject, example, subject.state, lines := Lines(), interrupts, reuse)
+    session.own_gradients = bool(backward and example.preserve)
+
+    def run() -> Recorded:
+        with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
+            return _recorded(session, example, backward)
+
+    return undoing.around(run)
+
+
+def rehearse(
+    subject: Subject,
+    example: Example,
+    state: Sequence[StateTensor],
+    observing: Callable[[Session], CallObserver],
+    interrupts: Interrupts,
+) -> None:
+    """Run the forward of `subject` on fake tensors for an observer of its module calls; keep nothing."""
+    session = new_session(subject, example, state, Lines(), interrupts, Reuse(wanted=False))
+    prepared = prepare(session, example, state)
+    with listening(session, observing(session)), session.recorder.active():
+        run_subject(session, subject, prepared.arguments)
+
+
+def new_session(
+    subject: Subject,
+    example: Example,
+    state: Sequence[StateTensor],
+    lines: Lines,
+    interrupts: Interrupts,
+    reuse: Reuse,
+) -> Session:
+    mode = mode_of(example, state)
+    return know_names(Session(subject, mode, finder_for(rehearse.__code__), lines, interrupts, reuse))
+
+
+def finder_for(*begins: CodeType) -> SourceFinder:
+    """Finds lines of user code in what is called from here on, or from functions with these codes."""
+    return SourceFinder((record.__code__, *begins, rehearsed.__code__))
+
+
+def know_names(session: S) -> S:
+    """The session, told what tensors are called that modules hold as plain attributes."""
+    named = attribute_names(session.subject).items()
+    session.know({key: state_name(InputKind.CONSTANT, path) for key, (path, _) in named})
+    return session
+
+
+@contextmanager
+def listening(session: Session, observer: CallObserver) -> Iterator[None]:
+    """Everything that a run tells: module calls, changes of modules, checkpoints, questions."""
+    with ExitStack() as active:
+        active.enter_context(compiling_on_this_thread(session.asked, session.is_plainly_eager))
+        active.enter_context(compiled_functions_run_eagerly())
+        active.enter_context(operators_called_directly())
+        active.enter_context(functions_traced(session.branches.traced, session.recorder.fake_mode))
+        active.enter_context(observed_modules(observer))
+        active.enter_context(observed_writes(session.watch))
+        active.enter_context(observed_checkpoints(session))
+        active.enter_context(session.reads.active())
+        active.enter_context(observed_packing(session.watch.packing))
+        active.enter_context(
+            formulas_refused(
+                lambda: session.phase is Phase.FORWARD, lambda name: formula_decides(name, session.here())
+            )
+        )
+        yield
+
+
+def _recorded(session: Session, example: Example, backward: bool | Loss) -> Recorded:
+    subject = session.subject
+    if backward:
+        refuse_own_parameters(subject, example)
+    with ExitStack() as active:
+        prepared = prepare(session, example, subject.state)
+        active.enter_context(listening(session, session))
+        active.enter_context(
+            torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled())
+        )
+        active.enter_context(observed_grad_modes(session.grad_modes))
+        active.enter_context(session.recorder.active())
+        given = containers_in(prepared.arguments)
+        session.reads.reachable.code_of(subject.call)
+        if callable(backward):
+            session.reads.reachable.loss(backward)
+        result = run_subject(session, subject, prepared.arguments)
+        refuse_changes(subject, given, result)
+        loss = _loss(session, backward, result) if callable(backward) else None
+        recorded = forward_half(session, subject, prepared, result)
+        if backward is True:
+            refuse_returned_parameters(subject, prepared, recorded.result_nodes)
+        if backward:
+            recorded = replace(
+                recorded, backward=differentiate(session, whole_leaves(result), prepared, loss)
+            )
+        session.replayer.check(recorded.result_nodes)
+        return recorded
+
+
+def prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:
+    leaves, nodes = _user_placeholders(session, example)
+    plain = plain_tensors(state)
+    nodes_of_state = session.recorder.adopt_all([(row.tensor, _name_of(row)) for row in plain])
+    adopted = tuple(zip(plain, nodes_of_state, strict=True))
+    described = [
+        (node, f"{INPUT} `{node.name}` ({path})") for node, path in zip(nodes, example.paths, strict=True)
+    ]
+    described += [(node, f"the {_kind_of(row).value} {row.paths[0]}") for row, node in adopted]
+    session.notes.inputs.update(described)
+    session.reads.values = RunValues(session.recorder, frozenset(nodes), session.notes.marks)
+    arguments, twins = fake_arguments(example, leaves)
+    wholes = [*wholes_of_state(state, adopted), *wholes_of_arguments(example, twins, leaves, nodes)]
+    prepared = Prepared(adopted, example.leaves, tuple(leaves), tuple(nodes), arguments, tuple(wholes))
+    for tensor, _ in prepared.differentiable():
+        session.note_key(tensor)
+    session.announce([whole.tensor for whole in wholes])
+    return prepared
+
+
+@contextmanager
+def surroundings_kept(session: Session, undoing: Undoing, lines: Lines) -> Iterator[None]:
+    """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
+    subject = session.subject
+    modules = kept_of((*subject.named_modules(), *subject.named_wrappers()))
+    sources = session.reads.reachable.sources = ImpureCalls(session.is_user, lambda: session.reading()[1])
+    side_effects = SideEffects(session, sources)
+    parts = [row for row in plain_tensors(subject.state) if row.access]
+    tensors = [row.tensor for row in (*subject.state, *parts)]
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    undoing.later(
+        lambda: clear_autocast_cache(forced=not undoing.finished),
+        session.replayer.release,
+        session.reads.reachable.restore,
+        sources.undo,
+        side_effects.undo,
+        lambda: undoing.finished or way_back([*modules, *session.reads.kept])(),
+        tensors_restored([*tensors, *gradients]),
+        patches_undone(),
+        modes_restored(),
+    )
+    clear_autocast_cache()
+    with changes_reported(modules, lines), side_effects.refused():
+        yield
+
+
+def mode_of(example: Example, state: Sequence[StateTensor]) -> FakeTensorMode:
+    """The fake mode of a run: that of inputs or state which are fake already, else a new one."""
+    leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
+    return fake_mode_of([*leaves, *(row.tensor for row in state)], dynamic=example.asked is not None)
+
+
+def _name_of(row: StateTensor) -> str:
+    return state_name(_kind_of(row), row.paths[0])
+
+
+def _kind_of(row: StateTensor) -> InputKind:
+    return InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER
+
+
+def _user_placeholders(session: Session, example: Example) -> tuple[list[Any], list[fx.Node]]:
+    """Fake twins of the inputs, one for each distinct tensor, and a placeholder for every leaf."""
+    leaves: list[Any] = []
+    nodes: list[fx.Node] = []
+    twins: dict[int, Tensor] = {}
+    symbols = symbols_for(session.recorder, example)
+    for leaf, name in zip(example.leaves, example.names, strict=True):
+        if not isinstance(leaf, Tensor):
+            number = leaf if symbols is None else symbols.number(len(leaves), leaf)
+            leaves.append(number)
+            nodes.append(session.recorder.constant_input(number, name))
+        elif id(leaf) in twins:
+            leaves.append(twins[id(leaf)])
+            nodes.append(session.recorder.constant_input(twins[id(leaf)], name))
+        else:
+            twin, node = _twin(session, symbols, len(leaves), leaf, name)
+            twins[id(leaf)] = twin
+            leaves.append(twin)
+            nodes.append(node)
+    if symbols is not None:
+        symbols.read_from(leaves, nodes)
+    return leaves, nodes
+
+
+def _twin(
+    session: Session, symbols: Symbols | None, position: int, leaf: Tensor, name: str
+) -> tuple[Tensor, fx.Node]:
+    sizes = None if symbols is None else symbols.shape(position, leaf)
+    if sizes is None:
+        return session.recorder.fake_input(leaf, name)
+    return session.recorder.sized_input(leaf, name, sizes)
+
+
+def run_subject(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    """Call the model."""
+    args, kwargs = inputs
+    with session.blaming(subject.name):
+        return subject.call(*args, **kwargs)
+
+
+def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
+    session.notes.of_loss = tensors_of_loss(loss_function, session.subject)
+    session.know({key: held.name for key, held in session.notes.of_loss.items()})
+    with session.blaming("the loss function"):
+        loss = loss_function(result)
+    begins = beginning_of(loss_function)
+    where = Place(line=str(begins) if begins else None)
+    if not isinstance(loss, Tensor):
+        raise InvalidLoss(
+            f"the loss function returned a {type(loss).__name__}",
+            where=where,
+            remedy="return a scalar tensor",
+        )
+    if loss.numel() != 1 or loss.is_complex():
+        raise InvalidLoss(
+            f"the loss has shape {list(loss.shape)} and dtype {loss.dtype}, not one real number",
+            where=where,
+            remedy="reduce it: loss.mean() or loss.sum(); for several outputs use backward=True",
+        )
+    if is_composed(loss):
+        raise InvalidLoss(
+            f"the loss is a {type(loss).__name__}",
+            where=where,
+            why="the backward begins at one number",
+            remedy="make a plain tensor of it: loss.full_tensor() of a DTensor",
+        )
+    if not loss.requires_grad:
+        raise InvalidLoss(
+            "the loss does not require a gradient",
+            where=where,
+            why="no parameter or input that requires one leads to it",
+            remedy="check requires_grad of the parameters, no_grad blocks and .detach() calls",
+        )
+    return loss
+
+
+def forward_half(session: Session, subject: Subject, prepared: Prepared, result: Any) -> Recorded:
+    _refuse_results(subject, whole_leaves(result))
+    session.note_wholes(result)
+    leaves, spec = tree_flatten(result)
+    leaves = [number_of(leaf) if _is_number(leaf) else leaf for leaf in leaves]
+    nodes = tuple(session.held(leaf) for leaf in leaves)
+    placeholders = {id(row.tensor): node for row, node in prepared.state}
+    return Recorded(
+        session=session,
+        prepared=prepared,
+        result_spec=spec,
+        results=tuple(leaves),
+        result_nodes=nodes,
+        result_parts=tuple(parts_in(result, "output")),
+        reassigned=tuple(
+            (placeholders[id(before)], node)
+            for before, after in reassigned_buffers(subject, prepared.state)
+            if (node := session.note_key(after)) is not None
+        ),
+    )
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, SYMBOLIC) and not is_symbolic(leaf)
+
+
+def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
+    unknown = [leaf for leaf in leaves if is_composed(leaf) and not sizes_are_known(layout_of(leaf))]
+    if unknown:
+        raise UnsupportedInput(
+            f"{subject.name} returned a {type(unknown[0]).__name__} with a size that varies",
+            where=subject.place,
+            why="the size is none of those of the tensors that it is made of, and could not be told in a run",
+            remedy="return a plain tensor, or capture it with fixed sizes",
+        )
+    lost = [
+        leaf for leaf in leaves if not isinstance(leaf, (Tensor, *SYMBOLIC)) and not is_plain_constant(leaf)
+    ]
+    if not lost:
+        return
+    kinds = " and a ".join(dict.fromkeys(type(leaf).__name__ for leaf in lost))
+    raise UnsupportedInput(
+        f"{subject.name} returned a {kinds}",
+        where=subject.place,
+        why="a result is a tensor, a constant, or a container that pytree knows; tensors in other objects "
+        "would be lost",
+        remedy="return tensors in a tuple, dict or dataclass, or register the class with pytree; caches of "
+        "transformers are left out with use_cache=False",
+    )

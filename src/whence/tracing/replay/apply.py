@@ -1,0 +1,177 @@
+"""Let a recorded call stand for one that is like it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import MethodType
+from typing import Any
+
+from torch import Tensor
+
+from whence._torch.autograd.nodes import gradient_key
+from whence._torch.graphs import NameCounts, skip_names
+from whence._torch.pytrees import tree_unflatten
+from whence._torch.tensors import writes_to
+from whence.program.guards.observed import Read
+from whence.tracing.replay.differentiating import linked
+from whence.tracing.replay.host import ReplayHost
+from whence.tracing.replay.likeness import COMPUTED, Likeness, Look, held
+from whence.tracing.replay.records.template import Application, Differentiated, Doubt, Rehearsal, Template
+from whence.tracing.replay.records.watched_call import Counts
+
+Gradients = Callable[[Application, Sequence[Tensor | None]], Sequence[Tensor | None]]
+"""Makes the gradients of a replayed call from those of its results."""
+
+
+def applied(
+    host: ReplayHost,
+    template: Template,
+    found: Likeness,
+    scope: int,
+    slots: Sequence[tuple[int, int]],
+    gradients: Gradients,
+) -> tuple[Application, Any]:
+    """Let `template` stand for the call `scope`; returns what the call returns, too."""
+    graph, functions = host.recorder.graph, host.recorder.calls_of_functions()
+    sources = [found.tensors.get(id(tensor), tensor) for _, tensor in template.inside.inputs]
+    nodes = tuple(
+        host.known(source) if position in template.noted else host.met(source)
+        for position, source in enumerate(sources)
+    )
+    starts, called = NameCounts.now(graph), dict(functions)
+    _open_scopes(host, template, found, scope)
+    node, made = host.recorder.stand_for(nodes, [tensor for _, tensor in template.inside.outputs])
+    left_out = skip_names(graph, template.names)
+    _add_counts(functions, template.functions)
+    application = Application(
+        template=template,
+        node=node,
+        given=nodes,
+        scopes=range(scope, scope + len(template.scopes)),
+        starts=starts,
+        called=called,
+        caller=host.reading()[1],
+        slots=tuple(slots),
+        keys=tuple(gradient_key(sources[position]) for position, _ in slots),
+        left_out=left_out,
+    )
+    results = linked(
+        made,
+        [tensor.requires_grad for _, tensor in template.inside.outputs],
+        [sources[position] for position, _ in slots],
+        lambda tangents: gradients(application, tangents),
+    )
+    pairs = ((position, gradient_key(result)) for position, result in enumerate(results))
+    application.output_keys = {position: key for position, key in pairs if key is not None}
+    application.watched = [(tensor, writes_to(tensor)) for tensor in (*sources, *results)]
+    host.reads.repeat(_reads(host, template, found, scope))
+    return application, _result(template, found, results)
+
+
+def _open_scopes(host: ReplayHost, template: Template, found: Likeness, scope: int) -> None:
+    """The calls inside the call, as they would have been made."""
+    scopes, first = host.notes.scopes, template.scopes.start
+    before, now = scopes[first].site.path, scopes[scope].site.path
+    for number in template.scopes[1:]:
+        like = scopes[number]
+        site = host.names.repeat(like.site, before, now)
+        module = None if like.module is None else found.thing(like.module)
+        parent = like.parent - first + scope
+        scopes.append(replace(like, site=site, parent=parent, module=module, inputs=None, outputs=None))
+
+
+def _result(template: Template, found: Likeness, results: Sequence[Tensor]) -> Any:
+    """What the recorded call returned, over the values of this one."""
+    outputs = {node: result for (node, _), result in zip(template.inside.outputs, results, strict=True)}
+    leaves = [
+        outputs[node] if node in outputs else found.tensors.get(id(leaf), leaf)
+        for leaf, node in zip(template.outcome.leaves, template.outcome.nodes, strict=True)
+    ]
+    return tree_unflatten(leaves, template.outcome.spec)
+
+
+def _reads(host: ReplayHost, template: Template, found: Likeness, scope: int) -> Iterator[Read]:
+    """What the call would have read."""
+    scopes, caller = host.notes.scopes, host.reading()[1]
+    before, now = scopes[template.scopes.start].site.path, scopes[scope].site.path
+    paths = {path: None if path is None else path.moved(before, now) for path in template.readers}
+    rows = zip(template.reads, template.conditions.looks, template.read_by_caller, strict=True)
+    for read, look, by_caller in rows:
+        holder, value = _found_again(read, look, found)
+        source = caller if by_caller else read.source
+        yield Read(holder, read.name, value, read.is_there, paths[read.module], source)
+
+
+def _found_again(read: Read, look: Look, found: Likeness) -> tuple[object, Any]:
+    """Who is asked for the attribute in another call, and what is found."""
+    holder, value = found.thing(read.holder), read.value
+    if look.table is not None and look.table != COMPUTED and read.is_there:
+        value = held(holder, read.name, look.table)
+    elif isinstance(value, MethodType):
+        value = MethodType(value.__func__, found.thing(value.__self__))
+    return holder, value
+
+
+def slots_of(template: Template, rehearsal: Rehearsal) -> list[tuple[int, int]]:
+    """For each gradient that a call is asked for: which input it is for, and the how manieth."""
+    return [
+        (position, number)
+        for position in template.differentiable_inputs
+        for number in range(len(rehearsal.arrivals[position]))
+    ]
+
+
+def differentiated(
+    host: ReplayHost, application: Application, rehearsal: Rehearsal, tangents: Sequence[Tensor]
+) -> tuple[Sequence[Tensor | None], tuple[tuple[int, ...], ...]]:
+    """One gradient for each slot of a replayed call, and the calls that each comes from.
+
+    An input that holds a gradient already is handed each of its gradients by itself, so that they are added
+    in the order in which eager adds them.
+    """
+    _refuse_more(application, rehearsal)
+    by_input = {position: key for (position, _), key in zip(application.slots, application.keys, strict=True)}
+    whole = frozenset(position for position, key in by_input.items() if key not in host.arrived)
+    returned = tuple(slot for slot in application.slots if _is_returned(slot, rehearsal, whole))
+    graph = host.recorder.graph
+    starts = NameCounts.now(graph)
+    likes = [_like(slot, rehearsal, whole) for slot in returned]
+    node, made = host.recorder.stand_for(tuple(map(host.known, tangents)), likes)
+    application.left_out |= skip_names(graph, rehearsal.names)
+    application.backwards.append(Differentiated(rehearsal, node, returned, whole, starts, host.notes))
+    results = dict(zip(returned, made, strict=True))
+    offset = application.scopes.start - application.template.scopes.start
+    scopes = tuple(
+        tuple(scope + offset for scope in _scopes(slot, rehearsal, whole)) if slot in results else ()
+        for slot in application.slots
+    )
+    return [results.get(slot) for slot in application.slots], scopes
+
+
+def _refuse_more(application: Application, rehearsal: Rehearsal) -> None:
+    for position, arrivals in rehearsal.arrivals.items():
+        if len(arrivals) > sum(of == position for of, _ in application.slots):
+            raise Doubt(application.template.kind, "its backward has more parts for these gradients")
+
+
+def _is_returned(slot: tuple[int, int], rehearsal: Rehearsal, whole: frozenset[int]) -> bool:
+    position, number = slot
+    return number < len(rehearsal.arrivals[position]) and not (position in whole and number)
+
+
+def _like(slot: tuple[int, int], rehearsal: Rehearsal, whole: frozenset[int]) -> Tensor:
+    position, number = slot
+    arrivals = rehearsal.arrivals[position]
+    return arrivals[-1].total if position in whole else arrivals[number].like
+
+
+def _scopes(slot: tuple[int, int], rehearsal: Rehearsal, whole: frozenset[int]) -> Iterator[int]:
+    position, number = slot
+    arrivals = rehearsal.arrivals[position]
+    for arrival in arrivals if position in whole else arrivals[number : number + 1]:
+        yield from arrival.scopes
+
+
+def _add_counts(counts: dict[Any, int], more: Counts) -> None:
+    """Add counts to counts."""
+    for function, count in more.items():
+        counts[function] = counts.get(function, 0) + count

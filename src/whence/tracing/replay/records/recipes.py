@@ -1,0 +1,175 @@
+"""How to write the nodes of a recorded call once more: worked out once, followed for every call like it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from whence._torch.graphs import Inserter, NameCounts, base_and_number
+from whence.program.origins import ORIGIN, origin_of
+from whence.provenance import CallSite, Origin
+from whence.provenance.places import PROGRAM
+from whence.rewriting.functionalize import Functional
+from whence.tracing.recording.notes import Scope
+from whence.tracing.replay.records.template import Application, Doubt, Template
+from whence.tracing.replay.records.watched_call import Counts
+
+Written = dict[fx.Node, fx.Node]
+"""For each node of a record, the one that was written for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to write one node once more.
+
+    `base` and `number` make its name, `function` the torch function it came from and which call of it. The
+    calls of its origin are numbers, counted from that of the record; `root` is the position of the output
+    whose own gradient is part of a sum. An origin that is the same for several nodes is one object.
+    """
+
+    node: fx.Node
+    base: str
+    number: int
+    function: tuple[Any, str, int, str] | None
+    calls: tuple[int, ...]
+    place: int | None
+    forward: fx.Node | None
+    origin: Origin
+    root: int | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a record, and how far names and torch functions had been counted when it began.
+
+    `roots` are sums that the gradient of an output itself is part of, by the position of the output.
+    """
+
+    template: Template
+    starts: NameCounts
+    called: Counts
+    functions: Counts
+    roots: Mapping[fx.Node, int]
+
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, str], Any]:
+        named = ((getattr(function, "__name__", str(function)), function) for function in self.functions)
+        return {(name, f"{type(function).__name__}.{name}"): function for name, function in named}
+
+    def function_of(self, node: fx.Node) -> tuple[Any, str, int, str] | None:
+        """The torch function that a node came from, its name, which call of it, and how it is spelled."""
+        if "torch_fn" not in node.meta:
+            return None
+        numbered, text = node.meta["torch_fn"]
+        name, _, count = numbered.rpartition("_")
+        function = self._by_name.get((name, text))
+        if function is None:
+            return None
+        return function, name, int(count) - self.called.get(function, 0), text
+
+
+@dataclass(frozen=True)
+class RecipeWriter:
+    """Knows the whole recording: which number each call has, and which node each name had."""
+
+    numbers: Mapping[CallSite, int]
+    by_name: Mapping[str, fx.Node]
+    functional: Functional
+    _origins: dict[Origin, Origin] = field(default_factory=dict)
+
+    def recipes(self, nodes: Iterator[fx.Node], section: Section) -> list[Recipe]:
+        """How to write some nodes again."""
+        return [self._recipe(node, section) for node in nodes]
+
+    def _recipe(self, node: fx.Node, section: Section) -> Recipe:
+        first, origin = section.template.scopes.start, origin_of(node)
+        origin = self._origins.setdefault(origin, origin)
+        base, number = base_and_number(node.name)
+        forward = None if origin.forward is None else self.functional.value_of(self.by_name[origin.forward])
+        return Recipe(
+            node=node,
+            base=base,
+            number=number - section.starts.start(base),
+            function=section.function_of(node),
+            calls=tuple(self.numbers[site] - first for site in origin.calls),
+            place=None if origin.place is None else self.numbers[origin.place] - first,
+            forward=forward,
+            origin=origin,
+            root=section.roots.get(node),
+        )
+
+
+@dataclass
+class RecipeRun:
+    """One part of a record being written for one call, in front of the node that stands for it.
+
+    `starts` and `called` are how far names and torch functions had been counted there; `outside` gives for
+    each output the calls that its gradients came from.
+    """
+
+    application: Application
+    before: fx.Node
+    scopes: Sequence[Scope]
+    starts: NameCounts
+    called: Counts
+    outside: Mapping[int, tuple[int, ...]]
+    written: Written
+    _bases: dict[str, int] = field(default_factory=dict)
+    _origins: dict[int, Origin] = field(default_factory=dict)
+
+    def write(self, recipe: Recipe, inserter: Inserter) -> None:
+        """Follow a recipe."""
+        node, read = recipe.node, self.written.__getitem__
+        try:
+            args = fx.map_arg(node.args, read)
+            kwargs = fx.map_arg(node.kwargs, read) if node.kwargs else {}
+        except KeyError as missing:
+            kind = self.application.template.kind
+            raise Doubt(kind, f"it uses {missing.args[0]} from outside") from missing
+        number = recipe.number + self._start(recipe.base)
+        name = f"{recipe.base}_{number}" if number else recipe.base
+        made = self.written[node] = inserter(self.before, name, node, args, kwargs)
+        meta = made.meta
+        meta.update(node.meta)
+        meta[ORIGIN] = self._shared_origin(recipe)
+        if recipe.function is not None:
+            function, spelled, count, text = recipe.function
+            meta["torch_fn"] = (f"{spelled}_{count + self.called.get(function, 0)}", text)
+
+    def _start(self, base: str) -> int:
+        """The number before the first one of a base."""
+        found = self._bases.get(base)
+        if found is None:
+            found = self._bases[base] = self.starts.start(base)
+        return found
+
+    def _shared_origin(self, recipe: Recipe) -> Origin:
+        """Where a node comes from that is written once more; one object where several come from one line."""
+        if recipe.forward is not None or recipe.root is not None:
+            return self._origin(recipe)
+        found = self._origins.get(id(recipe.origin))
+        if found is None:
+            found = self._origins[id(recipe.origin)] = self._origin(recipe)
+        return found
+
+    def _origin(self, recipe: Recipe) -> Origin:
+        """Where a node comes from that is written once more."""
+        application, like = self.application, recipe.origin
+        first, scopes = application.scopes.start, self.scopes
+        calls = tuple([scopes[first + number].site for number in recipe.calls])
+        if recipe.root is not None:
+            outer = (scopes[number].site for number in self.outside[recipe.root] if number != PROGRAM)
+            calls = tuple(dict.fromkeys((*outer, *calls)))
+        forward = None if recipe.forward is None else self.written.get(recipe.forward)
+        return Origin(
+            like.phase,
+            calls,
+            like.quality,
+            application.caller if like.source == application.template.caller else like.source,
+            None if forward is None else forward.name,
+            None if recipe.place is None else scopes[first + recipe.place].site,
+            like.recomputed,
+            like.hook,
+        )

@@ -1,0 +1,48 @@
+"""One attempt at a capture: who takes turns, what is undone."""
+
+import sys
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import TypeVar
+
+from whence._torch.autograd.switches import modes_restored
+from whence._torch.patching import patches_undone
+from whence._torch.record.annotations import annotations_restored
+from whence._torch.sizes.symbols import undecided_bookkeeping
+from whence.program import Program
+from whence.program.guards.observed import Observed
+from whence.tracing.recording.session import Session
+from whence.tracing.sandbox.capture_lock import take_turn
+from whence.tracing.sandbox.interrupts import Interrupts
+from whence.tracing.sandbox.side_effects import take_out_kept
+from whence.tracing.sandbox.undo import Undoing
+from whence.tracing.target.example import Given
+
+S = TypeVar("S", bound=Session)
+
+
+def attempted(
+    given: Given, work: Callable[[Interrupts], tuple[Program, Observed, S]]
+) -> tuple[Program, Observed]:
+    """Do `work`, one at a time, and give PyTorch back as it was; takes tensors from whoever kept them."""
+    undoing, interrupts = Undoing(), Interrupts()
+
+    def run() -> tuple[Program, Observed, S]:
+        take_turn(undoing)
+        interrupts.hold(undoing)
+        undoing.later(patches_undone(), modes_restored(), annotations_restored())
+        _allow_deeper_calls(undoing)
+        with undecided_bookkeeping(given.dynamic_shapes is not None):
+            return work(interrupts)
+
+    program, observed, session = copy_context().run(undoing.around, run)  # context variables are as before
+    take_out_kept(session)
+    return program, observed
+
+
+def _allow_deeper_calls(undoing: Undoing) -> None:
+    """A capture has frames of its own around every module call: what eager can nest it can nest, too."""
+    limit = sys.getrecursionlimit()
+    undoing.later(partial(sys.setrecursionlimit, limit))
+    sys.setrecursionlimit(2 * limit + 1000)

@@ -1,0 +1,171 @@
+"""What a run left behind: named, with tensors in the place of those of the run, which are shapes alone."""
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Container, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.operators.schemas import draws
+from whence._torch.pytrees import whole_leaves, with_whole_leaves
+from whence._torch.record.recorder import FakeTensor, Recorder
+from whence._torch.sizes.symbols import is_symbolic
+from whence.errors import Fault, Place, SideEffect
+from whence.program.guards.observed import Change, Left
+from whence.tracing.reads.probes import probing
+from whence.tracing.reads.snapshots import Saved
+from whence.tracing.recording.notes import Mark
+from whence.tracing.sandbox.module_snapshot import fakes_in, held_in_capture
+
+_MANY = 500
+"""How many more entries a container gets that every run fills further, as after so many runs."""
+Named = tuple[str, str | None]
+"""What a thing is called, and the line that changed it, or that reads it."""
+
+
+@dataclass(frozen=True)
+class RunValues:
+    """What is known of the tensors of a run; `given` are the nodes of what the call was given."""
+
+    recorder: Recorder
+    given: frozenset[fx.Node]
+    marks: Mapping[fx.Node, Mark]
+
+    def vary(self, tensor: Tensor) -> bool:
+        """Whether a tensor follows from what was given, or from random numbers."""
+        node = self.recorder.node_of(tensor)
+        return node is not None and _follows_from(node, self.given)
+
+    def are_of_state(self, tensor: Tensor) -> bool:
+        """Whether a tensor follows from what the model holds, which training changes."""
+        node = self.recorder.node_of(tensor)
+        held = () if node is None else node.graph.find_nodes(op="placeholder")
+        return node is not None and _follows_from(node, {each for each in held if each not in self.given})
+
+    def described(self, tensor: Tensor) -> str:
+        """The operation that made it, with its line."""
+        node = self.recorder.node_of(tensor)
+        if node is None or node not in self.marks:
+            return "a tensor"
+        return f"{node.name} ({self.marks[node].source})"
+
+
+class StandIns:
+    """Tensors with numbers, whichever, for those of a run that it left behind."""
+
+    def __init__(self, values: RunValues) -> None:
+        self._values = values
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}
+        self.varying = self.of_state = False
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that were made."""
+        return tuple(made for _, made in self._made.values())
+
+    def exchanged(self, value: object) -> object:
+        """A value with stand-ins for the tensors of the run, in containers too."""
+        if not held_in_capture(value):
+            return value
+        if isinstance(value, set):
+            return set(map(self._of, value))
+        return with_whole_leaves(value, list(map(self._of, whole_leaves(value))))
+
+    def given_in(self, value: object) -> list[str]:
+        """The tensors of the run in a value that follow from what the call was given."""
+        return [self._values.described(tensor) for tensor in fakes_in(value) if self._values.vary(tensor)]
+
+    def _of(self, leaf: object) -> object:
+        if not isinstance(leaf, FakeTensor) or any(map(is_symbolic, (*leaf.shape, *leaf.stride()))):
+            return leaf
+        if id(leaf) not in self._made:
+            self.varying = self.varying or self._values.vary(leaf)
+            self.of_state = self.of_state or self._values.are_of_state(leaf)
+            made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+            self._made[id(leaf)] = leaf, made
+        return self._made[id(leaf)][1]
+
+
+def left_behind(
+    changes: Sequence[Change],
+    outer: Sequence[Saved],
+    named: Callable[[Change | Saved], Named],
+    stand_ins: StandIns,
+) -> Left:
+    """What there is at the end of a run; raises `SideEffect` for generators that have drawn."""
+    if drew := [row for row in outer if row.kind.draws]:
+        raise SideEffect.of([_drew(*named(row)) for row in drew])
+    rows: list[Change | Saved] = [*changes, *outer]
+    names = list(dict.fromkeys(map(named, rows)))
+    now = [row.now() for row in outer]
+    kept = {row.path: [each for value in row.held() for each in stand_ins.given_in(value)] for row in now}
+    return Left(
+        changes=tuple(replace(row, after=stand_ins.exchanged(row.after)) for row in changes),
+        outer=tuple(row.with_values(stand_ins.exchanged) for row in now),
+        names=tuple(name for name, _ in names),
+        place=Place(line=next((line for _, line in names if line), None)),
+        tensors=stand_ins.tensors,
+        varies=stand_ins.varying,
+        of_state=stand_ins.of_state,
+        kept=tuple(f"{path}: {', '.join(made)}" for path, made in kept.items() if made),
+    )
+
+
+def probed(left: Left, told: Callable[[], None]) -> Left:
+    """As after many more runs: longer containers, and numbers that call `told` when they decide something.
+
+    Call it when everything is as it was before the run: of things outside, what has changed since is probed.
+    """
+    changes = tuple(replace(row, after=_probed(row.after, {}, told)) for row in left.changes)
+    outer = tuple(
+        replace(row, before=_probed(row.before, row.now().before, told)) if isinstance(row, Saved) else row
+        for row in left.outer
+    )
+    return replace(left, changes=changes, outer=outer)
+
+
+def _probed(state: Any, before: Any, told: Callable[[], None]) -> Any:
+    if type(state) in (dict, OrderedDict, defaultdict, Counter) and isinstance(before, dict):
+        made = copy(state)
+        for key in [key for key, value in state.items() if before.get(key) is not value]:
+            made[key] = _probed(state[key], {}, told)
+        return made
+    if type(state) is list:
+        same = [is_(value, held) for value, held in zip(state, before, strict=False)]
+        same += [False] * (len(state) - len(same))
+        state, same = state + state[-1:] * _MANY, same + [True] * (_MANY if state else 0)
+        return [
+            value if is_same else probing(value, told) for value, is_same in zip(state, same, strict=True)
+        ]
+    if type(state) is deque:
+        return deque([*state, *list(state)[-1:] * _MANY], state.maxlen)
+    if type(state) is set:
+        return {*state, *map(str, range(_MANY))}
+    return probing(state, told)
+
+
+def _drew(name: str, line: str | None) -> Fault:
+    return Fault(
+        f"the model draws from the generator `{name}` while it runs",
+        where=Place(line=line),
+        why="the number would be a constant of the program, the same in every run",
+        remedy="draw it outside and pass it in, or use torch's generator",
+    )
+
+
+def _follows_from(node: fx.Node, given: Container[fx.Node]) -> bool:
+    """Whether a value follows from one of the nodes `given`, or from random numbers."""
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        found = waiting.pop()
+        if found in seen:
+            continue
+        seen.add(found)
+        if found in given or (found.op == "call_function" and draws(found.target, found.args, found.kwargs)):
+            return True
+        waiting += found.all_input_nodes
+    return False

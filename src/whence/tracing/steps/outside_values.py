@@ -1,0 +1,235 @@
+"""What a step reads outside of itself: constants of its program, which a bound step compares in every call.
+
+Which variables a function uses is read off its code. Which attributes it reads of a trainer, or of what that
+holds, is seen while it runs. Of a container all entries count.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from dis import get_instructions
+from enum import Enum
+from functools import partial
+from logging import Logger
+from numbers import Number
+from operator import attrgetter
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from whence._torch.observe.attribute_reads import NOTHING, ReadObserver, class_attribute, own_attributes
+from whence.errors import Place
+from whence.program.arguments.optimizer_arguments import Outside
+from whence.tracing.steps.enclosed_state import (
+    StepVariable,
+    functions_of,
+    owners_of,
+    refuse_changed,
+    variables_of,
+    wrappers_of,
+)
+from whence.tracing.target.subject import Subject
+
+_PLAIN = (
+    *(type(None), Number, str, bytes, range, Enum, BuiltinFunctionType, type, partial),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
+_LEFT = (nn.Module, nn.Parameter, Optimizer, ModuleType, Logger)
+"""What is the model's, or compared elsewhere, or decides nothing."""
+_CALLED = (BuiltinFunctionType, type, partial)
+_SEQUENCES = (list, tuple, deque)
+_MOST = 10_000
+"""Entries of a container that are compared; of a larger one it is how many there are."""
+_AS_HELD = (FunctionType, MemberDescriptorType, staticmethod, classmethod)
+"""What a class may hold whose lookup computes nothing."""
+
+
+class Extent(NamedTuple):
+    """What kind of container it is, and which entries it has."""
+
+    kind: type
+    keys: Any
+
+    def __repr__(self) -> str:
+        keys = self.keys if isinstance(self.keys, int) else ", ".join(map(repr, self.keys)) or 0
+        return f"a {self.kind.__name__} of {keys}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a value is reached from something that stays, and what a person calls it."""
+
+    path: str
+    root: Any
+    steps: tuple[Any, ...] = ()
+
+    def attribute(self, name: str) -> "Way":
+        """On to an attribute."""
+        return Way(f"{self.path}.{name}", self.root, (*self.steps, attrgetter(name)))
+
+    def entry(self, key: Any) -> "Way":
+        """On to an entry."""
+        return Way(f"{self.path}[{key!r}]", self.root, (*self.steps, partial(_entry, key)))
+
+    def leading_to(self, value: Any) -> Outside:
+        """What is found there."""
+        return Outside(self.path, self.root, self.steps, value)
+
+
+def _entry(key: Any, held: Any) -> Any:
+    """An entry; asking for one must not make it."""
+    return dict.get(held, key, NOTHING) if isinstance(held, dict) else held[key]
+
+
+def _extent(held: Any) -> Extent:
+    return Extent(type(held), tuple(held) if isinstance(held, dict) and len(held) <= _MOST else len(held))
+
+
+def _is_unchanged(row: Outside) -> bool:
+    now = row.now()
+    return now is row.value or (isinstance(now, (Extent, frozenset)) and now == row.value)
+
+
+class OutsideReads:
+    """Notes what a step reads that is neither its own, nor an argument, nor the model's."""
+
+    def __init__(self, subject: Subject, observer: ReadObserver) -> None:
+        self._observer = observer
+        self._call = subject.call
+        self._inside = {id(row.tensor) for row in subject.state}
+        self._inside |= {id(module) for _, module in subject.named_modules()}
+        self._places: dict[int, Way] = {}
+        self._rows: dict[tuple[int, str], Outside] = {}
+        self._functions: dict[CodeType, FunctionType] = {}
+        self._packages = {_package(function) for function in functions_of(subject.call)}
+
+    def begin(self) -> None:
+        """Look at the step's variables, and watch what it belongs to, while reads are observed."""
+        for function in (*wrappers_of(self._call), *functions_of(self._call)):
+            self._follow(function)
+        for name, owner in owners_of(self._call):
+            self._look(owner, Way(name, owner))
+            if isinstance(owner, nn.Module):
+                self._watch(owner, Way(name, owner))
+
+    def found(self, place: Place) -> tuple[Outside, ...]:
+        """Everything, in the order it was met; raises `UnsupportedStep` for what has changed since."""
+        rows = tuple(self._rows.values())
+        refuse_changed((row.path for row in rows if not _is_unchanged(row)), place)
+        return rows
+
+    def read(self, holder: object, name: str, value: object) -> bool:
+        """An attribute was looked up and found; False for one of another object."""
+        way = self._places.get(id(holder))
+        if way is None:
+            return False
+        attribute = class_attribute(type(holder), name)
+        is_held = name in own_attributes(holder) or not hasattr(type(attribute), "__get__")
+        if isinstance(attribute, property) and isinstance(attribute.fget, FunctionType):
+            self._follow(attribute.fget)
+        elif attribute is NOTHING and name not in own_attributes(holder):
+            pass  # it was computed by `__getattr__`, and what that reads is seen
+        elif is_held or isinstance(attribute, _AS_HELD):
+            self._look(value, way.attribute(name))
+        return True
+
+    def missing(self, holder: object, name: str) -> bool:
+        """An attribute was looked for and not found; False for one of another object."""
+        way = self._places.get(id(holder))
+        if way is not None:
+            self._note(NOTHING, way.attribute(name))
+        return way is not None
+
+    def _note(self, value: Any, way: Way) -> None:
+        row = way.leading_to(value)
+        self._rows.setdefault((id(row.root), row.path), row)
+
+    def _watch(self, thing: object, way: Way) -> None:
+        if id(thing) not in self._inside and self._observer.observe_class_of(thing):
+            self._places.setdefault(id(thing), way)
+
+    def _look(self, value: Any, way: Way, around: tuple[int, ...] = ()) -> None:
+        """Note a value, or what is in it; an object's attributes when they are read."""
+        kind = type(value)  # `isinstance` would ask the thing itself for its class
+        if id(value) in self._inside or issubclass(kind, _LEFT):
+            return
+        if issubclass(kind, (*_PLAIN, Tensor)):
+            self._note(value, way)
+        elif issubclass(kind, FunctionType):
+            self._note(value, way)
+            self._follow(value)
+        elif issubclass(kind, MethodType):
+            self._look(value.__self__, way.attribute("__self__"))
+            self._follow(value.__func__)
+        elif issubclass(kind, (set, frozenset)):
+            if all(issubclass(type(member), _PLAIN) for member in value):
+                self._note(frozenset(value), replace(way, steps=(*way.steps, frozenset)))
+        elif issubclass(kind, (dict, *_SEQUENCES)) and id(value) not in around:
+            self._look_into(value, way, (*around, id(value)))
+        elif issubclass(kind, SimpleNamespace) and id(value) not in around:
+            for name, held in vars(value).items():
+                self._look(held, way.attribute(name), (*around, id(value)))
+        if not issubclass(kind, (*_PLAIN, *_SEQUENCES, FunctionType, MethodType, Tensor)):
+            self._watch(value, way)
+
+    def _look_into(self, held: Any, way: Way, around: tuple[int, ...]) -> None:
+        keys: Sequence[Any] = list(held) if isinstance(held, dict) else range(len(held))
+        if not all(issubclass(type(key), _PLAIN) for key in keys):
+            return
+        self._note(_extent(held), replace(way, steps=(*way.steps, _extent)))
+        if len(held) <= _MOST:
+            for key in keys:
+                self._look(_entry(key, held), way.entry(key), around)
+
+    def _follow(self, function: Any) -> None:
+        """Look at the variables of a function, if it belongs to what the step belongs to."""
+        if not isinstance(function, FunctionType) or function.__code__ in self._functions:
+            return
+        if _package(function) not in self._packages:
+            return
+        self._functions[function.__code__] = function
+        for row in variables_of(function):
+            way = _way_to(row)
+            self._look(row.value, way)
+            if isinstance(row.value, ModuleType):
+                self._look_at_module(row.value, way, function.__code__)
+
+    def _look_at_module(self, module: ModuleType, way: Way, code: CodeType) -> None:
+        for name in _attributes_of(way.path, code):
+            value = vars(module).get(name, NOTHING)
+            if issubclass(type(value), (*_PLAIN, Tensor)) and not isinstance(value, _CALLED):
+                self._look(value, way.attribute(name))
+
+
+def _package(function: FunctionType) -> str:
+    """Where its code is; a decorator calls itself as what it is around."""
+    return str(function.__globals__.get("__name__")).partition(".")[0]
+
+
+def _way_to(variable: StepVariable) -> Way:
+    if isinstance(variable.holder, dict):
+        return Way(variable.name, variable.holder, (partial(_entry, variable.name),))
+    return Way(variable.name, variable.holder, (attrgetter("cell_contents"),))
+
+
+def _attributes_of(name: str, code: CodeType) -> Iterator[str]:
+    """The attributes that code asks a variable for by its name."""
+    before = None
+    for row in get_instructions(code):
+        if before == name and row.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            yield row.argval
+        before = row.argval if row.opname in ("LOAD_GLOBAL", "LOAD_DEREF") else None
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _attributes_of(name, inner)

@@ -1,0 +1,171 @@
+"""Example inputs become flat leaves with names and paths."""
+
+import enum
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten, whole_leaves
+from whence._torch.sizes.dims import Freedom
+from whence._torch.subclasses.wrapper_subclasses import is_composed, kind_of, untraceable
+from whence.errors import Fault, InputMismatch, InvalidShapes, UnsupportedInput
+from whence.program.arguments.convention import argument_parts, names_of, paths_of, whole_paths_of
+from whence.program.arguments.python_binding import binding_faults
+from whence.program.signature import Part
+from whence.tracing.target.dynamic_shapes import Asked, asked_sizes
+from whence.tracing.target.subject import Subject
+
+_CONSTANTS = (
+    *(type(None), bool, int, float, complex, str, bytes, enum.Enum, slice, range, type(...)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.Generator, nn.Module),
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a capture is given beside the model: example inputs, and which of their sizes may vary.
+
+    `preserve` are patterns of the modules whose calling convention the program keeps.
+    """
+
+    args: Any
+    kwargs: Any = None
+    dynamic_shapes: Any = None
+    preserve: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Example:
+    """The inputs a capture runs on: their structure, and for every leaf its value, path and name.
+
+    `asked` says which sizes may vary; None where nobody asked, and all are numbers. `wholes` are the tensors
+    that are made of others, and `parts` says for every leaf whether it is one of theirs. `preserve` are
+    patterns of the modules whose calling convention the program keeps.
+    """
+
+    spec: TreeSpec
+    leaves: tuple[Any, ...]
+    paths: tuple[str, ...]
+    names: tuple[str, ...]
+    asked: Asked | None = None
+    wholes: tuple[Tensor, ...] = ()
+    parts: tuple[Part | None, ...] = ()
+    preserve: Sequence[str] = ()
+
+    def with_leaves(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` of the same structure over other leaves."""
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+
+def example_of(subject: Subject, given: Given) -> Example:
+    """Check and flatten example inputs; raises `InputMismatch` or `UnsupportedInput`, naming all."""
+    args, kwargs = _checked(given.args, given.kwargs)
+    _bind(subject, args, kwargs)
+    held = whole_leaves((args, kwargs))
+    faults = [f for pair in zip(whole_paths_of(args, kwargs), held, strict=True) for f in _faults(*pair)]
+    if faults:
+        raise UnsupportedInput.of(faults)
+    leaves, spec = tree_flatten((args, kwargs))
+    paths = paths_of(args, kwargs)
+    asked = asked_sizes(subject, paths, args, kwargs, given.dynamic_shapes)
+    wholes = tuple(leaf for leaf in held if is_composed(leaf))
+    return Example(
+        spec,
+        tuple(leaves),
+        paths,
+        names_of(args, kwargs, subject.parameters),
+        None if asked is None else _asked_once(asked, leaves),
+        wholes,
+        argument_parts(args, kwargs),
+        given.preserve,
+    )
+
+
+def _asked_once(asked: Asked, leaves: Sequence[Any]) -> Asked:
+    """Of one tensor in several places a size is asked for in the first; another wish contradicts that."""
+    first: dict[int, int] = {}
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            first.setdefault(id(leaf), position)
+    again = {at: first.get(id(leaves[at.position]), at.position) for at in asked.wishes}
+    again = {at: there for at, there in again.items() if there != at.position}
+    said = {(at.position, at.dim, wish.name) for at, wish in asked.wishes.items()}
+    faults = [
+        Fault(
+            f"{asked.wishes[at].text} is asked of {at}, and something else of the same tensor elsewhere",
+            why="one tensor is in several places of the example, and has one size",
+            remedy="ask the same of all of them, or capture with tensors of their own",
+        )
+        for at, there in again.items()
+        if (there, at.dim, (wish := asked.wishes[at]).name) not in said and wish.freedom is not Freedom.AUTO
+    ]
+    if faults:
+        raise InvalidShapes.of(faults)
+    return replace(asked, wishes={at: wish for at, wish in asked.wishes.items() if at not in again})
+
+
+def _checked(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    kwargs = {} if kwargs is None else kwargs
+    faults = [] if isinstance(args, tuple) else [_no_tuple(args)]
+    faults += [] if isinstance(kwargs, Mapping) else [_no_dict(kwargs)]
+    if isinstance(args, tuple) and isinstance(kwargs, Mapping):
+        return tuple(args), dict(kwargs)
+    raise InputMismatch.of(faults)
+
+
+def _no_tuple(args: object) -> Fault:
+    return Fault(
+        f"expected `args` to be a tuple of positional inputs, got {type(args).__name__}",
+        remedy="write (x,) for a single input",
+    )
+
+
+def _no_dict(kwargs: object) -> Fault:
+    return Fault(
+        f"expected `kwargs` to be a dict of keyword inputs, got {type(kwargs).__name__}",
+        remedy="write {'name': x}, or nothing",
+    )
+
+
+def _bind(subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    faults = [] if subject.parameters is None else binding_faults(subject.parameters, args, kwargs)
+    if subject.parameters is not None and faults:
+        raise InputMismatch(
+            f"the inputs do not fit {subject.name}: {'; '.join(faults)}",
+            why=f"it takes {_readable(subject.parameters)}",
+            remedy="pass the inputs as you would call the model",
+        )
+
+
+def _readable(parameters: inspect.Signature) -> str:
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters.parameters.values()
+    ]
+    return str(inspect.Signature(bare))
+
+
+def _faults(path: str, leaf: Any) -> Iterator[Fault]:
+    if isinstance(leaf, Tensor) and (found := untraceable(leaf)):
+        yield Fault(f"{path} is a {kind_of(leaf)}", why=found[0], remedy=found[1])
+    elif not isinstance(leaf, Tensor) and not is_constant(leaf):
+        yield Fault(
+            f"{path} is a {type(leaf).__name__}",
+            why="an input is a tensor, a constant, or a container that pytree knows",
+            remedy="register the class: torch.export.register_dataclass for dataclasses, "
+            "torch.utils._pytree.register_pytree_node for others",
+        )
+
+
+def is_constant(leaf: object) -> bool:
+    """Whether a leaf can be kept as it is: Python's own values, torch's descriptions, modules, functions."""
+    return isinstance(leaf, _CONSTANTS) or callable(leaf)
+
+
+def is_plain_constant(leaf: object) -> bool:
+    """Whether a result can be kept as it is: not a module or a function, which may hold tensors."""
+    return isinstance(leaf, _CONSTANTS) and not isinstance(leaf, nn.Module)
