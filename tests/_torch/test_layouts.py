@@ -11,7 +11,8 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import whence
-from whence._torch.operators.fake_layouts import as_kernel_lays_out, has_layout_rule
+from whence._torch.operators.table import said_of
+from whence._torch.record.direct_recording import laid_out
 
 aten = torch.ops.aten
 INPUTS: dict[str, Callable[[], Tensor]] = {
@@ -35,7 +36,7 @@ def test_batch_norm_is_laid_out_as_by_the_kernel(layout: str) -> None:
     mode = FakeTensorMode()
     arguments = [mode.from_tensor(a) if isinstance(a, Tensor) else a for a in batch_norm_arguments(x)]
     with mode:
-        corrected = as_kernel_lays_out(target, tuple(arguments), target(*arguments))
+        corrected = laid_out(target, tuple(arguments), target(*arguments))
     assert corrected[0].stride() == real[0].stride()
 
 
@@ -58,7 +59,7 @@ def test_dimension_of_size_one_is_laid_out_as_by_the_kernel(
     fake = (mode := FakeTensorMode()).from_tensor(x)
     with mode:
         result = aten.view.default(fake, list(wanted))
-        corrected = as_kernel_lays_out(aten.view.default, (fake, list(wanted)), result)
+        corrected = laid_out(aten.view.default, (fake, list(wanted)), result)
     assert corrected.stride() == x.view(wanted).stride()
     assert corrected.untyped_storage()._cdata == fake.untyped_storage()._cdata
 
@@ -69,7 +70,7 @@ def test_number_leaves_the_layout(function: OpOverload) -> None:
     x = torch.randn(1, 64, 32).transpose(1, 2).view(1, 32, 8, 8)
     with FakeTensorMode():
         fake = torch.empty_strided(x.shape, x.stride())
-        corrected = as_kernel_lays_out(function, (fake, 2.0), function(fake, 2.0))
+        corrected = laid_out(function, (fake, 2.0), function(fake, 2.0))
     assert corrected.stride() == function(x, 2.0).stride()
 
 
@@ -98,5 +99,5 @@ def test_memory_format_is_contiguous_or_channels_last() -> None:
 def test_other_operators_are_left_alone() -> None:
     """An operator without a rule keeps its fake result."""
     result = torch.ones(2)
-    assert not has_layout_rule(aten.mm.default)
-    assert as_kernel_lays_out(aten.mm.default, (), result) is result
+    assert said_of(aten.mm.default).layout is None
+    assert laid_out(aten.mm.default, (), result) is result

@@ -11,7 +11,7 @@ from torch._C import DispatchKey
 from torch._decomp.decompositions import lstm_impl, upsample_compute_output_size
 from torch._dispatch.python import enable_python_dispatcher
 
-from whence._torch.operators.symbolic_kernels import kernels_for_symbols
+from whence._torch.record.symbolic_dispatch import kernels_for_symbols
 
 aten = torch.ops.aten
 

@@ -10,24 +10,18 @@ from collections.abc import Callable, Sequence
 import torch
 
 from whence._torch.graphs import own_copy
-from whence.errors import Place
+from whence._torch.operators.table import said_of
 from whence.execution.compare import compare
 from whence.execution.running import Run
 from whence.program import Program
-from whence.program.origins import origin_of
+from whence.program.origins import place_of
 
 aten = torch.ops.aten
-_GIVE_MEMORY = frozenset(
-    {
-        *(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default),
-        *(aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default),
-    }
-)
 
 
 def uninitialised_reads(program: Program, run: Callable[[Program], Run]) -> tuple[str, ...]:
     """Where a program takes memory that is read before it is written, and what that reaches."""
-    names = [node.name for node in program.graph.nodes if node.target in _GIVE_MEMORY and node.users]
+    names = [node.name for node in program.graph.nodes if said_of(node.target).gives_memory and node.users]
     if not names or not _reached(program, names, run):
         return ()
     reached = {name: _reached(program, [name], run) for name in names}
@@ -53,6 +47,4 @@ def _filled(program: Program, names: Sequence[str], number: float) -> Program:
 
 
 def _told(program: Program, name: str, reached: Sequence[str]) -> str:
-    origin = next(origin_of(node) for node in program.graph.nodes if node.name == name)
-    place = Place(" + ".join(map(str, origin.calls)), str(origin.source) if origin.source else None)
-    return f"{name} ({place}) reaches {', '.join(reached)}"
+    return f"{name} ({place_of(program.node(name))}) reaches {', '.join(reached)}"

@@ -25,6 +25,7 @@ from whence._torch.operators.schemas import (
     without_outputs,
     written_arguments,
 )
+from whence._torch.operators.table import said_of
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.annotations import CUSTOM
 from whence._torch.sizes.nodes import SizeNodes
@@ -32,7 +33,6 @@ from whence._torch.sizes.symbols import SYMBOLIC
 from whence.errors import Fault, UnsupportedMutation
 from whence.program.origins import origin_of, place_of, set_origin
 from whence.rewriting.layouts import have_one_layout
-from whence.rewriting.view_inverses import inverse_of
 from whence.schema import Phase
 
 aten = torch.ops.aten
@@ -348,7 +348,8 @@ def _written_through(state: Functional, view: View, value: fx.Node, writer: _Nod
             continue
         following = view.steps[position + 1] if position + 1 < len(view.steps) else None
         index = following.args[1] if following is not None and following.target is operator.getitem else None
-        written = inverse_of(step, index, values[position], value, writer)  # type: ignore[arg-type]
+        inverse = said_of(step.target).view
+        written = inverse and inverse(step, index, values[position], value, writer)  # type: ignore[arg-type]
         if written is None:
             raise _NoForm(
                 writer.node, f"it writes through {op_name(step.target)}, whose inverse is not known"

@@ -16,11 +16,11 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from whence._torch.sizes.symbols import has_open_sizes
 from whence._torch.tensors import storage_of
 
-aten = torch.ops.aten
-Rule = Callable[[tuple[Any, ...], Any], Any]
+LayoutRule = Callable[[tuple[Any, ...], Any], Any]
+"""From the arguments of a call and the result of its fake kernel to what the real one gives."""
 
 
-def _follows(position: int, argument: int) -> Rule:
+def follows(position: int, argument: int) -> LayoutRule:
     """A result is laid out as an argument is: contiguous, or channels last, never a permutation."""
 
     def laid_out(args: tuple[Any, ...], result: Any) -> Any:
@@ -35,7 +35,7 @@ def _follows(position: int, argument: int) -> Rule:
     return laid_out
 
 
-def _as_on_meta(func: Any) -> Rule:
+def as_on_meta(func: Any) -> LayoutRule:
     """C++ lays out a dimension of size 1 as it comes, and that decides what is channels last."""
 
     def laid_out(args: tuple[Any, ...], result: Tensor) -> Tensor:
@@ -68,27 +68,3 @@ def _is_dense(given: Tensor) -> bool:
             return False
         expected *= max(size, 1)
     return True
-
-
-_QUICK = (
-    *(aten.view.default, aten._unsafe_view.default),
-    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
-)
-"""Operators whose fake kernel is a quick one, written in Python, and not the one in C++."""
-
-_RULES: dict[Any, Rule] = {
-    aten.native_batch_norm.default: _follows(0, 0),
-    aten.native_batch_norm_backward.default: _follows(0, 1),
-    **{func: _as_on_meta(func) for func in _QUICK},
-}
-
-
-def has_layout_rule(func: Any) -> bool:
-    """Whether the fake kernel of an operator is corrected here."""
-    return func in _RULES
-
-
-def as_kernel_lays_out(func: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """`result` of a fake kernel with the strides that the real kernel gives."""
-    rule = _RULES.get(func)
-    return result if rule is None else rule(args, result)

@@ -17,16 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import snapshot_fake
 
 from whence._torch.fakes import fake_like
+from whence._torch.operators.table import said_of
 from whence._torch.record.direct_recording import PLAIN_ARGUMENTS
 from whence._torch.sizes.symbols import SYMBOLIC, comparable, expression, has_open_sizes
-
-aten = torch.ops.aten
-
-_KEEP_SIZES = frozenset({aten.cumsum.default, aten._softmax.default, aten._log_softmax.default})
-_SELECT_SIZES = frozenset(
-    {aten.index.Tensor, aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default}
-)
-"""Every size of the result is 1, or a size of an argument."""
 
 _PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173, 179, 181, 191, 193, 197)
 """Numbers in the place of symbols, above any that a kernel is likely to compare sizes with."""
@@ -56,7 +49,7 @@ class Samples:
 
     def result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """What an operator gives; None where PyTorch's fake kernel has to say it."""
-        if kwargs or not (keeps_sizes(func) or func in _SELECT_SIZES):
+        if kwargs or not (keeps_sizes(func) or said_of(func).selects_sizes):
             return None
         samples: list[_Sample] = []
 
@@ -119,7 +112,7 @@ class Samples:
 @cache
 def keeps_sizes(func: Any) -> bool:
     """Whether an operator has one result, new and of the sizes that its arguments have together."""
-    if func in _KEEP_SIZES:
+    if said_of(func).keeps_sizes:
         return True
     returned = [(str(result.type), result.alias_info) for result in func._schema.returns]
     plain = returned == [("Tensor", None)] and func.namespace == "aten" and not func._schema.is_mutable

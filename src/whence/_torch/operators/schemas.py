@@ -1,34 +1,23 @@
 """What an operator's schema says: what it changes, which results are views, its functional twin."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from whence._torch.operators.table import said_of
 
 __all__ = ["HigherOrderOperator", "OpOverload", "Traits", "functional_twin", "op_name", "traits"]
 
 aten = torch.ops.aten
 WRAPPER = auto_functionalized
 """Runs an operator on copies of what it writes to, and gives its results and the copies."""
-
-# Operators that change arguments without saying so in their schema, and the functional form that says it.
-_SILENT_MUTATION: dict[OpOverload, tuple[tuple[int, ...], OpOverload]] = {
-    aten.native_batch_norm.default: ((3, 4), aten._native_batch_norm_legit_functional.default)
-}
-# Functional forms that are not spelled as the in-place form without its underscore.
-_IRREGULAR_TWIN: dict[OpOverload, OpOverload] = {
-    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
-    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
-    aten.bernoulli_.float: aten.bernoulli.p,
-    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
-    aten.normal_.default: aten.normal_functional.default,
-}
 
 
 @dataclass(frozen=True)
@@ -41,8 +30,6 @@ class Traits:
     random: bool = False
 
 
-_ABOUT_SIZES = frozenset({aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default})
-"""They say what is known of sizes, to who traces."""
 ASSERT = torch.ops.aten._assert_scalar.default
 """Raises in a run where a condition does not hold; gives nothing."""
 
@@ -68,31 +55,12 @@ def short_name(target: Any) -> str:
     return target._opname if isinstance(target, OpOverload) else op_name(target)
 
 
-_SAME_NAME = (
-    "addmm baddbmm bmm cat clone cos detach embedding exp mm native_layer_norm neg permute relu reshape "
-    "rsqrt sigmoid sin t tanh unsqueeze"
-)
-# Functions that reach one operator when they are given a tensor (or a list of them) first. Their argument
-# parsers are made for them, and take a quarter less time than the one that reads any operator's schema.
-BOUND: dict[OpOverload, Callable[..., Any]] = {
-    **{getattr(aten, name).default: getattr(torch, name) for name in _SAME_NAME.split()},
-    **{getattr(aten, name).Tensor: getattr(torch, name) for name in ("add", "div", "mul", "sub")},
-    aten.expand.default: Tensor.expand,
-    aten.mean.dim: torch.mean,
-    aten.select.int: torch.select,
-    aten.squeeze.dim: torch.squeeze,
-    aten.sum.dim_IntList: torch.sum,
-    aten.transpose.int: torch.transpose,
-    aten.view.default: Tensor.view,
-}
-
-
 def entry_point(target: Any, args: Sequence[Any] = ()) -> Any:
     """The C++ function behind an operator for these arguments; it costs a Python frame less per operation."""
     if not isinstance(target, OpOverload):
         return target
     has_tensor = bool(args) and isinstance(args[0], (fx.Node, list))
-    return BOUND.get(target, target._op) if has_tensor else target._op
+    return (said_of(target).entry or target._op) if has_tensor else target._op
 
 
 @cache
@@ -104,8 +72,7 @@ def traits(target: Any) -> Traits:
     mutates = tuple(
         i for i, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write
     )
-    if target in _SILENT_MUTATION:
-        mutates = _SILENT_MUTATION[target][0]
+    mutates = mutates or said_of(target).writes
     return Traits(
         mutates=mutates,
         viewed=None if mutates else _viewed_argument(target),
@@ -124,9 +91,8 @@ def written_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """The arguments of a call that an operator writes to, in the order of its schema."""
     if not isinstance(target, OpOverload):
         return []
-    if target is aten.native_batch_norm.default and args[5] is not True:
-        return []
-    if target is aten.rrelu_with_noise.default and not (len(args) > 4 and args[4] is True):
+    training = said_of(target).training
+    if training is not None and (len(args) <= training or args[training] is not True):
         return []
     names = [argument.name for argument in target._schema.arguments]
     positions = traits(target).mutates
@@ -142,7 +108,7 @@ def without_outputs(target: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any
 
 def reads_memory(target: Any) -> bool:
     """Whether an operator looks at a tensor through strides of its own, whatever the tensor's are."""
-    return target in (aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default)
+    return said_of(target).reads_memory
 
 
 def missing_defaults(
@@ -194,7 +160,7 @@ _RATES = ("dropout_p", "dropout")
 @cache
 def acts(target: Any) -> bool:
     """Whether an operator is called for what it does: it gives nothing, and writes to no argument."""
-    if not isinstance(target, OpOverload) or target in _ABOUT_SIZES:
+    if not isinstance(target, OpOverload) or said_of(target).is_for_tracing:
         return False
     return not target._schema.returns and not target._schema.is_mutable
 
@@ -215,15 +181,9 @@ def brings_derivative(target: Any) -> bool:
 
 
 def differentiated_by_result(node: fx.Node) -> bool:
-    """Whether a write in place has another derivative than its functional twin, or one with other last bits.
-
-    It is computed from what was written. Of `threshold_` that is another one only where what it writes is
-    above the threshold.
-    """
-    if node.target is aten.threshold_.default:
-        _, threshold, value = node.args
-        return bool(value > threshold)  # type: ignore[operator]
-    return node.target in (aten.elu_.default, aten.celu_.default)
+    """Whether a write in place has another derivative than its twin, or one with other last bits."""
+    by_result = said_of(node.target).by_result
+    return by_result is not None and by_result(node)
 
 
 @cache
@@ -231,12 +191,10 @@ def functional_twin(target: OpOverload) -> OpOverload | None:
     """The operator that computes what `target` writes, and writes nothing; None if there is none.
 
     Found by PyTorch's naming rule (`add_.Tensor` or `add.out`, and `add.Tensor`), checked against the
-    schema, or listed above.
+    schema, or said in the table.
     """
-    if target in _SILENT_MUTATION:
-        return _SILENT_MUTATION[target][1]
-    if target in _IRREGULAR_TWIN:
-        return _IRREGULAR_TWIN[target]
+    if (twin := said_of(target).twin) is not None:
+        return twin
     namespace, name = target._schema.name.split("::")
     packet = getattr(getattr(torch.ops, namespace), re.sub(r"_$", "", name), None)
     if packet is None:

@@ -3,29 +3,25 @@
 PyTorch has such kernels for its python dispatcher, and a capture with symbols needs it. Those of resampling
 and of recurrent networks compute otherwise than eager does, in other steps and so with other last bits. Here
 are kernels that call what eager calls, in `recurrent_cells` those of a network's cells; PyTorch's own come
-back when the capture is over. They are put in place for the process, where only threads that trace look.
+back when the capture is over (`record/symbolic_dispatch.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp.decompositions import lstm_impl, upsample_compute_output_size
-from torch._dispatch.python import enable_python_dispatcher
 
-from whence._torch.operators.recurrent_cells import Cell, gru_cell, lstm, recurrent, simple_cell
+from whence._torch.operators.recurrent_cells import Cell, lstm, recurrent
 
 aten = torch.ops.aten
-_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 _LSTM = 2
 """How oneDNN numbers the kinds of recurrent networks."""
 
 
-def _resampled(operator: Any) -> Callable[..., Tensor]:
+def resampled(operator: Any) -> Callable[..., Tensor]:
     """`operator` with its output size computed from scale factors, as the C++ kernel does it."""
 
     def kernel(tensor: Tensor, output_size: Any, *options: Any) -> Tensor:
@@ -37,7 +33,7 @@ def _resampled(operator: Any) -> Callable[..., Tensor]:
     return kernel
 
 
-def _lstm(tensor: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], *options: Any) -> Any:
+def lstm_in_layers(tensor: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], *options: Any) -> Any:
     """An LSTM in eager's steps: one oneDNN layer for each layer and direction, or cell by cell."""
     _, layers, dropout, train, bidirectional, batch_first = options
     if tensor.device.type != "cpu":
@@ -96,7 +92,7 @@ def _computes_with(dtype: torch.dtype) -> bool:
     return False
 
 
-def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
+def dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     """Dropout in eager's steps, with eager's random numbers."""
     if not train or p == 0:
         return tensor
@@ -107,7 +103,7 @@ def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     return tensor * torch.empty_like(tensor).bernoulli_(1 - p).div_(1 - p)
 
 
-def _stepwise(operator: Any, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
+def stepwise(operator: Any, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
     """A recurrent network step by step on the CPU; elsewhere PyTorch's kernel."""
     elsewhere = operator.py_kernels[DispatchKey.CompositeImplicitAutograd]
 
@@ -117,46 +113,3 @@ def _stepwise(operator: Any, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]
         return recurrent(cell, inputs, *rest)
 
     return kernel
-
-
-_RESAMPLED = [
-    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
-    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
-    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
-    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
-]
-_KERNELS: dict[Any, Callable[..., Any] | None] = {
-    **{getattr(aten, name).vec: _resampled(getattr(aten, name).default) for name in _RESAMPLED},
-    **{getattr(aten, name).default: None for name in _RESAMPLED},
-    aten.dropout.default: _dropout,
-    aten.lstm.input: _lstm,
-    aten.gru.input: _stepwise(aten.gru.input, gru_cell),
-    aten.rnn_tanh.input: _stepwise(aten.rnn_tanh.input, partial(simple_cell, torch.tanh)),
-    aten.rnn_relu.input: _stepwise(aten.rnn_relu.input, partial(simple_cell, torch.relu)),
-}
-"""What runs instead of PyTorch's kernel in Python; None for the C++ kernel, which takes symbols."""
-
-
-@contextmanager
-def kernels_for_symbols(wanted: bool) -> Iterator[None]:
-    """Inside the block operators that take numbers only run as kernels in Python that take symbols."""
-    if not wanted:
-        yield
-        return
-    before = {operator: dict(operator.py_kernels) for operator in _KERNELS}
-    try:
-        for operator, kernel in _KERNELS.items():
-            _replace(operator, dict.fromkeys(_KEYS, kernel) if kernel is not None else {})
-        with enable_python_dispatcher():
-            yield
-    finally:
-        for operator, kernels in before.items():
-            operator.py_kernels.update(kernels)
-            operator._dispatch_cache.clear()
-
-
-def _replace(operator: Any, kernels: dict[Any, Any]) -> None:
-    for key in _KEYS:
-        operator.py_kernels.pop(key, None)
-    operator.py_kernels.update(kernels)
-    operator._dispatch_cache.clear()

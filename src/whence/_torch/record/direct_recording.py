@@ -8,8 +8,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import snapshot_fake
 
-from whence._torch.operators.fake_layouts import has_layout_rule
 from whence._torch.operators.schemas import has_size_of_data
+from whence._torch.operators.table import said_of
 
 
 def apart(result: Any) -> Any:
@@ -20,6 +20,12 @@ def apart(result: Any) -> Any:
     seen: set[int] = set()
     parts = [part if _is_first(part, seen) else snapshot_fake(part) for part in result]
     return type(result)(parts)
+
+
+def laid_out(func: Any, args: tuple[Any, ...], result: Any) -> Any:
+    """`result` of a fake kernel with the strides that the real kernel gives, as tensors of their own."""
+    rule = said_of(func).layout
+    return apart(result if rule is None else rule(args, result))
 
 
 def _is_first(part: Any, seen: set[int]) -> bool:
@@ -59,7 +65,7 @@ def _is_always_plain(func: Any) -> bool:
     if func.namespace != "aten" or has_size_of_data(func):
         return False
     composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-    if composite and not has_layout_rule(func):
+    if composite and said_of(func).layout is None:
         return False
     returned = [str(result.type) for result in func._schema.returns]
     return bool(returned) and (set(returned) == {"Tensor"} or returned == ["List[Tensor]"])

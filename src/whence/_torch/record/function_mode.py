@@ -10,9 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 from whence._torch.autograd.nodes import below_autograd
 from whence._torch.operators.composites import COMPOSITES, calls_composites, in_sight, keep_whole
-from whence._torch.operators.recurrent_dropout import forgets_dropout, layer_by_layer
 from whence._torch.operators.schemas import HigherOrderOperator
 from whence._torch.pytrees import tree_flatten
+from whence._torch.record.recurrent_dropout import forgets_dropout, layer_by_layer
 
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder

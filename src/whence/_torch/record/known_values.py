@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from whence._torch.operators.schemas import OpOverload, traits, written_arguments
+from whence._torch.operators.table import said_of
 from whence._torch.tensors import storage_of
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ NUMBER = torch.ops.aten._local_scalar_dense.default
 _EQUAL = torch.ops.aten.equal.default
 ASKING = frozenset({NUMBER, _EQUAL})
 _TRUTHS: tuple[object, ...] = (Tensor.__bool__, Tensor.item, torch._assert, torch.is_nonzero)
-_UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
 
 
 def known_answer(recorder: "Recorder", func: OpOverload, args: tuple[Any, ...]) -> Any:
@@ -102,4 +102,4 @@ def _is_computable(node: fx.Node) -> bool:
     made = value[0] if isinstance(value, (tuple, list)) and value else value
     if not isinstance(node.target, OpOverload) or not isinstance(made, Tensor) or made.device.type != "cpu":
         return False
-    return not traits(node.target).random and node.target._opname not in _UNWRITTEN
+    return not traits(node.target).random and not said_of(node.target).gives_memory

@@ -43,18 +43,17 @@ from whence._torch.graphs import name_plainly
 from whence._torch.higher_order.function_graphs import functions_traced
 from whence._torch.observe.generators import without_default_generator
 from whence._torch.observe.scripted import BEGIN_REGION, END_REGION, object_among, takes_objects
-from whence._torch.operators.fake_layouts import as_kernel_lays_out
-from whence._torch.operators.kernel_choices import has_own_fake, run_on_symbols
 from whence._torch.operators.remembered_results import Results
 from whence._torch.operators.sampled_results import Samples
 from whence._torch.operators.schemas import ASSERT, HigherOrderOperator
-from whence._torch.operators.symbolic_kernels import kernels_for_symbols
+from whence._torch.operators.table import rule_on_symbols
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.annotations import note_function
-from whence._torch.record.direct_recording import PLAIN_ARGUMENTS, ComposedMet, NotPlain, apart, is_plain
+from whence._torch.record.direct_recording import PLAIN_ARGUMENTS, ComposedMet, NotPlain, is_plain, laid_out
 from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.known_values import ASKING, known_answer
 from whence._torch.record.listener import RecordingListener
+from whence._torch.record.symbolic_dispatch import kernels_for_symbols
 from whence._torch.sizes.nodes import SizeNodes, Slots
 from whence._torch.sizes.symbols import SYMBOLIC, environment_of, has_open_sizes, sized_like, spelled
 from whence._torch.subclasses.wrapper_subclasses import is_composed
@@ -386,7 +385,7 @@ class Recorder(ProxyTorchDispatchMode):
             if (strange := object_among((*args, *kwargs.values()))) is not None:
                 raise self.listener.object_met(func, strange)
         if self.is_inside_composite:
-            return apart(as_kernel_lays_out(func, args, func(*args, **kwargs)))
+            return laid_out(func, args, func(*args, **kwargs))
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         try:
@@ -450,14 +449,14 @@ class Recorder(ProxyTorchDispatchMode):
         """What an operator gives, and what stands for that in the graph where it is there already."""
         environment = self.environment
         if environment is None:
-            return apart(as_kernel_lays_out(func, args, func(*args, **kwargs))), None
+            return laid_out(func, args, func(*args, **kwargs)), None
 
         def run() -> Any:
             if (known := self._samples.result(func, args, kwargs)) is not None:
                 return known
-            own = has_own_fake(func)
-            given = run_on_symbols(func, args, kwargs, environment) if own else func(*args, **kwargs)
-            return apart(as_kernel_lays_out(func, args, given))
+            rule = rule_on_symbols(func)
+            given = rule(func, args, kwargs, environment) if rule else func(*args, **kwargs)
+            return laid_out(func, args, given)
 
         return self._results.of(func, args, kwargs, run)
 

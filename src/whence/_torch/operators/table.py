@@ -1,0 +1,184 @@
+"""What has to be said of single operators: what their schemas and fake kernels do not say, or say wrong.
+
+One row for each operator that needs a word. A last bit that is wrong, a write that nobody announces, strides
+that a fake kernel makes up: a row here, and its test.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from whence._torch.operators import symbolic_kernels, views
+from whence._torch.operators.fake_layouts import LayoutRule, as_on_meta, follows
+from whence._torch.operators.kernel_choices import (
+    SymbolRule,
+    attention_on_cpu,
+    convolution,
+    resampling_backward,
+    write_in_place,
+    writes_in_place,
+)
+from whence._torch.operators.recurrent_cells import gru_cell, simple_cell
+from whence._torch.operators.views import ViewInverse
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What is said of one operator.
+
+    `writes` are the positions of arguments that it writes to without saying so, and `training` that of a flag
+    without which it does not. `twin` is its functional form, where naming rules do not lead to it.
+    `view` is the inverse of an operator whose result looks into its first argument.
+    `layout` corrects the strides that its fake kernel gives, `on_symbols` is what that kernel does where
+    sizes are open, and `kernel` the one in Python that runs there: its C++ kernel takes numbers only, unless
+    `takes_symbols`. `keeps_sizes`: its result has the sizes that its arguments have together;
+    `selects_sizes`: every size of it is 1, or one of an argument.
+    `entry` is the quickest function to reach it by, given a tensor (or a list of them) first: an argument
+    parser made for one function takes a quarter less time than the one that reads any operator's schema.
+    `reads_memory`: it looks at a tensor through strides of its own, whatever the tensor's are.
+    `gives_memory`: nobody has written what it gives. `is_for_tracing`: it says what is known of sizes, to who
+    traces. `by_result`: whether a write in place has another derivative than its twin, or one with other last
+    bits, because it is computed from what was written.
+    """
+
+    writes: tuple[int, ...] = ()
+    training: int | None = None
+    twin: OpOverload | None = None
+    view: ViewInverse | None = None
+    layout: LayoutRule | None = None
+    on_symbols: SymbolRule | None = None
+    kernel: Callable[..., Any] | None = None
+    takes_symbols: bool = False
+    keeps_sizes: bool = False
+    selects_sizes: bool = False
+    entry: Callable[..., Any] | None = None
+    reads_memory: bool = False
+    gives_memory: bool = False
+    is_for_tracing: bool = False
+    by_result: Callable[[fx.Node], bool] | None = None
+
+
+def _above_threshold(node: fx.Node) -> bool:
+    _, threshold, value = node.args
+    return bool(value > threshold)  # type: ignore[operator]
+
+
+def _named(names: str, overload: str = "default") -> list[tuple[str, OpOverload]]:
+    return [(name, getattr(getattr(aten, name), overload)) for name in names.split()]
+
+
+def _always(_node: fx.Node) -> bool:
+    return True
+
+
+_RESAMPLED = (
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
+    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d "
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"
+)
+_SAME_NAME = "addmm baddbmm bmm cat clone cos embedding exp mm native_layer_norm neg relu reshape"
+_SAME_NAME += " rsqrt sigmoid sin tanh"
+_RESHAPED = (aten._reshape_alias.default, aten.squeeze.default, aten.squeeze.dims)
+_GIVE_MEMORY = (
+    *(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default),
+    *(aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default),
+)
+_SCATTERED = views.scattered(aten.as_strided_scatter.default)
+
+ROWS: Mapping[OpOverload, Operator] = {
+    # Normalisation and noise: they write statistics, or noise, and do so only in training.
+    aten.native_batch_norm.default: Operator(
+        writes=(3, 4), training=5, twin=aten._native_batch_norm_legit_functional.default, layout=follows(0, 0)
+    ),
+    aten.native_batch_norm_backward.default: Operator(layout=follows(0, 1)),
+    aten._native_batch_norm_legit.default: Operator(twin=aten._native_batch_norm_legit_functional.default),
+    aten._batch_norm_with_update.default: Operator(twin=aten._batch_norm_with_update_functional.default),
+    aten.rrelu_with_noise.default: Operator(training=4, twin=aten.rrelu_with_noise_functional.default),
+    aten.bernoulli_.float: Operator(twin=aten.bernoulli.p),
+    aten.normal_.default: Operator(twin=aten.normal_functional.default),
+    aten.threshold_.default: Operator(by_result=_above_threshold),
+    aten.elu_.default: Operator(by_result=_always),
+    aten.celu_.default: Operator(by_result=_always),
+    # Views.
+    aten.detach.default: Operator(view=views.same, entry=torch.detach),
+    aten.alias.default: Operator(view=views.same),
+    aten.lift_fresh.default: Operator(view=views.same),
+    aten.t.default: Operator(view=views.again, entry=torch.t),
+    aten.transpose.int: Operator(view=views.again, entry=torch.transpose),
+    aten.permute.default: Operator(view=views.permuted, entry=torch.permute),
+    aten.slice.Tensor: Operator(view=views.scattered(aten.slice_scatter.default)),
+    aten.select.int: Operator(view=views.scattered(aten.select_scatter.default), entry=torch.select),
+    aten.diagonal.default: Operator(view=views.scattered(aten.diagonal_scatter.default)),
+    aten.as_strided.default: Operator(view=_SCATTERED, reads_memory=True),
+    aten.as_strided_scatter.default: Operator(reads_memory=True),
+    aten.as_strided_copy.default: Operator(reads_memory=True),
+    aten.view_as_real.default: Operator(view=views.back(aten.view_as_complex.default)),
+    aten.view_as_complex.default: Operator(view=views.back(aten.view_as_real.default)),
+    aten.view.dtype: Operator(view=views.retyped),
+    aten.view.default: Operator(view=views.reshaped, layout=as_on_meta(aten.view.default), entry=Tensor.view),
+    aten._unsafe_view.default: Operator(layout=as_on_meta(aten._unsafe_view.default)),
+    aten.unsqueeze.default: Operator(view=views.reshaped, entry=torch.unsqueeze),
+    aten.squeeze.dim: Operator(view=views.reshaped, entry=torch.squeeze),
+    **dict.fromkeys(_RESHAPED, Operator(view=views.reshaped)),
+    aten.unbind.int: Operator(view=views.unbound),
+    aten.split.Tensor: Operator(view=views.split),
+    aten.split_with_sizes.default: Operator(view=views.split),
+    aten.expand.default: Operator(entry=Tensor.expand),
+    # Arithmetic. The fake kernels of these four are quick ones, written in Python, and not those in C++.
+    **{
+        operator: Operator(layout=as_on_meta(operator), entry=getattr(torch, name))
+        for name, operator in _named("add div mul sub", "Tensor")
+    },
+    **{operator: Operator(entry=getattr(torch, name)) for name, operator in _named(_SAME_NAME)},
+    aten.mean.dim: Operator(selects_sizes=True, entry=torch.mean),
+    aten.sum.dim_IntList: Operator(selects_sizes=True, entry=torch.sum),
+    aten.amax.default: Operator(selects_sizes=True),
+    aten.amin.default: Operator(selects_sizes=True),
+    aten.index.Tensor: Operator(selects_sizes=True),
+    aten.cumsum.default: Operator(keeps_sizes=True),
+    aten._softmax.default: Operator(keeps_sizes=True),
+    aten._log_softmax.default: Operator(keeps_sizes=True),
+    # Kernels that are chosen by sizes, and kernels that take no symbols.
+    aten.convolution.default: Operator(on_symbols=convolution(0, 1, 6, 8)),
+    aten.convolution_backward.default: Operator(on_symbols=convolution(1, 2, 7, 9)),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: Operator(on_symbols=attention_on_cpu),
+    **{
+        getattr(aten, f"{name}_backward").default: Operator(on_symbols=resampling_backward)
+        for name in _RESAMPLED.split()
+    },
+    **{
+        getattr(aten, name).vec: Operator(kernel=symbolic_kernels.resampled(operator))
+        for name, operator in _named(_RESAMPLED)
+    },
+    **{operator: Operator(takes_symbols=True) for _, operator in _named(_RESAMPLED)},
+    aten.dropout.default: Operator(kernel=symbolic_kernels.dropout),
+    aten.lstm.input: Operator(kernel=symbolic_kernels.lstm_in_layers),
+    aten.gru.input: Operator(kernel=symbolic_kernels.stepwise(aten.gru.input, gru_cell)),
+    **{
+        operator: Operator(kernel=symbolic_kernels.stepwise(operator, partial(simple_cell, function)))
+        for operator, function in ((aten.rnn_tanh.input, torch.tanh), (aten.rnn_relu.input, torch.relu))
+    },
+    # Memory and sizes.
+    **dict.fromkeys(_GIVE_MEMORY, Operator(gives_memory=True)),
+    aten.sym_constrain_range.default: Operator(is_for_tracing=True),
+    aten.sym_constrain_range_for_size.default: Operator(is_for_tracing=True),
+}
+_NOTHING = Operator()
+
+
+def said_of(target: Any) -> Operator:
+    """What is said of an operator; nothing of most, and of what is none."""
+    return ROWS.get(target, _NOTHING)
+
+
+def rule_on_symbols(target: OpOverload) -> SymbolRule | None:
+    """What an operator gives on arguments with open sizes, where that is not for its fake kernel to say."""
+    return said_of(target).on_symbols or (write_in_place if writes_in_place(target) else None)
