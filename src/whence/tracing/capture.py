@@ -14,6 +14,7 @@ from whence.program.wellformed import check
 from whence.tracing.assembling.finish import finished
 from whence.tracing.attribution.attribution import attribute
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED
+from whence.tracing.excluded_sizes import without_needless_rules
 from whence.tracing.lazy_modules import materialised
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import mode_of, record
@@ -35,6 +36,18 @@ def capture(
 
     With `reuse`, a call that is like one that was recorded is not run again.
     """
+    captured = _captured_once(model, given, backward, reuse=reuse)
+    if given.dynamic_shapes is None:
+        return captured
+    return without_needless_rules(
+        captured,
+        lambda *numbers: _captured_once(model, replace(given, numbers=numbers), backward, reuse=reuse),
+    )
+
+
+def _captured_once(
+    model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], *, reuse: bool
+) -> tuple[Program, Observed]:
     wanted = Reuse(reuse, joint=bool(backward), composites=not backward)
     while True:
         try:

@@ -356,6 +356,22 @@ def _span(condition: Any) -> tuple[Any, Any] | None:
     return spans.get(type(turned), (value, value))
 
 
+def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:
+    """Whether sizes of two environments are the same, where some, by name, are these numbers."""
+    numbers = {sympy.Symbol(name, integer=True): number for name, number in at.items()}
+    found, other = (_over_names(size).xreplace(numbers) for size in (left, right))
+    return bool(found == other or sympy.expand(found - other) == 0)
+
+
+def _over_names(size: Any) -> Any:
+    """A size over symbols that are called as sizes are."""
+    if not hasattr(size, "node"):
+        return sympy.sympify(size)
+    names, found = size.node.shape_env.names, size.node.expr
+    symbols = {each: sympy.Symbol(names.get(each, str(each)), integer=True) for each in found.free_symbols}
+    return found.xreplace(symbols)
+
+
 def unknown_condition(error: UnknownSize) -> tuple[str, list[str]]:
     """What could not be decided, and the names in it of what only a run gives."""
     names: dict[Any, str] = getattr(error, "whence_names", {})

@@ -5,7 +5,7 @@ as long to import as everything else here.
 """
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ __all__ = [
     "SYMBOLIC",
     "Assumed",
     "SizesKnown",
+    "are_same_at",
     "assumed_of",
     "bookkeeping_is_undecided",
     "comparable",
@@ -135,6 +136,13 @@ def _nothing() -> Iterator[None]:
 def without_decisions(environment: "SizeEnvironment | None") -> AbstractContextManager[Any]:
     """What is decided inside the block is not required of other sizes."""
     return _nothing() if environment is None else environment.suppress_guards()
+
+
+def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:
+    """Whether a size is what one of another environment is, where some sizes, by name, are these numbers."""
+    if isinstance(left, SYMBOLIC) or isinstance(right, SYMBOLIC):
+        return bool(_environments().are_same_at(left, right, at))
+    return type(left) is type(right) and bool(left == right)
 
 
 def sized_like(mode: FakeTensorMode, tensor: Tensor, sizes: Sequence[Any]) -> Tensor:

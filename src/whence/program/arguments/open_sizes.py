@@ -96,6 +96,11 @@ class SizeRule:
         """Whether it says something of several sizes, or of what is computed from them."""
         return self.words == relation(self.condition)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The sizes that it speaks of."""
+        return frozenset(_compiled(self.condition).co_names) - _KNOWN.keys()
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {
@@ -200,6 +205,11 @@ class Sizes:
         if not self.all_hold(sizes):
             yield from (rule for rule in self.rules if not rule.holds(sizes))
 
+    def shapes_at(self, given: Mapping[str, int], leaves: Sequence[Any]) -> list[tuple[int, ...] | None]:
+        """For each leaf its shape with other values for some sizes; None where none of them is about it."""
+        sizes = {**self.bound(leaves), **given}
+        return [_at(shape, sizes, given) for shape in self.shapes]
+
     @cached_property
     def _quick(self) -> CodeType:
         return compile(
@@ -212,6 +222,13 @@ class Sizes:
             return bool(eval(self._quick, _KNOWN, sizes))
         except (NameError, ArithmeticError):  # a size that only a run knows, or a division by 0
             return False
+
+
+def _at(
+    shape: tuple[Sized, ...] | None, sizes: Mapping[str, int], given: Mapping[str, int]
+) -> tuple[int, ...] | None:
+    names = {name for size in shape or () for name in _compiled(str(size)).co_names}
+    return tuple(at(size, sizes) for size in shape or ()) if names & given.keys() else None
 
 
 def told(rule: SizeRule, leaves: Sequence[Any]) -> str:

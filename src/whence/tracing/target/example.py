@@ -14,6 +14,7 @@ from whence._torch.sizes.dims import Freedom
 from whence._torch.subclasses.wrapper_subclasses import is_composed, kind_of, untraceable
 from whence.errors import Fault, InputMismatch, InvalidShapes, UnsupportedInput
 from whence.program.arguments.convention import argument_parts, names_of, paths_of, whole_paths_of
+from whence.program.arguments.open_sizes import Dimension, Sizes
 from whence.program.arguments.python_binding import binding_faults
 from whence.program.signature import Part
 from whence.tracing.target.dynamic_shapes import Asked, asked_sizes
@@ -29,13 +30,15 @@ _CONSTANTS = (
 class Given:
     """What a capture is given beside the model: example inputs, and which of their sizes may vary.
 
-    `preserve` are patterns of the modules whose calling convention the program keeps.
+    `preserve` are patterns of the modules whose calling convention the program keeps. `numbers` are sizes, of
+    those that an earlier capture left open, that are to be numbers.
     """
 
     args: Any
     kwargs: Any = None
     dynamic_shapes: Any = None
     preserve: Sequence[str] = ()
+    numbers: tuple[Sizes, Mapping[str, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def example_of(subject: Subject, given: Given) -> Example:
     paths = paths_of(args, kwargs)
     asked = asked_sizes(subject, paths, args, kwargs, given.dynamic_shapes)
     wholes = tuple(leaf for leaf in held if is_composed(leaf))
-    return Example(
+    example = Example(
         spec,
         tuple(leaves),
         paths,
@@ -84,6 +87,25 @@ def example_of(subject: Subject, given: Given) -> Example:
         argument_parts(args, kwargs),
         given.preserve,
     )
+    return example if given.numbers is None else _with_numbers(example, *given.numbers)
+
+
+def _with_numbers(example: Example, sizes: Sizes, given: Mapping[str, int]) -> Example:
+    """The example with these sizes, and nothing asked of the dimensions that have them."""
+    if example.asked is None:
+        return example
+    shapes = sizes.shapes_at(given, example.leaves)
+    resized: dict[int, Tensor] = {}
+    for leaf, shape in zip(example.leaves, shapes, strict=True):
+        if shape is not None and id(leaf) not in resized:
+            resized[id(leaf)] = leaf.new_empty(shape).requires_grad_(leaf.requires_grad)
+    leaves = tuple(resized.get(id(leaf), leaf) for leaf in example.leaves)
+
+    def is_as_before(at: Dimension) -> bool:
+        return at.of(example.leaves) == at.of(leaves)
+
+    wishes = {at: wish for at, wish in example.asked.wishes.items() if is_as_before(at)}
+    return replace(example, leaves=leaves, asked=replace(example.asked, wishes=wishes, further=()))
 
 
 def _asked_once(asked: Asked, leaves: Sequence[Any]) -> Asked:

@@ -1,0 +1,173 @@
+"""Sizes that a branch excludes, looked at from the other side.
+
+Code that compares a size with 1 goes one way for 1 and another for all others, and often both ways compute
+the same. An example shows one of them, and the comparison would exclude the other. So the model is captured
+once more with the size that is excluded. Where that gives the same operations the program holds for it, too.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from whence._torch.graphs import nested_graph
+from whence._torch.sizes.symbols import SYMBOLIC, are_same_at
+from whence.dependence.asking import Failed, attempt
+from whence.program import Program
+from whence.program.arguments.open_sizes import SizeRule, Sizes
+from whence.program.guards.observed import Observed
+
+aten = torch.ops.aten
+Captured = tuple[Program, Observed]
+Again = Callable[[Sizes, Mapping[str, int]], Captured]
+"""Captures once more, with numbers for some of the sizes of an earlier capture."""
+_FEW = 2
+"""A branch that excludes more sizes than this is about ranges, and is left alone."""
+_RESIZING = frozenset(
+    {
+        *(aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default),
+        *(aten.slice.Tensor, aten._reshape_copy.default),
+    }
+)
+"""They give their argument, or a part of it, in a shape: where the shape is the same, just that."""
+_LARGEST = 4096
+"""Further up no excluded size is looked for."""
+
+
+def without_needless_rules(captured: Captured, again: Again) -> Captured:
+    """The program without rules that exclude single sizes for which it computes what the model does."""
+    program, observed = captured
+    sizes = program.convention.sizes
+    if sizes is None:
+        return captured
+    same: dict[tuple[str, int], bool] = {}
+
+    def is_same(name: str, size: int) -> bool:
+        if (name, size) not in same:
+            with warnings.catch_warnings(action="ignore"):  # they were given already
+                other = attempt(lambda: again(sizes, {name: size}))
+            same[name, size] = not isinstance(other, Failed) and _is_same(captured, other, {name: size})
+        return same[name, size]
+
+    rules = tuple(left for rule in sizes.rules for left in _needed(rule, sizes, is_same))
+    convention = replace(program.convention, sizes=replace(sizes, rules=rules))
+    return program.with_changes(convention=convention), observed
+
+
+def _needed(rule: SizeRule, sizes: Sizes, is_same: Callable[[str, int], bool]) -> Iterator[SizeRule]:
+    """What is left of a rule."""
+    name, excluded = _excluded(rule, sizes)
+    left = [size for size in excluded if not is_same(name, size)]
+    if len(left) == len(excluded):
+        yield rule
+        return
+    for size in left:
+        words = "at least 1" if size == 0 else f"other than {size}"
+        yield replace(rule, condition=f"{name} != {size}", words=words)
+
+
+def _excluded(rule: SizeRule, sizes: Sizes) -> tuple[str, list[int]]:
+    """The size that code compared with numbers, and the values that it excludes where nothing else does."""
+    names = rule.names
+    if rule.by.asked or len(names) != 1 or rule.dimensions[0].dim is None:
+        return "", []
+    (name,) = names
+    broken = [size for size in range(_LARGEST) if not rule.holds({name: size})]
+    if len(broken) > _FEW:
+        return name, []
+    others = [other for other in sizes.rules if other is not rule and other.names == names]
+    return name, [size for size in broken if all(other.holds({name: size}) for other in others)]
+
+
+def _is_same(open_: Captured, fixed: Captured, at: Mapping[str, int]) -> bool:
+    """Whether a program does, at these sizes, what another does that was captured there."""
+    (program, observed), (other, seen) = open_, fixed
+    if not _read(seen) <= _read(observed) or bool(seen.left) is not bool(observed.left):
+        return False
+    if [str(call.site) for call in program.calls] != [str(call.site) for call in other.calls]:
+        return False
+    rules = {rule.condition for rule in program.convention.sizes.rules}  # type: ignore[union-attr]
+    if not all(rule.condition in rules for rule in other.convention.sizes.rules):  # type: ignore[union-attr]
+        return False
+    rows = [_spelled_rows(each) for each in (program, other)]
+    return rows[0] == rows[1] and _is_same_graph(program.graph_module, other.graph_module, at)
+
+
+def _read(observed: Observed) -> set[tuple[int, str]]:
+    return {(id(read.holder), read.name) for read in observed.reads}
+
+
+def _spelled_rows(program: Program) -> list[Any]:
+    inputs = [(row.name, row.kind) for row in program.signature.inputs]
+    return [inputs, *[(row.name, row.kind, row.of) for row in program.signature.outputs], program.result.spec]
+
+
+def _is_same_graph(left: fx.GraphModule, right: fx.GraphModule, at: Mapping[str, int]) -> bool:
+    """Whether two graphs have the same operations, where sizes are numbers in the second that are open in the
+    first; what only computes sizes may differ."""
+    passed: dict[fx.Node, fx.Node] = {}
+    rows = [_computing(each, at, passed) for each in (left, right)]
+    if len(rows[0]) != len(rows[1]):
+        return False
+    partner: dict[fx.Node, fx.Node] = {}
+    for node, other in zip(*rows, strict=True):
+        partner[node] = other
+        if (node.op, node.target) != (other.op, other.target) and node.op != "get_attr":
+            return False
+        if not _are_same(_given(node, passed), _given(other, passed), partner, at):
+            return False
+        inner, nested = nested_graph(node), nested_graph(other)
+        if inner is not None and (nested is None or not _is_same_graph(inner, nested, at)):
+            return False
+    return True
+
+
+def _given(node: fx.Node, passed: Mapping[fx.Node, fx.Node]) -> Any:
+    return fx.map_arg((node.args, node.kwargs), lambda each: passed.get(each, each))
+
+
+def _computing(
+    module: fx.GraphModule, at: Mapping[str, int], passed: dict[fx.Node, fx.Node]
+) -> list[fx.Node]:
+    """The nodes that compute more than sizes; `passed` is told of those that give, at these sizes, what they
+    are given."""
+    rows = []
+    for node in module.graph.nodes:
+        if _gives_its_argument(node, at):
+            passed[node] = passed.get(node.args[0], node.args[0])
+        elif not _is_size(node):
+            rows.append(node)
+    return rows
+
+
+def _gives_its_argument(node: fx.Node, at: Mapping[str, int]) -> bool:
+    if node.op != "call_function" or node.target not in _RESIZING:
+        return False
+    found, given = (each.meta["val"].shape for each in (node, node.args[0]))  # type: ignore[union-attr]
+    return len(found) == len(given) and all(map(are_same_at, found, given, (at,) * len(given)))
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether a node only computes with sizes."""
+    return node.op == "call_function" and isinstance(node.meta.get("val"), SYMBOLIC)
+
+
+def _are_same(left: Any, right: Any, partner: Mapping[fx.Node, fx.Node], at: Mapping[str, int]) -> bool:
+    if isinstance(left, fx.Node) and left in partner:
+        return partner[left] is right
+    if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
+        pairs = zip(left, right, strict=False)
+        return len(left) == len(right) and all(_are_same(*pair, partner, at) for pair in pairs)
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(_are_same(left[k], right[k], partner, at) for k in left)
+    if isinstance(left, slice) and isinstance(right, slice):
+        parts: Sequence[Any] = ("start", "stop", "step")
+        return all(_are_same(getattr(left, part), getattr(right, part), partner, at) for part in parts)
+    return are_same_at(_size(left), _size(right), at)
+
+
+def _size(value: Any) -> Any:
+    return value.meta.get("val") if isinstance(value, fx.Node) else value
