@@ -59,7 +59,7 @@ types: $(READY) ## check types
 check: lint types test ## lint, types and test
 
 conformance: $(READY) ## run the slow tests, among them every operator and module in PyTorch's tables
-	$(BIN)/pytest -n 2 --dist loadgroup -m slow
+	$(BIN)/pytest -n 2 --dist loadgroup -m "slow or random" --hypothesis-profile conformance
 
 bench: $(READY) ## measure time and memory beside PyTorch's, and compare with the targets
 	$(BIN)/python -m benchmarks

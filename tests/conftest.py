@@ -3,10 +3,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.known_bugs import known_bug
 
+settings.register_profile("few", max_examples=8)
+settings.register_profile("conformance", max_examples=80)
+settings.load_profile("few")
 torch.set_num_threads(1)  # two workers share two cores
 
 

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor, nn
@@ -536,3 +537,20 @@ MODEL_CASES: tuple[ModelCase, ...] = (
     *_VALUES,
 )
 _BY_NAME = {row.name: row for row in MODEL_CASES}
+_OF_A_KIND = frozenset(
+    {
+        *("gpt2_dropout", "llama", "llama_checkpoint", "mixtral", "mamba", "bert", "albert", "t5", "whisper"),
+        *("resnet", "swin", "wav2vec2", "lstm", "tied_language_model", "weight_norm", "shared_layer"),
+        *("shared_module", "dense_experts", "hooked", "autocast", "momentum_teacher", "checkpoint_dropout"),
+        *("inplace_views", "custom_function", "cached_attention", "aliased_outputs", "variational"),
+    }
+)
+"""Each shows what no other one does; in most tests the rest are for the conformance run."""
+
+
+def sampled_cases(rows: Iterable[ModelCase] = MODEL_CASES) -> list[Any]:
+    """Rows for a test that takes long: those like others run with the slow tests."""
+    return [
+        pytest.param(row, id=row.name, marks=() if row.name in _OF_A_KIND else pytest.mark.slow)
+        for row in rows
+    ]

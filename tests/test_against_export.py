@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 import whence
 from tests.checks import captured
-from tests.models import MODEL_CASES, ModelCase
+from tests.models import MODEL_CASES, ModelCase, sampled_cases
 from whence._torch.operators.composites import COMPOSITES
 
 
@@ -136,9 +136,7 @@ def differences(case: ModelCase) -> list[Difference]:
     return [*EVERYWHERE, *tagged, *named]
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in MODEL_CASES if "no_export" not in case.tags], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", sampled_cases(case for case in MODEL_CASES if "no_export" not in case.tags))
 def test_forward_equals_export_but_for_listed_differences(case: ModelCase) -> None:
     """Every operation that only one of the two programs has is explained."""
     model, args, kwargs = case.make()

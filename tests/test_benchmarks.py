@@ -156,6 +156,7 @@ def test_every_target_has_its_row() -> None:
     assert {"forward-32", "joint-32", "unflatten-32", "tree-forward", "training-step"} <= set(quick)
 
 
+@pytest.mark.slow
 def test_a_row_in_a_fresh_process() -> None:
     """What the other process measured arrives whole and at once; a process that fails is an error."""
     (row,) = (row for row in full() if row.subject.name == "floor-nodes-32")

@@ -9,11 +9,11 @@ from torch import nn
 
 import whence
 from tests.checks import captured
-from tests.models import MODEL_CASES, ModelCase
+from tests.models import ModelCase, sampled_cases
 from whence.program.guards.expectations import ExpectedConstant
 from whence.schema import GuardKind
 
-EVERY_CASE = pytest.mark.parametrize("row", MODEL_CASES, ids=lambda row: row.name)
+EVERY_CASE = pytest.mark.parametrize("row", sampled_cases())
 
 
 class Twin(nn.Module):

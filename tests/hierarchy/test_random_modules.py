@@ -16,15 +16,15 @@ from tests.checks import differing, gradients, state
 from tests.hierarchy.random_modules import WIDTH, Built, Recipe, recipes
 from tests.hierarchy.test_preserve import newcomer
 
+pytestmark = pytest.mark.random
 SEARCH = settings(
-    max_examples=30,
     derandomize=True,
     database=None,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
-FEW = settings(SEARCH, max_examples=15, phases=(Phase.explicit, Phase.generate))
+FEW = settings(SEARCH, phases=(Phase.explicit, Phase.generate))
 
 
 def total(outputs: Any) -> Tensor:

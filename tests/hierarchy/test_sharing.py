@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor, nn
 
 import whence
 from tests.checks import captured, differing
 from tests.hierarchy.random_modules import Recipe, recipes
 from tests.hierarchy.test_random_modules import SEARCH, made, run, total
-from tests.models import MODEL_CASES, case
+from tests.models import ModelCase, case, sampled_cases
 from tests.program.small import Stack, sine_loss, stack_program
 from whence.hierarchy.plan import facts as layout
 from whence.hierarchy.plan.check import check
@@ -49,13 +49,14 @@ def check_same_plan(program: whence.Program) -> None:
 
 
 @pytest.mark.parametrize("mode", ["forward", pytest.param("tangents", marks=pytest.mark.slow), "loss"])
-@pytest.mark.parametrize("name", [row.name for row in MODEL_CASES])
-def test_plan_of_the_table_is_that_of_each_call_alone(name: str, mode: str) -> None:
+@pytest.mark.parametrize("row", sampled_cases())
+def test_plan_of_the_table_is_that_of_each_call_alone(row: ModelCase, mode: str) -> None:
     """For every model of the table, renaming a plan gives what planning would have given."""
-    check_same_plan(captured(name, mode))
+    check_same_plan(captured(row.name, mode))
 
 
 @pytest.mark.parametrize("backward", [False, True, total], ids=["forward", "tangents", "loss"])
+@pytest.mark.random
 @SEARCH
 @given(recipe=recipes("count", "drop"))
 def test_plan_of_random_modules_is_that_of_each_call_alone(backward: Any, recipe: Recipe) -> None:
@@ -81,7 +82,8 @@ class Twice(nn.Module):
 
 
 @pytest.mark.parametrize("backward", [False, True, total], ids=["forward", "tangents", "loss"])
-@settings(SEARCH, max_examples=15)
+@pytest.mark.random
+@SEARCH
 @given(recipe=recipes("count", "drop"))
 def test_random_layers_share_and_are_eager(backward: Any, recipe: Recipe) -> None:
     """A stack of random modules has the plan of each alone, and its tree has eager's numbers."""

@@ -169,7 +169,7 @@ def _interpreted(tree: Any, args: Any, kwargs: Any) -> list[Any]:
     return list(fx.Interpreter(tree).run(*flat))
 
 
-@pytest.mark.parametrize("row", MODEL_CASES[::4], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", MODEL_CASES[::8], ids=lambda row: row.name)
 @pytest.mark.parametrize("is_joint", [False, True])
 def test_interpreter_runs_a_tree(row: ModelCase, is_joint: bool) -> None:
     """On flat arguments, it returns the flat results, loss first, and then what the tree would write."""

@@ -26,14 +26,14 @@ NAMES = [
     ),
     *("checkpoint_dropout", "running_statistics", "inplace_views", "autocast", "variational"),
 ]
-STEPS = 10
+STEPS = 4
 X = torch.randn(2, 3, zoo.WIDTH)
 
 
 def losses(
     model: nn.Module, loss: Callable[[], Tensor], optimizer: type[torch.optim.Optimizer], lr: float
 ) -> list[Tensor]:
-    """The losses of ten steps, each from its own seed."""
+    """The losses of some steps, each from its own seed."""
     stepper = optimizer(model.parameters(), lr=lr)  # type: ignore[call-arg]
     found = []
     for step in range(STEPS):
@@ -47,7 +47,7 @@ def losses(
 
 
 def trained_alike(row: ModelCase, make_tree: Callable[[whence.Program], nn.Module], joint: bool) -> list[str]:
-    """Train the original and the tree ten steps; everything in which they differ."""
+    """Train the original and the tree some steps; everything in which they differ."""
     model, args, kwargs = row.make()
     program = whence.capture(model, args, kwargs, backward=row.loss if joint else False)
     tree = make_tree(program)
@@ -69,12 +69,12 @@ def trained_alike(row: ModelCase, make_tree: Callable[[whence.Program], nn.Modul
 
 @pytest.mark.parametrize("joint", [False, True], ids=["forward", "joint"])
 @pytest.mark.parametrize("name", NAMES)
-def test_ten_steps_of_a_tree(name: str, joint: bool) -> None:
-    """Ten SGD steps give the original's losses, parameters, buffers and gradients, bit for bit."""
+def test_steps_of_a_tree(name: str, joint: bool) -> None:
+    """SGD steps give the original's losses, parameters, buffers and gradients, bit for bit."""
     assert trained_alike(case(name), lambda program: program.unflatten(), joint) == []
 
 
-def test_ten_steps_with_a_custom_function() -> None:
+def test_steps_with_a_custom_function() -> None:
     """A tree whose backward was captured trains through hand-written derivatives."""
     assert trained_alike(case("custom_function"), lambda program: program.unflatten(), True) == []
 
@@ -90,7 +90,7 @@ def test_custom_function_without_its_backward_is_refused() -> None:
 
 @pytest.mark.parametrize("joint", [False, True], ids=["forward", "joint"])
 @pytest.mark.parametrize("name", ["gpt2_dropout", "resnet", "tied_language_model", "checkpoint_dropout"])
-def test_ten_steps_of_a_flat_module(name: str, joint: bool) -> None:
+def test_steps_of_a_flat_module(name: str, joint: bool) -> None:
     """The flat module trains as the original does, bit for bit."""
     assert trained_alike(case(name), lambda program: program.module(), joint) == []
 

@@ -138,8 +138,14 @@ def test_bare_step(name: str) -> None:
     trains_as_eager(program, made, has_loss=True, args=tuple(tensors), kwargs={})
 
 
-@EVERY_MODEL
-@pytest.mark.parametrize("by_dynamo", [False, True])
+@pytest.mark.parametrize(
+    ("name", "by_dynamo"),
+    [
+        pytest.param(name, way, marks=pytest.mark.slow if (name, way) == ("gpt2", True) else ())
+        for name in MODELS
+        for way in (False, True)
+    ],
+)
 def test_joint_of_aot(name: str, by_dynamo: bool) -> None:
     """Descriptors say what is what; a graph that came through Dynamo also knows its modules."""
     model, args, kwargs = made = MODELS[name]()

@@ -281,6 +281,7 @@ def check_group(program: whence.Program, group: Layers) -> None:
     assert all(origin_of(program.node(n)).phase is Phase.FORWARD for n in group.forward[0])
 
 
+@pytest.mark.random
 @SEARCH
 @given(recipe=recipes("count", "drop"))
 def test_groups_of_random_modules_are_sound(recipe: Recipe) -> None:

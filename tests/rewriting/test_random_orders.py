@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
@@ -55,7 +55,8 @@ def check_orders(recipe: Recipe, seed: int, backward: Any) -> None:
 
 @pytest.mark.parametrize("backward", [False, total], ids=["forward", "loss"])
 @given(recipe=recipes(), seed=st.integers(0, 100))
-@settings(SEARCH, max_examples=12)
+@pytest.mark.random
+@SEARCH
 def test_random_modules_in_random_orders(backward: Any, recipe: Recipe, seed: int) -> None:
     """Bit for bit, except for the gradients that autograd adds up over a graph in another order."""
     check_orders(recipe, seed, backward)

@@ -16,17 +16,7 @@ from tests.tracing.dynamic import dynamic_case
 
 QUICK = frozenset(
     {
-        *(
-            "llama",
-            "gpt2_dropout",
-            "bert",
-            "t5",
-            "vit",
-            "resnet",
-            "transformer",
-            "shared_layer",
-            "checkpoint",
-        ),
+        *("llama", "bert", "vit", "resnet", "transformer", "shared_layer", "checkpoint"),
         *("inplace_activations", "cached_attention", "dict_to_dataclass", "aliased_outputs", "weight_norm"),
     }
 )

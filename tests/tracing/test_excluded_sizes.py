@@ -35,14 +35,14 @@ def expanded(model: Branching, x: Tensor) -> Tensor:
 
 def asked_and_forgotten(model: Branching, x: Tensor) -> Tensor:
     """The answer decides nothing."""
-    result = model.linear(x)
-    return result if x.shape[0] == 1 else result
+    _ = bool(x.shape[0] == 1)
+    return model.linear(x)
 
 
 def another_number(model: Branching, x: Tensor) -> Tensor:
     """It is not about 1."""
     result = model.linear(x)
-    return result.sin() if x.shape[0] == 7 else result.sin()
+    return torch.sin(result) if x.shape[0] == 7 else result.sin()
 
 
 def two_numbers(model: Branching, x: Tensor) -> Tensor:
@@ -142,9 +142,9 @@ def test_a_size_that_nobody_asked_for_stays_excluded() -> None:
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
 DECODERS: dict[str, dict[str, Any]] = {
-    "Llama": SMALL | {"intermediate_size": 64, "num_key_value_heads": 2},
-    "Mistral": SMALL | {"intermediate_size": 64, "num_key_value_heads": 2, "sliding_window": None},
-    "Qwen2": SMALL | {"intermediate_size": 64, "num_key_value_heads": 2},
+    "Llama": SMALL | {"intermediate_size": 64, "num_key_value_heads": 4},
+    "Mistral": SMALL | {"intermediate_size": 64, "num_key_value_heads": 4, "sliding_window": None},
+    "Qwen2": SMALL | {"intermediate_size": 64, "num_key_value_heads": 4},
     "GPTNeoX": SMALL | {"intermediate_size": 64},
 }
 
@@ -164,4 +164,36 @@ def test_a_batch_of_one_of_decoders(name: str, backward: bool) -> None:
         assert program.verify(model, (), {"input_ids": torch.randint(3, 90, size)}).ok
     tree = program.unflatten()
     one = ids[:1]
-    assert torch.equal(tree(input_ids=one)[1 if backward else 0][0] if backward else tree(input_ids=one).logits, model(input_ids=one).logits)
+    assert torch.equal(
+        tree(input_ids=one)[1 if backward else 0][0] if backward else tree(input_ids=one).logits,
+        model(input_ids=one).logits,
+    )
+
+
+def test_a_step_takes_a_batch_of_one() -> None:
+    """A captured step, too; and PyTorch's exported program of a forward does not ask for more either."""
+    torch.manual_seed(0)
+    model = Branching(expanded)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).sin().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    shapes = {"x": {0: Dim("batch")}}
+    example = (torch.randn(3, 4),)
+    program = whence.capture_step(step, example, model=model, optimizer=optimizer, dynamic_shapes=shapes)
+    for size in (1, 4):
+        assert program.verify(model, (torch.randn(size, 4),), optimizer=optimizer).ok
+
+
+def test_an_exported_program_takes_a_batch_of_one() -> None:
+    """What PyTorch noted of the branch is not asked of the arguments any more."""
+    model, program = captured(expanded, False)
+    exported = program.to_exported_program().module()
+    for size in (1, 4):
+        x = torch.randn(size, 4)
+        assert torch.equal(exported(x), model(x))

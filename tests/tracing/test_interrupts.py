@@ -262,7 +262,7 @@ def test_interrupt_at_any_moment(
 ) -> None:
     """At any line of whence, and between any two instructions of what patches and undoes."""
     sweep = Sweep(build, backward, instructions)
-    sweep.run(10)
+    sweep.run(4)
     assert sweep.left == []
     captured_as_ever()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import whence
 from tests import zoo
 from tests.checks import backward_of, leaves_no_trace
-from tests.models import MODEL_CASES, ModelCase
+from tests.models import MODEL_CASES, ModelCase, sampled_cases
 from tests.tracing.failing import ALL, Failing, Failure
 
 SOME = {
@@ -40,7 +40,7 @@ def test_failed_capture_leaves_no_trace(failure: Failure) -> None:
 
 
 @pytest.mark.parametrize("mode", ["forward", "tangents", "loss"])
-@pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", sampled_cases(CASES))
 def test_capture_leaves_no_trace(row: ModelCase, mode: str) -> None:
     """After a capture the model's tensors, hooks and attributes, seeds, modes and patches are as before."""
     model, args, kwargs = row.make()
@@ -51,7 +51,7 @@ def test_capture_leaves_no_trace(row: ModelCase, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["forward", "tangents", "loss"])
-@pytest.mark.parametrize("row", [row for row in CASES if "hf" not in row.tags], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", sampled_cases(row for row in CASES if "hf" not in row.tags))
 def test_capture_leaves_inputs_alone(row: ModelCase, mode: str) -> None:
     """The example inputs keep their values, versions and gradients."""
     model, args, kwargs = row.make()
@@ -63,7 +63,7 @@ def test_capture_leaves_inputs_alone(row: ModelCase, mode: str) -> None:
         assert (tensor._version, tensor.requires_grad, tensor.grad) == (version, required, gradient)
 
 
-@pytest.mark.parametrize("row", [row for row in CASES if "hf" not in row.tags], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", sampled_cases(row for row in CASES if "hf" not in row.tags))
 def test_verify_leaves_values_alone(row: ModelCase) -> None:
     """Verifying gives every tensor, gradient and seed of the model back."""
     model, args, kwargs = row.make()

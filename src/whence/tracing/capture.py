@@ -24,7 +24,7 @@ from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.target.eligibility import refuse_gradient_hooks
-from whence.tracing.target.example import Given, example_of
+from whence.tracing.target.example import Given, Numbers, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding, with_shards
 from whence.tracing.target.subject import subject_of
 
@@ -36,13 +36,12 @@ def capture(
 
     With `reuse`, a call that is like one that was recorded is not run again.
     """
-    captured = _captured_once(model, given, backward, reuse=reuse)
-    if given.dynamic_shapes is None:
-        return captured
-    return without_needless_rules(
-        captured,
-        lambda *numbers: _captured_once(model, replace(given, numbers=numbers), backward, reuse=reuse),
-    )
+
+    def again(numbers: Numbers | None) -> tuple[Program, Observed]:
+        return _captured_once(model, replace(given, numbers=numbers), backward, reuse=reuse)
+
+    captured = again(None)
+    return captured if given.dynamic_shapes is None else without_needless_rules(captured, again)
 
 
 def _captured_once(

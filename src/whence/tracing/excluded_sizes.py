@@ -14,25 +14,26 @@ import torch
 from torch import fx
 
 from whence._torch.graphs import nested_graph
-from whence._torch.sizes.symbols import SYMBOLIC, are_same_at
+from whence._torch.sizes.symbols import SYMBOLIC, admit, are_same_at
 from whence.dependence.asking import Failed, attempt
 from whence.program import Program
 from whence.program.arguments.open_sizes import SizeRule, Sizes
 from whence.program.guards.observed import Observed
+from whence.tracing.target.example import Numbers
 
 aten = torch.ops.aten
 Captured = tuple[Program, Observed]
-Again = Callable[[Sizes, Mapping[str, int]], Captured]
-"""Captures once more, with numbers for some of the sizes of an earlier capture."""
+Again = Callable[[Numbers], Captured]
+"""Captures once more, with these numbers."""
 _FEW = 2
 """A branch that excludes more sizes than this is about ranges, and is left alone."""
 _RESIZING = frozenset(
     {
         *(aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default),
-        *(aten.slice.Tensor, aten._reshape_copy.default),
+        *(aten.slice.Tensor, aten._reshape_copy.default, aten.slice_backward.default),
     }
 )
-"""They give their argument, or a part of it, in a shape: where the shape is the same, just that."""
+"""They give their argument, or a part of it, in a shape: where shape and strides are the same, just that."""
 _LARGEST = 4096
 """Further up no excluded size is looked for."""
 
@@ -48,8 +49,10 @@ def without_needless_rules(captured: Captured, again: Again) -> Captured:
     def is_same(name: str, size: int) -> bool:
         if (name, size) not in same:
             with warnings.catch_warnings(action="ignore"):  # they were given already
-                other = attempt(lambda: again(sizes, {name: size}))
+                other = attempt(lambda: again((sizes, {name: size})))
             same[name, size] = not isinstance(other, Failed) and _is_same(captured, other, {name: size})
+            if same[name, size]:
+                admit((row.value for row in program.signature.inputs), name, size)
         return same[name, size]
 
     rules = tuple(left for rule in sizes.rules for left in _needed(rule, sizes, is_same))
@@ -146,8 +149,13 @@ def _computing(
 def _gives_its_argument(node: fx.Node, at: Mapping[str, int]) -> bool:
     if node.op != "call_function" or node.target not in _RESIZING:
         return False
-    found, given = (each.meta["val"].shape for each in (node, node.args[0]))  # type: ignore[union-attr]
-    return len(found) == len(given) and all(map(are_same_at, found, given, (at,) * len(given)))
+    found, given = (each.meta["val"] for each in (node, node.args[0]))  # type: ignore[union-attr]
+    if found.dim() != given.dim():
+        return False
+    if not all(map(are_same_at, found.shape, given.shape, (at,) * found.dim())):
+        return False
+    steps = zip(found.shape, found.stride(), given.stride(), strict=True)
+    return all(are_same_at(size, 1, at) or are_same_at(step, other, at) for size, step, other in steps)
 
 
 def _is_size(node: fx.Node) -> bool:

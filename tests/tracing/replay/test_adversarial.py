@@ -138,7 +138,7 @@ def made(name: str) -> tuple[nn.Module, Tensor]:
 
 
 @EVERY_CASE
-@EVERY_MODE
+@pytest.mark.parametrize("mode", ["forward", "loss", pytest.param("tangents", marks=pytest.mark.slow)])
 def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> None:
     """Whatever the layers do on the side, both captures see the same model do the same."""
     model, x = made(name)

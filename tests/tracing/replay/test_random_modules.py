@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from torch import Tensor, nn
 
 import whence
 from tests.hierarchy.random_modules import WIDTH, Built, Recipe, recipes
-from tests.hierarchy.test_random_modules import SEARCH, total
+from tests.hierarchy.test_random_modules import FEW, total
 from tests.sameness import differences
 
 
@@ -38,7 +38,8 @@ def outcome(model: nn.Module, x: Tensor, backward: Any, *, reuse: bool) -> whenc
 
 
 @pytest.mark.parametrize("backward", [False, True, total], ids=["forward", "tangents", "loss"])
-@settings(SEARCH, max_examples=12, phases=[Phase.explicit, Phase.generate])
+@pytest.mark.random
+@FEW
 @given(recipe=recipes())
 def test_random_layers(backward: Any, recipe: Recipe) -> None:
     """One program, or one error."""

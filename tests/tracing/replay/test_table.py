@@ -4,11 +4,8 @@ import pytest
 
 import whence
 from tests.checks import backward_of, captured
-from tests.models import MODEL_CASES, case
+from tests.models import ModelCase, case, sampled_cases
 from tests.sameness import differences
-
-MODES = ["forward", "loss", "tangents"]
-NAMES = [row.name for row in MODEL_CASES]
 
 
 def traced(name: str, mode: str) -> whence.Program:
@@ -18,19 +15,15 @@ def traced(name: str, mode: str) -> whence.Program:
     return whence.capture(model, args, kwargs, backward=backward_of(row, mode), reuse=False)
 
 
-ROWS = [
-    pytest.param(name, mode, marks=pytest.mark.slow if mode == "tangents" else ())
-    for name in NAMES
-    for mode in MODES
-]
-"""A loss shows what tangents show, but for how the backward begins."""
+@pytest.mark.parametrize("mode", ["forward", "loss", pytest.param("tangents", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("row", sampled_cases())
+def test_program_is_the_same_with_and_without_reuse(row: ModelCase, mode: str) -> None:
+    """Node for node, with its signature, origins, calls, adjoints and guards.
 
-
-@pytest.mark.parametrize(("name", "mode"), ROWS)
-def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> None:
-    """Node for node, with its signature, origins, calls, adjoints and guards."""
-    plain = traced(name, mode)
-    assert differences(plain, captured(name, mode)) == {}
+    A loss shows what tangents show, but for how the backward begins.
+    """
+    plain = traced(row.name, mode)
+    assert differences(plain, captured(row.name, mode)) == {}
     assert len(plain.replay) == 0
 
 

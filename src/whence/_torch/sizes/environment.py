@@ -199,6 +199,11 @@ class SizeEnvironment(ShapeEnv):
         finally:
             self.where = before
 
+    def admit(self, name: str, number: int) -> None:
+        """Require no more what rules out that a size is this number: exported programs ask for it."""
+        known = {self.bases[name]: sympy.Integer(number)}
+        self.guards[:] = [row for row in self.guards if row.expr.xreplace(known) is not sympy.false]
+
     def require_nonzero(self, divisor: Any) -> None:
         """Require of a divisor that it is not 0: C++ gives infinity then, and Python an error."""
         found = self.replace(divisor.node.expr).replace(ToFloat, lambda whole: whole)
@@ -359,8 +364,11 @@ def _span(condition: Any) -> tuple[Any, Any] | None:
 def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:
     """Whether sizes of two environments are the same, where some, by name, are these numbers."""
     numbers = {sympy.Symbol(name, integer=True): number for name, number in at.items()}
-    found, other = (_over_names(size).xreplace(numbers) for size in (left, right))
-    return bool(found == other or sympy.expand(found - other) == 0)
+    try:
+        found, other = (_over_names(size).xreplace(numbers) for size in (left, right))
+        return bool(found == other or sympy.expand(found - other) == 0)
+    except (ArithmeticError, TypeError):  # divided by 0, or yes and no
+        return False
 
 
 def _over_names(size: Any) -> Any:

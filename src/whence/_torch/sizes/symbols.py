@@ -24,6 +24,7 @@ __all__ = [
     "SYMBOLIC",
     "Assumed",
     "SizesKnown",
+    "admit",
     "are_same_at",
     "assumed_of",
     "bookkeeping_is_undecided",
@@ -136,6 +137,16 @@ def _nothing() -> Iterator[None]:
 def without_decisions(environment: "SizeEnvironment | None") -> AbstractContextManager[Any]:
     """What is decided inside the block is not required of other sizes."""
     return _nothing() if environment is None else environment.suppress_guards()
+
+
+def admit(values: Iterable[object], name: str, number: int) -> None:
+    """Let a size, by name, be this number, too, in the environment of these fake tensors."""
+    sizes = (size for value in values if isinstance(value, Tensor) for size in value.shape)
+    environments = {
+        id(size.node.shape_env): size.node.shape_env for size in sizes if isinstance(size, SymInt)
+    }
+    for environment in environments.values():
+        environment.admit(name, number)
 
 
 def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:

@@ -13,6 +13,7 @@ from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
 from whence.tracing.assembling.finish import finished
+from whence.tracing.excluded_sizes import without_needless_rules
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.replay.records.template import Doubt
 from whence.tracing.replay.reuse import Reuse
@@ -24,7 +25,7 @@ from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import StepAssumptions, record_step
 from whence.tracing.steps.session import RateRead, StepSession
 from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_uninitialised
-from whence.tracing.target.example import Example, Given, example_of
+from whence.tracing.target.example import Example, Given, Numbers, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding
 from whence.tracing.target.subject import Subject, step_subject
 
@@ -37,6 +38,17 @@ def capture_step(
     A run may find out that it must be done again: with the state that the optimizer makes in its first step,
     with the learning rate as a constant, or without replaying calls.
     """
+
+    def again(numbers: Numbers | None) -> tuple[Program, Observed]:
+        return _captured_once(step, replace(given, numbers=numbers), model, optimizer, reuse=reuse)
+
+    captured = again(None)
+    return captured if given.dynamic_shapes is None else without_needless_rules(captured, again)
+
+
+def _captured_once(
+    step: Callable[..., Any], given: Given, model: object, optimizer: object, *, reuse: bool
+) -> tuple[Program, Observed]:
     wish = StepAssumptions(reuse=Reuse(reuse, joint=True))
     while True:
         try:

@@ -26,6 +26,10 @@ _CONSTANTS = (
 )
 
 
+Numbers = tuple[Sizes, Mapping[str, int]]
+"""Numbers for some of the sizes that an earlier capture left open."""
+
+
 @dataclass(frozen=True)
 class Given:
     """What a capture is given beside the model: example inputs, and which of their sizes may vary.
@@ -38,7 +42,7 @@ class Given:
     kwargs: Any = None
     dynamic_shapes: Any = None
     preserve: Sequence[str] = ()
-    numbers: tuple[Sizes, Mapping[str, int]] | None = None
+    numbers: Numbers | None = None
 
 
 @dataclass(frozen=True)
