@@ -141,11 +141,9 @@ def without_decisions(environment: "SizeEnvironment | None") -> AbstractContextM
 
 def admit(values: Iterable[object], name: str, number: int) -> None:
     """Let a size, by name, be this number, too, in the environment of these fake tensors."""
-    sizes = (size for value in values if isinstance(value, Tensor) for size in value.shape)
-    environments = {
-        id(size.node.shape_env): size.node.shape_env for size in sizes if isinstance(size, SymInt)
-    }
-    for environment in environments.values():
+    sizes: Iterator[Any] = (size for value in values if isinstance(value, Tensor) for size in value.shape)
+    found = [size.node.shape_env for size in sizes if isinstance(size, SymInt)]
+    for environment in {id(each): each for each in found}.values():
         environment.admit(name, number)
 
 
