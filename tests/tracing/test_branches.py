@@ -540,7 +540,7 @@ def test_error_of_a_branch_stays_its_own() -> None:
 
 def test_question_for_a_value_in_a_branch_names_the_line() -> None:
     """A Python decision in a branch is refused as it is elsewhere."""
-    model = branches(lambda m, x: m.a(x) * x.sum().item(), _linear)
+    model = branches(lambda m, x: m.a(x) if x.sum() > 0 else -x, _linear)
     with pytest.raises(whence.DataDependent) as caught:
         whence.capture(model, (X,))
     assert __file__ in str(caught.value.where.line)

@@ -98,7 +98,7 @@ def test_value_made_in_another_module_names_that_module() -> None:
             self.score = nn.Linear(4, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            return x * self.score(x).item()
+            return x if self.score(x).item() > 0 else -x
 
     error = refusal(Reading(), torch.ones(1, 4))
     assert error.where.module == ""
@@ -111,7 +111,7 @@ SOURCES: dict[str, Callable[..., Any]] = {
     "the input `x` (args[0])": lambda m, x: m.linear(x) * x.numpy(),
     "the parameter linear.bias": lambda m, x: m.linear(x) * m.linear.bias.tolist()[0],
     "the buffer table": lambda m, x: m.linear(x) * m.table.tolist()[0],
-    "a tensor from outside the model": lambda m, x: m.linear(x) + x[OUTSIDE > 0],
+    "a tensor from outside the model": lambda m, x: m.linear(x) if len(x[OUTSIDE > 0]) > 1 else x,
 }
 
 
@@ -124,13 +124,16 @@ def test_value_of_an_input_is_named_as_one(described: str) -> None:
 
 def test_value_of_state_alone_names_the_state() -> None:
     """A value that no input leads to is said to come from the parameters."""
-    assert "from the parameter linear.bias" in refusal(Doing(lambda m, x: x * m.linear.bias.sum().item())).why
+    assert (
+        "from the parameter linear.bias"
+        in refusal(Doing(lambda m, x: x if m.linear.bias.sum().item() > 0 else -x)).why
+    )
 
 
 def test_only_a_few_sources_are_named() -> None:
     """A value computed from many inputs names three of them, and says that there are more."""
     many = tuple(torch.ones(2) for _ in range(5))
-    error = refusal(lambda a, b, c, d, e: a * (a + b + c + d + e).sum().item(), *many)
+    error = refusal(lambda a, b, c, d, e: a if (a + b + c + d + e).sum().item() > 0 else b, *many)
     assert "the input `c` (args[2]), …" in error.why
     assert "the input `d`" not in error.why
 
@@ -163,19 +166,6 @@ def test_known_number_is_no_value() -> None:
     assert program.verify(scaled, (torch.ones(2),)).ok
 
 
-class Jagged(nn.Module):
-    """Rows of different lengths, packed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(4, 4)
-
-    def forward(self, packed: Tensor, offsets: Tensor) -> Tensor:
-        rows = torch.nested.nested_tensor_from_jagged(packed, offsets)
-        return self.project(rows).values().sin()
-
-
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")
 class AsksForItsFirst(nn.Module):
     """Does otherwise for the tensor that it keeps."""
 
@@ -192,27 +182,3 @@ def test_tensors_of_other_shapes_are_not_equal(backward: bool) -> None:
     """`torch.equal` looks at no number where the shapes differ; where they do not, its answer is refused."""
     verified(AsksForItsFirst(), torch.ones(2, 4, requires_grad=True), backward=backward)
     assert refusal(AsksForItsFirst(), torch.ones(3, 4)).what.startswith("torch.equal")
-
-
-def test_tensor_in_the_place_of_a_size() -> None:
-    """C++ that is given a tensor for a size says that it wants a number; the error says whose value it is."""
-    error = refusal(lambda x, count: torch.zeros(2, count) + x.sum(), torch.ones(3), torch.tensor(4))
-    assert error.what.startswith("a number (in zeros) needs the value of the input `count`")
-
-
-def test_a_jagged_tensor_inside_needs_sizes() -> None:
-    """Its row lengths are a symbol, for which a capture with fixed sizes has no place; it says so."""
-    model, inputs = Jagged(), (torch.randn(5, 4), torch.tensor([0, 2, 5]))
-    with pytest.raises(whence.DataDependent, match=r"jagged tensor[\s\S]*dynamic_shapes=\{\}"):
-        whence.capture(model, inputs)
-    for backward in (False, True):
-        program = whence.capture(model, inputs, backward=backward, dynamic_shapes={})
-        assert program.verify(model, inputs).ok
-
-
-def test_kernel_that_looks_at_memory() -> None:
-    """A kernel in C++ that reads a fake tensor is named by its line, not by PyTorch's words about memory."""
-    model = Doing(lambda m, x: torch.tensor_split(x, torch.tensor([1, 2])))
-    with pytest.raises(whence.errors.DataDependent, match="looks at the numbers of a tensor") as caught:
-        whence.capture(model, (torch.ones(4),))
-    assert "test_data_dependent.py" in str(caught.value.where.line)

@@ -16,6 +16,7 @@ from whence.tracing.attribution.attribution import attribute
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED
 from whence.tracing.excluded_sizes import without_needless_rules
 from whence.tracing.lazy_modules import materialised
+from whence.tracing.open_numbers import with_open_numbers
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import mode_of, record
 from whence.tracing.recording.session import Session
@@ -24,7 +25,7 @@ from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.target.eligibility import refuse_gradient_hooks
-from whence.tracing.target.example import Given, Numbers, example_of
+from whence.tracing.target.example import Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding, with_shards
 from whence.tracing.target.subject import subject_of
 
@@ -37,11 +38,11 @@ def capture(
     With `reuse`, a call that is like one that was recorded is not run again.
     """
 
-    def again(numbers: Numbers | None) -> tuple[Program, Observed]:
-        return _captured_once(model, replace(given, numbers=numbers), backward, reuse=reuse)
+    def captured(given: Given) -> tuple[Program, Observed]:
+        return _captured_once(model, given, backward, reuse=reuse)
 
-    captured = again(None)
-    return captured if given.dynamic_shapes is None else without_needless_rules(captured, again)
+    found = with_open_numbers(given, captured)
+    return without_needless_rules(found, lambda numbers: captured(replace(given, numbers=numbers)))
 
 
 def _captured_once(

@@ -250,7 +250,7 @@ def deciding(model: nn.Module, optimizer: Optimizer) -> Step:
 
 def reading(model: nn.Module, optimizer: Optimizer) -> Step:
     inner = zero_first(model, optimizer)
-    return lambda x: inner(x).item()
+    return lambda x: inner(x) if inner(x).item() > 0 else x
 
 
 def tensor_betas(model: nn.Module, optimizer: Optimizer) -> Step:

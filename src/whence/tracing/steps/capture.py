@@ -14,6 +14,7 @@ from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
 from whence.tracing.assembling.finish import finished
 from whence.tracing.excluded_sizes import without_needless_rules
+from whence.tracing.open_numbers import with_open_numbers
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.replay.records.template import Doubt
 from whence.tracing.replay.reuse import Reuse
@@ -25,7 +26,7 @@ from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import StepAssumptions, record_step
 from whence.tracing.steps.session import RateRead, StepSession
 from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_uninitialised
-from whence.tracing.target.example import Example, Given, Numbers, example_of
+from whence.tracing.target.example import Example, Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding
 from whence.tracing.target.subject import Subject, step_subject
 
@@ -39,11 +40,11 @@ def capture_step(
     with the learning rate as a constant, or without replaying calls.
     """
 
-    def again(numbers: Numbers | None) -> tuple[Program, Observed]:
-        return _captured_once(step, replace(given, numbers=numbers), model, optimizer, reuse=reuse)
+    def captured(given: Given) -> tuple[Program, Observed]:
+        return _captured_once(step, given, model, optimizer, reuse=reuse)
 
-    captured = again(None)
-    return captured if given.dynamic_shapes is None else without_needless_rules(captured, again)
+    found = with_open_numbers(given, captured)
+    return without_needless_rules(found, lambda numbers: captured(replace(given, numbers=numbers)))
 
 
 def _captured_once(
