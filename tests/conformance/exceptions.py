@@ -28,25 +28,14 @@ OPERATORS = (
         "an input is sparse, or the result is and requires a gradient",
         *("sparse.mm.reduce", "sparse.sampled_addmm", "to_sparse"),
     ),
-    _rows(
-        "WH104",
-        "the result has as many elements as the numbers say",
-        *("argwhere", "bincount", "combinations", "masked_select", "nn.functional.one_hot", "nonzero"),
-        *("unique", "unique_consecutive"),
-    ),
-    _rows(
-        "WH104",
-        "an index is a mask, and the derivative has as many elements as that says",
-        *("index_fill", "index_put"),
-    ),
-    _rows("WH104", "the result is a Python number or a Python bool", "allclose", "equal", "item"),
+    _rows("WH104", "the result has as many elements as the numbers say", "nn.functional.one_hot"),
+    _rows("WH104", "the result is a Python bool", "allclose", "equal"),
     _rows(
         "WH104",
         "PyTorch's code looks at numbers first: are there enough, is the window zero, how long is a target",
-        *("corrcoef", "cov", "istft", "linalg.lstsq", "linalg.lstsq.grad_oriented"),
+        *("corrcoef", "cov", "linalg.lstsq", "linalg.lstsq.grad_oriented"),
         *("nn.functional.ctc_loss", "nn.functional.gaussian_nll_loss"),
     ),
-    _rows("WH104", "where to cut comes in a tensor", "narrow", "tensor_split"),
     _rows(
         "WH105",
         "in place it has no functional form with the same arguments",

@@ -151,7 +151,7 @@ def normalizing(library: Any) -> nn.Module:
     **untrained(NOTHING),
     **refused(
         whence.DataDependent,
-        "needs the value of",
+        "whether item decides",
         "the order in which it changes colors is drawn at random",
         "forward",
     ),

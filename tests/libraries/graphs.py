@@ -9,11 +9,6 @@ import whence
 from tests.libraries.rows import Rows, given, refused
 
 row = Rows()
-SELF_LOOPS = refused(
-    whence.DataDependent,
-    "indexing with a mask",
-    "loops that are there already are taken out: how many edges are left depends on their numbers",
-)
 COUNTS = refused(
     whence.DataDependent,
     r"a number \(int\(\)\)",
@@ -29,7 +24,7 @@ def graph(**more: Any) -> Any:
     return given(randn(4, 4), edges(), **more)
 
 
-@row("torch_geometric.nn", graph, **SELF_LOOPS)
+@row("torch_geometric.nn", graph)
 def gcn(library: Any) -> nn.Module:
     return library.GCNConv(4, 4)
 
@@ -39,7 +34,7 @@ def gcn_without_loops(library: Any) -> nn.Module:
     return library.GCNConv(4, 4, add_self_loops=False)
 
 
-@row("torch_geometric.nn", graph, **SELF_LOOPS)
+@row("torch_geometric.nn", graph)
 def gat(library: Any) -> nn.Module:
     return library.GATConv(4, 4, heads=2)
 
