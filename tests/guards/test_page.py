@@ -40,7 +40,7 @@ def halve(module: nn.Module, args: object, output: Tensor) -> Tensor:
 
 
 PAGE = """\
-55 guards
+58 guards
 
 Classifier · the model
   code of forward · training mode · no hooks
@@ -83,13 +83,16 @@ inputs
 
 process
   grad mode                True
+  inference mode           False
   autocast                 ()
-  default dtype            torch.float32
   default device           device(type='cpu')
-  deterministic algorithms False
-  attention kernels        ('flash', 'efficient', 'math', 'cudnn')
   modes of torch           ()
+  default dtype            torch.float32
+  deterministic algorithms 0
   float32 matmul precision 'highest'
+  mkldnn                   True
+  attention kernels        ('flash', 'efficient', 'math', 'cudnn')
+  order of attention       [1, 2, 0, 3, 4]
   hooks of all modules     none
 
 not guarded

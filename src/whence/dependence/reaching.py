@@ -33,31 +33,20 @@ from types import (
 )
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from whence._torch.observe.attribute_reads import has_attributes, is_observable
+from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence.dependence.code import FORBIDDEN
 
 GONE: Any = object()
 """What a variable holds that is not bound."""
 _MOST = 4000
 """How many things may be reached, before comparing them costs more than running the code."""
-_ATOMS = frozenset(
-    {
-        *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), NotImplementedType),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, object),
-        *(
-            MethodDescriptorType,
-            WrapperDescriptorType,
-            MethodWrapperType,
-            ModuleType,
-            GenericAlias,
-            UnionType,
-        ),
-        *(GetSetDescriptorType, MemberDescriptorType),
-    }
-)
+_ATOMS = PLAIN_IN_WHOLE | {
+    *(NotImplementedType, object, ModuleType, GenericAlias, UnionType, MethodDescriptorType),
+    *(WrapperDescriptorType, MethodWrapperType, GetSetDescriptorType, MemberDescriptorType),
+}
 _STEADY_PACKAGES = frozenset(
     {
         *("torch", "typing", "logging", "re", "functools", "_functools", "operator", "_operator", "abc"),

@@ -23,10 +23,10 @@ from whence.program.guards.expectations import (
     ExpectedFunction,
     ExpectedHolder,
     ExpectedNames,
+    ExpectedTensor,
     ExpectedWords,
     Missing,
     Reference,
-    TensorFacts,
 )
 from whence.program.guards.guards import Guards
 from whence.program.guards.observed import Observed, Read
@@ -45,7 +45,7 @@ _STRICTNESS: Mapping[type, Strictness] = {
     Reference: Strictness.IDENTITY,
     ExpectedFunction: Strictness.IDENTITY,
     ExpectedHolder: Strictness.TYPE,
-    TensorFacts: Strictness.METADATA,
+    ExpectedTensor: Strictness.METADATA,
 }
 
 _RECORDED = "its code is what was recorded"

@@ -10,18 +10,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from whence._torch.autograd.switches import READ
 from whence._torch.observe.hooks import global_hooks, gradient_hooks, has_gradient_hooks
 from whence._torch.observe.wrappers import seen_through, wrappers_around
 from whence.dependence.asking import Failed, ask
 from whence.dependence.describe import Describer, shown
 from whence.dependence.lookup import class_attribute, same_class
 from whence.dependence.matching import Walk, difference, found_in_place
-from whence.dependence.switches import GLOBAL_HOOKS, MODES, described_global_hooks
+from whence.dependence.switches import GLOBAL_HOOKS, described_global_hooks
 from whence.dependence.values import same_constant
 from whence.guards.found import found_in_module
 from whence.guards.glance import is_as_it_was, note_tensors
 from whence.guards.plan import GuardPlan, HolderPlan
-from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, Hooks, TensorFacts
+from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, ExpectedTensor, Hooks
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind
 
@@ -207,7 +208,7 @@ def _gradient_hook_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation
     """Hooks on parameters, of which a program with a backward has none: they change gradients."""
     hooked = {number: tensor for number, tensor in walk.tensors.items() if has_gradient_hooks(tensor)}
     for guard in plan.guards if hooked else ():
-        tensor = hooked.get(guard.expected.number) if isinstance(guard.expected, TensorFacts) else None
+        tensor = hooked.get(guard.expected.number) if isinstance(guard.expected, ExpectedTensor) else None
         if tensor is not None:
             what = f"gradient hooks of {guard.what}"
             none = guard._replace(what=what, kind=GuardKind.HOOKS, expected=Hooks())
@@ -223,6 +224,6 @@ def _mode_violations(plan: GuardPlan) -> Iterator[Violation]:
             if found != guard.expected:
                 yield Violation(guard, str(found))
             continue
-        value = MODES[guard.name].read()
+        value = READ[guard.name][0]()
         if isinstance(guard.expected, ExpectedConstant) and not same_constant(guard.expected.value, value):
             yield Violation(guard, str(value))

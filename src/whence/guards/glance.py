@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from whence._torch.observe.hooks import HOOK_KINDS, has_own_hooks
 from whence._torch.observe.wrappers import seen_through, wrappers_around
 from whence.dependence.matching import Walk
+from whence.dependence.tensor_facts import is_like
 from whence.dependence.values import same_constant
 from whence.guards.found import found_in_module
 from whence.program.arguments.convention import repeated_positions
-from whence.program.arguments.open_sizes import Sized
 from whence.program.guards.expectations import (
     ExpectedConstant,
     ExpectedHolder,
     ExpectedNames,
+    ExpectedTensor,
     Hooks,
     Missing,
     Reference,
@@ -36,17 +36,6 @@ from whence.schema import GuardKind
 
 _hooks_of = itemgetter(*HOOK_KINDS)
 _TABLES = {GuardKind.PARAMETER: "_parameters", GuardKind.BUFFER: "_buffers"}
-
-
-class Facts(NamedTuple):
-    """What is expected of a tensor."""
-
-    type: type
-    requires_grad: bool
-    dtype: torch.dtype
-    device: torch.device
-    shape: tuple[Sized, ...]
-    strides: tuple[Sized, ...] | None
 
 
 class Pattern(NamedTuple):
@@ -63,7 +52,7 @@ class Pattern(NamedTuple):
     constants: tuple[Any, ...]
     has_no_hooks: bool
     shadowed: tuple[str, ...]
-    tensors: tuple[tuple[str, str, Facts | None], ...]
+    tensors: tuple[tuple[str, str, TensorFacts | None], ...]
 
 
 @dataclass(frozen=True)
@@ -111,7 +100,7 @@ def glance_of(
         guard.expected.number
         for row in rows
         for guard in row.tensors
-        if isinstance(guard.expected, TensorFacts)
+        if isinstance(guard.expected, ExpectedTensor)
     ]
     first = [holder.place or (-1, "") for holder in holders]
     others = tuple(
@@ -178,7 +167,7 @@ def _is_plain(guard: Guard) -> bool:
 
 def _is_tensor(guard: Guard) -> bool:
     expected = guard.expected
-    facts = isinstance(expected, TensorFacts) and not (expected.parts or expected.attributes)
+    facts = isinstance(expected, ExpectedTensor) and not (expected.parts or expected.attributes)
     return guard.kind in _TABLES and (facts or expected == ExpectedConstant(None))
 
 
@@ -205,11 +194,8 @@ def _value(guard: Guard) -> Any:
     return guard.expected.value if isinstance(guard.expected, ExpectedConstant) else None
 
 
-def _facts(guard: Guard) -> Facts | None:
-    facts = guard.expected
-    if not isinstance(facts, TensorFacts):
-        return None
-    return Facts(facts.type, facts.requires_grad, facts.dtype, facts.device, facts.shape, facts.strides)
+def _facts(guard: Guard) -> TensorFacts | None:
+    return guard.expected.facts if isinstance(guard.expected, ExpectedTensor) else None
 
 
 def is_as_it_was(glance: Glance, roots: Sequence[object], walk: Walk) -> list[Tensor] | None:
@@ -260,7 +246,7 @@ def _fit(glance: Glance, roots: Iterator[object], modules: list[Any], tensors: l
             tensor = held[table][attribute]
             if facts is None and tensor is None:
                 continue
-            if facts is None or not _is(tensor, facts):
+            if facts is None or not is_like(tensor, facts):
                 return False
             tensors.append(tensor)
         step(module)
@@ -292,19 +278,6 @@ def _are_held_alike(glance: Glance, modules: Sequence[Any], walk: Walk) -> bool:
             told.add(held.number)
             walk.waiting.append((held.number, value, what))
     return True
-
-
-def _is(tensor: Any, facts: Facts) -> bool:
-    found: Any = tensor
-    kind, requires_grad, dtype, device, shape, strides = facts
-    return (
-        type(tensor) is kind
-        and found.requires_grad is requires_grad
-        and found.dtype is dtype
-        and found.shape == shape
-        and found.device == device
-        and found.stride() == strides
-    )
 
 
 def _are(values: Sequence[Any], constants: Sequence[Any]) -> bool:

@@ -4,16 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from whence._torch.tensors import PLAIN_TENSORS
+from whence.dependence.tensor_facts import is_like
 from whence.dependence.values import same_constant
 from whence.program import Convention
 from whence.program.arguments.open_sizes import Sizes, at
-from whence.program.guards.expectations import ExpectedConstant, ExpectedWords, TensorFacts
+from whence.program.guards.expectations import ExpectedConstant, ExpectedTensor, ExpectedWords
 from whence.program.guards.rows import Guard
 from whence.schema import GuardKind
 
-_PLAIN = (Tensor, nn.Parameter)
+Seen = ExpectedTensor | ExpectedConstant | ExpectedWords
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class InputGlance:
 
     positional: int
     keywords: tuple[str, ...]
-    expected: tuple[TensorFacts | ExpectedConstant | ExpectedWords, ...]
+    expected: tuple[Seen, ...]
     sizes: Sizes | None = None
 
 
@@ -35,7 +37,7 @@ def input_glance_of(guards: Sequence[Guard], convention: Convention) -> InputGla
     if any(guard.kind is GuardKind.ALIASING for guard in guards):
         return None
     expected = [guard.expected for guard in guards if guard.positions and guard.kind is GuardKind.INPUT]
-    found = tuple(row for row in expected if isinstance(row, TensorFacts | ExpectedConstant | ExpectedWords))
+    found = tuple(row for row in expected if isinstance(row, Seen))
     if len(found) != count:
         return None
     return InputGlance(len(args), tuple(kwargs), found, convention.sizes)
@@ -57,7 +59,7 @@ def inputs_are_as_they_were(glance: InputGlance, args: object, kwargs: object) -
 def _fit(glance: InputGlance, sizes: Sizes, leaves: Sequence[Any]) -> bool:
     """Whether inputs whose sizes may vary keep all rules."""
     for position, (value, expected) in enumerate(zip(leaves, glance.expected, strict=True)):
-        if not isinstance(expected, TensorFacts) or not expected.varies:
+        if not isinstance(expected, ExpectedTensor) or not expected.facts.varies:
             if not _is(value, expected):
                 return False
         elif not _is_but_size(value, expected) or not sizes.admits(position, value.shape):
@@ -67,33 +69,22 @@ def _fit(glance: InputGlance, sizes: Sizes, leaves: Sequence[Any]) -> bool:
         return False
     rows = zip(leaves, glance.expected, strict=True)
     return all(
-        value.stride() == tuple(at(size, bound) for size in expected.strides)
+        value.stride() == tuple(at(size, bound) for size in expected.facts.strides)
         for value, expected in rows
-        if isinstance(expected, TensorFacts) and expected.varies and expected.strides is not None
+        if isinstance(expected, ExpectedTensor)
+        and expected.facts.varies
+        and expected.facts.strides is not None
     )
 
 
-def _is_but_size(value: Any, expected: TensorFacts) -> bool:
-    return (
-        type(value) in _PLAIN
-        and value.requires_grad is expected.requires_grad
-        and value.layout is expected.layout
-        and value.dtype is expected.dtype
-        and value.device == expected.device
-    )
+def _is_but_size(value: Any, expected: ExpectedTensor) -> bool:
+    given = value.shape if isinstance(value, Tensor) else ()
+    return is_like(value, expected.facts._replace(shape=given, strides=None), PLAIN_TENSORS)
 
 
-def _is(value: Any, expected: TensorFacts | ExpectedConstant | ExpectedWords) -> bool:
+def _is(value: Any, expected: Seen) -> bool:
     if isinstance(expected, ExpectedWords):
         return type(value) is int
     if isinstance(expected, ExpectedConstant):
         return same_constant(expected.value, value)
-    return (
-        type(value) in _PLAIN
-        and value.requires_grad is expected.requires_grad
-        and value.layout is expected.layout
-        and value.dtype is expected.dtype
-        and value.shape == expected.shape
-        and value.device == expected.device
-        and (expected.strides is None or value.stride() == expected.strides)
-    )
+    return is_like(value, expected.facts, PLAIN_TENSORS)

@@ -9,14 +9,14 @@ from torch import Tensor, fx
 from whence._torch.operators.schemas import is_elementwise
 from whence._torch.sizes.symbols import is_symbolic
 from whence._torch.tensors import share_memory
-from whence.dependence.describe import reference, shown, tensor_facts
+from whence.dependence.describe import expected_tensor, reference, shown
 from whence.dependence.matching import Walk, difference
 from whence.dependence.values import is_constant
 from whence.errors import CallError
 from whence.program import Convention, Program
 from whence.program.arguments.convention import shown_call
 from whence.program.arguments.open_sizes import SizeRule, found_of, shape_of, strides_of
-from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedWords, TensorFacts
+from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedTensor, ExpectedWords
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind, InputKind, OutputKind, Strictness
 
@@ -72,12 +72,12 @@ def leaf_guard(position: int, path: str, leaf: object, *, with_strides: bool) ->
     """What one tensor, number or constant among the arguments is."""
     expected: Expectation
     if isinstance(leaf, Tensor):
-        facts = tensor_facts(leaf)
-        strides = None if facts.strides is None else strides_of(leaf)
-        expected = replace(facts, type=Tensor, shape=shape_of(leaf), strides=strides)
+        found = expected_tensor(leaf)
+        strides = strides_of(leaf) if with_strides and found.facts.strides is not None else None
+        expected = replace(
+            found, facts=found.facts._replace(type=Tensor, shape=shape_of(leaf), strides=strides)
+        )
         reason = "the operations were recorded for a tensor like this"
-        if not with_strides:
-            expected = expected.with_strides(None)
         return Guard(GuardKind.INPUT, path, expected, Strictness.METADATA, reason, positions=(position,))
     reason = "its value decided what was recorded"
     if is_symbolic(leaf):
@@ -186,7 +186,7 @@ def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[st
     if isinstance(expected, ExpectedWords) and len(guard.positions) == 1:
         leaf = leaves[guard.positions[0]]
         return None if type(leaf) is int else shown(leaf)
-    if isinstance(expected, TensorFacts) and expected.varies:
+    if isinstance(expected, ExpectedTensor) and expected.facts.varies:
         return _found_tensor(expected, leaves[guard.positions[0]], walk, sizes)
     match guard.positions:
         case (position,):
@@ -198,16 +198,16 @@ def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[st
 
 
 def _found_tensor(
-    expected: TensorFacts, leaf: object, walk: Walk, sizes: Mapping[str, int] | None
+    expected: ExpectedTensor, leaf: object, walk: Walk, sizes: Mapping[str, int] | None
 ) -> str | None:
     """A tensor whose sizes may vary against one in a call; its sizes have guards of their own."""
-    if not isinstance(leaf, Tensor) or len(leaf.shape) != len(expected.shape):
+    if not isinstance(leaf, Tensor) or len(leaf.shape) != len(expected.facts.shape):
         return shown(leaf)
     if sizes is not None:
-        return difference(expected.at(leaf.shape, sizes), leaf, walk)
-    shape = zip(expected.shape, leaf.shape, strict=True)
+        return difference(replace(expected, facts=expected.facts.at(leaf.shape, sizes)), leaf, walk)
+    shape = zip(expected.facts.shape, leaf.shape, strict=True)
     kept = torch.Size(given if isinstance(size, str) else size for size, given in shape)
-    return difference(replace(expected, shape=kept, strides=None), leaf, walk)
+    return difference(replace(expected, facts=expected.facts._replace(shape=kept, strides=None)), leaf, walk)
 
 
 def _shared(leaves: Sequence[object]) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whence.dependence.switches import GLOBAL_HOOKS, MODES
+from whence.dependence.switches import GLOBAL_HOOKS
 from whence.guards.glance import Glance, glance_of
 from whence.guards.input_glance import InputGlance, input_glance_of
 from whence.guards.inputs import APART, STRUCTURE
@@ -79,7 +79,7 @@ def plan_of(guards: Guards, convention: Convention) -> GuardPlan:
         ),
         classes={kind: tuple(found) for kind, found in classes.items()},
         callables=tuple(guard for guard in guards if guard.kind is GuardKind.CALLABLE),
-        modes=tuple(guard for guard in guards if guard.name in MODES or guard.name == GLOBAL_HOOKS),
+        modes=tuple(guard for guard in guards if guard.kind is GuardKind.MODE or guard.name == GLOBAL_HOOKS),
         variables=tuple(zip(variables, guards.variables, strict=True)),
         inputs=inputs,
         input_glance=input_glance_of(inputs, convention),

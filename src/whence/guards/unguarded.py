@@ -18,12 +18,12 @@ from whence.program.guards.expectations import (
     ExpectedFunction,
     ExpectedHolder,
     ExpectedNames,
+    ExpectedTensor,
     ExpectedWords,
     Hooks,
     Items,
     Missing,
     Reference,
-    TensorFacts,
 )
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Guard, Unguarded
@@ -89,7 +89,7 @@ def _is_library_object(value: object) -> bool:
     )
 
 
-_CLOSED = frozenset({ExpectedConstant, ExpectedHolder, Missing, ExpectedNames, TensorFacts, ExpectedWords})
+_CLOSED = frozenset({ExpectedConstant, ExpectedHolder, Missing, ExpectedNames, ExpectedTensor, ExpectedWords})
 """Expectations that hold no others."""
 
 

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import snapshot_fake
 
 from whence._torch.fakes import fake_like
-from whence._torch.record.direct_recording import PLAIN_ARGUMENTS
+from whence._torch.plain_values import PLAIN
 from whence._torch.sizes.symbols import SYMBOLIC, comparable, expression, has_open_sizes
 
 aten = torch.ops.aten
@@ -131,7 +131,7 @@ def _flat(args: Sequence[Any]) -> list[Any]:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    if type(value) in PLAIN_ARGUMENTS:
+    if type(value) in PLAIN:
         return value
     return [_each(item, change) for item in value] if isinstance(value, list) else change(value)
 

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
+from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
 from whence._torch.record.recorder import FakeTensor
 from whence.dependence.code import globals_in, names_in
 from whence.errors import Place, SideEffect
@@ -54,10 +55,7 @@ from whence.tracing.reads.snapshots import (
     save,
 )
 
-_ATOMS = (
-    *(type(None), bool, int, float, complex, str, bytes, range, slice, Tensor, ref, CodeType),
-    *(torch.dtype, torch.device, torch.Size, torch.Generator),
-)
+_ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)
 _ENTERED = frozenset(
     {
         "__init__",
@@ -371,8 +369,8 @@ def is_plain(value: object) -> bool:
         held: Any = value.values() if isinstance(value, dict) else value
         if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
             return False  # a registry, which grows with every model that is made
-        return 0 < len(held) <= _MANY and all(type(each) in _CONSTANTS for each in held)
-    return type(value) in _CONSTANTS or isinstance(value, Enum)
+        return 0 < len(held) <= _MANY and all(each is not None and type(each) in PLAIN for each in held)
+    return value is not None and (type(value) in PLAIN or isinstance(value, Enum))
 
 
 def _is_upper(text: object) -> bool:
@@ -380,7 +378,6 @@ def _is_upper(text: object) -> bool:
 
 
 _HOLDING = (list, tuple, dict, set, frozenset)
-_CONSTANTS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _NO_CODE = (lambda: None).__code__
 
 

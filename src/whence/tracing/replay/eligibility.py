@@ -20,7 +20,7 @@ from whence._torch.sizes.nodes import bases_of
 from whence._torch.sizes.symbols import SYMBOLIC, known_about
 from whence._torch.tensors import attributes_set_on, storage_of
 from whence.dependence.reaching import ReachedThing, parts_of
-from whence.dependence.tensor_facts import difference, facts_of
+from whence.dependence.tensor_facts import all_facts_of, first_difference
 from whence.program.guards.observed import Read
 from whence.schema import Phase
 from whence.tracing.assembling.aliases import memory_of, nodes_in
@@ -142,8 +142,8 @@ def _about_changes(trial: WatchedCall, kept: Sequence[ModuleCopy]) -> Iterator[s
         if not all(content.is_unchanged for content in contents):
             yield f"it changes what `{read.name}` holds"
     for tensor, facts in trial.seen.tensors.values():
-        if facts_of(tensor) != facts:
-            yield f"it changes a tensor: {difference(facts, facts_of(tensor))}"
+        if all_facts_of(tensor) != facts:
+            yield f"it changes a tensor: {first_difference(facts, all_facts_of(tensor))}"
     for slots in trial.seen.slotted.values():
         if not slots.is_unchanged:
             yield f"it changes a {type(slots.thing).__name__}"
@@ -228,7 +228,7 @@ def _conditions(trial: WatchedCall, called: tuple[nn.Module, ...]) -> Conditions
         outside=trial.variables.outside(),
         modes=trial.modes,
         called=called,
-        tensors={id(tensor): (tensor, facts_of(tensor)) for tensor in tensors_in(values)}
+        tensors={id(tensor): (tensor, all_facts_of(tensor)) for tensor in tensors_in(values)}
         | trial.seen.tensors,
         holders=frozenset(id(look.holder) for look in looks),
         inside=frozenset(id(module) for module, _ in trial.attributes),

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from whence._torch.observe.hooks import described
 from whence._torch.observe.training_steps import is_optimizer, optimizer_hooks, parameters_of
+from whence._torch.plain_values import PLAIN
 from whence._torch.subclasses.fully_sharded import name_of_class
 from whence.errors import Fault, UnsupportedHook, UnsupportedStep, UsageError
 from whence.program.arguments.optimizer_arguments import Setting
@@ -16,9 +17,6 @@ from whence.tracing.target.subject import StateTensor, Subject
 
 RATE = "lr"
 """The value of a parameter group that schedules change between steps: an input, where that can be."""
-_PLAIN = (type(None), bool, int, float, str)
-
-
 Key = tuple[int, str]
 """The identity of a parameter, and the name of a piece of its state."""
 
@@ -145,7 +143,7 @@ def _is_rate(setting: Setting) -> bool:
 
 def is_plain(value: object) -> bool:
     """Whether a value can be kept and compared: Python's own, or tuples and lists of them."""
-    return isinstance(value, _PLAIN) or (isinstance(value, (tuple, list)) and all(map(is_plain, value)))
+    return isinstance(value, (*PLAIN,)) or (isinstance(value, (tuple, list)) and all(map(is_plain, value)))
 
 
 def optimizer_restored(optimizer: Optimizer | None) -> Callable[[], None]:

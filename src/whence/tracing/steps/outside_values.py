@@ -24,11 +24,11 @@ from types import (
 )
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whence._torch.observe.attribute_reads import NOTHING, ReadObserver, class_attribute, own_attributes
+from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.tracing.steps.enclosed_state import (
@@ -41,10 +41,7 @@ from whence.tracing.steps.enclosed_state import (
 )
 from whence.tracing.target.subject import Subject
 
-_PLAIN = (
-    *(type(None), Number, str, bytes, range, Enum, BuiltinFunctionType, type, partial),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
-)
+_PLAIN = (*PLAIN_IN_WHOLE, Number, Enum, BuiltinFunctionType, type, partial)
 _LEFT = (nn.Module, nn.Parameter, Optimizer, ModuleType, Logger)
 """What is the model's, or compared elsewhere, or decides nothing."""
 _CALLED = (BuiltinFunctionType, type, partial)

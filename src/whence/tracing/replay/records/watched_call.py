@@ -15,7 +15,7 @@ from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SizesKnown, known_about
 from whence._torch.tensors import without_functions
 from whence.dependence.reaching import ReachedThing, parts_of, slots_of
-from whence.dependence.tensor_facts import Facts, facts_of
+from whence.dependence.tensor_facts import AllFacts, all_facts_of
 from whence.dependence.variables import Variables
 from whence.program.guards.observed import Read
 from whence.provenance import Source
@@ -44,7 +44,7 @@ class ReadsSeen:
 
     variables: Variables
     reads: dict[tuple[int, str], tuple[Read, Sequence[Content]]] = field(default_factory=dict)
-    tensors: dict[int, tuple[Tensor, Facts]] = field(default_factory=dict)
+    tensors: dict[int, tuple[Tensor, AllFacts]] = field(default_factory=dict)
     slotted: dict[int, ReachedThing] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
@@ -83,7 +83,7 @@ class ReadsSeen:
         """A tensor was given or read: a call may change how it is."""
         if id(tensor) not in self.tensors:
             with without_functions():
-                self.tensors[id(tensor)] = (tensor, facts_of(tensor))
+                self.tensors[id(tensor)] = (tensor, all_facts_of(tensor))
 
     def _meet(self, thing: object) -> None:
         """An object was read: its class may have attributes, too, and it may have some in slots."""
