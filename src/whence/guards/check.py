@@ -1,7 +1,7 @@
 """Does a capture still hold? A check walks the live model along the plan of its guards.
 
-First comes one quick look at everything (`glance.py`); only where that finds something does the walk go guard
-by guard.
+Where an earlier check is remembered, and all that it met is the same (`memory.py`), modules are not walked
+again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from whence.dependence.matching import Walk, difference, found_in_place
 from whence.dependence.switches import GLOBAL_HOOKS, described_global_hooks
 from whence.dependence.values import same_constant
 from whence.guards.found import found_in_module
-from whence.guards.glance import is_as_it_was, note_tensors
+from whence.guards.memory import Memory
 from whence.guards.plan import GuardPlan, HolderPlan
 from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, ExpectedTensor, Hooks
 from whence.program.guards.rows import Guard, Violation
@@ -36,37 +36,40 @@ class Checked:
     changes: tuple[str, ...] = ()
 
 
-def check_model(plan: GuardPlan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
+def check_model(
+    plan: GuardPlan, call: object, roots: Sequence[object], memory: Memory | None, *, has_backward: bool
+) -> Checked:
     """Every guard on the model, its classes and the process; never raises.
 
-    `roots` are the modules that `call` reaches, in the order of the capture.
+    `roots` are the modules that `call` reaches, in the order of the capture. `memory` is for further checks.
     """
-    checked = _checked(plan, call, roots, has_backward=has_backward)
+    checked = _checked(plan, call, roots, memory, has_backward=has_backward)
     if not checked.violations or plan.settled is None:
         return checked
-    settled = _checked(plan.settled, call, roots, has_backward=has_backward)
+    settled = _checked(plan.settled, call, roots, memory, has_backward=has_backward)
     return settled if len(settled.violations) < len(checked.violations) else checked
 
 
-def _checked(plan: GuardPlan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
+def _checked(
+    plan: GuardPlan, call: object, roots: Sequence[object], memory: Memory | None, *, has_backward: bool
+) -> Checked:
     roots = roots if plan.callables else (call,)
     captured = None if plan.guards.of is None else plan.guards.of.target()
-    same_model = bool(roots) and _inside(roots[0], Walk(same_model=False)) is captured
-    walk = Walk(same_model)
-    violations = list(_callable_violations(plan, call, walk))
-    met = is_as_it_was(plan.glance, roots, walk)
-    if met is None:
-        walk = Walk(same_model)
-        violations += _module_violations(plan, roots, walk)
-    elif has_backward and not walk.tensors:
-        note_tensors(plan.glance, met, walk)
+    walk = Walk(same_model=bool(roots) and _inside(roots[0], Walk(same_model=False)) is captured)
+    violations: list[Violation] = []
+    known = None if memory is None or memory.look is None else memory.look.again(plan, roots, walk)
+    if known is not None:
+        walk = known
+    elif not (violations := _module_violations(plan, roots, walk)) and memory is not None:
+        memory.keep(plan, roots, walk)
+    violations = [*_callable_violations(plan, call, walk), *violations]
     violations += _object_violations(plan, walk)
     violations += _class_violations(plan, walk)
     if has_backward:
         violations += _gradient_hook_violations(plan, walk)
     violations += _variable_violations(plan, walk)
     violations += _mode_violations(plan)
-    return Checked(violations, tuple(walk.tensors.values() or met or ()), plan.guards.changes)
+    return Checked(violations, tuple(walk.tensors.values()), plan.guards.changes)
 
 
 def _callable_violations(plan: GuardPlan, call: Any, walk: Walk) -> Iterator[Violation]:
