@@ -391,7 +391,7 @@ CHANGES: tuple[Row, ...] = (
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True)),
     Row("matmul precision", reported="float32 matmul precision", around=lambda *_: switched(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high")),
-    Row("inference mode", reported="inference mode", around=lambda *_: torch.inference_mode()),
+    Row("inference mode", reported="grad mode", around=lambda *_: torch.inference_mode()),
     Row("mkldnn", reported="mkldnn", around=lambda *_: switched(
         _C._get_mkldnn_enabled, _C._set_mkldnn_enabled, False)),
     Row("a mode of torch", reported="modes of torch", around=lambda *_: FunctionMode()),

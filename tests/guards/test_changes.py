@@ -44,8 +44,8 @@ def test_change_after_a_check(row: Row, name: str) -> None:
     args, kwargs = inputs_of(name)
     memory = Memory()
     assert check(program, program._plan, model, args, kwargs, memory).violations == []
-    assert memory.look is not None
-    assert memory.look.again(program._plan, (model,), Walk(same_model=False)) is not None
+    assert memory.last is not None
+    assert memory.last.again(program._plan, (model,), Walk(same_model=False)) is not None
     row.change(name, model)
     with row.around(name, model):
         found = check(program, program._plan, model, args, kwargs, memory).violations

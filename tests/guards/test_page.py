@@ -75,6 +75,7 @@ _BatchNorm · a base class
 
 variables
   global SCALE             0.5  LINE
+  functions                global halve
 
 inputs
   the arguments            (f32[3, 4], mask=None)
@@ -83,7 +84,6 @@ inputs
 
 process
   grad mode                True
-  inference mode           False
   autocast                 ()
   default device           device(type='cpu')
   modes of torch           ()
@@ -97,9 +97,10 @@ process
 
 not guarded
   functions called from forward: that forward itself and the methods it looks up are the same is guarded, \
-and so are numbers, texts, flags and tensors that they name, or that functions name which they call, in \
-variables and on objects, classes and tensors around; what else such an object leads to is not, nor what is \
-called: other functions, methods of other classes; nor an attribute that a tensor gets later\
+and so are numbers, texts, flags, tensors and functions that they name, or that functions name which they \
+call, in variables and on objects, classes and tensors around; what else such an object leads to is not, nor \
+what is called further on: functions that close over something, methods of other classes; nor an attribute \
+that a tensor gets later\
 """
 
 

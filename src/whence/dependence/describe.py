@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from whence._torch.subclasses.fully_sharded import class_as_written
 from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of
+from whence.dependence.snapshots import content_of_cell
 from whence.dependence.tensor_facts import facts_of
 from whence.dependence.values import content_of, is_constant, is_solid
 from whence.program.guards.expectations import (
@@ -164,12 +165,8 @@ def closure_of(function: Any) -> list[Any]:
         return [held for name in function.__code__.co_names if (held := function.__globals__.get(name))]
     if "<locals>" not in function.__qualname__:
         return []
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    cells = [content_of_cell(cell) for cell in function.__closure__ or () if cell != types.CellType()]
     return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    return cell != types.CellType()
 
 
 def expected_tensor(

@@ -35,12 +35,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.observe.attribute_reads import has_attributes, is_observable
+from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable
 from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence.dependence.code import FORBIDDEN
+from whence.dependence.snapshots import content_of_cell
 
-GONE: Any = object()
-"""What a variable holds that is not bound."""
 _MOST = 4000
 """How many things may be reached, before comparing them costs more than running the code."""
 _ATOMS = PLAIN_IN_WHOLE | {
@@ -262,7 +261,7 @@ def _parts_of_kind(thing: Any) -> tuple[Any, ...]:
         case CellType():
             return (content_of_cell(thing),)
         case ContextVar():
-            return (thing.get(GONE),)
+            return (thing.get(NOTHING),)
         case _lru_cache_wrapper():
             known = thing.cache_info()
             return (thing.__wrapped__, known.misses, known.currsize)
@@ -287,7 +286,7 @@ def content_of_slot(slot: Any, thing: Any) -> Any:
     try:
         return slot.__get__(thing)
     except AttributeError:  # nothing is in it yet
-        return GONE
+        return NOTHING
 
 
 def _followed(thing: Any, parts: tuple[Any, ...]) -> Iterator[Any]:
@@ -311,11 +310,3 @@ def _behind(part: Any) -> Any:
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     attributes = (held for held in vars(function).values() if not isinstance(held, FunctionType))
     return function if any(type(held) not in _ATOMS for held in (*defaults, *attributes)) else None
-
-
-def content_of_cell(cell: CellType) -> Any:
-    """What a closure's cell holds, if anything."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that is bound later
-        return GONE

@@ -10,19 +10,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.autograd.switches import READ
-from whence._torch.observe.hooks import global_hooks, gradient_hooks, has_gradient_hooks
+from whence._torch.observe.hooks import gradient_hooks, has_gradient_hooks
 from whence._torch.observe.wrappers import seen_through, wrappers_around
 from whence.dependence.asking import Failed, ask
-from whence.dependence.describe import Describer, shown
+from whence.dependence.describe import shown
 from whence.dependence.lookup import class_attribute, same_class
 from whence.dependence.matching import Walk, difference, found_in_place
-from whence.dependence.switches import GLOBAL_HOOKS, described_global_hooks
-from whence.dependence.values import same_constant
 from whence.guards.found import found_in_module
 from whence.guards.memory import Memory
 from whence.guards.plan import GuardPlan, HolderPlan
-from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, ExpectedTensor, Hooks
+from whence.guards.switches import mode_violations
+from whence.program.guards.expectations import ExpectedFunction, ExpectedTensor, Hooks
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind
 
@@ -57,7 +55,7 @@ def _checked(
     captured = None if plan.guards.of is None else plan.guards.of.target()
     walk = Walk(same_model=bool(roots) and _inside(roots[0], Walk(same_model=False)) is captured)
     violations: list[Violation] = []
-    known = None if memory is None or memory.look is None else memory.look.again(plan, roots, walk)
+    known = None if memory is None or memory.last is None else memory.last.again(plan, roots, walk)
     if known is not None:
         walk = known
     elif not (violations := _module_violations(plan, roots, walk)) and memory is not None:
@@ -68,7 +66,7 @@ def _checked(
     if has_backward:
         violations += _gradient_hook_violations(plan, walk)
     violations += _variable_violations(plan, walk)
-    violations += _mode_violations(plan)
+    violations += mode_violations(plan.modes)
     return Checked(violations, tuple(walk.tensors.values()), plan.guards.changes)
 
 
@@ -216,17 +214,3 @@ def _gradient_hook_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation
             what = f"gradient hooks of {guard.what}"
             none = guard._replace(what=what, kind=GuardKind.HOOKS, expected=Hooks())
             yield Violation(none, ", ".join(gradient_hooks(tensor)))
-
-
-def _mode_violations(plan: GuardPlan) -> Iterator[Violation]:
-    for guard in plan.modes:
-        if guard.name == GLOBAL_HOOKS:
-            if guard.expected == Hooks() and not any(global_hooks().values()):
-                continue
-            found = described_global_hooks(Describer({}))
-            if found != guard.expected:
-                yield Violation(guard, str(found))
-            continue
-        value = READ[guard.name][0]()
-        if isinstance(guard.expected, ExpectedConstant) and not same_constant(guard.expected.value, value):
-            yield Violation(guard, str(value))

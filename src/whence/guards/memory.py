@@ -53,7 +53,7 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Look:
+class LastCheck:
     """All that was looked at, and what was met.
 
     `places` are where modules are. `wrapped` are modules with what is inside them, and what is seen through
@@ -122,7 +122,7 @@ def _is_as_held(row: Held) -> bool:
 class Memory:
     """The last check that found nothing; a copy remembers nothing, for it is about a copy of the model."""
 
-    look: Look | None = None
+    last: LastCheck | None = None
 
     def __deepcopy__(self, _known: object) -> "Memory":
         return Memory()
@@ -133,7 +133,7 @@ class Memory:
         sorted_rows = [_sorted(row, module, walk) for row, module in modules]
         places = [place for row, _ in modules for place in _places(row, walk)]
         seen = [*roots, *(held for _, _, held in places)]
-        self.look = Look(
+        self.last = LastCheck(
             plan=plan,
             roots=tuple(roots),
             modules=tuple(module for _, module in modules),

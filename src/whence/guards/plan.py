@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whence.dependence.switches import GLOBAL_HOOKS
 from whence.guards.inputs import APART, STRUCTURE
+from whence.guards.switches import GLOBAL_HOOKS
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.guards import Guards
 from whence.program.guards.rows import Guard, Holder

@@ -245,6 +245,18 @@ Expectation = (
 )
 
 
+def inside_of(expected: Expectation) -> tuple[Expectation, ...]:
+    """What an expectation holds of others."""
+    match expected:
+        case Items(_, items) | Entries(_, _, items):
+            return items
+        case ExpectedFunction():
+            return *expected.arguments, *(item for _, item in expected.keywords), *expected.closure
+        case Hooks(rows):
+            return tuple(function for _, function in rows)
+    return ()
+
+
 def _shown(value: Any) -> str:
     """A constant in words, by no code of the user's."""
     if isinstance(value, enum.Enum):

@@ -20,6 +20,7 @@ from whence._torch.sizes.nodes import bases_of
 from whence._torch.sizes.symbols import SYMBOLIC, known_about
 from whence._torch.tensors import attributes_set_on, storage_of
 from whence.dependence.reaching import ReachedThing, parts_of
+from whence.dependence.snapshots import CONTAINERS, Saved, same_items
 from whence.dependence.tensor_facts import all_facts_of, first_difference
 from whence.program.guards.observed import Read
 from whence.schema import Phase
@@ -37,7 +38,7 @@ from whence.tracing.replay.records.watched_call import (
     Unfit,
     WatchedCall,
 )
-from whence.tracing.sandbox.module_snapshot import CONTAINERS, Content, ModuleCopy, same_items
+from whence.tracing.sandbox.module_snapshot import ModuleCopy
 from whence.tracing.target.example import is_plain_constant
 
 _METHODS = (
@@ -242,7 +243,7 @@ def _held_by(holder: object) -> ReachedThing:
     return ReachedThing(holder, parts_of(holder))
 
 
-def _look(read: Read, contents: Sequence[Content]) -> Look:
+def _look(read: Read, contents: Sequence[Saved]) -> Look:
     table = place_of(read.holder, read.name)
     if table is not None or not read.is_there:
         return Look(read.holder, read.name, table, read.value, tuple(contents), read.is_there)

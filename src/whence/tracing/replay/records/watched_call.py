@@ -15,12 +15,12 @@ from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SizesKnown, known_about
 from whence._torch.tensors import without_functions
 from whence.dependence.reaching import ReachedThing, parts_of, slots_of
+from whence.dependence.snapshots import CONTAINERS, Saved, contents_of
 from whence.dependence.tensor_facts import AllFacts, all_facts_of
 from whence.dependence.variables import Variables
 from whence.program.guards.observed import Read
 from whence.provenance import Source
 from whence.tracing.replay.host import ReplayHost
-from whence.tracing.sandbox.module_snapshot import CONTAINERS, Content, contents_of
 
 MIN_OPERATORS = 8
 """From how many operations on copying them pays."""
@@ -43,7 +43,7 @@ class ReadsSeen:
     it does that is not for other calls."""
 
     variables: Variables
-    reads: dict[tuple[int, str], tuple[Read, Sequence[Content]]] = field(default_factory=dict)
+    reads: dict[tuple[int, str], tuple[Read, Sequence[Saved]]] = field(default_factory=dict)
     tensors: dict[int, tuple[Tensor, AllFacts]] = field(default_factory=dict)
     slotted: dict[int, ReachedThing] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
