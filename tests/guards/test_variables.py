@@ -86,7 +86,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 def test_changed_variable_is_a_violation(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of the variables that helpers name holds something else, `check` names it, and it alone."""
     monkeypatch.delenv("WHENCE_TEST_FAST", raising=False)
-    made = world()
+    made: Any = world()
     model = made.Model()
     program = whence.capture(model, (X,))
     assert program.check(model, (X,)) == []

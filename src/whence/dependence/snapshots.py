@@ -156,23 +156,22 @@ def _set_class(kind: type, before: Mapping[str, Any]) -> None:
 
 def slots_of(kind: type) -> list[tuple[str, MemberDescriptorType]]:
     """Where instances of a class keep what is in no dictionary."""
-    rows = (
-        (name, held)
-        for base in kind.__mro__
-        if "__slots__" in vars(base)
-        for name, held in vars(base).items()
-    )
+    rows = (row for base in kind.__mro__ if "__slots__" in vars(base) for row in vars(base).items())
     return [(name, held) for name, held in rows if type(held) is MemberDescriptorType]
 
 
-def _slots(thing: Any) -> dict[str, Any]:
-    found = {}
-    for name, slot in slots_of(type(thing)):
-        try:
-            found[name] = slot.__get__(thing)
-        except AttributeError:  # nothing is in it yet
-            continue
-    return found
+def content_of_slot(slot: Any, thing: Any) -> Any:
+    """What is in a slot; `NOTHING` where nothing is yet."""
+    try:
+        return slot.__get__(thing)
+    except AttributeError:
+        return NOTHING
+
+
+def content_of_slots(thing: Any) -> dict[str, Any]:
+    """What an instance keeps outside a dictionary, by name."""
+    rows = [(name, content_of_slot(slot, thing)) for name, slot in slots_of(type(thing))]
+    return {name: held for name, held in rows if held is not NOTHING}
 
 
 def _set_slots(thing: Any, before: Mapping[str, Any]) -> None:
@@ -305,7 +304,7 @@ ATTRIBUTES = StateKind(
 LOCAL = StateKind(
     lambda thing: dict(thing.__dict__), lambda thing, before: _reset(thing.__dict__, before), same_items
 )
-SLOTS = StateKind(_slots, _set_slots, same_items)
+SLOTS = StateKind(content_of_slots, _set_slots, same_items)
 CLASS = StateKind(_class, _set_class, same_items)
 CACHED = StateKind(_cached_calls, lambda function, _: function.cache_clear(), eq)
 ENVIRONMENT = StateKind(dict, _set_environment, eq)

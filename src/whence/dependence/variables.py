@@ -31,7 +31,7 @@ from whence.dependence.code import (
     kind_of,
     names_in,
 )
-from whence.dependence.reaching import Reached
+from whence.dependence.object_graph import Reached
 from whence.dependence.snapshots import content_of_cell
 from whence.provenance import Source
 

@@ -16,8 +16,8 @@ from whence.dependence.asking import Failed, ask
 from whence.dependence.describe import shown
 from whence.dependence.lookup import class_attribute, same_class
 from whence.dependence.matching import Walk, difference, found_in_place
-from whence.guards.found import found_in_module
 from whence.guards.memory import Memory
+from whence.guards.module_values import found_in_module
 from whence.guards.plan import GuardPlan, HolderPlan
 from whence.guards.switches import mode_violations
 from whence.program.guards.expectations import ExpectedFunction, ExpectedTensor, Hooks
@@ -41,11 +41,15 @@ def check_model(
 
     `roots` are the modules that `call` reaches, in the order of the capture. `memory` is for further checks.
     """
-    checked = _checked(plan, call, roots, memory, has_backward=has_backward)
-    if not checked.violations or plan.settled is None:
-        return checked
-    settled = _checked(plan.settled, call, roots, memory, has_backward=has_backward)
-    return settled if len(settled.violations) < len(checked.violations) else checked
+    plans = [plan] if plan.settled is None else [plan, plan.settled]
+    if memory is not None and memory.last is not None and memory.last.plan is plan.settled:
+        plans.reverse()
+    found: list[Checked] = []
+    for each in plans:
+        found.append(_checked(each, call, roots, memory, has_backward=has_backward))
+        if not found[-1].violations:
+            return found[-1]
+    return min(found if plans[0] is plan else found[::-1], key=lambda checked: len(checked.violations))
 
 
 def _checked(

@@ -7,8 +7,8 @@ replaced, is compared with its guard in every check. The rules are in `check.py`
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from operator import is_, itemgetter
+from dataclasses import dataclass
+from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -17,8 +17,7 @@ from whence._torch.observe.attribute_reads import TABLES
 from whence._torch.observe.hooks import HOOK_KINDS
 from whence._torch.observe.wrappers import seen_through, wrappers_around
 from whence.dependence.matching import Walk
-from whence.dependence.tensor_facts import facts_of, is_like
-from whence.guards.found import found_in_module
+from whence.guards.module_values import found_in_module
 from whence.guards.plan import GuardPlan, HolderPlan
 from whence.program.guards.expectations import (
     Expectation,
@@ -27,21 +26,27 @@ from whence.program.guards.expectations import (
     ExpectedTensor,
     Hooks,
     Items,
-    TensorFacts,
 )
 from whence.program.guards.rows import Guard
 from whence.schema import GuardKind
 
 _hooks_of = itemgetter(*HOOK_KINDS)
+_seen_of = attrgetter("requires_grad", "dtype", "device", "shape")
 Place = tuple[dict[str, Any], str, Any]
 """A dictionary, a name in it, and what it led to."""
+
+
+Met = tuple[int, Any, str]
+"""The number of an object, the object, and where it was met."""
+Seen = tuple[tuple[Any, ...], tuple[int, ...]]
+"""What may change in a tensor, and its strides."""
 
 
 class Held(NamedTuple):
     """What was looked at of one module: `read` fetches `values` from its attributes `held`.
 
     It has no hooks, where it `is_unhooked`, and none of the `absent` attributes. `tensors` are places, each
-    with the facts about what is there.
+    with what was seen of what is there.
     """
 
     held: dict[str, Any]
@@ -49,7 +54,7 @@ class Held(NamedTuple):
     values: tuple[Any, ...]
     is_unhooked: bool
     absent: tuple[str, ...]
-    tensors: tuple[tuple[Place, TensorFacts | None], ...]
+    tensors: tuple[tuple[Place, Seen | None], ...]
 
 
 @dataclass(frozen=True)
@@ -80,27 +85,27 @@ class LastCheck:
                 return None
         except (KeyError, RuntimeError):  # a tensor that has been emptied has no shape
             return None
-        met = _copied(self.walk)
+        met = _copied(self.walk, self.walk.waiting)
         return met if all(found_in_module(*row, met) is None for row in self.others) else None
 
     def _are_placed(self) -> bool:
         return (
             all(held[name] is module for held, name, module in self.places)
             and all(map(is_, map(type, self.modules), self.types))
-            and all(seen_through(held) is module for held, module, _ in self.wrapped)
-            and all(wrappers_around(held) == wrappers for held, _, wrappers in self.wrapped)
+            and all(
+                seen_through(it) is inside and _wrappers(it) == found for it, inside, found in self.wrapped
+            )
         )
 
 
-def _copied(walk: Walk) -> Walk:
-    return replace(
-        walk,
-        at="",
+def _copied(walk: Walk, waiting: Sequence[Met]) -> Walk:
+    return Walk(
+        same_model=walk.same_model,
         holders=dict(walk.holders),
         tensors=dict(walk.tensors),
         numbers=dict(walk.numbers),
-        compared=set(),
-        waiting=list(walk.waiting),
+        wrappers=walk.wrappers,
+        waiting=list(waiting),
     )
 
 
@@ -112,8 +117,10 @@ def _is_as_held(row: Held) -> bool:
     for name in absent:
         if name in held:
             return False
-    for (table, name, tensor), facts in tensors:
-        if table[name] is not tensor or not (facts is None or is_like(tensor, facts)):
+    for (table, name, tensor), seen in tensors:
+        if table[name] is not tensor:
+            return False
+        if seen is not None and (_seen_of(tensor) != seen[0] or tensor.stride() != seen[1]):
             return False
     return True
 
@@ -146,7 +153,7 @@ class Memory:
                 for (_, module), (_, others) in zip(modules, sorted_rows, strict=True)
                 for guard in others
             ),
-            walk=_copied(walk),
+            walk=_copied(walk, [met for row, module in modules for met in _objects(row, module)]),
         )
 
 
@@ -160,10 +167,17 @@ def _places(row: HolderPlan, walk: Walk) -> Iterator[Place]:
         yield table, name, table[name]
 
 
+def _objects(row: HolderPlan, module: nn.Module) -> Iterator[Met]:
+    """The objects that a module holds itself; those in containers are met anew."""
+    for guard in row.guards:
+        if isinstance(guard.expected, ExpectedHolder) and guard.name in module.__dict__:
+            yield guard.expected.number, module.__dict__[guard.name], guard.what
+
+
 def _sorted(row: HolderPlan, module: nn.Module, walk: Walk) -> tuple[Held, list[Guard]]:
     """What of a module is compared at once, and the guards that are compared by themselves."""
     held, names, absent = module.__dict__, list[str](TABLES), list[str]()
-    tensors, others, is_unhooked = list[tuple[Place, TensorFacts | None]](), list[Guard](), False
+    tensors, others, is_unhooked = list[tuple[Place, Seen | None]](), list[Guard](), False
     for guard in filter(_is_named, row.guards):
         table = next((table for table in (held, *map(held.get, TABLES)) if guard.name in (table or ())), None)
         if guard.kind is GuardKind.HOOKS and guard.expected == Hooks() and id(module) not in walk.wrappers:
@@ -172,10 +186,10 @@ def _sorted(row: HolderPlan, module: nn.Module, walk: Walk) -> tuple[Held, list[
             others.append(guard)
         elif table is held and _is_fixed(guard.expected):
             names.append(guard.name)
-        elif _is_fixed(guard.expected) or _is_tensor(guard.expected, walk):
+        elif guard.expected == ExpectedConstant(None) or _is_tensor(guard.expected, walk):
             found = table[guard.name]
-            facts = facts_of(found) if isinstance(guard.expected, ExpectedTensor) else None
-            tensors.append(((table, guard.name, found), facts))
+            seen = None if found is None else (_seen_of(found), found.stride())
+            tensors.append(((table, guard.name, found), seen))
         else:
             others.append(guard)
     for name in row.shadowed:
@@ -191,14 +205,18 @@ def _is_named(guard: Guard) -> bool:
 def _is_fixed(expected: Expectation) -> bool:
     """Whether what is expected can only be replaced; an object is looked into wherever it was met."""
     if isinstance(expected, Items):
-        return expected.type is tuple and all(map(_is_fixed, expected.items))
-    if isinstance(expected, ExpectedConstant):
-        return not isinstance(expected.value, set)
-    return isinstance(expected, ExpectedHolder)
+        return expected.type is tuple and all(map(_is_immutable, expected.items))
+    return isinstance(expected, ExpectedHolder) or _is_immutable(expected)
+
+
+def _is_immutable(expected: Expectation) -> bool:
+    return isinstance(expected, ExpectedConstant) and not isinstance(expected.value, set)
 
 
 def _is_tensor(expected: Expectation, walk: Walk) -> bool:
     """Whether the facts about the tensor itself are all that is expected of it."""
     if not isinstance(expected, ExpectedTensor) or expected.parts or expected.attributes:
+        return False
+    if expected.facts.strides is None:
         return False
     return expected.target is None or walk.same_model

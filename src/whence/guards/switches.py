@@ -6,7 +6,6 @@ from whence._torch.autograd.switches import READ
 from whence._torch.observe.hooks import global_hooks
 from whence.dependence.describe import Describer
 from whence.dependence.hooks import described_hooks
-from whence.dependence.values import same_constant
 from whence.program import Program
 from whence.program.guards.expectations import ExpectedConstant, Hooks
 from whence.program.guards.rows import Guard, Violation
@@ -39,7 +38,7 @@ def mode_violations(guards: Sequence[Guard]) -> Iterator[Violation]:
                 yield Violation(guard, str(found))
             continue
         value = READ[guard.name][0]()
-        if isinstance(guard.expected, ExpectedConstant) and not same_constant(guard.expected.value, value):
+        if isinstance(guard.expected, ExpectedConstant) and guard.expected.value != value:
             yield Violation(guard, str(value))
 
 

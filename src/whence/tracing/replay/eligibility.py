@@ -19,7 +19,7 @@ from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.nodes import bases_of
 from whence._torch.sizes.symbols import SYMBOLIC, known_about
 from whence._torch.tensors import attributes_set_on, storage_of
-from whence.dependence.reaching import ReachedThing, parts_of
+from whence.dependence.object_graph import ReachedThing, parts_of
 from whence.dependence.snapshots import CONTAINERS, Saved, same_items
 from whence.dependence.tensor_facts import all_facts_of, first_difference
 from whence.program.guards.observed import Read

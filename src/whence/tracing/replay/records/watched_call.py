@@ -14,8 +14,8 @@ from whence._torch.observe.attribute_reads import is_observable, own_attributes
 from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SizesKnown, known_about
 from whence._torch.tensors import without_functions
-from whence.dependence.reaching import ReachedThing, parts_of, slots_of
-from whence.dependence.snapshots import CONTAINERS, Saved, contents_of
+from whence.dependence.object_graph import ReachedThing, parts_of
+from whence.dependence.snapshots import CONTAINERS, Saved, contents_of, slots_of
 from whence.dependence.tensor_facts import AllFacts, all_facts_of
 from whence.dependence.variables import Variables
 from whence.program.guards.observed import Read
@@ -88,7 +88,7 @@ class ReadsSeen:
     def _meet(self, thing: object) -> None:
         """An object was read: its class may have attributes, too, and it may have some in slots."""
         self.variables.reached.add(type(thing), type(thing).__name__)
-        if slots_of(thing) and id(thing) not in self.slotted:
+        if slots_of(type(thing)) and id(thing) not in self.slotted:
             self.slotted[id(thing)] = ReachedThing(thing, parts_of(thing))
 
 

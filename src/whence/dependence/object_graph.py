@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable
 from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence.dependence.code import FORBIDDEN
-from whence.dependence.snapshots import content_of_cell
+from whence.dependence.snapshots import content_of_cell, content_of_slots
 
 _MOST = 4000
 """How many things may be reached, before comparing them costs more than running the code."""
@@ -248,12 +248,12 @@ def _parts_of_kind(thing: Any) -> tuple[Any, ...]:
             return tuple(held for name, held in vars(thing).items() if name not in _OURS)
         case FunctionType():
             return _of_function(thing)
+        case partial():
+            return (thing.func, thing.args, *thing.keywords, *thing.keywords.values())
         case BuiltinFunctionType():
             return (thing.__self__,)
         case MethodType():
             return (thing.__func__, thing.__self__)
-        case partial():
-            return (thing.func, thing.args, *thing.keywords, *thing.keywords.values())
         case classmethod() | staticmethod():
             return (thing.__func__,)
         case property():
@@ -269,24 +269,9 @@ def _parts_of_kind(thing: Any) -> tuple[Any, ...]:
 
 
 def _attributes(thing: Any) -> tuple[Any, ...]:
-    slots = slots_of(thing)
-    if not has_attributes(thing):
-        return slots
-    return (*vars(thing), *vars(thing).values(), *slots)
-
-
-def slots_of(thing: Any) -> tuple[Any, ...]:
-    """What an instance keeps outside a dictionary."""
-    found = (held for base in type(thing).__mro__ for held in vars(base).values())
-    return tuple(content_of_slot(slot, thing) for slot in found if isinstance(slot, MemberDescriptorType))
-
-
-def content_of_slot(slot: Any, thing: Any) -> Any:
-    """What is in a slot, if anything."""
-    try:
-        return slot.__get__(thing)
-    except AttributeError:  # nothing is in it yet
-        return NOTHING
+    slots = content_of_slots(thing)
+    own = vars(thing) if has_attributes(thing) else {}
+    return (*own, *own.values(), *slots, *slots.values())
 
 
 def _followed(thing: Any, parts: tuple[Any, ...]) -> Iterator[Any]:
