@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from whence._torch.plain_values import PLAIN
 from whence._torch.subclasses.fully_sharded import is_distributed_class
 from whence._torch.subclasses.wrapper_subclasses import is_composed
-from whence._torch.tensors import PLAIN_TENSORS
 from whence.dependence.describe import closure_of, code_of, expected_tensor, function_of, shown
 from whence.dependence.lookup import NOTHING, same_class
-from whence.dependence.tensor_facts import is_like
 from whence.dependence.values import content_of, is_constant, is_solid, same_constant
 from whence.program.arguments.open_sizes import SizeRule
 from whence.program.guards.expectations import (
@@ -81,8 +79,6 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
 
 def tensor_difference(expected: ExpectedTensor, value: Any, walk: Walk) -> str | None:
     """How a tensor differs in anything but its numbers, or in which other tensor it is."""
-    if expected.number < 0 and is_like(value, expected.facts, PLAIN_TENSORS):
-        return None
     if not isinstance(value, Tensor):
         return _shown(value)
     found = expected_tensor(value, expected.number)

@@ -9,9 +9,10 @@ from torch import Tensor, fx
 
 from whence._torch.operators.schemas import is_elementwise
 from whence._torch.sizes.symbols import is_symbolic
-from whence._torch.tensors import share_memory
+from whence._torch.tensors import PLAIN_TENSORS, share_memory
 from whence.dependence.describe import expected_tensor, reference, shown
 from whence.dependence.matching import Walk, difference
+from whence.dependence.tensor_facts import is_like
 from whence.dependence.values import is_constant
 from whence.errors import CallError
 from whence.program import Convention, Program
@@ -167,13 +168,17 @@ def other_shapes(convention: Convention, sizes: Sizes, leaves: Sequence[object])
 
 def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[str, int] | None) -> str | None:
     expected = guard.expected
+    if isinstance(expected, ExpectedTensor):
+        leaf = leaves[guard.positions[0]]
+        if is_like(leaf, expected.facts, PLAIN_TENSORS):
+            return None
+        if expected.facts.varies:
+            return _found_tensor(expected, leaf, walk, sizes)
     if isinstance(expected, SizeRule):
         return None if sizes is None or expected.holds(sizes) else found_of(expected, leaves)
     if isinstance(expected, ExpectedWords) and len(guard.positions) == 1:
         leaf = leaves[guard.positions[0]]
         return None if type(leaf) is int else shown(leaf)
-    if isinstance(expected, ExpectedTensor) and expected.facts.varies:
-        return _found_tensor(expected, leaves[guard.positions[0]], walk, sizes)
     match guard.positions:
         case (position,):
             return difference(guard.expected, leaves[position], walk)
