@@ -192,7 +192,7 @@ class Program(_Program):
 
     @cached_property
     def _plan(self) -> GuardPlan:
-        return plan_of(self.guards, self.convention)
+        return plan_of(self.guards)
 
     def verify(
         self,
@@ -261,7 +261,7 @@ def capture_step(
 
 
 def _plan_of(program: _Program) -> GuardPlan:
-    return program._plan if isinstance(program, Program) else plan_of(program.guards, program.convention)
+    return program._plan if isinstance(program, Program) else plan_of(program.guards)
 
 
 def capture(

@@ -156,23 +156,19 @@ def test_every_key_can_be_asked_about() -> None:
     ("name", "read", "write", "other"),
     [
         ("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float64),
-        ("deterministic", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 1),
         (
-            "matmul precision",
+            "deterministic algorithms",
+            torch.get_deterministic_debug_mode,
+            torch.set_deterministic_debug_mode,
+            1,
+        ),
+        (
+            "float32 matmul precision",
             torch.get_float32_matmul_precision,
             torch.set_float32_matmul_precision,
             "medium",
         ),
         ("mkldnn", _C._get_mkldnn_enabled, _C._set_mkldnn_enabled, False),
-        ("flash attention", _C._get_flash_sdp_enabled, _C._set_sdp_use_flash, False),
-        (
-            "memory-efficient attention",
-            _C._get_mem_efficient_sdp_enabled,
-            _C._set_sdp_use_mem_efficient,
-            False,
-        ),
-        ("plain attention", _C._get_math_sdp_enabled, _C._set_sdp_use_math, False),
-        ("cuDNN attention", _C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn, False),
         ("order of attention", _C._get_sdp_priority_order, _C._set_sdp_priority_order, [2, 1, 0, 3, 4]),
     ],
 )
@@ -190,3 +186,27 @@ def test_switch(name: str, read: Callable[[], Any], write: Callable[[Any], None]
         assert switches()[name] == other
     finally:
         write(was[name])
+
+
+KERNELS = {
+    "flash": (_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
+    "efficient": (_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
+    "math": (_C._get_math_sdp_enabled, _C._set_sdp_use_math),
+    "cudnn": (_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_attention_kernel(name: str) -> None:
+    """One that is not allowed makes the modes others; allowed again, the same."""
+    before, was = modes_now(), switches()
+    others = tuple(other for other in KERNELS if other != name)
+    with switched({"attention kernels": others}):
+        assert [other for other, (is_enabled, _) in KERNELS.items() if is_enabled()] == list(others)
+        assert modes_now() != before
+    assert (modes_now(), switches()) == (before, was)
+    KERNELS[name][1](False)
+    try:
+        assert switches()["attention kernels"] == others
+    finally:
+        KERNELS[name][1](True)

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import prune
+from torch.overrides import TorchFunctionMode
 
+_C: Any = torch._C  # not all of it is declared
 Change = Callable[[nn.Module], Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -220,6 +223,13 @@ def global_hook(*_: Any) -> Iterator[None]:
         handle.remove()
 
 
+class FunctionMode(TorchFunctionMode):
+    """Changes nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 def _class_forward(name: str, model: nn.Module) -> Any:
     return patched(type(leaf(name, model)), "forward", lambda self, *_: self)
 
@@ -237,6 +247,10 @@ def _with_hooked_wrapper(name: str, model: nn.Module) -> None:
     put(model, LEAVES[name], compiled)
 
 
+KERNELS = [
+    *(SDPBackend.MATH, SDPBackend.FLASH_ATTENTION),
+    *(SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION),
+]
 TRANSFORMERS = ("llama", "bert", "resnet")
 CHANGES: tuple[Row, ...] = (
     Row("nothing"),
@@ -377,6 +391,14 @@ CHANGES: tuple[Row, ...] = (
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True)),
     Row("matmul precision", reported="float32 matmul precision", around=lambda *_: switched(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high")),
+    Row("inference mode", reported="grad mode", around=lambda *_: torch.inference_mode()),
+    Row("mkldnn", reported="mkldnn", around=lambda *_: switched(
+        _C._get_mkldnn_enabled, _C._set_mkldnn_enabled, False)),
+    Row("a mode of torch", reported="modes of torch", around=lambda *_: FunctionMode()),
+    *(Row(f"{backend.name} attention alone", reported="attention kernels",
+        around=lambda *_, backend=backend: sdpa_kernel(backend)) for backend in KERNELS),
+    Row("attention kernels in another order", reported="order of attention",
+        around=lambda *_: sdpa_kernel(KERNELS[::-1], set_priority=True)),
 )  # fmt: skip
 
 

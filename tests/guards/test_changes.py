@@ -7,6 +7,9 @@ import pytest
 
 import whence
 from tests.guards.changes import ACTIVATIONS, ALL, CHANGES, LEAVES, Row, inputs_of, leaf, make
+from whence.dependence.matching import Walk
+from whence.execution.validity import check
+from whence.guards.memory import Memory
 
 ROWS = [pytest.param(row, name, id=f"{row.name}-{name}") for row in CHANGES for name in row.on]
 
@@ -32,6 +35,21 @@ def test_change(row: Row, name: str) -> None:
     kind = type(leaf(name, make(name))).__name__
     expected = row.reported.format_map({"leaf": LEAVES[name], "act": ACTIVATIONS[name], "class": kind})
     assert expected in found
+
+
+@pytest.mark.parametrize(("row", "name"), ROWS)
+def test_change_after_a_check(row: Row, name: str) -> None:
+    """A check that remembers the one before, when nothing was changed, finds what any other finds."""
+    model, program = make(name), _program(name)
+    args, kwargs = inputs_of(name)
+    memory = Memory()
+    assert check(program, program._plan, model, args, kwargs, memory).violations == []
+    assert memory.last is not None
+    assert memory.last.again(program._plan, (model,), Walk(same_model=False)) is not None
+    row.change(name, model)
+    with row.around(name, model):
+        found = check(program, program._plan, model, args, kwargs, memory).violations
+        assert list(map(str, found)) == list(map(str, program.check(model, args, kwargs)))
 
 
 @pytest.mark.parametrize("name", ALL)

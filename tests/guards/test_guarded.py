@@ -39,6 +39,59 @@ def test_raises_with_everything_that_changed() -> None:
     assert all(text in str(caught.value) for text in changed)
 
 
+class Factor:
+    """A number."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Scaled(nn.Module):
+    """Multiplies by numbers of objects: one that it holds, and one in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.factors, self.names = Factor(2.0), [Factor(3.0)], {"a"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor.value * self.factors[0].value * len(self.names)
+
+
+@pytest.mark.parametrize("in_list", [False, True])
+def test_what_a_check_remembers_is_what_the_model_holds(in_list: bool) -> None:
+    """An object that is held no longer may change; one that is held now may not."""
+    model, x, first, second = Scaled(), torch.ones(2), Factor(2.0), Factor(2.0)
+
+    def hold(factor: Factor) -> None:
+        if in_list:
+            model.factors[0] = factor
+        else:
+            model.factor = factor
+
+    hold(first)
+    guarded = whence.capture(model, (x,)).guarded(model)
+    guarded(x)
+    hold(second)
+    guarded(x)
+    first.value = 5.0
+    assert same_bits(guarded(x), model(x))
+    second.value = 7.0
+    with pytest.raises(whence.StaleCapture, match=r"\.value"):
+        guarded(x)
+    second.value = 2.0
+    assert same_bits(guarded(x), model(x))
+
+
+def test_what_changes_in_itself_is_compared_in_every_check() -> None:
+    """A set that is the same object and holds more."""
+    model, x = Scaled(), torch.ones(2)
+    guarded = whence.capture(model, (x,)).guarded(model)
+    guarded(x)
+    model.names.add("b")
+    with pytest.raises(whence.StaleCapture, match="names"):
+        guarded(x)
+
+
 def test_raises_for_inputs_of_another_shape() -> None:
     """Inputs are guarded as the model is."""
     model, (args, _) = make("llama"), inputs_of("llama")

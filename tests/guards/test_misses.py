@@ -236,6 +236,22 @@ def test_kernels_and_modes_of_torch() -> None:
         assert [v.guard.what for v in program.check(nn.Linear(4, 4))] == ["modes of torch"]
 
 
+class Asking(nn.Module):
+    """Asks for inference mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if torch.is_inference_mode_enabled() else x
+
+
+def test_inference_mode_where_it_is_asked_for() -> None:
+    """It is no other than `no_grad` to code that does not ask."""
+    with torch.no_grad():
+        asking, other = whence.capture(Asking(), (X,)), whence.capture(nn.Linear(4, 4), (X,))
+    with torch.inference_mode():
+        assert [v.guard.what for v in asking.check(Asking())] == ["inference mode"]
+        assert other.check(nn.Linear(4, 4)) == []
+
+
 class Counting(nn.Module):
     """Changes what it reads, and computes nothing with it."""
 

@@ -40,7 +40,7 @@ def halve(module: nn.Module, args: object, output: Tensor) -> Tensor:
 
 
 PAGE = """\
-55 guards
+58 guards
 
 Classifier · the model
   code of forward · training mode · no hooks
@@ -75,6 +75,7 @@ _BatchNorm · a base class
 
 variables
   global SCALE             0.5  LINE
+  functions                global halve
 
 inputs
   the arguments            (f32[3, 4], mask=None)
@@ -84,19 +85,22 @@ inputs
 process
   grad mode                True
   autocast                 ()
-  default dtype            torch.float32
   default device           device(type='cpu')
-  deterministic algorithms False
-  attention kernels        ('flash', 'efficient', 'math', 'cudnn')
   modes of torch           ()
+  default dtype            torch.float32
+  deterministic algorithms 0
   float32 matmul precision 'highest'
+  mkldnn                   True
+  attention kernels        ('flash', 'efficient', 'math', 'cudnn')
+  order of attention       [1, 2, 0, 3, 4]
   hooks of all modules     none
 
 not guarded
   functions called from forward: that forward itself and the methods it looks up are the same is guarded, \
-and so are numbers, texts, flags and tensors that they name, or that functions name which they call, in \
-variables and on objects, classes and tensors around; what else such an object leads to is not, nor what is \
-called: other functions, methods of other classes; nor an attribute that a tensor gets later\
+and so are numbers, texts, flags, tensors and functions that they name, or that functions name which they \
+call, in variables and on objects, classes and tensors around; what else such an object leads to is not, nor \
+what is called further on: functions that close over something, methods of other classes; nor an attribute \
+that a tensor gets later\
 """
 
 

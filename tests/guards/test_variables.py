@@ -19,8 +19,22 @@ import os
 import torch
 from torch import nn
 
+class Thing:
+    offset = 1.0
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def grown(self, x):
+        return x * 2
+
+
 SCALE, FLAG, OPTIONS, SHIFT, NAMES = 2.0, True, {"power": 2}, torch.ones(4), ("a", "b")
-TABLE = None
+TABLE, THING = None, Thing(2.0)
+
+
+def other(x):
+    return x
 
 
 def inner(x):
@@ -33,7 +47,8 @@ def helper(x):
         TABLE = torch.arange(4.0)
     if os.environ.get("WHENCE_TEST_FAST") == "1":
         x = x + 1
-    return inner(x) ** OPTIONS["power"] + SHIFT + TABLE + len(NAMES)
+    x = THING.grown(inner(x)) * THING.factor + THING.offset
+    return x ** OPTIONS["power"] + SHIFT + TABLE + len(NAMES)
 
 
 class Model(nn.Module):
@@ -60,6 +75,10 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "global SHIFT": lambda made: setattr(made, "SHIFT", torch.ones(4)),
     "global NAMES": lambda made: setattr(made, "NAMES", ("a",)),
     "os.environ['WHENCE_TEST_FAST']": _environment,
+    "global helper": lambda made: setattr(made, "helper", made.other),
+    "global inner": lambda made: setattr(made, "inner", made.other),
+    "THING.factor": lambda made: setattr(made, "THING", made.Thing(3.0)),
+    "THING.offset": lambda made: setattr(made.THING, "offset", 3.0),
 }
 
 
@@ -67,17 +86,19 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 def test_changed_variable_is_a_violation(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of the variables that helpers name holds something else, `check` names it, and it alone."""
     monkeypatch.delenv("WHENCE_TEST_FAST", raising=False)
-    made = world()
+    made: Any = world()
     model = made.Model()
     program = whence.capture(model, (X,))
     assert program.check(model, (X,)) == []
     model(X)  # fills a cache, which is no matter
     assert program.check(made.Model(), (X,)) == []
+    made.THING = made.Thing(2.0)  # another of the kind
+    assert program.check(model, (X,)) == []
     CHANGES[what](made)
     assert [violation.guard.what for violation in program.check(model, (X,))] == [what]
     with pytest.raises(whence.StaleCapture, match="no longer holds"):
         program.guarded(model)(X)
-    assert f"{what} " in str(program.guards)
+    assert what in str(program.guards)
 
 
 def test_replaced_target_in_the_closure_of_a_loss_is_a_violation() -> None:

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dis import get_instructions, opmap
 from enum import Enum
+from functools import _lru_cache_wrapper, cached_property, partial
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -18,26 +19,13 @@ _NETWORKS = f"{Path(torch.nn.__file__).parent}{os.sep}"
 _IMPORT, _LOAD_GLOBAL, _EXTENDED = opmap["IMPORT_NAME"], opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
 _BY_NAME = frozenset({opmap["LOAD_NAME"], opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
 _BY_TEXT = frozenset(
-    {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller", "import_module"}
+    ("getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller", "import_module")
 )
 _ASKING = frozenset(
-    {
-        *(
-            "id",
-            "hash",
-            "vars",
-            "globals",
-            "locals",
-            "dir",
-            "eval",
-            "exec",
-            "compile",
-            "print",
-            "input",
-            "open",
-        ),
-        *("__import__", "breakpoint", "memoryview"),
-    }
+    (
+        *("id", "hash", "vars", "globals", "locals", "dir", "eval", "exec", "compile", "print", "input"),
+        *("open", "__import__", "breakpoint", "memoryview"),
+    )
 )
 """Builtin functions that look past attributes, or whose effects are outside the model."""
 _OF_FRAMES = frozenset(
@@ -58,18 +46,14 @@ _STEADY = frozenset(
 """Modules of Python's whose functions depend on their arguments alone, but for those excepted."""
 _ENVIRONMENT = frozenset({"getenv", "__getitem__", "__contains__", "encode", "decode"})
 """Functions of `os` that look at nothing but the environment, which can be compared."""
+_FILES = ("stat", "open", "read_text", "read_bytes", "exists", "iterdir", "glob")
 _EXCEPTED = frozenset(
-    {
+    (
         *(("inspect", name) for name in ("currentframe", "stack", "getouterframes", "getframeinfo", "trace")),
         *(("logging", "handle"), ("warnings", "_showwarnmsg"), ("copy", "copy"), ("copy", "deepcopy")),
-        *(
-            ("pathlib", name)
-            for name in ("stat", "open", "read_text", "read_bytes", "exists", "iterdir", "glob")
-        ),
-    }
+        *(("pathlib", name) for name in _FILES),
+    )
 )
-
-
 _OF_OS = frozenset({"os", "environ", "getenv", "path", "name", "sep", "fspath", "PathLike"})
 _NEAR = 6
 """How many callers to look at for an import."""
@@ -170,3 +154,34 @@ def imported(code: CodeType, variables: Mapping[str, Any]) -> Iterator[ModuleTyp
             for spelled in (name, *(f"{parent}.{name}" if name else parent for parent in parents)):
                 if isinstance(module := sys.modules.get(spelled), ModuleType):
                     yield module
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """A code and those of the functions written inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_in(constant)
+
+
+def behind(thing: Any) -> tuple[Any, ...]:
+    """What is called in the place of a callable that is no function itself, and what it is called with."""
+    match thing:
+        case MethodType():
+            return thing.__func__, thing.__self__
+        case partial():
+            return thing.func, *thing.args, *thing.keywords.values()
+        case _lru_cache_wrapper():
+            return (thing.__wrapped__,)
+        case BuiltinFunctionType():
+            return () if isinstance(thing.__self__, ModuleType | type) else (thing.__self__,)
+    return ()
+
+
+def function_in(held: Any) -> FunctionType | None:
+    """The function of a method, a property, or what caches one, as a class holds it."""
+    if isinstance(held, classmethod | staticmethod):
+        held = held.__func__
+    elif isinstance(held, property | cached_property):
+        held = held.fget if isinstance(held, property) else held.func
+    return held if isinstance(held, FunctionType) else None

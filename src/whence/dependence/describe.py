@@ -14,6 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from whence._torch.subclasses.fully_sharded import class_as_written
 from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of
+from whence.dependence.snapshots import content_of_cell
+from whence.dependence.tensor_facts import facts_of
 from whence.dependence.values import content_of, is_constant, is_solid
 from whence.program.guards.expectations import (
     Entries,
@@ -21,10 +23,10 @@ from whence.program.guards.expectations import (
     ExpectedConstant,
     ExpectedFunction,
     ExpectedHolder,
+    ExpectedTensor,
     Items,
     Reference,
     Snapshot,
-    TensorFacts,
 )
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)
@@ -71,20 +73,20 @@ class Describer:
             self._known[id(value)] = self._inside(value)
         return self._known[id(value)]
 
-    def tensor(self, tensor: Tensor) -> TensorFacts:
+    def tensor(self, tensor: Tensor) -> ExpectedTensor:
         """The facts about a tensor, with its number."""
         is_registered, is_managed = id(tensor) in self._registered, id(tensor) in self._lasting
         tensor = self._lasting.get(id(tensor), tensor)
         self._kept.append(tensor)
         number = self._tensors.setdefault(id(tensor), len(self._tensors))
         target = None if is_registered else functools.partial(_itself, tensor)
-        facts = tensor_facts(tensor, number, target)
+        found = expected_tensor(tensor, number, target)
         if id(tensor) not in self._with_strides:
-            facts = replace(facts, copied=_strides_of_copy(tensor))
+            found = replace(found, copied=_strides_of_copy(tensor))
         if own := self._named & vars(tensor).keys():
             rows = ((name, self.describe(vars(tensor)[name])) for name in sorted(own))
-            facts = replace(facts, attributes=tuple(rows))
-        return facts.as_one() if is_managed else facts
+            found = replace(found, attributes=tuple(rows))
+        return found.as_one() if is_managed else found
 
     def _inside(self, value: Any) -> Expectation:
         if isinstance(value, dict):
@@ -163,32 +165,18 @@ def closure_of(function: Any) -> list[Any]:
         return [held for name in function.__code__.co_names if (held := function.__globals__.get(name))]
     if "<locals>" not in function.__qualname__:
         return []
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    cells = [content_of_cell(cell) for cell in function.__closure__ or () if cell != types.CellType()]
     return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    return cell != types.CellType()
-
-
-def tensor_facts(tensor: Tensor, number: int = -1, target: Callable[[], object] | None = None) -> TensorFacts:
-    """Everything about a tensor but its numbers; a nested or uninitialised one has no shape to speak of."""
-    shapeless = tensor.is_nested or is_lazy(tensor)
+def expected_tensor(
+    tensor: Tensor, number: int = -1, target: Callable[[], object] | None = None
+) -> ExpectedTensor:
+    """Everything about a tensor but its numbers."""
     composition = layout_of(tensor) if is_composed(tensor) else None
     names = () if composition is None else composition.names
-    return TensorFacts(
-        type=type(tensor),
-        shape=torch.Size() if shapeless else tensor.shape,
-        dtype=tensor.dtype,
-        device=tensor.device,
-        layout=tensor.layout,
-        strides=tensor.stride() if tensor.layout is torch.strided and not shapeless else None,
-        requires_grad=tensor.requires_grad,
-        number=number,
-        target=target,
-        composition=composition,
-        parts=tuple(tensor_facts(getattr(tensor, name)) for name in names),
-    )
+    parts = tuple(expected_tensor(getattr(tensor, name)) for name in names)
+    return ExpectedTensor(facts_of(tensor), number, target, composition, parts)
 
 
 def reference(value: object) -> Reference:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence._torch.plain_values import PLAIN
 from whence._torch.subclasses.fully_sharded import is_distributed_class
 from whence._torch.subclasses.wrapper_subclasses import is_composed
-from whence.dependence.describe import closure_of, code_of, function_of, shown, tensor_facts
+from whence.dependence.describe import closure_of, code_of, expected_tensor, function_of, shown
 from whence.dependence.lookup import NOTHING, same_class
 from whence.dependence.values import content_of, is_constant, is_solid, same_constant
 from whence.program.arguments.open_sizes import SizeRule
@@ -24,13 +25,13 @@ from whence.program.guards.expectations import (
     ExpectedFunction,
     ExpectedHolder,
     ExpectedNames,
+    ExpectedTensor,
     ExpectedWords,
     Hooks,
     Items,
     Missing,
     Reference,
     Snapshot,
-    TensorFacts,
 )
 
 
@@ -58,7 +59,7 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
     match expected:
         case ExpectedConstant(wanted):
             return None if same_constant(wanted, value) else _shown(value)
-        case TensorFacts():
+        case ExpectedTensor():
             return tensor_difference(expected, value, walk)
         case ExpectedHolder(number, kind):
             return _held_difference(number, kind, value, walk)
@@ -76,19 +77,19 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
             return _shown(value)
 
 
-def tensor_difference(expected: TensorFacts, value: Any, walk: Walk) -> str | None:
+def tensor_difference(expected: ExpectedTensor, value: Any, walk: Walk) -> str | None:
     """How a tensor differs in anything but its numbers, or in which other tensor it is."""
     if not isinstance(value, Tensor):
         return _shown(value)
-    found = tensor_facts(value, expected.number)
-    if expected.strides is None or _same_strides(expected, found) or _is_copied(expected, found):
-        found = found.with_strides(expected.strides)
+    found = expected_tensor(value, expected.number)
+    if expected.facts.strides is None or _same_strides(expected, found) or _is_copied(expected, found):
+        found = found.with_strides(expected.facts.strides)
     if _is_managed(expected):
         found = found.as_one()
     if not _same_tensor_class(expected, value) or found.but_type() != expected.but_type():
-        return str(tensor_facts(value))
+        return str(expected_tensor(value))
     if expected.target is not None and not _is_that_constant(expected.target(), value, walk):
-        return f"another {tensor_facts(value)}"
+        return f"another {expected_tensor(value)}"
     for name, held in expected.attributes:
         if (other := found_in_place(held, vars(value).get(name, NOTHING), walk)) is not None:
             return f"one whose {name} is {other}"
@@ -102,12 +103,12 @@ def found_in_place(expected: Expectation, value: Any, walk: Walk) -> str | None:
     return "absent" if value is NOTHING else difference(expected, value, walk)
 
 
-def _is_copied(expected: TensorFacts, found: TensorFacts) -> bool:
+def _is_copied(expected: ExpectedTensor, found: ExpectedTensor) -> bool:
     """Whether a tensor lies as a copy of what was there does, which has no gaps."""
     return expected.copied is not None and _same_strides(expected.with_strides(expected.copied), found)
 
 
-def _same_tensor_class(expected: TensorFacts, value: Tensor) -> bool:
+def _same_tensor_class(expected: ExpectedTensor, value: Tensor) -> bool:
     """An input may be a parameter or a plain tensor; what a model holds is what it was.
 
     Where FSDP managed a parameter, the whole may be there or never have been sharded.
@@ -116,12 +117,12 @@ def _same_tensor_class(expected: TensorFacts, value: Tensor) -> bool:
         return not is_composed(value)
     if _is_managed(expected) and type(value) is nn.Parameter:
         return True
-    return same_class(expected.type, type(value))
+    return same_class(expected.facts.type, type(value))
 
 
-def _is_managed(expected: TensorFacts) -> bool:
+def _is_managed(expected: ExpectedTensor) -> bool:
     """Whether FSDP managed a parameter: a DTensor of one's own is described with what it is made of."""
-    return is_distributed_class(expected.type) and expected.composition is None
+    return is_distributed_class(expected.facts.type) and expected.composition is None
 
 
 def _is_that_constant(target: object, value: Tensor, walk: Walk) -> bool:
@@ -133,11 +134,12 @@ def _is_that_constant(target: object, value: Tensor, walk: Walk) -> bool:
     return torch.equal(target, value)
 
 
-def _same_strides(expected: TensorFacts, found: TensorFacts) -> bool:
+def _same_strides(expected: ExpectedTensor, found: ExpectedTensor) -> bool:
     """Where a dimension has one element or none, its stride means nothing."""
-    if expected.shape != found.shape or found.strides is None or expected.strides is None:
+    wanted, now = expected.facts, found.facts
+    if wanted.shape != now.shape or now.strides is None or wanted.strides is None:
         return False
-    rows = zip(expected.shape, expected.strides, found.strides, strict=True)
+    rows = zip(wanted.shape, wanted.strides, now.strides, strict=True)
     return all(left == right for size, left, right in rows if not isinstance(size, int) or size > 1)
 
 
@@ -253,7 +255,7 @@ def _is_same(target: object, kind: type, value: Any, walk: Walk) -> bool:
 
 def _other(kind: type, value: Any) -> str:
     name = type(value).__name__
-    if isinstance(value, type(None) | bool | int | float | str):
+    if type(value) in PLAIN:
         return repr(value)
     return f"another {name}" if same_class(kind, type(value)) or name == kind.__name__ else name
 

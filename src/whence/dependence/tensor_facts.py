@@ -1,53 +1,65 @@
 """What decides how an operation treats a tensor, apart from its numbers."""
 
+from collections.abc import Container
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from whence._torch.plain_values import PLAIN
 from whence._torch.sizes.symbols import comparable, has_open_sizes
 from whence._torch.tensors import attributes_set_on
+from whence.program.guards.expectations import TensorFacts
 
-Facts = tuple[Any, ...]
-_PLAIN = (type(None), bool, int, float, complex, str)
+AllFacts = tuple[Any, ...]
 
 
-def facts_of(tensor: Tensor) -> Facts:
-    """Everything about a tensor that a model can look at without its numbers; torch functions must be off."""
-    sizes = _sizes if has_open_sizes(tensor) else _plain_sizes
-    shape, strides, offset = sizes(tensor)
-    return (
-        type(tensor),
-        shape,
-        tensor.dtype,
-        tensor.device,
-        tensor.layout,
-        strides,
-        tensor.requires_grad,
-        tensor.is_leaf,
-        tensor.is_conj(),
-        tensor.is_neg(),
-        tensor.is_inference(),
-        offset,
-        tensor.is_leaf and tensor.grad is not None,
-        tuple(map(_attribute, attributes_set_on(tensor).items())) if tensor.__dict__ else (),
+def facts_of(tensor: Tensor) -> TensorFacts:
+    """What operations ask of a tensor; torch functions must be off where nobody should see it being asked."""
+    shapeless = tensor.is_nested or is_lazy(tensor)
+    shape: tuple[Any, ...] = () if shapeless else tensor.shape
+    strides: Any = tensor.stride() if tensor.layout is torch.strided and not shapeless else None
+    if has_open_sizes(tensor):
+        shape, strides = comparable(shape), None if strides is None else comparable(strides)
+    kind, device = type(tensor), tensor.device
+    return TensorFacts(kind, shape, tensor.dtype, device, tensor.layout, strides, tensor.requires_grad)
+
+
+def is_like(value: Any, facts: TensorFacts, kinds: Container[type] | None = None) -> bool:
+    """Whether a value is a tensor as the facts say, or of these `kinds`; faster than making them."""
+    kind, shape, dtype, device, layout, strides, requires_grad = facts
+    tensor: Any = value
+    return bool(
+        (type(value) is kind if kinds is None else type(value) in kinds)
+        and tensor.requires_grad is requires_grad
+        and tensor.dtype is dtype
+        and tensor.layout is layout
+        and tensor.shape == shape
+        and tensor.device == device
+        and (strides is None or tensor.stride() == strides)
     )
 
 
-def _plain_sizes(tensor: Tensor) -> tuple[Any, Any, Any]:
-    offset = tensor.storage_offset() if tensor.layout is torch.strided else 0
-    return tensor.shape, tensor.stride(), offset
-
-
-def _sizes(tensor: Tensor) -> tuple[Any, Any, Any]:
-    shape, strides, offset = _plain_sizes(tensor)
-    return comparable(shape), comparable(strides), comparable((offset,))
+def all_facts_of(tensor: Tensor) -> AllFacts:
+    """Everything about a tensor that a model can look at without its numbers; torch functions must be off."""
+    is_leaf, offset = tensor.is_leaf, tensor.storage_offset() if tensor.layout is torch.strided else 0
+    return (
+        *facts_of(tensor),
+        is_leaf,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        tensor.is_inference(),
+        *(comparable((offset,)) if has_open_sizes(tensor) else (offset,)),
+        is_leaf and tensor.grad is not None,
+        tuple(map(_attribute, attributes_set_on(tensor).items())) if tensor.__dict__ else (),
+    )
 
 
 def _attribute(item: tuple[str, Any]) -> tuple[str, type, Any]:
     """An attribute that somebody has set on a tensor; what cannot be compared is only like itself."""
     name, value = item
-    return name, type(value), repr(value) if type(value) in _PLAIN else id(value)
+    return name, type(value), repr(value) if type(value) in PLAIN else id(value)
 
 
 NAMES = (
@@ -57,7 +69,7 @@ NAMES = (
 )
 
 
-def difference(before: Facts, now: Facts) -> str:
+def first_difference(before: AllFacts, now: AllFacts) -> str:
     """The first thing in which two tensors differ, in words."""
     name, was, found = next(row for row in zip(NAMES, before, now, strict=True) if row[1] != row[2])
     return f"its {name} is {found}, not {was}"

@@ -10,14 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence.program.guards.expectations import TEXTS_AND_NUMBERS
 
-_PLAIN = frozenset(
-    {
-        *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), re.Pattern),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo),
-    }
-)
+_CONSTANT = PLAIN_IN_WHOLE | {re.Pattern, torch.finfo, torch.iinfo}
 _LIBRARIES = frozenset({"decimal", "fractions", "datetime", "uuid", "pathlib", "ipaddress", "zoneinfo"})
 _BY_NAME = (enum.Enum, types.ModuleType, type)
 _LARGEST = 1_000_000
@@ -32,7 +28,7 @@ def is_constant(value: object) -> bool:
     from.
     """
     kind = type(value)
-    if kind in _PLAIN or isinstance(value, (*_BY_NAME, *TEXTS_AND_NUMBERS)):
+    if kind in _CONSTANT or isinstance(value, (*_BY_NAME, *TEXTS_AND_NUMBERS)):
         return True
     room = kind.__module__.partition(".")[0]
     return room in _LIBRARIES or (room == "numpy" and isinstance(value, numbers.Number))

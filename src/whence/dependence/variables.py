@@ -11,16 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import is_
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
-from whence._torch.observe.attribute_reads import is_observable
+from whence._torch.observe.attribute_reads import NOTHING, is_observable
 from whence.dependence.code import (
     Code,
     asked_of_builtins,
     asks_environment_alone,
+    behind,
+    codes_in,
+    function_in,
     globals_in,
     imported,
     is_forbidden,
@@ -28,11 +31,13 @@ from whence.dependence.code import (
     kind_of,
     names_in,
 )
-from whence.dependence.reaching import GONE, Reached, content_of_cell
+from whence.dependence.object_graph import Reached
+from whence.dependence.snapshots import content_of_cell
 from whence.provenance import Source
 
 _CONSTANT = frozenset({"__class__"})
 _DEPTH = 3
+_CALLED = (FunctionType, classmethod, staticmethod, property, partial)
 
 
 @dataclass
@@ -46,7 +51,7 @@ class Namespace:
     def changed(self) -> str | None:
         """The first variable that holds something else now."""
         look = self.mapping.get
-        now = [look(name, GONE) for name in self.names]
+        now = [look(name, NOTHING) for name in self.names]
         if all(map(is_, now, self.values)):
             return None
         rows = zip(self.names.values(), now, self.values, strict=True)
@@ -104,7 +109,7 @@ class Variables:
             self._doubts += asked_of_builtins(code, frame.f_globals, frame.f_builtins)
         held = frame.f_locals if code.co_freevars else {}
         self._entered[id(code)] = {
-            name: held.get(name, GONE) for name in code.co_freevars if name not in _CONSTANT
+            name: held.get(name, NOTHING) for name in code.co_freevars if name not in _CONSTANT
         }
         for name, value in self._entered[id(code)].items():
             self._look_into(value, names, f"{code.co_name}.{name}", _DEPTH)
@@ -172,7 +177,7 @@ class Variables:
         Returns the name of a function that ran and cannot be found, if there is one, or whose variables have
         changed.
         """
-        within = {id(inner) for code in self._codes.values() for inner in _codes_in(code)}
+        within = {id(inner) for code in self._codes.values() for inner in codes_in(code) if inner is not code}
         wanted = {key for key, names in self._entered.items() if names and key not in within}
         found: set[int] = set()
         for function in _functions_in([*self._met, *things]):
@@ -212,13 +217,6 @@ def _spelled(thing: Any) -> str:
     return f"a {type(thing).__name__} outside the model"
 
 
-def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield constant
-            yield from _codes_in(constant)
-
-
 def _functions_in(things: Iterable[Any]) -> Iterator[FunctionType]:
     """Every function among things, classes and what functions close over."""
     waiting, seen = list(things), set[int]()
@@ -231,13 +229,10 @@ def _functions_in(things: Iterable[Any]) -> Iterator[FunctionType]:
             yield thing
             waiting += [content_of_cell(cell) for cell in thing.__closure__ or ()]
         elif isinstance(thing, type):
-            waiting += [held for base in _written(thing) for held in _held(base)]
-        elif isinstance(thing, MethodType | classmethod | staticmethod):
-            waiting.append(thing.__func__)
-        elif isinstance(thing, partial):
-            waiting += (thing.func, *thing.args, *thing.keywords.values())
-        elif isinstance(thing, property):
-            waiting.append(thing.fget)
+            held = [value for base in _written(thing) for value in vars(base).values()]
+            waiting += [function_in(value) or value for value in held if isinstance(value, _CALLED)]
+        elif inside := behind(thing):
+            waiting += inside
         elif isinstance(thing, list | tuple):
             waiting += thing
         elif isinstance(thing, dict):
@@ -249,11 +244,6 @@ def _functions_in(things: Iterable[Any]) -> Iterator[FunctionType]:
 def _written(kind: type) -> Iterator[type]:
     """A class and its bases, but for those of Python and torch."""
     return (base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("builtins", "torch"))
-
-
-def _held(kind: type) -> list[Any]:
-    kinds = (FunctionType, classmethod, staticmethod, property, partial)
-    return [value for value in vars(kind).values() if isinstance(value, kinds)]
 
 
 class Functions:

@@ -15,8 +15,8 @@ from whence.guards import GuardPlan, guards_of
 from whence.guards.check import Checked, check_model
 from whence.guards.fitting import misfits
 from whence.guards.guarded import Guarded, Ways
-from whence.guards.input_glance import inputs_are_as_they_were
 from whence.guards.inputs import input_violations, structure_guard
+from whence.guards.memory import Memory
 from whence.program import Program
 from whence.program.guards.expectations import Entries, Expectation, ExpectedConstant, Items
 from whence.program.guards.guards import Guards
@@ -120,7 +120,14 @@ def _computes_otherwise(program: Program, left: Left) -> LostState:
     )
 
 
-def check(program: Program, plan: GuardPlan, model: object, args: object, kwargs: object) -> Checked:
+def check(
+    program: Program,
+    plan: GuardPlan,
+    model: object,
+    args: object,
+    kwargs: object,
+    memory: Memory | None = None,
+) -> Checked:
     """Every guard that does not hold for this model and, where they are given, these inputs.
 
     Where looking at what was given fails, that is what was found. Raises `UsageError` for a program that has
@@ -132,7 +139,7 @@ def check(program: Program, plan: GuardPlan, model: object, args: object, kwargs
             remedy="pass the arguments, which are compared with the graph's; whence.capture the model; "
             "or program.verify, which compares the numbers of any graph",
         )
-    checked = attempt(lambda: _check(program, plan, model, args, kwargs))
+    checked = attempt(lambda: _check(program, plan, model, (args, kwargs), memory))
     if isinstance(checked, Failed):
         return Checked([Violation(plan.guards[0], str(checked))])
     found: Checked = checked
@@ -148,13 +155,14 @@ def check_inputs(program: Program, args: object, kwargs: object) -> list[Violati
     return violations
 
 
-def _check(program: Program, plan: GuardPlan, model: object, args: object, kwargs: object) -> Checked:
-    checked = check_model(plan, model, _roots(plan, model), has_backward=program.has_backward)
+def _check(
+    program: Program, plan: GuardPlan, model: object, inputs: tuple[object, object], memory: Memory | None
+) -> Checked:
+    args, kwargs = inputs
+    checked = check_model(plan, model, _roots(plan, model), memory, has_backward=program.has_backward)
     if args is None and kwargs is None:
         return checked
     given = () if args is None else args
-    if plan.input_glance is not None and inputs_are_as_they_were(plan.input_glance, given, kwargs):
-        return checked
     violations = [*checked.violations, *input_violations(program.convention, plan.inputs, given, kwargs)]
     return replace(checked, violations=violations)
 
@@ -194,9 +202,14 @@ def guarded(
 
 
 def _checked(
-    plan: Callable[[Program], GuardPlan], model: Any, current: Program, args: tuple[Any, ...], kwargs: Any
+    plan: Callable[[Program], GuardPlan],
+    model: Any,
+    current: Program,
+    args: tuple[Any, ...],
+    kwargs: Any,
+    memory: Memory,
 ) -> Checked:
-    return check(current, plan(current), model, args, kwargs)
+    return check(current, plan(current), model, args, kwargs, memory)
 
 
 def _module(model: Any, current: Program) -> Callable[..., Any]:

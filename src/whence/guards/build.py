@@ -10,29 +10,25 @@ from whence._torch.subclasses.fully_sharded import managed_parameters
 from whence.dependence.describe import Describer, reference
 from whence.dependence.hooks import described_hooks, hook_rows
 from whence.dependence.lookup import NOTHING, class_attribute, is_of_module
-from whence.dependence.switches import mode_guards
 from whence.dependence.values import is_constant
 from whence.guards.holders import Located, located
 from whence.guards.inputs import input_guards
+from whence.guards.switches import mode_guards
 from whence.guards.unguarded import unguarded
 from whence.program import Program
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import (
-    Expectation,
     ExpectedConstant,
-    ExpectedFunction,
     ExpectedHolder,
     ExpectedNames,
     ExpectedWords,
     Missing,
-    Reference,
-    TensorFacts,
 )
 from whence.program.guards.guards import Guards
 from whence.program.guards.observed import Observed, Read
 from whence.program.guards.rows import Guard
 from whence.provenance import ModulePath, Source
-from whence.schema import GuardKind, Strictness
+from whence.schema import GuardKind
 
 CALL = "forward"
 """Module's machinery looks this name up in every call: a module that was asked for it was called."""
@@ -40,13 +36,6 @@ CALL = "forward"
 STRUCTURES = {"_modules": "submodules", "_parameters": "parameters", "_buffers": "buffers"}
 
 _TABLES = {"_parameters": GuardKind.PARAMETER, "_buffers": GuardKind.BUFFER, "_modules": GuardKind.SUBMODULE}
-
-_STRICTNESS: Mapping[type, Strictness] = {
-    Reference: Strictness.IDENTITY,
-    ExpectedFunction: Strictness.IDENTITY,
-    ExpectedHolder: Strictness.TYPE,
-    TensorFacts: Strictness.METADATA,
-}
 
 _RECORDED = "its code is what was recorded"
 _TENSOR = "the operations were recorded for a tensor like this"
@@ -81,7 +70,7 @@ def guards_of(program: Program, observed: Observed, made: Sequence[Tensor] = ())
             *rows,
             *variables,
             *input_guards(program),
-            *mode_guards(program),
+            *mode_guards(program, observed.named),
         ),
         holders=tuple(row.holder for row in things),
         unguarded=unguarded(program, observed, [*rows, *variables]),
@@ -93,8 +82,7 @@ def guards_of(program: Program, observed: Observed, made: Sequence[Tensor] = ())
 
 def _variable(describer: Describer, found: Outside, source: Source) -> Guard:
     expected = describer.describe(found.value)
-    strictness = _strictness(expected)
-    return Guard(GuardKind.VARIABLE, found.path, expected, strictness, _DECIDED, found.path, source=source)
+    return Guard(GuardKind.VARIABLE, found.path, expected, _DECIDED, found.path, source=source)
 
 
 def _laid_out(program: Program) -> set[int]:
@@ -128,7 +116,7 @@ def _callable(builder: "_Builder", observed: Observed) -> Iterator[Guard]:
         return
     expected = builder.describer.describe(observed.call)
     name = getattr(observed.call, "__qualname__", type(observed.call).__name__)
-    yield Guard(GuardKind.CALLABLE, name, expected, Strictness.IDENTITY, "this is what was captured")
+    yield Guard(GuardKind.CALLABLE, name, expected, "this is what was captured")
 
 
 @dataclass
@@ -148,16 +136,14 @@ class _Builder:
 
     def _module(self, row: Located, module: nn.Module, reads: Sequence[Read]) -> Iterator[Guard]:
         first = next((read for read in reads if read.name == CALL), reads[0] if reads else None)
+        was_called = first is not None and first.name == CALL
         yield self._class_of(row, first)
         for alias in row.aliases:
             what, expected = f"{row.holder.path} and {alias}", ExpectedWords("one module")
-            yield Guard(
-                GuardKind.ALIASING, what, expected, Strictness.SAME, _ONE_STATE, "", *_placed(row, first)
-            )
-        if first is not None and first.name == CALL:
+            yield Guard(GuardKind.ALIASING, what, expected, _ONE_STATE, "", *_placed(row, first))
+        if first is not None and was_called:
             yield from self._called(row, module, first)
         told: set[tuple[GuardKind, str]] = set()
-        was_called = first is not None and first.name == CALL
         covered = ("__dict__", CALL, "training") if was_called else ("__dict__",)
         for read in reads:
             for guard in self._of_module(row, module, read) if read.name not in covered else ():
@@ -166,25 +152,20 @@ class _Builder:
                     yield guard
 
     def _class_of(self, row: Located, read: Read | None) -> Guard:
-        kind = GuardKind.SUBMODULE if row.holder.names else GuardKind.CLASS
-        expected = ExpectedHolder(row.holder.number, row.holder.type)
-        return Guard(
-            kind,
+        kind, what = (
+            GuardKind.SUBMODULE if row.holder.names else GuardKind.CLASS,
             row.holder.path or "the model",
-            expected,
-            Strictness.TYPE,
-            _RECORDED,
-            "",
-            *_placed(row, read),
         )
+        expected = ExpectedHolder(row.holder.number, row.holder.type)
+        return Guard(kind, what, expected, _RECORDED, "", *_placed(row, read))
 
     def _called(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
         yield from self._code(row, module, read)
         mode, what = ExpectedConstant(module.training), row.spelled("training")
-        yield Guard(GuardKind.TRAINING, what, mode, Strictness.EQUAL, _MODE, "training", *_placed(row, read))
+        yield Guard(GuardKind.TRAINING, what, mode, _MODE, "training", *_placed(row, read))
         hooks = described_hooks(hook_rows(module, row.wrappers), self.describer)
         what = f"hooks of {row.holder.path or 'the model'}"
-        yield Guard(GuardKind.HOOKS, what, hooks, Strictness.IDENTITY, _HOOKED, "hooks", *_placed(row, read))
+        yield Guard(GuardKind.HOOKS, what, hooks, _HOOKED, "hooks", *_placed(row, read))
 
     def _code(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
         if CALL in vars(module):
@@ -215,9 +196,7 @@ class _Builder:
     def _structure(self, row: Located, read: Read, names: tuple[str, ...]) -> Guard:
         what = f"{STRUCTURES[read.name]} of {row.holder.path or 'the model'}"
         expected = ExpectedNames(names)
-        return Guard(
-            GuardKind.STRUCTURE, what, expected, Strictness.EQUAL, _IN_ORDER, read.name, *_placed(row, read)
-        )
+        return Guard(GuardKind.STRUCTURE, what, expected, _IN_ORDER, read.name, *_placed(row, read))
 
     def _members(self, row: Located, read: Read, table: Mapping[str, Any]) -> Iterator[Guard]:
         """Tensors that were gone through; modules have guards of their own."""
@@ -235,12 +214,12 @@ class _Builder:
             return
         is_data = is_constant(found) or isinstance(found, Tensor | list | tuple | dict | set)
         what, reason = f"{kind.__name__}.{name}", _DECIDED if is_data else _RECORDED
-        guard_kind, expected = (
+        what_kind, expected = (
             GuardKind.ATTRIBUTE if is_data else GuardKind.CODE,
             self.describer.describe(found),
         )
-        guard = Guard(guard_kind, what, expected, _strictness(expected), reason, name, *_placed(row, read))
-        yield guard._replace(holder=None, owner=kind)
+        _, _, module, source = _placed(row, read)
+        yield Guard(what_kind, what, expected, reason, name, None, kind, module, source)
 
     def _of_object(self, row: Located, read: Read) -> Iterator[Guard]:
         if not read.is_there:
@@ -251,15 +230,12 @@ class _Builder:
     def _found(self, kind: GuardKind, row: Located, read: Read, value: Any) -> Guard:
         expected = self.describer.describe(value)
         reason = _REASONS.get(kind, _TENSOR)
-        what, strictness = row.spelled(read.name), _strictness(expected)
-        return Guard(kind, what, expected, strictness, reason, read.name, *_placed(row, read))
+        return Guard(kind, row.spelled(read.name), expected, reason, read.name, *_placed(row, read))
 
 
 def _absence(row: Located, read: Read) -> Guard:
-    what, expected = row.spelled(read.name), Missing()
-    return Guard(
-        GuardKind.ATTRIBUTE, what, expected, Strictness.ABSENT, _WITHOUT, read.name, *_placed(row, read)
-    )
+    what = row.spelled(read.name)
+    return Guard(GuardKind.ATTRIBUTE, what, Missing(), _WITHOUT, read.name, *_placed(row, read))
 
 
 def _placed(row: Located, read: Read | None) -> tuple[int, type, ModulePath | None, Source | None]:
@@ -271,10 +247,6 @@ def _placed(row: Located, read: Read | None) -> tuple[int, type, ModulePath | No
 
 def _kind_of(value: object) -> GuardKind:
     return GuardKind.TENSOR if isinstance(value, Tensor) else GuardKind.ATTRIBUTE
-
-
-def _strictness(expected: Expectation) -> Strictness:
-    return _STRICTNESS.get(type(expected), Strictness.EQUAL)
 
 
 def _is_machinery(kind: type, name: str) -> bool:

@@ -1,7 +1,7 @@
 """Does a capture still hold? A check walks the live model along the plan of its guards.
 
-First comes one quick look at everything (`glance.py`); only where that finds something does the walk go guard
-by guard.
+Where an earlier check is remembered, and all that it met is the same (`memory.py`), modules are not walked
+again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,18 +10,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.observe.hooks import global_hooks, gradient_hooks, has_gradient_hooks
+from whence._torch.observe.hooks import gradient_hooks, has_gradient_hooks
 from whence._torch.observe.wrappers import seen_through, wrappers_around
 from whence.dependence.asking import Failed, ask
-from whence.dependence.describe import Describer, shown
+from whence.dependence.describe import shown
 from whence.dependence.lookup import class_attribute, same_class
 from whence.dependence.matching import Walk, difference, found_in_place
-from whence.dependence.switches import GLOBAL_HOOKS, MODES, described_global_hooks
-from whence.dependence.values import same_constant
-from whence.guards.found import found_in_module
-from whence.guards.glance import is_as_it_was, note_tensors
+from whence.guards.memory import Memory
+from whence.guards.module_values import found_in_module
 from whence.guards.plan import GuardPlan, HolderPlan
-from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, Hooks, TensorFacts
+from whence.guards.switches import mode_violations
+from whence.program.guards.expectations import ExpectedFunction, ExpectedTensor, Hooks
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind
 
@@ -35,37 +34,44 @@ class Checked:
     changes: tuple[str, ...] = ()
 
 
-def check_model(plan: GuardPlan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
+def check_model(
+    plan: GuardPlan, call: object, roots: Sequence[object], memory: Memory | None, *, has_backward: bool
+) -> Checked:
     """Every guard on the model, its classes and the process; never raises.
 
-    `roots` are the modules that `call` reaches, in the order of the capture.
+    `roots` are the modules that `call` reaches, in the order of the capture. `memory` is for further checks.
     """
-    checked = _checked(plan, call, roots, has_backward=has_backward)
-    if not checked.violations or plan.settled is None:
-        return checked
-    settled = _checked(plan.settled, call, roots, has_backward=has_backward)
-    return settled if len(settled.violations) < len(checked.violations) else checked
+    plans = [plan] if plan.settled is None else [plan, plan.settled]
+    if memory is not None and memory.last is not None and memory.last.plan is plan.settled:
+        plans.reverse()
+    found: list[Checked] = []
+    for each in plans:
+        found.append(_checked(each, call, roots, memory, has_backward=has_backward))
+        if not found[-1].violations:
+            return found[-1]
+    return min(found if plans[0] is plan else found[::-1], key=lambda checked: len(checked.violations))
 
 
-def _checked(plan: GuardPlan, call: object, roots: Sequence[object], *, has_backward: bool) -> Checked:
+def _checked(
+    plan: GuardPlan, call: object, roots: Sequence[object], memory: Memory | None, *, has_backward: bool
+) -> Checked:
     roots = roots if plan.callables else (call,)
     captured = None if plan.guards.of is None else plan.guards.of.target()
-    same_model = bool(roots) and _inside(roots[0], Walk(same_model=False)) is captured
-    walk = Walk(same_model)
-    violations = list(_callable_violations(plan, call, walk))
-    met = is_as_it_was(plan.glance, roots, walk)
-    if met is None:
-        walk = Walk(same_model)
-        violations += _module_violations(plan, roots, walk)
-    elif has_backward and not walk.tensors:
-        note_tensors(plan.glance, met, walk)
+    walk = Walk(same_model=bool(roots) and _inside(roots[0], Walk(same_model=False)) is captured)
+    violations: list[Violation] = []
+    known = None if memory is None or memory.last is None else memory.last.again(plan, roots, walk)
+    if known is not None:
+        walk = known
+    elif not (violations := _module_violations(plan, roots, walk)) and memory is not None:
+        memory.keep(plan, roots, walk)
+    violations = [*_callable_violations(plan, call, walk), *violations]
     violations += _object_violations(plan, walk)
     violations += _class_violations(plan, walk)
     if has_backward:
         violations += _gradient_hook_violations(plan, walk)
     violations += _variable_violations(plan, walk)
-    violations += _mode_violations(plan)
-    return Checked(violations, tuple(walk.tensors.values() or met or ()), plan.guards.changes)
+    violations += mode_violations(plan.modes)
+    return Checked(violations, tuple(walk.tensors.values()), plan.guards.changes)
 
 
 def _callable_violations(plan: GuardPlan, call: Any, walk: Walk) -> Iterator[Violation]:
@@ -207,22 +213,8 @@ def _gradient_hook_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation
     """Hooks on parameters, of which a program with a backward has none: they change gradients."""
     hooked = {number: tensor for number, tensor in walk.tensors.items() if has_gradient_hooks(tensor)}
     for guard in plan.guards if hooked else ():
-        tensor = hooked.get(guard.expected.number) if isinstance(guard.expected, TensorFacts) else None
+        tensor = hooked.get(guard.expected.number) if isinstance(guard.expected, ExpectedTensor) else None
         if tensor is not None:
             what = f"gradient hooks of {guard.what}"
             none = guard._replace(what=what, kind=GuardKind.HOOKS, expected=Hooks())
             yield Violation(none, ", ".join(gradient_hooks(tensor)))
-
-
-def _mode_violations(plan: GuardPlan) -> Iterator[Violation]:
-    for guard in plan.modes:
-        if guard.name == GLOBAL_HOOKS:
-            if guard.expected == Hooks() and not any(global_hooks().values()):
-                continue
-            found = described_global_hooks(Describer({}))
-            if found != guard.expected:
-                yield Violation(guard, str(found))
-            continue
-        value = MODES[guard.name].read()
-        if isinstance(guard.expected, ExpectedConstant) and not same_constant(guard.expected.value, value):
-            yield Violation(guard, str(value))

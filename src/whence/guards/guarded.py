@@ -10,6 +10,7 @@ from torch import Tensor
 
 from whence.errors import Place, StaleCapture
 from whence.guards.check import Checked
+from whence.guards.memory import Memory
 from whence.program import Program
 from whence.schema import OnViolation
 
@@ -21,7 +22,7 @@ _REMEDY = "capture again, undo the change, or call program.guarded(model, on_vio
 class Ways:
     """How a guarded program does what other rooms know: check, make a module over live state, capture."""
 
-    check: Callable[[Program, tuple[Any, ...], dict[str, Any]], Checked]
+    check: Callable[[Program, tuple[Any, ...], dict[str, Any], Memory], Checked]
     module: Callable[[Program], Callable[..., Any]]
     capture: Callable[[tuple[Any, ...], dict[str, Any]], Program]
 
@@ -40,12 +41,13 @@ class Guarded:
         self.model = model
         self.on_violation = on_violation
         self._ways = ways
+        self._memory = Memory()
         self._module: Callable[..., Any] | None = None
         self._tensors: Sequence[Tensor] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Check, then run; raises `StaleCapture` where a guard does not hold and that was asked for."""
-        checked = self._ways.check(self.program, args, kwargs)
+        checked = self._ways.check(self.program, args, kwargs, self._memory)
         if not checked.violations:
             return self._run(checked, args, kwargs)
         stale = stale_capture(self.program, checked)
@@ -55,7 +57,7 @@ class Guarded:
             warnings.warn(f"{stale}\nthe model itself runs instead", stacklevel=2)
             return self._eager(args, kwargs)
         self.program, self._module = self._ways.capture(args, kwargs), None
-        return self._run(self._ways.check(self.program, args, kwargs), args, kwargs)
+        return self._run(self._ways.check(self.program, args, kwargs, self._memory), args, kwargs)
 
     def _run(self, checked: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run on the tensors that the model has now: a parameter may have been replaced by its like.

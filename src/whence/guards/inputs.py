@@ -2,23 +2,25 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from whence._torch.operators.schemas import is_elementwise
 from whence._torch.sizes.symbols import is_symbolic
-from whence._torch.tensors import share_memory
-from whence.dependence.describe import reference, shown, tensor_facts
+from whence._torch.tensors import PLAIN_TENSORS, share_memory
+from whence.dependence.describe import expected_tensor, reference, shown
 from whence.dependence.matching import Walk, difference
+from whence.dependence.tensor_facts import is_like
 from whence.dependence.values import is_constant
 from whence.errors import CallError
 from whence.program import Convention, Program
 from whence.program.arguments.convention import shown_call
-from whence.program.arguments.open_sizes import SizeRule, found_of, shape_of, strides_of
-from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedWords, TensorFacts
+from whence.program.arguments.open_sizes import SizeRule, Sizes, found_of, shape_of, strides_of
+from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedTensor, ExpectedWords
 from whence.program.guards.rows import Guard, Violation
-from whence.schema import GuardKind, InputKind, OutputKind, Strictness
+from whence.schema import GuardKind, InputKind, OutputKind
 
 STRUCTURE = "the arguments"
 TIED = "one tensor"
@@ -40,28 +42,20 @@ def input_guards(program: Program) -> Iterator[Guard]:
     yield from tie_guards(convention)
     if _writes_inputs(program):
         what = "the inputs, some of which are written,"
-        yield Guard(GuardKind.ALIASING, what, ExpectedWords(APART), Strictness.SAME, _APART, APART)
+        yield Guard(GuardKind.ALIASING, what, ExpectedWords(APART), _APART, APART)
 
 
 def structure_guard(convention: Convention) -> Guard:
     """How the arguments are nested."""
-    return Guard(
-        GuardKind.INPUT,
-        STRUCTURE,
-        ExpectedWords(convention.shown),
-        Strictness.EQUAL,
-        "every tensor and constant among the arguments is one input of the program",
-        STRUCTURE,
-    )
+    why = "every tensor and constant among the arguments is one input of the program"
+    return Guard(GuardKind.INPUT, STRUCTURE, ExpectedWords(convention.shown), why, STRUCTURE)
 
 
 def tie_guards(convention: Convention) -> Iterator[Guard]:
     """Which leaves are one tensor."""
     for first, second in convention.same:
         what = f"{convention.paths[first]} and {convention.paths[second]}"
-        yield Guard(
-            GuardKind.ALIASING, what, ExpectedWords(TIED), Strictness.SAME, _ONE, positions=(first, second)
-        )
+        yield Guard(GuardKind.ALIASING, what, ExpectedWords(TIED), _ONE, positions=(first, second))
 
 
 _ONE = "a write to one was a write to both, and their gradients were summed"
@@ -70,41 +64,26 @@ _APART = "a write to one would be a write to another"
 
 def leaf_guard(position: int, path: str, leaf: object, *, with_strides: bool) -> Guard:
     """What one tensor, number or constant among the arguments is."""
-    expected: Expectation
     if isinstance(leaf, Tensor):
-        facts = tensor_facts(leaf)
-        strides = None if facts.strides is None else strides_of(leaf)
-        expected = replace(facts, type=Tensor, shape=shape_of(leaf), strides=strides)
+        found = expected_tensor(leaf)
+        strides = strides_of(leaf) if with_strides and found.facts.strides is not None else None
+        facts = found.facts._replace(type=Tensor, shape=shape_of(leaf), strides=strides)
+        expected: Expectation = replace(found, facts=facts)
         reason = "the operations were recorded for a tensor like this"
-        if not with_strides:
-            expected = expected.with_strides(None)
-        return Guard(GuardKind.INPUT, path, expected, Strictness.METADATA, reason, positions=(position,))
-    reason = "its value decided what was recorded"
-    if is_symbolic(leaf):
-        whole = ExpectedWords("a whole number")
-        return Guard(
-            GuardKind.INPUT, path, whole, Strictness.TYPE, "it is computed with", positions=(position,)
-        )
-    if is_constant(leaf):
-        return Guard(
-            GuardKind.INPUT, path, ExpectedConstant(leaf), Strictness.EQUAL, reason, positions=(position,)
-        )
-    return Guard(GuardKind.INPUT, path, reference(leaf), Strictness.IDENTITY, reason, positions=(position,))
+    elif is_symbolic(leaf):
+        expected, reason = ExpectedWords("a whole number"), "it is computed with"
+    else:
+        expected = ExpectedConstant(leaf) if is_constant(leaf) else reference(leaf)
+        reason = "its value decided what was recorded"
+    return Guard(GuardKind.INPUT, path, expected, reason, positions=(position,))
 
 
 def size_guard(rule: SizeRule) -> Guard:
     """What sizes must keep."""
-    return Guard(
-        GuardKind.SIZE,
-        str(rule.dimensions[0]),
-        rule,
-        Strictness.CONDITION,
-        "asked for" if rule.by.asked else "the code decided by it",
-        name=SIZE,
-        module=rule.by.module,
-        source=rule.by.source,
-        positions=tuple(row.position for row in rule.dimensions),
-    )
+    reason = "asked for" if rule.by.asked else "the code decided by it"
+    positions = tuple(row.position for row in rule.dimensions)
+    what, by = str(rule.dimensions[0]), (rule.by.module, rule.by.source)
+    return Guard(GuardKind.SIZE, what, rule, reason, SIZE, None, None, *by, positions)
 
 
 def _writes_inputs(program: Program) -> bool:
@@ -146,15 +125,9 @@ def input_violations(
     convention: Convention, guards: Sequence[Guard], args: object, kwargs: object
 ) -> Iterator[Violation]:
     """Every guard on the inputs that these arguments do not keep; never raises."""
-    structure = next(guard for guard in guards if guard.name == STRUCTURE)
-    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping | None):
-        yield Violation(structure, f"args of {type(args).__name__} and kwargs of {type(kwargs).__name__}")
-        return
-    args, kwargs = tuple(args), dict(kwargs or {})
-    try:
-        leaves = convention.spelled_out(args, kwargs)
-    except (CallError, RecursionError):
-        yield Violation(structure, shown_call(args, kwargs))
+    leaves = leaves_of(convention, args, kwargs)
+    if isinstance(leaves, str):
+        yield Violation(next(guard for guard in guards if guard.name == STRUCTURE), leaves)
         return
     walk = Walk(same_model=True)
     sizes = _sizes(convention, leaves)
@@ -164,30 +137,48 @@ def input_violations(
             yield Violation(guard, found)
 
 
+def leaves_of(convention: Convention, args: object, kwargs: object) -> list[Any] | str:
+    """The leaves of a call; in words what it is, where its arguments are nested otherwise."""
+    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping | None):
+        return f"args of {type(args).__name__} and kwargs of {type(kwargs).__name__}"
+    args, kwargs = tuple(args), dict(kwargs or {})
+    try:
+        return convention.spelled_out(args, kwargs)
+    except (CallError, RecursionError):
+        return shown_call(args, kwargs)
+
+
 def _sizes(convention: Convention, leaves: Sequence[object]) -> dict[str, int] | None:
     """The sizes of a call; None where the inputs are not such that they could be read."""
     sizes = convention.sizes
     if sizes is None:
         return {}
-    for position, (leaf, expected) in enumerate(zip(leaves, convention.leaves, strict=True)):
-        if is_symbolic(expected) and type(leaf) is not int:
-            return None
-        if isinstance(expected, Tensor) and not (
-            isinstance(leaf, Tensor) and sizes.admits(position, leaf.shape)
+    return sizes.bound(leaves) if next(other_shapes(convention, sizes, leaves), None) is None else None
+
+
+def other_shapes(convention: Convention, sizes: Sizes, leaves: Sequence[object]) -> Iterator[int]:
+    """Positions of leaves from which sizes cannot be read: of another rank or another fixed size."""
+    for position, (expected, leaf) in enumerate(zip(convention.leaves, leaves, strict=True)):
+        if (is_symbolic(expected) and type(leaf) is not int) or (
+            isinstance(expected, Tensor)
+            and not (isinstance(leaf, Tensor) and sizes.admits(position, leaf.shape))
         ):
-            return None
-    return sizes.bound(leaves)
+            yield position
 
 
 def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[str, int] | None) -> str | None:
     expected = guard.expected
+    if isinstance(expected, ExpectedTensor):
+        leaf = leaves[guard.positions[0]]
+        if is_like(leaf, expected.facts, PLAIN_TENSORS):
+            return None
+        if expected.facts.varies:
+            return _found_tensor(expected, leaf, walk, sizes)
     if isinstance(expected, SizeRule):
         return None if sizes is None or expected.holds(sizes) else found_of(expected, leaves)
     if isinstance(expected, ExpectedWords) and len(guard.positions) == 1:
         leaf = leaves[guard.positions[0]]
         return None if type(leaf) is int else shown(leaf)
-    if isinstance(expected, TensorFacts) and expected.varies:
-        return _found_tensor(expected, leaves[guard.positions[0]], walk, sizes)
     match guard.positions:
         case (position,):
             return difference(guard.expected, leaves[position], walk)
@@ -198,16 +189,16 @@ def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[st
 
 
 def _found_tensor(
-    expected: TensorFacts, leaf: object, walk: Walk, sizes: Mapping[str, int] | None
+    expected: ExpectedTensor, leaf: object, walk: Walk, sizes: Mapping[str, int] | None
 ) -> str | None:
     """A tensor whose sizes may vary against one in a call; its sizes have guards of their own."""
-    if not isinstance(leaf, Tensor) or len(leaf.shape) != len(expected.shape):
+    if not isinstance(leaf, Tensor) or len(leaf.shape) != len(expected.facts.shape):
         return shown(leaf)
     if sizes is not None:
-        return difference(expected.at(leaf.shape, sizes), leaf, walk)
-    shape = zip(expected.shape, leaf.shape, strict=True)
+        return difference(replace(expected, facts=expected.facts.at(leaf.shape, sizes)), leaf, walk)
+    shape = zip(expected.facts.shape, leaf.shape, strict=True)
     kept = torch.Size(given if isinstance(size, str) else size for size, given in shape)
-    return difference(replace(expected, shape=kept, strides=None), leaf, walk)
+    return difference(replace(expected, facts=expected.facts._replace(shape=kept, strides=None)), leaf, walk)
 
 
 def _shared(leaves: Sequence[object]) -> str | None:

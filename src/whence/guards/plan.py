@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whence.dependence.switches import GLOBAL_HOOKS, MODES
-from whence.guards.glance import Glance, glance_of
-from whence.guards.input_glance import InputGlance, input_glance_of
 from whence.guards.inputs import APART, STRUCTURE
-from whence.program import Convention
+from whence.guards.switches import GLOBAL_HOOKS
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.guards import Guards
 from whence.program.guards.rows import Guard, Holder
@@ -37,25 +34,23 @@ class HolderPlan:
 class GuardPlan:
     """Guards ready to be checked.
 
-    `modules` are the holders that are found by name, parents first, and `glance` is a quick look at them;
-    other holders are met where a guard expects them.
+    `modules` are the holders that are found by name, parents first; other holders are met where a guard
+    expects them.
     """
 
     guards: Guards
     holders: tuple[HolderPlan, ...]
     modules: tuple[HolderPlan, ...]
-    glance: Glance
     classes: dict[type, tuple[Guard, ...]]
     callables: tuple[Guard, ...]
     modes: tuple[Guard, ...]
     variables: tuple[tuple[Guard, Outside], ...]
     inputs: tuple[Guard, ...]
-    input_glance: InputGlance | None
     settled: "GuardPlan | None" = None
 
 
-def plan_of(guards: Guards, convention: Convention) -> GuardPlan:
-    """Sort guards by what they speak of; `convention` is that of the program they belong to."""
+def plan_of(guards: Guards) -> GuardPlan:
+    """Sort guards by what they speak of."""
     classes: dict[type, list[Guard]] = {}
     held: dict[int, list[Guard]] = {row.number: [] for row in guards.holders}
     for guard in guards:
@@ -71,19 +66,12 @@ def plan_of(guards: Guards, convention: Convention) -> GuardPlan:
         guards=guards,
         holders=rows,
         modules=modules,
-        glance=glance_of(
-            [row.holder for row in modules],
-            [row.guards for row in modules],
-            [row.shadowed for row in modules],
-            [guard for row in rows if not row.holder.is_found_by_name for guard in row.guards],
-        ),
         classes={kind: tuple(found) for kind, found in classes.items()},
         callables=tuple(guard for guard in guards if guard.kind is GuardKind.CALLABLE),
-        modes=tuple(guard for guard in guards if guard.name in MODES or guard.name == GLOBAL_HOOKS),
+        modes=tuple(guard for guard in guards if guard.kind is GuardKind.MODE or guard.name == GLOBAL_HOOKS),
         variables=tuple(zip(variables, guards.variables, strict=True)),
         inputs=inputs,
-        input_glance=input_glance_of(inputs, convention),
-        settled=None if guards.settled is None else plan_of(guards.settled, convention),
+        settled=None if guards.settled is None else plan_of(guards.settled),
     )
 
 

@@ -11,20 +11,7 @@ from whence.dependence.describe import function_of
 from whence.dependence.lookup import class_attribute
 from whence.dependence.values import is_constant
 from whence.program import Program
-from whence.program.guards.expectations import (
-    Entries,
-    Expectation,
-    ExpectedConstant,
-    ExpectedFunction,
-    ExpectedHolder,
-    ExpectedNames,
-    ExpectedWords,
-    Hooks,
-    Items,
-    Missing,
-    Reference,
-    TensorFacts,
-)
+from whence.program.guards.expectations import Expectation, Reference, inside_of
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Guard, Unguarded
 from whence.schema import GuardKind
@@ -46,9 +33,10 @@ _IN_PART = (
 _CODE_CALLED = Unguarded(
     "functions called from forward",
     "that forward itself and the methods it looks up are the same is guarded, and so are numbers, texts, "
-    "flags and tensors that they name, or that functions name which they call, in variables and on objects, "
-    "classes and tensors around; what else such an object leads to is not, nor what is called: other "
-    "functions, methods of other classes; nor an attribute that a tensor gets later",
+    "flags, tensors and functions that they name, or that functions name which they call, in variables and "
+    "on objects, classes and tensors around; what else such an object leads to is not, nor what is called "
+    "further on: functions that close over something, methods of other classes; nor an attribute that a "
+    "tensor gets later",
 )
 
 
@@ -89,14 +77,10 @@ def _is_library_object(value: object) -> bool:
     )
 
 
-_CLOSED = frozenset({ExpectedConstant, ExpectedHolder, Missing, ExpectedNames, TensorFacts, ExpectedWords})
-"""Expectations that hold no others."""
-
-
 def _opaque_objects(guards: Sequence[Guard], guarded: Container[str]) -> Iterator[Unguarded]:
     """Whatever a guard can only recognise, and not look into."""
     for guard in guards:
-        if type(guard.expected) in _CLOSED or f"{_CONTEXT} {guard.what}" in guarded:
+        if f"{_CONTEXT} {guard.what}" in guarded:
             continue
         for found in _references(guard.expected):
             yield Unguarded(
@@ -109,20 +93,11 @@ def _references(expected: Expectation) -> Iterator[Reference]:
     waiting, seen = [expected], set[int]()
     while waiting:
         found = waiting.pop()
-        if id(found) in seen:
-            continue
-        seen.add(id(found))
-        match found:
-            case Reference():
-                yield found
-            case Items(_, items) | Entries(_, _, items):
-                waiting += items
-            case ExpectedFunction():
-                waiting += (*found.arguments, *(item for _, item in found.keywords), *found.closure)
-            case Hooks(rows):
-                waiting += (function for _, function in rows)
-            case _:
-                continue
+        if isinstance(found, Reference):
+            yield found
+        elif (inside := inside_of(found)) and id(found) not in seen:
+            seen.add(id(found))
+            waiting += inside
 
 
 def _own_ways(observed: Observed) -> Iterator[Unguarded]:

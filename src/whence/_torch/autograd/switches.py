@@ -4,7 +4,7 @@ An interrupt can hit a context manager, ours or torch's, after it has entered a 
 to leave it. So the stacks and flags themselves are kept, and put back as they were.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from torch import overrides
 from torch.utils import _python_dispatch as dispatch
 
 from whence._torch.sizes.symbols import bookkeeping_is_undecided, leave_bookkeeping_undecided
+from whence._torch.tensors import active_modes, autocast_state, default_device
 
 Switches = Mapping[str, Any]
 """Switches of the process by name."""
@@ -48,66 +49,109 @@ def modes_now() -> tuple[Any, ...]:
         *overrides._get_current_function_mode_stack(),
         *(setting.read() for setting in _SETTINGS),
         torch.is_inference_mode_enabled(),
-        *(setting.read() for setting in _SWITCHES.values()),
+        *(switch.read() for switch in SWITCHES.values()),
         *_keys(),
         _autocast_nesting(),
     )
 
 
 @dataclass(frozen=True)
-class _Setting:
-    """A switch of this thread."""
+class Switch:
+    """A switch: how it is read, how it is turned, and what it decides, where it decides what is computed."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
+    reason: str = ""
 
 
 _C: Any = torch._C  # not all of it is declared
 
 _SETTINGS = (
-    _Setting(torch.is_grad_enabled, torch.set_grad_enabled),
-    _Setting(torch.autograd.is_multithreading_enabled, torch.autograd.set_multithreading_enabled),
-    _Setting(_C._get_torch_function_state, _C._set_torch_function_state),
-    _Setting(torch._C._meta_in_tls_dispatch_include, torch._C._set_meta_in_tls_dispatch_include),
-    _Setting(torch._C._only_lift_cpu_tensors, torch._C._set_only_lift_cpu_tensors),
-    _Setting(bookkeeping_is_undecided, leave_bookkeeping_undecided),
-    _Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    Switch(torch.is_grad_enabled, torch.set_grad_enabled),
+    Switch(torch.autograd.is_multithreading_enabled, torch.autograd.set_multithreading_enabled),
+    Switch(_C._get_torch_function_state, _C._set_torch_function_state),
+    Switch(torch._C._meta_in_tls_dispatch_include, torch._C._set_meta_in_tls_dispatch_include),
+    Switch(torch._C._only_lift_cpu_tensors, torch._C._set_only_lift_cpu_tensors),
+    Switch(bookkeeping_is_undecided, leave_bookkeeping_undecided),
+    Switch(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     *(
-        setting
+        switch
         for kind in ("cpu", "cuda")
-        for setting in (
-            _Setting(partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)),
-            _Setting(partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)),
+        for switch in (
+            Switch(partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)),
+            Switch(partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)),
         )
     ),
 )
+"""Switches of this thread."""
 
-_SWITCHES = {
-    "default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype),
-    "deterministic": _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    "matmul precision": _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "mkldnn": _Setting(_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
-    "flash attention": _Setting(_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
-    "memory-efficient attention": _Setting(_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
-    "plain attention": _Setting(_C._get_math_sdp_enabled, _C._set_sdp_use_math),
-    "cuDNN attention": _Setting(_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
-    "order of attention": _Setting(_C._get_sdp_priority_order, _C._set_sdp_priority_order),
+_KERNELS = {
+    "flash": (_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
+    "efficient": (_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
+    "math": (_C._get_math_sdp_enabled, _C._set_sdp_use_math),
+    "cudnn": (_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
 }
-"""Switches of the process that a model may turn while it runs, such as which attention is allowed."""
+
+
+def _attention_kernels() -> tuple[str, ...]:
+    """The kernels that scaled_dot_product_attention may choose among."""
+    return tuple([name for name, (is_enabled, _) in _KERNELS.items() if is_enabled()])
+
+
+def _allow_kernels(names: Container[str]) -> None:
+    for name, (_, enable) in _KERNELS.items():
+        enable(name in names)
+
+
+SWITCHES = {
+    "default dtype": Switch(
+        torch.get_default_dtype, torch.set_default_dtype, "tensors made inside the model have it"
+    ),
+    "deterministic algorithms": Switch(
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+        "operators choose another kernel, and refuse some",
+    ),
+    "float32 matmul precision": Switch(
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+        "the last bits of matrix products depend on it",
+    ),
+    "mkldnn": Switch(
+        _C._get_mkldnn_enabled, _C._set_mkldnn_enabled, "another kernel adds up in another order"
+    ),
+    "attention kernels": Switch(
+        _attention_kernels, _allow_kernels, "another kernel adds up in another order"
+    ),
+    "order of attention": Switch(
+        _C._get_sdp_priority_order, _C._set_sdp_priority_order, "the first kernel that can is taken"
+    ),
+}
+"""Switches of the process that a model may turn while it runs."""
+
+READ: dict[str, tuple[Callable[[], Any], str]] = {
+    "grad mode": (torch.is_grad_enabled, "modules branch on it, and gradients end where it is off"),
+    "inference mode": (torch.is_inference_mode_enabled, "modules branch on it, and tensors have no history"),
+    "autocast": (autocast_state, "the casts it makes are operations of the program"),
+    "default device": (default_device, "tensors made inside the model are put there"),
+    "modes of torch": (active_modes, "they see every operation, and may change it"),
+    **{name: (switch.read, switch.reason) for name, switch in SWITCHES.items()},
+}
+"""All that decides, besides its arguments, what an operation computes: how it is read, and why it matters."""
 
 
 def switches() -> Switches:
     """How the switches of the process are that a model may turn while it runs."""
-    return {name: setting.read() for name, setting in _SWITCHES.items()}
+    return {name: setting.read() for name, setting in SWITCHES.items()}
 
 
 @contextmanager
 def switched(values: Switches) -> Iterator[None]:
     """Turn some of them, and back afterwards."""
-    before = [(_SWITCHES[name], _SWITCHES[name].read()) for name in values]
+    before = [(SWITCHES[name], SWITCHES[name].read()) for name in values]
     try:
         for name, value in values.items():
-            _SWITCHES[name].write(value)
+            SWITCHES[name].write(value)
         yield
     finally:
         for setting, value in before:

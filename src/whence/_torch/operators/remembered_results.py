@@ -17,10 +17,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import snapshot_fake
 
+from whence._torch.plain_values import PLAIN
 from whence._torch.sizes.symbols import SYMBOLIC, expression
 from whence._torch.tensors import LAYOUT
-
-_PLAIN = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout})
 
 
 class _Unknown(Exception):
@@ -77,7 +76,7 @@ class Results:
         kind = type(value)
         if kind is FakeTensor:
             return self._layout(value)
-        if kind in _PLAIN or isinstance(value, torch.memory_format):
+        if kind in PLAIN:
             return kind, value
         if kind in SYMBOLIC:
             return kind, expression(value)

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import snapshot_fake
 
 from whence._torch.fakes import fake_like
 from whence._torch.operators.table import said_of
-from whence._torch.record.direct_recording import PLAIN_ARGUMENTS
+from whence._torch.plain_values import PLAIN
 from whence._torch.sizes.symbols import SYMBOLIC, comparable, expression, has_open_sizes
 
 _PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173, 179, 181, 191, 193, 197)
@@ -124,7 +124,7 @@ def _flat(args: Sequence[Any]) -> list[Any]:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    if type(value) in PLAIN_ARGUMENTS:
+    if type(value) in PLAIN:
         return value
     return [_each(item, change) for item in value] if isinstance(value, list) else change(value)
 

@@ -42,17 +42,6 @@ class NotPlain(Exception):
     """An argument needs PyTorch's own recording."""
 
 
-PLAIN_ARGUMENTS = frozenset(
-    {
-        *(int, float, bool, str, complex, type(None)),
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-    }
-)
-
-
 def is_plain(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operator returns tensors, is no composite, and needs no tensor's value."""
     return _is_always_plain(func) or _is_index_by_numbers(func, args)

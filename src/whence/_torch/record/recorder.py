@@ -3,9 +3,8 @@
 This is PyTorch's make_fx machinery (`ProxyTorchDispatchMode` over `FakeTensorMode`) entered directly:
 `make_fx` itself runs through `fx.Tracer.trace`, which patches `nn.Module` and flags for every thread.
 
-The model's own tensors are never swapped for fake ones. They are recognised by identity when they reach an
-operation and replaced there, below autograd. So closures, lists of weights, hooks on parameters and ties work
-by themselves, and a model that runs in another thread meanwhile sees nothing.
+The model's own tensors are not swapped for fake ones, but recognised where they reach an operation and
+replaced there, below autograd: closures, hooks and ties work by themselves, and other threads see nothing.
 """
 
 import operator
@@ -47,9 +46,10 @@ from whence._torch.operators.remembered_results import Results
 from whence._torch.operators.sampled_results import Samples
 from whence._torch.operators.schemas import ASSERT, HigherOrderOperator
 from whence._torch.operators.table import rule_on_symbols
+from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.annotations import note_function
-from whence._torch.record.direct_recording import PLAIN_ARGUMENTS, ComposedMet, NotPlain, is_plain, laid_out
+from whence._torch.record.direct_recording import ComposedMet, NotPlain, is_plain, laid_out
 from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.known_values import ASKING, known_answer
 from whence._torch.record.listener import RecordingListener
@@ -480,7 +480,7 @@ class Recorder(ProxyTorchDispatchMode):
             if slot is None or slot.constant is not None:
                 raise NotPlain
             return slot.proxy.node
-        if kind in PLAIN_ARGUMENTS:
+        if kind in PLAIN:
             return value
         if kind is list or kind is tuple:
             return kind([self.as_nodes(item) for item in value])

@@ -8,7 +8,7 @@ import enum
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional
@@ -105,29 +105,19 @@ class Entries:
         return _listed(self.type, pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFacts:
-    """Everything about a tensor but its numbers.
+class TensorFacts(NamedTuple):
+    """What operations ask of a tensor, apart from its numbers.
 
-    `number` tells tensors of one capture apart. `target` gives the tensor itself where no other will do: the
-    program has it as a constant, and nobody could name another in its place. Of a tensor that is made of
-    others, `composition` is how, and `parts` are the facts about those. `copied` are the strides that a copy
-    has, where they differ and will do. `attributes` are those that code put on the tensor, and reads.
+    A tensor without strides has None; a nested or uninitialised one has no shape to speak of.
     """
 
     type: type
-    shape: tuple[Sized, ...]
+    shape: tuple[Any, ...]
     dtype: torch.dtype
     device: torch.device
-    strides: tuple[Sized, ...] | None
+    layout: torch.layout
+    strides: tuple[Any, ...] | None
     requires_grad: bool
-    number: int = -1
-    layout: torch.layout = torch.strided
-    target: Callable[[], object] | None = field(default=None, compare=False, repr=False)
-    composition: Composition | None = None
-    parts: tuple["TensorFacts", ...] = ()
-    copied: tuple[Sized, ...] | None = None
-    attributes: tuple[tuple[str, "Expectation"], ...] = ()
 
     @property
     def varies(self) -> bool:
@@ -137,20 +127,7 @@ class TensorFacts:
     def at(self, shape: torch.Size, sizes: Mapping[str, int]) -> "TensorFacts":
         """The same facts for a tensor of that shape, in a call with these sizes."""
         strides = None if self.strides is None else tuple(at(size, sizes) for size in self.strides)
-        return replace(self, shape=shape, strides=strides)
-
-    def with_strides(self, strides: tuple[Sized, ...] | None) -> "TensorFacts":
-        """The same facts in another layout, or (None) in any."""
-        return replace(self, strides=strides)
-
-    def as_one(self) -> "TensorFacts":
-        """The same facts, however the tensor is made of others: FSDP gathers what it manages."""
-        return replace(self, composition=None, parts=())
-
-    def but_type(self) -> tuple[object, ...]:
-        """Everything that equality decides."""
-        own = (self.shape, self.dtype, self.device, self.layout, self.strides, self.requires_grad)
-        return (*own, self.composition, tuple(part.but_type() for part in self.parts))
+        return self._replace(shape=shape, strides=strides)
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -159,8 +136,41 @@ class TensorFacts:
         words += [f"on {self.device}"] if self.device.type != "cpu" else []
         plain = self.varies or self.strides in (None, _plain_strides(self.shape))
         words += [] if plain else [f"strides {self.strides}"]
-        words += ["requires grad"] if self.requires_grad else []
-        words += [f"with {name} {held}" for name, held in self.attributes]
+        return ", ".join(words + (["requires grad"] if self.requires_grad else []))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTensor:
+    """A tensor of which everything but its numbers is expected.
+
+    `number` tells tensors of one capture apart. `target` gives the tensor itself where no other will do: the
+    program has it as a constant, and nobody could name another in its place. Of a tensor that is made of
+    others, `composition` is how, and `parts` are those. `copied` are the strides that a copy has, where they
+    differ and will do. `attributes` are those that code put on the tensor, and reads.
+    """
+
+    facts: TensorFacts
+    number: int = -1
+    target: Callable[[], object] | None = field(default=None, compare=False, repr=False)
+    composition: Composition | None = None
+    parts: tuple["ExpectedTensor", ...] = ()
+    copied: tuple[Sized, ...] | None = None
+    attributes: tuple[tuple[str, "Expectation"], ...] = ()
+
+    def with_strides(self, strides: tuple[Sized, ...] | None) -> "ExpectedTensor":
+        """The same in another layout, or (None) in any."""
+        return replace(self, facts=self.facts._replace(strides=strides))
+
+    def as_one(self) -> "ExpectedTensor":
+        """The same, however the tensor is made of others: FSDP gathers what it manages."""
+        return replace(self, composition=None, parts=())
+
+    def but_type(self) -> tuple[object, ...]:
+        """Everything that equality decides."""
+        return self.facts[1:], self.composition, tuple(part.but_type() for part in self.parts)
+
+    def __str__(self) -> str:
+        words = [str(self.facts), *(f"with {name} {held}" for name, held in self.attributes)]
         if self.composition is not None:
             rows = zip(self.composition.names, self.parts, strict=True)
             words += [f"made of {' and '.join(f'{name} ({part})' for name, part in rows)}"]
@@ -225,7 +235,7 @@ Expectation = (
     | ExpectedFunction
     | Items
     | Entries
-    | TensorFacts
+    | ExpectedTensor
     | ExpectedHolder
     | Hooks
     | ExpectedNames
@@ -233,6 +243,18 @@ Expectation = (
     | Missing
     | SizeRule
 )
+
+
+def inside_of(expected: Expectation) -> tuple[Expectation, ...]:
+    """What an expectation holds of others."""
+    match expected:
+        case Items(_, items) | Entries(_, _, items):
+            return items
+        case ExpectedFunction():
+            return *expected.arguments, *(item for _, item in expected.keywords), *expected.closure
+        case Hooks(rows):
+            return tuple(function for _, function in rows)
+    return ()
 
 
 def _shown(value: Any) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from whence.program.guards.expectations import ExpectedConstant
+from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction
 from whence.program.guards.rows import Guard, Holder, Unguarded
 from whence.schema import GuardKind
 
@@ -39,10 +39,21 @@ def page(
     others = [guard for guard in guards if guard.owner is None]
     for title, kinds in _SECTIONS.items():
         rows = [guard for guard in others if guard.kind in kinds]
-        lines += ["", title, *(_line(guard.what, guard, 1, 1) for guard in rows)] if rows else []
+        lines += ["", title, *_section_lines(rows)] if rows else []
     lines += _settled_lines(guards, settled)
     lines += ["", "not guarded", *(f"  {row}" for row in unguarded)] if unguarded else []
     return "\n".join(lines)
+
+
+def _section_lines(rows: Sequence[Guard]) -> Iterator[str]:
+    """A line for each, and one for all functions that variables hold."""
+    functions = [row.what for row in rows if _is_function(row)]
+    yield from (_line(guard.what, guard, 1, 1) for guard in rows if not _is_function(guard))
+    yield from [f"  {'functions':<24} {', '.join(functions)}"] if functions else []
+
+
+def _is_function(guard: Guard) -> bool:
+    return guard.kind is GuardKind.VARIABLE and isinstance(guard.expected, ExpectedFunction)
 
 
 def _settled_lines(guards: Sequence[Guard], settled: Sequence[Guard]) -> list[str]:

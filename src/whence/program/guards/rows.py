@@ -1,12 +1,28 @@
 """One thing that a capture assumed, and one that does not hold."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from whence.program.arguments.open_sizes import SizeRule
-from whence.program.guards.expectations import Expectation
+from whence.program.guards.expectations import (
+    Expectation,
+    ExpectedFunction,
+    ExpectedHolder,
+    ExpectedTensor,
+    ExpectedWords,
+    Hooks,
+    Missing,
+    Reference,
+)
 from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind, Strictness
+
+_STRICTNESS: Mapping[type, Strictness] = {
+    **{Reference: Strictness.IDENTITY, ExpectedFunction: Strictness.IDENTITY, Hooks: Strictness.IDENTITY},
+    **{ExpectedTensor: Strictness.METADATA, ExpectedHolder: Strictness.TYPE, Missing: Strictness.ABSENT},
+    **{ExpectedWords: Strictness.SAME, SizeRule: Strictness.CONDITION},
+}
 
 
 class Guard(NamedTuple):
@@ -21,7 +37,6 @@ class Guard(NamedTuple):
     kind: GuardKind
     what: str
     expected: Expectation
-    strictness: Strictness
     reason: str
     name: str = ""
     holder: int | None = None
@@ -29,6 +44,13 @@ class Guard(NamedTuple):
     module: ModulePath | None = None
     source: Source | None = None
     positions: tuple[int, ...] = ()
+
+    @property
+    def strictness(self) -> Strictness:
+        """How it compares."""
+        if self.kind is GuardKind.INPUT and isinstance(self.expected, ExpectedWords):
+            return Strictness.TYPE if self.positions else Strictness.EQUAL
+        return _STRICTNESS.get(type(self.expected), Strictness.EQUAL)
 
     def __str__(self) -> str:
         return f"{self.what}: {self.expected}"

@@ -11,7 +11,6 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from whence._torch.observe.attribute_reads import (
@@ -24,27 +23,23 @@ from whence._torch.observe.attribute_reads import (
 )
 from whence._torch.observe.hooks import HOOK_KINDS
 from whence._torch.observe.scripted import is_script_object
+from whence._torch.plain_values import PLAIN
+from whence.dependence.snapshots import ATTRIBUTES, Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.observed import Change, Left, Observed, Read
 from whence.provenance import ModulePath, Source
 from whence.tracing.reads.kept_changes import ContainerSnapshot
 from whence.tracing.reads.reachable import Reachable
-from whence.tracing.reads.snapshots import ATTRIBUTES, Saved
 from whence.tracing.refusals import object_used
 from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind
-from whence.tracing.sandbox.module_snapshot import Lines, ModuleCopy, object_kept, objects_reported
+from whence.tracing.sandbox.module_snapshot import Lines, ModuleCopy, changes_reported, object_kept
 from whence.tracing.target.subject import Subject
 
-_ATOMS = (
-    *(type(None), bool, int, float, complex, str, bytes, Tensor, type, torch.dtype, torch.device),
-    *(date, time, timedelta, Decimal, Fraction, PurePath, Enum, ModuleType),
-)
-_KEPT = (type(None), bool, int, float, str, bytes, FunctionType, MethodType, BuiltinFunctionType)
+_ATOMS = (*(*PLAIN, Tensor, type), *(date, time, timedelta, Decimal, Fraction, PurePath, Enum, ModuleType))
+_KEPT = (*PLAIN, FunctionType, MethodType, BuiltinFunctionType)
+_LEADING_NOWHERE = PLAIN | {FunctionType, nn.Parameter}
 _CONTAINERS = (list, tuple, set, frozenset, deque)
-
-
-_PLAIN = frozenset({type(None), bool, int, float, str, FunctionType, nn.Parameter})
 
 Reader = tuple[ModulePath | None, Source | None]
 """Who reads: the module that runs, and the user's line."""
@@ -113,14 +108,14 @@ class Reads:
         for read in reads:
             if self._note(read):
                 self._repeats.add(id(read))
-                if type(read.value) not in _PLAIN and id(read.value) not in self._known:
+                if type(read.value) not in _LEADING_NOWHERE and id(read.value) not in self._known:
                     self._follow(read.value, (read.module or ModulePath()).child(read.name))
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Note reads while the block runs; objects that modules hold are given back as they were."""
         with (
-            objects_reported(self.kept, self._lines),
+            changes_reported(self.kept, self._lines, of_objects=True),
             self.observer.active(module for _, module in self._modules),
         ):
             try:

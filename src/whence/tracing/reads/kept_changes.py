@@ -11,12 +11,13 @@ from torch import nn
 
 from whence._torch.observe.attribute_reads import TABLES, own_attributes
 from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
+from whence._torch.plain_values import PLAIN
+from whence.dependence.snapshots import CONTAINERS, Container, Saved, contents_of
+from whence.dependence.values import same_constant
 from whence.program.guards.observed import Change, Left, Outer, Read
 from whence.tracing.reads.probes import plain
-from whence.tracing.sandbox.module_snapshot import CONTAINERS, Container, Content, contents_of
 
 _WHOLE = "__dict__"
-_NUMBERS = (int, float, str, bytes)
 _TABLES = (*HOOK_KINDS, *(flag for flags in HOOK_FLAGS.values() for flag in flags))
 
 
@@ -28,7 +29,7 @@ class ContainerSnapshot:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._hooks = [(module, _hook_counts(module)) for module in modules]
         self._start = {id(module): dict(own_attributes(module)) for module, _ in self._hooks}
-        self._contents: dict[int, list[Content]] = {}
+        self._contents: dict[int, list[Saved]] = {}
         self._own: set[tuple[int, str]] = set()
         self._attributes: dict[int, dict[str, Any]] = {}
         self._computed: dict[type, frozenset[str]] = {}
@@ -92,7 +93,7 @@ class ContainerSnapshot:
 
     def _is_as_read(self, value: Any, read: Any) -> bool:
         if value is not read:
-            return type(plain(value)) in _NUMBERS and plain(value) == plain(read)
+            return type(plain(value)) in PLAIN and same_constant(plain(read), plain(value))
         return all(content.is_unchanged for content in self._contents.get(id(value), ()))
 
 

@@ -22,15 +22,8 @@ from whence._torch.patching import patched
 from whence.errors import Fault, Place, SideEffect
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
-_OF_TIME = (
-    *_CLOCKS,
-    *(f"{name}_ns" for name in _CLOCKS),
-    "localtime",
-    "gmtime",
-    "ctime",
-    "asctime",
-    "strftime",
-)
+_CALENDARS = ("localtime", "gmtime", "ctime", "asctime", "strftime")
+_OF_TIME = (*_CLOCKS, *(f"{name}_ns" for name in _CLOCKS), *_CALENDARS)
 _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     *((time, name) for name in _OF_TIME),
     *((os, "urandom"), (random, "_urandom"), (uuid, "uuid1")),

@@ -3,46 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-_CARRYING = (
-    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__floordiv__", "__rfloordiv__"),
-    *(
-        "__mod__",
-        "__rmod__",
-        "__pow__",
-        "__rpow__",
-        "__truediv__",
-        "__rtruediv__",
-        "__neg__",
-        "__pos__",
-        "__abs__",
-    ),
-    *(
-        "__and__",
-        "__rand__",
-        "__or__",
-        "__ror__",
-        "__xor__",
-        "__rxor__",
-        "__lshift__",
-        "__rshift__",
-        "__invert__",
-    ),
+_PAIRED = (
+    *("add", "sub", "mul", "floordiv", "mod", "pow", "truediv"),
+    *("and", "or", "xor", "lshift", "rshift"),
 )
+_CARRYING = (*_PAIRED, *(f"r{name}" for name in _PAIRED), "neg", "pos", "abs", "invert")
 """Operations whose result follows from the number, and is asked in its place."""
 _DECIDING = (
-    *(
-        "__eq__",
-        "__ne__",
-        "__lt__",
-        "__le__",
-        "__gt__",
-        "__ge__",
-        "__bool__",
-        "__hash__",
-        "__int__",
-        "__float__",
-    ),
-    *("__index__", "__round__", "__divmod__", "__rdivmod__"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "bool", "hash", "int", "float", "index", "round"),
+    *("divmod", "rdivmod"),
 )
 
 
@@ -93,9 +62,6 @@ def _deciding(computed: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _kind, _base in ((ProbingInt, int), (ProbingFloat, float)):
-    for _name in _CARRYING:
-        if hasattr(_base, _name):
-            setattr(_kind, _name, _carrying(getattr(_base, _name)))
-    for _name in _DECIDING:
-        if hasattr(_base, _name):
-            setattr(_kind, _name, _deciding(getattr(_base, _name)))
+    for _names, _operation in ((_CARRYING, _carrying), (_DECIDING, _deciding)):
+        for _name in (f"__{_word}__" for _word in _names if hasattr(_base, f"__{_word}__")):
+            setattr(_kind, _name, _operation(getattr(_base, _name)))

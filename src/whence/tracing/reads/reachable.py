@@ -9,12 +9,12 @@ import builtins
 import datetime
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import replace
 from dis import findlinestarts, get_instructions
 from enum import Enum
-from functools import _lru_cache_wrapper, cached_property, partial
+from functools import _lru_cache_wrapper, partial
 from operator import attrgetter, itemgetter, methodcaller
 from types import (
     BuiltinFunctionType,
@@ -32,13 +32,10 @@ import torch
 from torch import Tensor
 
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
+from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
 from whence._torch.record.recorder import FakeTensor
-from whence.dependence.code import globals_in, names_in
-from whence.errors import Place, SideEffect
-from whence.program.arguments.optimizer_arguments import Outside
-from whence.provenance import ModulePath, Source
-from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
-from whence.tracing.reads.snapshots import (
+from whence.dependence.code import behind, codes_in, function_in, globals_in, names_in
+from whence.dependence.snapshots import (
     ATTRIBUTES,
     CACHED,
     CONTAINER,
@@ -53,41 +50,24 @@ from whence.tracing.reads.snapshots import (
     is_iterator,
     save,
 )
+from whence.errors import Place, SideEffect
+from whence.program.arguments.optimizer_arguments import Outside
+from whence.provenance import ModulePath, Source
+from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
 
-_ATOMS = (
-    *(type(None), bool, int, float, complex, str, bytes, range, slice, Tensor, ref, CodeType),
-    *(torch.dtype, torch.device, torch.Size, torch.Generator),
-)
+_ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)
 _ENTERED = frozenset(
-    {
-        "__init__",
-        "__new__",
-        "__call__",
-        "__enter__",
-        "__exit__",
-        "__iter__",
-        "__next__",
-        "__getitem__",
-        "__setitem__",
-    }
-    | {"forward", "backward", "setup_context", "__getattr__"}
+    (
+        *("__init__", "__new__", "__call__", "__enter__", "__exit__", "__iter__", "__next__", "__getitem__"),
+        *("__setitem__", "__getattr__", "forward", "backward", "setup_context"),
+    )
 )
 """Methods of a class that code calls without naming them."""
 _OF_PYTHON = frozenset(
-    {
-        *(
-            "builtins",
-            "collections",
-            "random",
-            "_random",
-            "_thread",
-            "weakref",
-            "_weakrefset",
-            "types",
-            "array",
-        ),
-        "numpy",
-    }
+    (
+        *("builtins", "collections", "random", "_random", "_thread", "weakref", "_weakrefset", "types"),
+        *("array", "numpy"),
+    )
 )
 """Packages of Python's, and others that are no user's, whose objects keep state that a model advances."""
 _NO_STATE = (BaseException, Enum)
@@ -155,7 +135,7 @@ class Reachable:
         code, cells = function.__code__, function.__closure__ or ()
         if not self._is_user(code) or not self._is_new((id(code), *map(id, cells)), (function, cells)):
             return
-        names, inner = frozenset[str](), list(_codes_in(code))
+        names, inner = frozenset[str](), list(codes_in(code))
         for each in inner:
             names |= names_in(each)
         self.names |= names
@@ -170,7 +150,7 @@ class Reachable:
                 for row in self._save(name, cell, (code, name)):
                     found = Outside(f"closure {name}", cell, (attrgetter("cell_contents"),), row.before)
                     self._name(row, found, code, depth)
-                    self._follow(row.before, name, (code, name), names, depth - 1)
+                    self._follow(row.before, name, (code, name), names, depth - 1, found)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._follow(value, f"a default argument of {path}", (code, path), names, depth - 1)
 
@@ -186,17 +166,22 @@ class Reachable:
         if (asked := _NOW.intersection(names)) and any(value is each for each in _DATES):
             raise SideEffect.of([other_each_time(f"datetime.{min(asked)}", line_of((reader[0], min(asked))))])
         plain = not is_watched and not isinstance(value, ModuleType | BuiltinFunctionType)
+        found = Outside(f"global {name}", namespace, (itemgetter(name),), value)
         if plain and not _is_torch(value):
             for row in self._save(name, NamespaceEntry(namespace, name), reader):
-                found = Outside(f"global {name}", namespace, (itemgetter(name),), row.before)
                 self._name(row, found, reader[0], depth)
         is_called = isinstance(value, FunctionType)  # functions that call each other are followed to the end
-        self._follow(value, name, reader, names, depth + is_called)
+        self._follow(value, name, reader, names, depth + is_called, found)
 
     def _name(self, row: Saved, found: Outside, code: CodeType, depth: int) -> None:
         is_known = type(found.value) in _HOLDING and not self._is_new(("named", id(found.value)), found.value)
-        if depth >= _DEEP - _NEAR and is_plain(found.value) and not is_known:
+        is_compared = is_plain(found.value) or self._stands_alone(found.value)
+        if depth >= _DEEP - _NEAR and is_compared and not is_known:
             self._named.append((row, found, _beginning(code)))
+
+    def _stands_alone(self, value: object) -> bool:
+        """Whether a value is a function of the user's that closes over nothing: its code says all."""
+        return type(value) is FunctionType and not value.__closure__ and self._is_user(value.__code__)
 
     def _name_context(self, row: Saved, source: Source | None) -> None:
         """What a context variable gives, its default too."""
@@ -204,12 +189,15 @@ class Reachable:
         if source is not None and (found.value is None or is_plain(found.value)):
             self._named.append((row, found, source))
 
-    def _name_attributes(self, row: Saved, code: CodeType, names: Iterable[str], depth: int) -> None:
-        """Attributes of an object or a class that code names."""
+    def _name_attributes(
+        self, row: Saved, code: CodeType, names: Iterable[str], depth: int, at: Outside | None = None
+    ) -> None:
+        """Attributes of an object or a class that code names; it is looked for where it was found."""
+        root, way = (row.thing, ()) if at is None else (at.root, at.way)
         for name in names:
-            self._name(
-                row, _as_found(f"{row.path}.{name}", row.thing, partial(_held, name=name)), code, depth
-            )
+            held, last = _held(row.thing, name), partial(_held, name=name)
+            if type(held) is not FunctionType:  # a method; who has it is looked at
+                self._name(row, Outside(f"{row.path}.{name}", root, (*way, last), held), code, depth)
 
     # --- things --------------------------------------------------------------------------------------
 
@@ -230,7 +218,15 @@ class Reachable:
             for row in (row for row in rows if row.kind is CONTEXT):
                 self._name_context(row, place()[1])
 
-    def _follow(self, value: Any, path: str, reader: Reader, names: Iterable[str], depth: int) -> None:
+    def _follow(
+        self,
+        value: Any,
+        path: str,
+        reader: Reader,
+        names: Iterable[str],
+        depth: int,
+        at: Outside | None = None,
+    ) -> None:
         kind = type(value)
         if not depth or issubclass(kind, _ATOMS) or len(self.saved) > _MOST or self._is_inside(value):
             return
@@ -243,14 +239,14 @@ class Reachable:
         elif is_iterator(value):
             raise _iterated(path, value, line_of(reader))
         elif self._is_new(id(value), value):
-            for inside in _behind(value):
+            for inside in behind(value):
                 self._follow(inside, path, reader, names, depth)
             if _is_followed(kind):
                 for row in self._save(path, value, reader):
                     if row.kind is CONTEXT:
                         self._name_context(row, _beginning(reader[0]))
                     if row.kind in (ATTRIBUTES, SLOTS):
-                        self._name_attributes(row, reader[0], names, depth)
+                        self._name_attributes(row, reader[0], names, depth, at)
                     if row.kind is CONTAINER and reader[0] is not _NO_CODE:
                         self._name(row, Outside(path, value, (), value), reader[0], depth)
                     self._inside(row, reader, names, depth - 1)
@@ -275,7 +271,7 @@ class Reachable:
         """The environment, and what it has under the names that the code spells."""
         if self._is_new(id(os.environ), os.environ):
             self._save("os.environ", os.environ, reader)
-        for name in (text for code in _codes_in(reader[0]) for text in code.co_consts if _is_upper(text)):
+        for name in (text for code in codes_in(reader[0]) for text in code.co_consts if _is_upper(text)):
             if self._is_new(("environment", name), name):
                 key = EnvironmentKey(name)
                 for row in self._save(f"os.environ[{name!r}]", key, reader):
@@ -298,7 +294,7 @@ class Reachable:
                 self._class(base, code, names, depth - 1)
         called = _ENTERED.union(names)
         for name, held in list(vars(kind).items()):
-            if (function := _function_in(held)) is not None:
+            if (function := function_in(held)) is not None:
                 if name in called:
                     self._function(function, f"{kind.__name__}.{name}", depth - 1)
             elif not isinstance(held, type) and not name.startswith("__"):
@@ -371,8 +367,8 @@ def is_plain(value: object) -> bool:
         held: Any = value.values() if isinstance(value, dict) else value
         if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
             return False  # a registry, which grows with every model that is made
-        return 0 < len(held) <= _MANY and all(type(each) in _CONSTANTS for each in held)
-    return type(value) in _CONSTANTS or isinstance(value, Enum)
+        return 0 < len(held) <= _MANY and all(each is not None and type(each) in PLAIN for each in held)
+    return value is not None and (type(value) in PLAIN or isinstance(value, Enum))
 
 
 def _is_upper(text: object) -> bool:
@@ -380,7 +376,6 @@ def _is_upper(text: object) -> bool:
 
 
 _HOLDING = (list, tuple, dict, set, frozenset)
-_CONSTANTS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _NO_CODE = (lambda: None).__code__
 
 
@@ -393,7 +388,7 @@ def line_of(reader: Reader) -> str | None:
     outer, name = reader
     if outer is _NO_CODE:
         return None
-    for code in _codes_in(outer):
+    for code in codes_in(outer):
         line = code.co_firstlineno
         starts = dict(findlinestarts(code))
         for row in get_instructions(code):
@@ -401,37 +396,6 @@ def line_of(reader: Reader) -> str | None:
             if row.argval == name and row.opname.startswith(("LOAD_", "STORE_")):
                 return str(Source(code.co_filename, line, code.co_qualname))
     return str(Source(outer.co_filename, outer.co_firstlineno, outer.co_qualname))
-
-
-def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes_in(constant)
-
-
-def _behind(value: Any) -> Iterator[Any]:
-    """What is called in the place of a callable that is no function itself."""
-    if isinstance(value, MethodType):
-        yield value.__self__
-        yield value.__func__
-    elif isinstance(value, partial):
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, _lru_cache_wrapper):
-        yield value.__wrapped__
-    elif isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type):
-        yield value.__self__
-
-
-def _function_in(held: Any) -> FunctionType | None:
-    """The function of a method, a property, or what caches one."""
-    if isinstance(held, classmethod | staticmethod):
-        held = held.__func__
-    elif isinstance(held, property):
-        held = held.fget
-    elif isinstance(held, cached_property):
-        held = held.func
-    return held if isinstance(held, FunctionType) else None
 
 
 def _is_followed(kind: type) -> bool:

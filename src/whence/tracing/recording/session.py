@@ -24,6 +24,7 @@ from whence._torch.autograd.nodes import (
 from whence._torch.observe.hooks import described
 from whence._torch.observe.module_calls import ObservedCall
 from whence._torch.operators.schemas import draws
+from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_flatten
 from whence._torch.record.annotations import note_annotations
 from whence._torch.record.recorder import FakeTensorMode, Recorder
@@ -58,8 +59,6 @@ from whence.tracing.sandbox.module_snapshot import Lines
 from whence.tracing.sandbox.random_states import RandomStates
 from whence.tracing.source_lines import SourceFinder, frame_outside
 from whence.tracing.target.subject import Signatures, Subject
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
 
 
 class Session:
@@ -243,7 +242,7 @@ class Session:
             return Absent("a tensor the capture does not know") if node is None else Named(node.name)
         if is_symbolic(leaf) and self.recorder.sizes is not None:
             return Named(self.recorder.sizes.argument(leaf).name)
-        if isinstance(leaf, (*SYMBOLIC, *_PLAIN)):
+        if isinstance(leaf, (*SYMBOLIC, *PLAIN)):
             return Constant(number_of(leaf) if isinstance(leaf, SYMBOLIC) else leaf)
         return Absent(f"an object of type {type(leaf).__name__}")
 

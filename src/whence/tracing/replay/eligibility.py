@@ -19,8 +19,9 @@ from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.nodes import bases_of
 from whence._torch.sizes.symbols import SYMBOLIC, known_about
 from whence._torch.tensors import attributes_set_on, storage_of
-from whence.dependence.reaching import ReachedThing, parts_of
-from whence.dependence.tensor_facts import difference, facts_of
+from whence.dependence.object_graph import ReachedThing, parts_of
+from whence.dependence.snapshots import CONTAINERS, Saved, same_items
+from whence.dependence.tensor_facts import all_facts_of, first_difference
 from whence.program.guards.observed import Read
 from whence.schema import Phase
 from whence.tracing.assembling.aliases import memory_of, nodes_in
@@ -37,7 +38,7 @@ from whence.tracing.replay.records.watched_call import (
     Unfit,
     WatchedCall,
 )
-from whence.tracing.sandbox.module_snapshot import CONTAINERS, Content, ModuleCopy, same_items
+from whence.tracing.sandbox.module_snapshot import ModuleCopy
 from whence.tracing.target.example import is_plain_constant
 
 _METHODS = (
@@ -142,8 +143,8 @@ def _about_changes(trial: WatchedCall, kept: Sequence[ModuleCopy]) -> Iterator[s
         if not all(content.is_unchanged for content in contents):
             yield f"it changes what `{read.name}` holds"
     for tensor, facts in trial.seen.tensors.values():
-        if facts_of(tensor) != facts:
-            yield f"it changes a tensor: {difference(facts, facts_of(tensor))}"
+        if all_facts_of(tensor) != facts:
+            yield f"it changes a tensor: {first_difference(facts, all_facts_of(tensor))}"
     for slots in trial.seen.slotted.values():
         if not slots.is_unchanged:
             yield f"it changes a {type(slots.thing).__name__}"
@@ -228,7 +229,7 @@ def _conditions(trial: WatchedCall, called: tuple[nn.Module, ...]) -> Conditions
         outside=trial.variables.outside(),
         modes=trial.modes,
         called=called,
-        tensors={id(tensor): (tensor, facts_of(tensor)) for tensor in tensors_in(values)}
+        tensors={id(tensor): (tensor, all_facts_of(tensor)) for tensor in tensors_in(values)}
         | trial.seen.tensors,
         holders=frozenset(id(look.holder) for look in looks),
         inside=frozenset(id(module) for module, _ in trial.attributes),
@@ -242,7 +243,7 @@ def _held_by(holder: object) -> ReachedThing:
     return ReachedThing(holder, parts_of(holder))
 
 
-def _look(read: Read, contents: Sequence[Content]) -> Look:
+def _look(read: Read, contents: Sequence[Saved]) -> Look:
     table = place_of(read.holder, read.name)
     if table is not None or not read.is_there:
         return Look(read.holder, read.name, table, read.value, tuple(contents), read.is_there)

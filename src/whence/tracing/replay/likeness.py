@@ -24,24 +24,19 @@ from whence._torch.observe.attribute_reads import (
     own_attributes,
 )
 from whence._torch.observe.hooks import has_own_hooks
+from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
-from whence.dependence.reaching import ReachedThing, content_of_cell, content_of_slot, is_steady
-from whence.dependence.tensor_facts import Facts, difference, facts_of
+from whence.dependence.object_graph import ReachedThing, is_steady
+from whence.dependence.snapshots import Saved, content_of_cell, content_of_slot
+from whence.dependence.tensor_facts import AllFacts, all_facts_of, first_difference
+from whence.dependence.values import same_constant
 from whence.dependence.variables import OutsideVariables
-from whence.tracing.sandbox.module_snapshot import Content
 
 COMPUTED = "?"
 """The place of an attribute that its holder's own `__getattr__` makes up."""
 SLOT = "."
 """The place of an attribute that its holder keeps outside its dictionary."""
-_PLAIN = frozenset(
-    {
-        *(type(None), bool, int, str, bytes, type(...), torch.Size),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-    }
-)
-_NUMBERS = frozenset({float, complex, *SYMBOLIC})
 _EMPTY: dict[str, Any] = {}
 _SEEN = (
     *(dict, list, tuple, set, frozenset, deque, type),
@@ -63,7 +58,7 @@ class Look:
     name: str
     table: str | None
     value: Any
-    content: tuple[Content, ...] = ()
+    content: tuple[Saved, ...] = ()
     is_there: bool = True
 
 
@@ -83,7 +78,7 @@ class Conditions:
     outside: OutsideVariables
     modes: tuple[Any, ...]
     called: tuple[nn.Module, ...]
-    tensors: dict[int, tuple[Tensor, Facts]]
+    tensors: dict[int, tuple[Tensor, AllFacts]]
     holders: frozenset[int]
     inside: frozenset[int]
     computing: tuple[ReachedThing, ...]
@@ -203,7 +198,7 @@ class _Comparison:
                 self._look(look, held(holder, look.name, SLOT))
             else:
                 now = tables.get(look.table or "", _EMPTY).get(look.name, NOTHING)
-                if now is not look.value or type(now) not in _PLAIN:
+                if now is not look.value or type(now) not in PLAIN:
                     self._look(look, now)
 
     def look(self, look: Look) -> None:
@@ -222,18 +217,18 @@ class _Comparison:
             self._same_tensor(before, now, what)
         elif kind is not type(now):
             raise Different(f"{what()} is a {type(now).__name__}, not a {kind.__name__}")
-        elif kind in _PLAIN:
-            if before != now:
+        elif kind in PLAIN:
+            if not same_constant(before, now):
                 raise Different(f"{what()} is {now!r}, not {before!r}")
-        elif kind in _NUMBERS:
-            if _text(before) != _text(now):
-                raise Different(f"{what()} is {_text(now)}, not {_text(before)}")
+        elif kind in SYMBOLIC:  # not known yet: it is what it is computed from
+            if spelled(before) != spelled(now):
+                raise Different(f"{what()} is {spelled(now)}, not {spelled(before)}")
         elif not depth:
             raise Different(f"{what()} is nested too deeply")
         elif kind in (slice, range):
             ends = (before.start, before.stop, before.step), (now.start, now.stop, now.step)
             self._same_items(*ends, what, depth)
-        elif kind in (list, tuple, set, frozenset):
+        elif kind in (list, tuple, torch.Size, set, frozenset):
             self._same_items(list(before), list(now), what, depth)
         elif kind is dict:
             self._same_items(list(before), list(now), what, depth)
@@ -260,9 +255,11 @@ class _Comparison:
             return
         if self.found.taken.setdefault(id(now), id(before)) != id(before):
             raise Different(f"{what()} is the same tensor as another one")
-        facts = facts_of(now)
+        facts = all_facts_of(now)
         if facts != self.conditions.tensors[id(before)][1]:
-            raise Different(f"{what()} differs: {difference(self.conditions.tensors[id(before)][1], facts)}")
+            raise Different(
+                f"{what()} differs: {first_difference(self.conditions.tensors[id(before)][1], facts)}"
+            )
         self.found.tensors[id(before)] = now
 
     def not_told_apart(self, before: Any, now: Any, what: Callable[[], str]) -> None:
@@ -302,11 +299,6 @@ class _Comparison:
             raise Different(f"{what()} is a {type(now).__name__} that cannot be compared")
         for first, second in pairs:
             self.same(first, second, what, depth - 1)
-
-
-def _text(number: Any) -> str:
-    """A number, to be compared: as what it is computed from, if it is not known yet, and with its sign."""
-    return spelled(number) if isinstance(number, SYMBOLIC) else repr(number)
 
 
 def _closure(function: FunctionType) -> list[Any]:

@@ -14,10 +14,10 @@ from whence._torch.operators.schemas import draws
 from whence._torch.pytrees import whole_leaves, with_whole_leaves
 from whence._torch.record.recorder import FakeTensor, Recorder
 from whence._torch.sizes.symbols import is_symbolic
+from whence.dependence.snapshots import Saved
 from whence.errors import Fault, Place, SideEffect
 from whence.program.guards.observed import Change, Left
 from whence.tracing.reads.probes import probing
-from whence.tracing.reads.snapshots import Saved
 from whence.tracing.recording.notes import Mark
 from whence.tracing.sandbox.module_snapshot import fakes_in, held_in_capture
 

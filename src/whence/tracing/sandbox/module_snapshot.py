@@ -1,13 +1,9 @@
 """Give modules back as they were before they ran, and say what of their changes a program will not repeat."""
 
 import warnings
-from array import array
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -15,13 +11,19 @@ from torch import Tensor, fx, nn
 from whence._torch.observe.attribute_reads import TABLES, own_attributes
 from whence._torch.pytrees import tree_flatten
 from whence._torch.record.recorder import FakeTensor
+from whence.dependence.snapshots import (
+    ATTRIBUTES,
+    CONTAINER,
+    CONTAINERS,
+    Container,
+    Saved,
+    containers_saved,
+    same_items,
+    values_of,
+)
 from whence.errors import LostState, Place
 from whence.provenance import ModulePath
 from whence.tracing.target.subject import StateTensor, Subject
-
-Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
-CONTAINERS = (dict, list, set, deque)
-_PLAIN_CONTAINERS = (*CONTAINERS, OrderedDict)
 
 
 @dataclass
@@ -36,20 +38,6 @@ class Lines:
     maker: Callable[[Tensor], str | None] = lambda _: None
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A container under an attribute, itself or inside another, with a copy of it; None for an empty one."""
-
-    attribute: str
-    held: Container
-    before: Container | None
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether it holds the same, in the same order."""
-        return not self.held if self.before is None else same_items(self.held, self.before)
-
-
 @dataclass(frozen=True)
 class ModuleCopy:
     """A module with copies of its attributes and of the containers among them.
@@ -60,7 +48,7 @@ class ModuleCopy:
     path: ModulePath
     module: object
     attributes: dict[str, Any]
-    contents: Sequence["Content"]
+    contents: Sequence[Saved]
     empty: Sequence[tuple[str, Container]] = ()
 
     @property
@@ -68,11 +56,17 @@ class ModuleCopy:
         """Whether it holds the same, also in containers."""
         return same_items(own_attributes(self.module), self.attributes) and not any(self.changed())
 
-    def changed(self) -> Iterator["Content"]:
+    def changed(self) -> Iterator[Saved]:
         """The containers that hold something else now."""
         if any(held for _, held in self.empty):
-            yield from (Content(name, held, None) for name, held in self.empty if held)
+            yield from (Saved(name, held, CONTAINER, ()) for name, held in self.empty if held)
         yield from (content for content in self.contents if not content.is_unchanged)
+
+    def restore(self) -> None:
+        """Give it back what it held."""
+        for content in self.changed():
+            content.restore()
+        Saved("", self.module, ATTRIBUTES, self.attributes).restore()
 
 
 @dataclass(frozen=True)
@@ -104,42 +98,30 @@ def way_back(before: Iterable[ModuleCopy]) -> Callable[[], None]:
 
     def restore() -> None:
         for kept in before:
-            _restore(kept)
+            kept.restore()
 
     return restore
 
 
 @contextmanager
-def changes_reported(before: Sequence[ModuleCopy], lines: Lines) -> Iterator[None]:
+def changes_reported(
+    before: Sequence[ModuleCopy], lines: Lines, *, of_objects: bool = False
+) -> Iterator[None]:
     """Undo what a capture writes to modules; after success, say which of it will not happen again.
 
     Tensors that were kept are warned about. Parameters, and modules that hold some, are new state: a
-    `LostState` error.
+    `LostState` error, but for what objects keep. `before` may grow until the block ends.
     """
-    with _undone(before, lines) as losses:
-        yield
-    _refuse_new_state([loss for loss in losses if _is_state(loss.value)])
-    _warn_about([loss for loss in losses if not _is_state(loss.value)])
-
-
-@contextmanager
-def objects_reported(before: Sequence[ModuleCopy], lines: Lines) -> Iterator[None]:
-    """Undo what the block writes to the objects in `before`, which may grow; warn about tensors they kept."""
-    with _undone(before, lines) as losses:
-        yield
-    _warn_about(losses)
-
-
-@contextmanager
-def _undone(before: Sequence[ModuleCopy], lines: Lines) -> Iterator[list[Loss]]:
-    """Undo what the block writes; the list has, after success, what of it is lost."""
     changed, losses = before, list[Loss]()
     try:
-        yield losses
+        yield
         changed = [kept for kept in before if not kept.is_unchanged]
         losses += [loss for kept in changed for loss in _losses(kept, lines)]
     finally:
         way_back(changed)()
+    state = [loss for loss in losses if not of_objects and isinstance(loss.value, nn.Module | nn.Parameter)]
+    _refuse_new_state(state)
+    _warn_about([loss for loss in losses if not any(loss is each for each in state)])
 
 
 def kept_of(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[ModuleCopy]:
@@ -155,31 +137,7 @@ def object_kept(path: ModulePath, thing: object) -> ModuleCopy:
     attributes = dict(vars(thing))
     held = [(name, value) for name, value in attributes.items() if isinstance(value, CONTAINERS)]
     empty = [row for row in held if not row[1]]
-    return ModuleCopy(path, thing, attributes, _containers([row for row in held if row[1]]), empty)
-
-
-def contents_of(name: str, held: Container) -> list[Content]:
-    """A container under a name and those inside it, each with a copy."""
-    return _containers([(name, held)])
-
-
-def _containers(waiting: list[tuple[str, Container]]) -> list[Content]:
-    found: list[Content] = []
-    seen: set[int] = set()
-    while waiting:
-        name, held = waiting.pop()
-        if id(held) in seen:
-            continue
-        seen.add(id(held))
-        found.append(Content(name, held, _copied(held) if held else None))
-        if held:
-            waiting += [(name, value) for value in _values(held) if isinstance(value, CONTAINERS)]
-    return found
-
-
-def _copied(held: Container) -> Container:
-    """A copy; a class of the user's may have its own idea of one."""
-    return held.copy() if type(held) in _PLAIN_CONTAINERS else copy(held)
+    return ModuleCopy(path, thing, attributes, containers_saved(row for row in held if row[1]), empty)
 
 
 def _losses(kept: ModuleCopy, lines: Lines) -> Iterator[Loss]:
@@ -189,13 +147,12 @@ def _losses(kept: ModuleCopy, lines: Lines) -> Iterator[Loss]:
         if value is not kept.attributes.get(name) and held_in_capture(value):
             yield _loss(kept, name, value, lines)
     for content in kept.changed():
-        before: Container = {} if content.before is None else content.before
-        known = {id(value) for value in _values(before)}
-        for key, value in _items(content.held):
-            reassigned = content.attribute == "_buffers" and key in before
+        known = {id(value) for value in values_of(content.before)}
+        for key, value in _items(content.thing):
+            reassigned = content.path == "_buffers" and key in content.before
             if id(value) not in known and held_in_capture(value) and not reassigned:
-                registered = content.attribute in TABLES
-                yield _loss(kept, str(key) if registered else content.attribute, value, lines)
+                registered = content.path in TABLES
+                yield _loss(kept, str(key) if registered else content.path, value, lines)
 
 
 def _loss(kept: ModuleCopy, name: str, value: Any, lines: Lines) -> Loss:
@@ -210,7 +167,7 @@ def fakes_in(value: object) -> Iterator[Tensor]:
         held: Sequence[Any] = (*value.parameters(), *value.buffers())
     else:
         held, _ = tree_flatten(list(value) if isinstance(value, set) else value)
-    yield from (tensor for tensor in held if _is_fake(tensor))
+    yield from (tensor for tensor in held if isinstance(tensor, FakeTensor))
 
 
 def held_in_capture(value: object) -> bool:
@@ -218,18 +175,11 @@ def held_in_capture(value: object) -> bool:
     return next(fakes_in(value), None) is not None
 
 
-def _is_state(value: object) -> bool:
-    return isinstance(value, nn.Module | nn.Parameter)
-
-
-def _is_fake(value: object) -> bool:
-    return isinstance(value, FakeTensor)
-
-
 def _refuse_new_state(losses: Sequence[Loss]) -> None:
     if not losses:
         return
-    made = [f"{'Parameter' if _is_fake(x.value) else type(x.value).__name__} {x}" for x in losses]
+    kinds = ["Parameter" if isinstance(x.value, FakeTensor) else type(x.value).__name__ for x in losses]
+    made = [f"{kind} {loss}" for kind, loss in zip(kinds, losses, strict=True)]
     raise LostState(
         f"the model makes {', '.join(made)} while it runs, and keeps it",
         where=Place(str(losses[0].module.path), losses[0].line),
@@ -253,62 +203,8 @@ def _warn_about(losses: Sequence[Loss]) -> None:
         )
 
 
-def _restore(kept: ModuleCopy) -> None:
-    for content in kept.changed():
-        refill(content.held, content.before)
-    now = own_attributes(kept.module)
-    if not same_items(now, kept.attributes):
-        reset(now, kept.attributes)
-
-
-def reset(now: dict[Any, Any], before: Mapping[Any, Any]) -> None:
-    """Give a dictionary its items back, in order.
-
-    Another thread may be looking: what was there and still is, is there all the time.
-    """
-    for name in [name for name in now if name not in before]:
-        now.pop(name, None)
-    for name, value in before.items():  # `update` of a Counter would add
-        now[name] = value
-    if list(now) != list(before):
-        for name, value in before.items():
-            now.pop(name, None)
-            now[name] = value
-
-
-def _items(held: Container) -> list[tuple[Any, Any]]:
+def _items(held: Any) -> list[tuple[Any, Any]]:
     return list(held.items()) if isinstance(held, dict) else [("", value) for value in held]
-
-
-def _values(held: Container) -> list[Any]:
-    return [value for _, value in _items(held)]
-
-
-def same_items(left: Any, right: Any) -> bool:
-    """Whether two containers hold the same objects, in the same order where there is one."""
-    if isinstance(left, set | bytearray | array) or isinstance(right, set):
-        return bool(left == right)
-    if len(left) != len(right):
-        return False
-    if isinstance(left, dict) and isinstance(right, dict):
-        return list(left) == list(right) and all(map(is_, left.values(), right.values()))
-    return all(map(is_, left, right))
-
-
-def refill(held: Any, kept: Any) -> None:
-    """Give a container back what it held; None for nothing."""
-    if kept is None:
-        held.clear()
-    elif isinstance(held, dict) and isinstance(kept, dict):
-        reset(held, kept)
-    elif isinstance(held, list | bytearray | array):
-        held[:] = kept
-    elif isinstance(held, deque):
-        held.clear()
-        held.extend(kept)
-    else:
-        held.clear()
-        held.update(kept)
 
 
 def reassigned_buffers(

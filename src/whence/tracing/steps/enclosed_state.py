@@ -6,73 +6,47 @@ refused, for what it did may decide what it does next time.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from dis import get_instructions
 from logging import Logger
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from whence._torch.observe.attribute_reads import has_attributes
-from whence.errors import Place, UnsupportedStep
-from whence.provenance import ModulePath
-from whence.tracing.sandbox.module_snapshot import (
+from whence._torch.observe.attribute_reads import NOTHING, has_attributes
+from whence.dependence.snapshots import (
+    CELL,
     CONTAINERS,
-    Content,
-    ModuleCopy,
-    contents_of,
-    object_kept,
-    way_back,
+    VARIABLE,
+    NamespaceEntry,
+    Saved,
+    content_of_cell,
+    save_all,
 )
+from whence.errors import Place, UnsupportedStep
 
 _GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
 
 
 @dataclass(frozen=True)
-class StepVariable:
-    """A name that the step reads outside of itself: where it is held, and what it was."""
+class Enclosed:
+    """Everything that a step closes over, as it was."""
 
-    name: str
-    holder: CellType | dict[str, Any]
-    value: Any
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether it is still the same object."""
-        now = self.holder.get(self.name) if isinstance(self.holder, dict) else self.holder.cell_contents
-        return now is self.value
-
-    def restore(self) -> None:
-        """Give it back."""
-        if isinstance(self.holder, dict):
-            self.holder[self.name] = self.value
-        else:
-            self.holder.cell_contents = self.value
-
-
-@dataclass(frozen=True)
-class Around:
-    """Everything around a step, as it was."""
-
-    variables: tuple[StepVariable, ...]
-    objects: tuple[ModuleCopy, ...]
+    rows: tuple[Saved, ...]
 
     def restore(self) -> None:
         """Give all of it back."""
-        for variable in self.variables:
-            if not variable.is_unchanged:
-                variable.restore()
-        way_back(self.objects)()
+        for row in self.rows:
+            row.restore()
 
     def refuse_changes(self, place: Place) -> None:
         """Raise `UnsupportedStep` naming everything that the step has changed."""
-        changed = [variable.name for variable in self.variables if not variable.is_unchanged]
-        changed += [name for kept in self.objects for name in _changed(kept)]
-        refuse_changed(changed, place)
+        changed = [row for row in self.rows if not row.is_unchanged]
+        refuse_changed((name for row in changed for name in row.changed_names()), place)
 
 
 def refuse_changed(names: Iterable[str], place: Place) -> None:
@@ -86,11 +60,21 @@ def refuse_changed(names: Iterable[str], place: Place) -> None:
         )
 
 
-def around(step: Callable[..., Any]) -> Around:
+def enclosed_by(step: Callable[..., Any]) -> Enclosed:
     """Look at what a step closes over."""
-    variables = tuple(row for function in functions_of(step) for row in variables_of(function))
-    held = {row.name: row.value for row in variables} | dict(owners_of(step))
-    return Around(variables, tuple(_objects(held)))
+    variables = [row for function in functions_of(step) for row in variables_of(function)]
+    held = {row.path: row.before for row in variables} | dict(owners_of(step))
+    things: dict[int, tuple[str, Any]] = {}
+    for name, value in held.items():
+        if _has_state(value):
+            things.setdefault(id(value), (name, value))
+    objects = [row for name, value in things.values() for row in save_all(name, value)]
+    return Enclosed((*variables, *objects))
+
+
+def _has_state(value: Any) -> bool:
+    is_looked_into = isinstance(value, CONTAINERS) or has_attributes(value)
+    return is_looked_into and not isinstance(value, _NOT_LOOKED_INTO)
 
 
 def wrappers_of(step: Any) -> Iterator[Any]:
@@ -113,13 +97,14 @@ def functions_of(step: Any) -> Iterator[FunctionType]:
         yield found
 
 
-def variables_of(function: FunctionType) -> Iterator[StepVariable]:
+def variables_of(function: FunctionType) -> Iterator[Saved]:
     """The names that a function has from outside: of the functions around it, and of its file."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if _is_filled(cell):
-            yield StepVariable(name, cell, cell.cell_contents)
-    names = (name for name in globals_of(function.__code__) if name in function.__globals__)
-    yield from (StepVariable(name, function.__globals__, function.__globals__[name]) for name in names)
+        if (held := content_of_cell(cell)) is not NOTHING:
+            yield Saved(name, cell, CELL, held)
+    space = function.__globals__
+    names = [name for name in globals_of(function.__code__) if name in space]
+    yield from (Saved(name, NamespaceEntry(space, name), VARIABLE, space[name]) for name in names)
 
 
 def globals_of(code: CodeType) -> dict[str, None]:
@@ -128,14 +113,6 @@ def globals_of(code: CodeType) -> dict[str, None]:
     for inner in code.co_consts:
         names |= globals_of(inner) if isinstance(inner, CodeType) else {}
     return names
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def owners_of(step: Any) -> Iterator[tuple[str, Any]]:
@@ -157,34 +134,3 @@ def _defaults(step: Any) -> Iterator[tuple[str, Any]]:
         defaults = function.__defaults__ or ()
         yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
         yield from (function.__kwdefaults__ or {}).items()
-
-
-def _objects(held: Mapping[str, Any]) -> Iterator[ModuleCopy]:
-    seen: set[int] = set()
-    for name, value in held.items():
-        if id(value) in seen or isinstance(value, _NOT_LOOKED_INTO):
-            continue
-        seen.add(id(value))
-        if isinstance(value, CONTAINERS):
-            yield ModuleCopy(ModulePath((name,)), _Nothing(), {}, contents_of("", value))
-        elif has_attributes(value):
-            yield object_kept(ModulePath((name,)), value)
-
-
-class _Nothing:
-    """Stands for the owner of a container that is a variable itself."""
-
-
-def _changed(kept: ModuleCopy) -> Iterator[str]:
-    now = vars(kept.module)
-    names = dict.fromkeys((*kept.attributes, *now))
-    yield from (
-        str(kept.path.child(name))
-        for name in names
-        if name not in now or name not in kept.attributes or now[name] is not kept.attributes[name]
-    )
-    yield from (_spelled(kept, content) for content in kept.changed())
-
-
-def _spelled(kept: ModuleCopy, content: Content) -> str:
-    return str(kept.path.child(content.attribute)) if content.attribute else str(kept.path)

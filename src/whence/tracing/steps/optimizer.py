@@ -1,6 +1,6 @@
 """What an optimizer holds, looked at before a step is captured and given back afterwards."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +9,15 @@ from torch.optim import Optimizer
 
 from whence._torch.observe.hooks import described
 from whence._torch.observe.training_steps import is_optimizer, optimizer_hooks, parameters_of
+from whence._torch.plain_values import PLAIN
 from whence._torch.subclasses.fully_sharded import name_of_class
+from whence.dependence.snapshots import save_all
 from whence.errors import Fault, UnsupportedHook, UnsupportedStep, UsageError
 from whence.program.arguments.optimizer_arguments import Setting
 from whence.tracing.target.subject import StateTensor, Subject
 
 RATE = "lr"
 """The value of a parameter group that schedules change between steps: an input, where that can be."""
-_PLAIN = (type(None), bool, int, float, str)
-
-
 Key = tuple[int, str]
 """The identity of a parameter, and the name of a piece of its state."""
 
@@ -145,44 +144,15 @@ def _is_rate(setting: Setting) -> bool:
 
 def is_plain(value: object) -> bool:
     """Whether a value can be kept and compared: Python's own, or tuples and lists of them."""
-    return isinstance(value, _PLAIN) or (isinstance(value, (tuple, list)) and all(map(is_plain, value)))
+    return isinstance(value, (*PLAIN,)) or (isinstance(value, (tuple, list)) and all(map(is_plain, value)))
 
 
 def optimizer_restored(optimizer: Optimizer | None) -> Callable[[], None]:
     """A way back to what an optimizer is now: its attributes, groups, and state."""
-    if optimizer is None:
-        return lambda: None
-    attributes = dict(vars(optimizer))
-    groups = [(group, dict(group)) for group in optimizer.param_groups]
-    lists = [(group["params"], list(group["params"])) for group in optimizer.param_groups]
-    state = {
-        key: (held, dict(held) if isinstance(held, dict) else None) for key, held in optimizer.state.items()
-    }
+    rows = [] if optimizer is None else save_all("optimizer", optimizer)
 
     def restore() -> None:
-        held = vars(optimizer)
-        for name in [name for name in held if name not in attributes]:
-            del held[name]
-        held.update(attributes)
-        optimizer.param_groups[:] = [group for group, _ in groups]
-        for group, values in groups:
-            _refill(group, values)
-        for parameters, members in lists:
-            parameters[:] = members
-        _refill(optimizer.state, {key: inner for key, (inner, _) in state.items()})
-        for inner, before in state.values():
-            if before is not None:
-                _refill(inner, before)
+        for row in rows:
+            row.restore()
 
     return restore
-
-
-def _refill(held: dict[Any, Any], before: Mapping[Any, Any]) -> None:
-    if _identities(held) != _identities(before):
-        held.clear()
-        held.update(before)
-
-
-def _identities(held: Mapping[Any, Any]) -> list[tuple[int, int]]:
-    """Keys may be tensors, which are not to be compared."""
-    return [(id(key), id(value)) for key, value in held.items()]

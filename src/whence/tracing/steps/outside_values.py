@@ -6,7 +6,7 @@ holds, is seen while it runs. Of a container all entries count.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from dis import get_instructions
 from enum import Enum
 from functools import partial
@@ -24,15 +24,15 @@ from types import (
 )
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whence._torch.observe.attribute_reads import NOTHING, ReadObserver, class_attribute, own_attributes
+from whence._torch.plain_values import PLAIN_IN_WHOLE
+from whence.dependence.snapshots import VARIABLE, Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.tracing.steps.enclosed_state import (
-    StepVariable,
     functions_of,
     owners_of,
     refuse_changed,
@@ -41,10 +41,7 @@ from whence.tracing.steps.enclosed_state import (
 )
 from whence.tracing.target.subject import Subject
 
-_PLAIN = (
-    *(type(None), Number, str, bytes, range, Enum, BuiltinFunctionType, type, partial),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
-)
+_PLAIN = (*PLAIN_IN_WHOLE, Number, Enum, BuiltinFunctionType, type, partial)
 _LEFT = (nn.Module, nn.Parameter, Optimizer, ModuleType, Logger)
 """What is the model's, or compared elsewhere, or decides nothing."""
 _CALLED = (BuiltinFunctionType, type, partial)
@@ -66,25 +63,14 @@ class Extent(NamedTuple):
         return f"a {self.kind.__name__} of {keys}"
 
 
-@dataclass(frozen=True)
-class Way:
-    """How a value is reached from something that stays, and what a person calls it."""
+def _attribute(at: Outside, name: str) -> Outside:
+    """On to an attribute."""
+    return Outside(f"{at.path}.{name}", at.root, (*at.way, attrgetter(name)), None)
 
-    path: str
-    root: Any
-    steps: tuple[Any, ...] = ()
 
-    def attribute(self, name: str) -> "Way":
-        """On to an attribute."""
-        return Way(f"{self.path}.{name}", self.root, (*self.steps, attrgetter(name)))
-
-    def entry(self, key: Any) -> "Way":
-        """On to an entry."""
-        return Way(f"{self.path}[{key!r}]", self.root, (*self.steps, partial(_entry, key)))
-
-    def leading_to(self, value: Any) -> Outside:
-        """What is found there."""
-        return Outside(self.path, self.root, self.steps, value)
+def _item(at: Outside, key: Any) -> Outside:
+    """On to an entry."""
+    return Outside(f"{at.path}[{key!r}]", at.root, (*at.way, partial(_entry, key)), None)
 
 
 def _entry(key: Any, held: Any) -> Any:
@@ -109,7 +95,7 @@ class OutsideReads:
         self._call = subject.call
         self._inside = {id(row.tensor) for row in subject.state}
         self._inside |= {id(module) for _, module in subject.named_modules()}
-        self._places: dict[int, Way] = {}
+        self._places: dict[int, Outside] = {}
         self._rows: dict[tuple[int, str], Outside] = {}
         self._functions: dict[CodeType, FunctionType] = {}
         self._packages = {_package(function) for function in functions_of(subject.call)}
@@ -119,9 +105,9 @@ class OutsideReads:
         for function in (*wrappers_of(self._call), *functions_of(self._call)):
             self._follow(function)
         for name, owner in owners_of(self._call):
-            self._look(owner, Way(name, owner))
+            self._look(owner, Outside(name, owner, (), None))
             if isinstance(owner, nn.Module):
-                self._watch(owner, Way(name, owner))
+                self._watch(owner, Outside(name, owner, (), None))
 
     def found(self, place: Place) -> tuple[Outside, ...]:
         """Everything, in the order it was met; raises `UnsupportedStep` for what has changed since."""
@@ -141,25 +127,24 @@ class OutsideReads:
         elif attribute is NOTHING and name not in own_attributes(holder):
             pass  # it was computed by `__getattr__`, and what that reads is seen
         elif is_held or isinstance(attribute, _AS_HELD):
-            self._look(value, way.attribute(name))
+            self._look(value, _attribute(way, name))
         return True
 
     def missing(self, holder: object, name: str) -> bool:
         """An attribute was looked for and not found; False for one of another object."""
         way = self._places.get(id(holder))
         if way is not None:
-            self._note(NOTHING, way.attribute(name))
+            self._note(NOTHING, _attribute(way, name))
         return way is not None
 
-    def _note(self, value: Any, way: Way) -> None:
-        row = way.leading_to(value)
-        self._rows.setdefault((id(row.root), row.path), row)
+    def _note(self, value: Any, way: Outside) -> None:
+        self._rows.setdefault((id(way.root), way.path), replace(way, value=value))
 
-    def _watch(self, thing: object, way: Way) -> None:
+    def _watch(self, thing: object, way: Outside) -> None:
         if id(thing) not in self._inside and self._observer.observe_class_of(thing):
             self._places.setdefault(id(thing), way)
 
-    def _look(self, value: Any, way: Way, around: tuple[int, ...] = ()) -> None:
+    def _look(self, value: Any, way: Outside, around: tuple[int, ...] = ()) -> None:
         """Note a value, or what is in it; an object's attributes when they are read."""
         kind = type(value)  # `isinstance` would ask the thing itself for its class
         if id(value) in self._inside or issubclass(kind, _LEFT):
@@ -170,27 +155,27 @@ class OutsideReads:
             self._note(value, way)
             self._follow(value)
         elif issubclass(kind, MethodType):
-            self._look(value.__self__, way.attribute("__self__"))
+            self._look(value.__self__, _attribute(way, "__self__"))
             self._follow(value.__func__)
         elif issubclass(kind, (set, frozenset)):
             if all(issubclass(type(member), _PLAIN) for member in value):
-                self._note(frozenset(value), replace(way, steps=(*way.steps, frozenset)))
+                self._note(frozenset(value), replace(way, way=(*way.way, frozenset)))
         elif issubclass(kind, (dict, *_SEQUENCES)) and id(value) not in around:
             self._look_into(value, way, (*around, id(value)))
         elif issubclass(kind, SimpleNamespace) and id(value) not in around:
             for name, held in vars(value).items():
-                self._look(held, way.attribute(name), (*around, id(value)))
+                self._look(held, _attribute(way, name), (*around, id(value)))
         if not issubclass(kind, (*_PLAIN, *_SEQUENCES, FunctionType, MethodType, Tensor)):
             self._watch(value, way)
 
-    def _look_into(self, held: Any, way: Way, around: tuple[int, ...]) -> None:
+    def _look_into(self, held: Any, way: Outside, around: tuple[int, ...]) -> None:
         keys: Sequence[Any] = list(held) if isinstance(held, dict) else range(len(held))
         if not all(issubclass(type(key), _PLAIN) for key in keys):
             return
-        self._note(_extent(held), replace(way, steps=(*way.steps, _extent)))
+        self._note(_extent(held), replace(way, way=(*way.way, _extent)))
         if len(held) <= _MOST:
             for key in keys:
-                self._look(_entry(key, held), way.entry(key), around)
+                self._look(_entry(key, held), _item(way, key), around)
 
     def _follow(self, function: Any) -> None:
         """Look at the variables of a function, if it belongs to what the step belongs to."""
@@ -201,15 +186,15 @@ class OutsideReads:
         self._functions[function.__code__] = function
         for row in variables_of(function):
             way = _way_to(row)
-            self._look(row.value, way)
-            if isinstance(row.value, ModuleType):
-                self._look_at_module(row.value, way, function.__code__)
+            self._look(row.before, way)
+            if isinstance(row.before, ModuleType):
+                self._look_at_module(row.before, way, function.__code__)
 
-    def _look_at_module(self, module: ModuleType, way: Way, code: CodeType) -> None:
+    def _look_at_module(self, module: ModuleType, way: Outside, code: CodeType) -> None:
         for name in _attributes_of(way.path, code):
             value = vars(module).get(name, NOTHING)
             if issubclass(type(value), (*_PLAIN, Tensor)) and not isinstance(value, _CALLED):
-                self._look(value, way.attribute(name))
+                self._look(value, _attribute(way, name))
 
 
 def _package(function: FunctionType) -> str:
@@ -217,10 +202,12 @@ def _package(function: FunctionType) -> str:
     return str(function.__globals__.get("__name__")).partition(".")[0]
 
 
-def _way_to(variable: StepVariable) -> Way:
-    if isinstance(variable.holder, dict):
-        return Way(variable.name, variable.holder, (partial(_entry, variable.name),))
-    return Way(variable.name, variable.holder, (attrgetter("cell_contents"),))
+def _way_to(variable: Saved) -> Outside:
+    """A variable as it is reached."""
+    if variable.kind is VARIABLE:
+        namespace = variable.thing.namespace
+        return Outside(variable.path, namespace, (partial(_entry, variable.path),), None)
+    return Outside(variable.path, variable.thing, (attrgetter("cell_contents"),), None)
 
 
 def _attributes_of(name: str, code: CodeType) -> Iterator[str]:

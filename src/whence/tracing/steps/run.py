@@ -32,7 +32,7 @@ from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.module_snapshot import Lines
 from whence.tracing.sandbox.undo import Undoing
-from whence.tracing.steps.enclosed_state import around
+from whence.tracing.steps.enclosed_state import enclosed_by
 from whence.tracing.steps.first_step import refuse_unbegun
 from whence.tracing.steps.optimizer import RATE, Key, OptimizerEntry, Optimizing, is_plain, optimizer_restored
 from whence.tracing.steps.outside_values import OutsideReads
@@ -91,7 +91,7 @@ def record_step(
         with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
             tensors = [row.value for row in found.held() if isinstance(row.value, Tensor)]
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
-            outside = around(subject.call)
+            outside = enclosed_by(subject.call)
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
             reads = OutsideReads(subject, session.reads.observer)
             recorded = _recorded(session, undoing, example, found, wish, reads)

@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import children_of
+from whence.dependence.values import same_constant
 from whence.errors import Fault, SideEffect
 from whence.tracing.target.subject import Subject
 
@@ -79,6 +81,4 @@ def _others(container: Container) -> list[str]:
 
 
 def _is_same(before: Any, after: Any) -> bool:
-    if before is after:
-        return True
-    return type(before) is type(after) and isinstance(before, int | float | str) and before == after
+    return before is after or (type(before) in PLAIN and same_constant(before, after))

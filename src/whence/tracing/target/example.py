@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten, whole_leaves
 from whence._torch.sizes.dims import Freedom
 from whence._torch.subclasses.wrapper_subclasses import is_composed, kind_of, untraceable
@@ -20,10 +21,7 @@ from whence.program.signature import Part
 from whence.tracing.target.dynamic_shapes import Asked, asked_sizes
 from whence.tracing.target.subject import Subject
 
-_CONSTANTS = (
-    *(type(None), bool, int, float, complex, str, bytes, enum.Enum, slice, range, type(...)),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.Generator, nn.Module),
-)
+_CONSTANTS = (*PLAIN_IN_WHOLE, enum.Enum, torch.Generator, nn.Module)
 
 
 Numbers = tuple[Sizes, Mapping[str, int]]

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd.nodes import GradientKey
 from whence._torch.graphs import NameCounts
-from whence.dependence.tensor_facts import Facts
+from whence.dependence.tensor_facts import AllFacts
 from whence.program.guards.observed import Read
 from whence.provenance import ModulePath, Source
 from whence.tracing.attribution.gradient_edges import GradientSums
@@ -59,7 +59,7 @@ class Template:
     layouts: range
     caller: Source | None
     reads: tuple[Read, ...]
-    rehearsals: dict[tuple[Facts | None, ...], "Rehearsal"] = field(default_factory=dict)
+    rehearsals: dict[tuple[AllFacts | None, ...], "Rehearsal"] = field(default_factory=dict)
 
     @property
     def kind(self) -> type:

@@ -14,13 +14,13 @@ from whence._torch.observe.attribute_reads import is_observable, own_attributes
 from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SizesKnown, known_about
 from whence._torch.tensors import without_functions
-from whence.dependence.reaching import ReachedThing, parts_of, slots_of
-from whence.dependence.tensor_facts import Facts, facts_of
+from whence.dependence.object_graph import ReachedThing, parts_of
+from whence.dependence.snapshots import CONTAINERS, Saved, contents_of, slots_of
+from whence.dependence.tensor_facts import AllFacts, all_facts_of
 from whence.dependence.variables import Variables
 from whence.program.guards.observed import Read
 from whence.provenance import Source
 from whence.tracing.replay.host import ReplayHost
-from whence.tracing.sandbox.module_snapshot import CONTAINERS, Content, contents_of
 
 MIN_OPERATORS = 8
 """From how many operations on copying them pays."""
@@ -43,8 +43,8 @@ class ReadsSeen:
     it does that is not for other calls."""
 
     variables: Variables
-    reads: dict[tuple[int, str], tuple[Read, Sequence[Content]]] = field(default_factory=dict)
-    tensors: dict[int, tuple[Tensor, Facts]] = field(default_factory=dict)
+    reads: dict[tuple[int, str], tuple[Read, Sequence[Saved]]] = field(default_factory=dict)
+    tensors: dict[int, tuple[Tensor, AllFacts]] = field(default_factory=dict)
     slotted: dict[int, ReachedThing] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
@@ -83,12 +83,12 @@ class ReadsSeen:
         """A tensor was given or read: a call may change how it is."""
         if id(tensor) not in self.tensors:
             with without_functions():
-                self.tensors[id(tensor)] = (tensor, facts_of(tensor))
+                self.tensors[id(tensor)] = (tensor, all_facts_of(tensor))
 
     def _meet(self, thing: object) -> None:
         """An object was read: its class may have attributes, too, and it may have some in slots."""
         self.variables.reached.add(type(thing), type(thing).__name__)
-        if slots_of(thing) and id(thing) not in self.slotted:
+        if slots_of(type(thing)) and id(thing) not in self.slotted:
             self.slotted[id(thing)] = ReachedThing(thing, parts_of(thing))
 
 

@@ -33,31 +33,19 @@ from types import (
 )
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from whence._torch.observe.attribute_reads import has_attributes, is_observable
+from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable
+from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence.dependence.code import FORBIDDEN
+from whence.dependence.snapshots import content_of_cell, content_of_slots
 
-GONE: Any = object()
-"""What a variable holds that is not bound."""
 _MOST = 4000
 """How many things may be reached, before comparing them costs more than running the code."""
-_ATOMS = frozenset(
-    {
-        *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), NotImplementedType),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, object),
-        *(
-            MethodDescriptorType,
-            WrapperDescriptorType,
-            MethodWrapperType,
-            ModuleType,
-            GenericAlias,
-            UnionType,
-        ),
-        *(GetSetDescriptorType, MemberDescriptorType),
-    }
-)
+_ATOMS = PLAIN_IN_WHOLE | {
+    *(NotImplementedType, object, ModuleType, GenericAlias, UnionType, MethodDescriptorType),
+    *(WrapperDescriptorType, MethodWrapperType, GetSetDescriptorType, MemberDescriptorType),
+}
 _STEADY_PACKAGES = frozenset(
     {
         *("torch", "typing", "logging", "re", "functools", "_functools", "operator", "_operator", "abc"),
@@ -260,12 +248,12 @@ def _parts_of_kind(thing: Any) -> tuple[Any, ...]:
             return tuple(held for name, held in vars(thing).items() if name not in _OURS)
         case FunctionType():
             return _of_function(thing)
+        case partial():
+            return (thing.func, thing.args, *thing.keywords, *thing.keywords.values())
         case BuiltinFunctionType():
             return (thing.__self__,)
         case MethodType():
             return (thing.__func__, thing.__self__)
-        case partial():
-            return (thing.func, thing.args, *thing.keywords, *thing.keywords.values())
         case classmethod() | staticmethod():
             return (thing.__func__,)
         case property():
@@ -273,7 +261,7 @@ def _parts_of_kind(thing: Any) -> tuple[Any, ...]:
         case CellType():
             return (content_of_cell(thing),)
         case ContextVar():
-            return (thing.get(GONE),)
+            return (thing.get(NOTHING),)
         case _lru_cache_wrapper():
             known = thing.cache_info()
             return (thing.__wrapped__, known.misses, known.currsize)
@@ -281,24 +269,9 @@ def _parts_of_kind(thing: Any) -> tuple[Any, ...]:
 
 
 def _attributes(thing: Any) -> tuple[Any, ...]:
-    slots = slots_of(thing)
-    if not has_attributes(thing):
-        return slots
-    return (*vars(thing), *vars(thing).values(), *slots)
-
-
-def slots_of(thing: Any) -> tuple[Any, ...]:
-    """What an instance keeps outside a dictionary."""
-    found = (held for base in type(thing).__mro__ for held in vars(base).values())
-    return tuple(content_of_slot(slot, thing) for slot in found if isinstance(slot, MemberDescriptorType))
-
-
-def content_of_slot(slot: Any, thing: Any) -> Any:
-    """What is in a slot, if anything."""
-    try:
-        return slot.__get__(thing)
-    except AttributeError:  # nothing is in it yet
-        return GONE
+    slots = content_of_slots(thing)
+    own = vars(thing) if has_attributes(thing) else {}
+    return (*own, *own.values(), *slots, *slots.values())
 
 
 def _followed(thing: Any, parts: tuple[Any, ...]) -> Iterator[Any]:
@@ -322,11 +295,3 @@ def _behind(part: Any) -> Any:
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     attributes = (held for held in vars(function).values() if not isinstance(held, FunctionType))
     return function if any(type(held) not in _ATOMS for held in (*defaults, *attributes)) else None
-
-
-def content_of_cell(cell: CellType) -> Any:
-    """What a closure's cell holds, if anything."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that is bound later
-        return GONE

@@ -1,4 +1,4 @@
-"""One thing outside the model's modules with what it held: kept before code runs that could change it."""
+"""Things with what they held: kept before code runs that could change them, compared, and given back."""
 
 import gc
 import os
@@ -7,18 +7,21 @@ import sys
 import threading
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import _lru_cache_wrapper
-from operator import eq
+from operator import eq, is_
 from types import CellType, MappingProxyType, MemberDescriptorType, WrapperDescriptorType
 from typing import Any
 
-from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
-from whence.tracing.sandbox.module_snapshot import CONTAINERS, refill, reset, same_items
+from torch import Tensor
 
+from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
+
+Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+CONTAINERS = (dict, list, set, deque)
 _OURS = frozenset({"__getattribute__", "__getattr__"})
 """What a capture itself puts on classes while it watches them."""
 _LARGEST = 1_000_000
@@ -27,11 +30,15 @@ _LARGEST = 1_000_000
 
 @dataclass(frozen=True)
 class StateKind:
-    """How to read the state of a thing, to compare two of them, and to give one back."""
+    """How to read the state of a thing, to compare two of them, and to give one back.
+
+    `look` is how to read it to be compared at once, where that takes no copy.
+    """
 
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], None]
     same: Callable[[Any, Any], bool]
+    look: Callable[[Any], Any] | None = None
     draws: bool = False
 
 
@@ -48,7 +55,7 @@ class Saved:
     @property
     def is_unchanged(self) -> bool:
         """Whether its state is the same."""
-        return self.kind.same(self.before, self.kind.read(self.thing))
+        return self.kind.same(self.before, (self.kind.look or self.kind.read)(self.thing))
 
     def restore(self) -> None:
         """Give the state back."""
@@ -126,8 +133,8 @@ def _set_cell(cell: CellType, value: Any) -> None:
         cell.cell_contents = value
 
 
-def _cell(cell: CellType) -> Any:
-    """What a cell holds; `NOTHING` for an empty one."""
+def content_of_cell(cell: CellType) -> Any:
+    """What a closure's cell holds; `NOTHING` for a name that is bound later."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -149,23 +156,22 @@ def _set_class(kind: type, before: Mapping[str, Any]) -> None:
 
 def slots_of(kind: type) -> list[tuple[str, MemberDescriptorType]]:
     """Where instances of a class keep what is in no dictionary."""
-    rows = (
-        (name, held)
-        for base in kind.__mro__
-        if "__slots__" in vars(base)
-        for name, held in vars(base).items()
-    )
+    rows = (row for base in kind.__mro__ if "__slots__" in vars(base) for row in vars(base).items())
     return [(name, held) for name, held in rows if type(held) is MemberDescriptorType]
 
 
-def _slots(thing: Any) -> dict[str, Any]:
-    found = {}
-    for name, slot in slots_of(type(thing)):
-        try:
-            found[name] = slot.__get__(thing)
-        except AttributeError:  # nothing is in it yet
-            continue
-    return found
+def content_of_slot(slot: Any, thing: Any) -> Any:
+    """What is in a slot; `NOTHING` where nothing is yet."""
+    try:
+        return slot.__get__(thing)
+    except AttributeError:
+        return NOTHING
+
+
+def content_of_slots(thing: Any) -> dict[str, Any]:
+    """What an instance keeps outside a dictionary, by name."""
+    rows = [(name, content_of_slot(slot, thing)) for name, slot in slots_of(type(thing))]
+    return {name: held for name, held in rows if held is not NOTHING}
 
 
 def _set_slots(thing: Any, before: Mapping[str, Any]) -> None:
@@ -229,6 +235,53 @@ def _same_array(left: Any, right: Any) -> bool:
     return left is None or right is None or left.tobytes() == right.tobytes()
 
 
+def _reset(now: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    """Give a dictionary its items back, in order.
+
+    Another thread may be looking: what was there and still is, is there all the time.
+    """
+    for name in [name for name in now if name not in before]:
+        now.pop(name, None)
+    for name, value in before.items():  # `update` of a Counter would add
+        now[name] = value
+    if list(now) != list(before):
+        for name, value in before.items():
+            now.pop(name, None)
+            now[name] = value
+
+
+def same_items(left: Any, right: Any) -> bool:
+    """Whether two containers hold the same objects, in the same order where there is one."""
+    if isinstance(left, set | bytearray | array) or isinstance(right, set):
+        return bool(left == right)
+    if len(left) != len(right):
+        return False
+    if isinstance(left, dict) and isinstance(right, dict):
+        return _same_keys(left, right) and all(map(is_, left.values(), right.values()))
+    return all(map(is_, left, right))
+
+
+def _same_keys(left: Any, right: Any) -> bool:
+    """Whether keys are the same, in order; tensors are not to be asked whether they are equal."""
+    return all(map(is_, left, right)) or (
+        list(left) == list(right) if not any(isinstance(key, Tensor) for key in (*left, *right)) else False
+    )
+
+
+def _refill(held: Any, kept: Any) -> None:
+    """Give a container back what it held."""
+    if isinstance(held, dict) and isinstance(kept, dict):
+        _reset(held, kept)
+    elif isinstance(held, list | bytearray | array):
+        held[:] = kept
+    elif isinstance(held, deque):
+        held.clear()
+        held.extend(kept)
+    else:
+        held.clear()
+        held.update(kept)
+
+
 def _copied(held: Any) -> Any:
     """A copy of a container, made by no code of its class."""
     if isinstance(held, dict):
@@ -238,27 +291,24 @@ def _copied(held: Any) -> Any:
     return set(held) if isinstance(held, set) else list(held) if isinstance(held, list) else held[:]
 
 
-def _is(left: Any, right: Any) -> bool:
-    return left is right
-
-
-VARIABLE = StateKind(lambda it: it.namespace.get(it.name, NOTHING), _set_variable, _is)
+VARIABLE = StateKind(lambda it: it.namespace.get(it.name, NOTHING), _set_variable, is_)
 ENTRY = StateKind(lambda key: os.environ.get(key.name), lambda *_: None, eq)
-CELL = StateKind(_cell, _set_cell, _is)
-CONTAINER = StateKind(_copied, refill, same_items)
+CELL = StateKind(content_of_cell, _set_cell, is_)
+CONTAINER = StateKind(_copied, _refill, same_items, lambda held: held)
 ATTRIBUTES = StateKind(
     lambda thing: dict(own_attributes(thing)),
-    lambda thing, before: reset(own_attributes(thing), before),
+    lambda thing, before: _reset(own_attributes(thing), before),
     same_items,
+    own_attributes,
 )
 LOCAL = StateKind(
-    lambda thing: dict(thing.__dict__), lambda thing, before: reset(thing.__dict__, before), same_items
+    lambda thing: dict(thing.__dict__), lambda thing, before: _reset(thing.__dict__, before), same_items
 )
-SLOTS = StateKind(_slots, _set_slots, same_items)
+SLOTS = StateKind(content_of_slots, _set_slots, same_items)
 CLASS = StateKind(_class, _set_class, same_items)
 CACHED = StateKind(_cached_calls, lambda function, _: function.cache_clear(), eq)
 ENVIRONMENT = StateKind(dict, _set_environment, eq)
-CONTEXT = StateKind(_context, _set_context, _is)
+CONTEXT = StateKind(_context, _set_context, is_)
 PYTHON_RANDOM = StateKind(random.Random.getstate, random.Random.setstate, eq, draws=True)
 NUMPY_RANDOM = StateKind(_bit_state, _set_bit_state, _same_bits, draws=True)
 ARRAY = StateKind(_array, _set_array, _same_array)
@@ -332,6 +382,37 @@ def is_iterator(thing: Any) -> bool:
 def save(path: str, thing: Any, line: str | None = None) -> list[Saved]:
     """A thing with its state."""
     return [Saved(path, thing, kind, kind.read(thing), line) for kind in kinds_of(thing)]
+
+
+def contents_of(path: str, held: Container) -> list[Saved]:
+    """A container and those inside it."""
+    return containers_saved([(path, held)])
+
+
+def containers_saved(rows: Iterable[tuple[str, Container]]) -> list[Saved]:
+    """Containers, and those inside each under its path."""
+    found, seen, waiting = list[Saved](), set[int](), list(rows)
+    while waiting:
+        path, held = waiting.pop()
+        if id(held) not in seen:
+            seen.add(id(held))
+            found.append(Saved(path, held, CONTAINER, _copied(held)))
+            waiting += [(path, value) for value in values_of(held) if isinstance(value, CONTAINERS)]
+    return found
+
+
+def save_all(path: str, thing: Any) -> list[Saved]:
+    """A container with those inside it; or an object with its attributes, and the containers among them."""
+    if isinstance(thing, CONTAINERS):
+        return contents_of(path, thing)
+    own = own_attributes(thing)
+    held = [(f"{path}.{name}", value) for name, value in own.items() if isinstance(value, CONTAINERS)]
+    return [Saved(path, thing, ATTRIBUTES, dict(own)), *containers_saved(held)]
+
+
+def values_of(held: Any) -> list[Any]:
+    """What a container holds."""
+    return list(held.values() if isinstance(held, dict) else held)
 
 
 def has_results(function: Any, kind: type) -> bool:

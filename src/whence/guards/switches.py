@@ -1,0 +1,47 @@
+"""Switches of the process that decide what torch does: as they were at capture."""
+
+from collections.abc import Container, Iterator, Sequence
+
+from whence._torch.autograd.switches import READ
+from whence._torch.observe.hooks import global_hooks
+from whence.dependence.describe import Describer
+from whence.dependence.hooks import described_hooks
+from whence.program import Program
+from whence.program.guards.expectations import ExpectedConstant, Hooks
+from whence.program.guards.rows import Guard, Violation
+from whence.schema import GuardKind
+
+GLOBAL_HOOKS = "hooks of all modules"
+
+
+def mode_guards(program: Program, named: Container[str]) -> Iterator[Guard]:
+    """One guard for each switch.
+
+    A program with its own backward does not depend on grad mode. On inference mode only code depends that has
+    its name among those that it has `named`.
+    """
+    without = {"grad mode"} if program.has_backward else set()
+    without |= set() if "is_inference_mode_enabled" in named else {"inference mode"}
+    for name, (read, reason) in READ.items():
+        if name not in without:
+            yield Guard(GuardKind.MODE, name, ExpectedConstant(read()), reason, name)
+    why = "they run in every module call, and what they did is part of the program"
+    yield Guard(GuardKind.HOOKS, GLOBAL_HOOKS, _hooks_of_all(), why, GLOBAL_HOOKS)
+
+
+def mode_violations(guards: Sequence[Guard]) -> Iterator[Violation]:
+    """Switches that have been turned, and hooks that fire for every module."""
+    for guard in guards:
+        if guard.name == GLOBAL_HOOKS:
+            is_none = guard.expected == Hooks() and not any(global_hooks().values())
+            if not is_none and (found := _hooks_of_all()) != guard.expected:
+                yield Violation(guard, str(found))
+            continue
+        value = READ[guard.name][0]()
+        if isinstance(guard.expected, ExpectedConstant) and guard.expected.value != value:
+            yield Violation(guard, str(value))
+
+
+def _hooks_of_all() -> Hooks:
+    rows = ((kind.removesuffix("s"), hook) for kind, hooks in global_hooks().items() for hook in hooks)
+    return described_hooks(list(rows), Describer({}))
