@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -15,6 +16,7 @@ from whence.dependence.values import is_constant
 from whence.errors import CallError
 from whence.program import Convention, Program
 from whence.program.arguments.convention import shown_call
+from whence.program.arguments.fitting import ArgumentFault, Misfit
 from whence.program.arguments.open_sizes import SizeRule, found_of, shape_of, strides_of
 from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedWords, TensorFacts
 from whence.program.guards.rows import Guard, Violation
@@ -147,36 +149,49 @@ def input_violations(
 ) -> Iterator[Violation]:
     """Every guard on the inputs that these arguments do not keep; never raises."""
     structure = next(guard for guard in guards if guard.name == STRUCTURE)
-    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping | None):
-        yield Violation(structure, f"args of {type(args).__name__} and kwargs of {type(kwargs).__name__}")
-        return
-    args, kwargs = tuple(args), dict(kwargs or {})
-    try:
-        leaves = convention.spelled_out(args, kwargs)
-    except (CallError, RecursionError):
-        yield Violation(structure, shown_call(args, kwargs))
+    leaves = _leaves(convention, args, kwargs)
+    if isinstance(leaves, str):
+        yield Violation(structure, leaves)
         return
     walk = Walk(same_model=True)
-    sizes = _sizes(convention, leaves)
+    sizes = {} if convention.sizes is None else convention.sizes.bound_if_admitted(leaves)
     for guard in guards:
         found = _found(guard, leaves, walk, sizes)
         if found is not None:
             yield Violation(guard, found)
 
 
-def _sizes(convention: Convention, leaves: Sequence[object]) -> dict[str, int] | None:
-    """The sizes of a call; None where the inputs are not such that they could be read."""
-    sizes = convention.sizes
-    if sizes is None:
-        return {}
-    for position, (leaf, expected) in enumerate(zip(leaves, convention.leaves, strict=True)):
-        if is_symbolic(expected) and type(leaf) is not int:
-            return None
-        if isinstance(expected, Tensor) and not (
-            isinstance(leaf, Tensor) and sizes.admits(position, leaf.shape)
-        ):
-            return None
-    return sizes.bound(leaves)
+def _leaves(convention: Convention, args: object, kwargs: object) -> list[Any] | str:
+    """The leaves of a call, or in words what it is where it has another structure."""
+    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping | None):
+        return f"args of {type(args).__name__} and kwargs of {type(kwargs).__name__}"
+    args, kwargs = tuple(args), dict(kwargs or {})
+    try:
+        return convention.in_order(args, kwargs)
+    except (CallError, RecursionError):
+        return shown_call(args, kwargs)
+
+
+def misfits(convention: Convention, args: object, kwargs: object) -> list[Violation]:
+    """Everything for which a call of a program that has no guards would be refused, as violations."""
+    leaves = _leaves(convention, args, kwargs)
+    if isinstance(leaves, str):
+        return [Violation(structure_guard(convention), leaves)]
+    return [
+        Violation(_guard_of(convention, row), _in_words(row)) for row in convention.expected.faults(leaves)
+    ]
+
+
+def _guard_of(convention: Convention, row: ArgumentFault) -> Guard:
+    if row.kind is Misfit.SIZE:
+        return size_guard(row.expected)
+    if row.kind is Misfit.TIED:
+        return next(guard for guard in tie_guards(convention) if guard.positions == row.positions)
+    return leaf_guard(row.positions[0], row.path, row.expected, with_strides=row.kind is Misfit.LAYOUT)
+
+
+def _in_words(row: ArgumentFault) -> str:
+    return row.found if row.kind in (Misfit.SIZE, Misfit.TIED) else shown(row.found)
 
 
 def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[str, int] | None) -> str | None:

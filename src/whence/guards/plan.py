@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from whence.dependence.switches import GLOBAL_HOOKS, MODES
 from whence.guards.glance import Glance, glance_of
-from whence.guards.input_glance import InputGlance, input_glance_of
+from whence.guards.input_look import InputGlance, input_glance_of
 from whence.guards.inputs import APART, STRUCTURE
 from whence.program import Convention
 from whence.program.arguments.optimizer_arguments import Outside

@@ -7,7 +7,7 @@ from sizes is Python source over these names.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -167,7 +167,8 @@ class Reading:
 
     def of(self, leaves: Sequence[Any]) -> int:
         """The size among the leaves of a call."""
-        return (self.dimension.of(leaves) - self.offset) // self.scale
+        found = self.dimension.of(leaves)
+        return found if (self.scale, self.offset) == (1, 0) else (found - self.offset) // self.scale
 
 
 @dataclass(frozen=True)
@@ -194,29 +195,19 @@ class Sizes:
         pairs = zip(expected, shape, strict=True)
         return all(size == given for size, given in pairs if type(size) is int)
 
+    def bound_if_admitted(self, leaves: Sequence[Any]) -> dict[str, int] | None:
+        """The value of every size; None where leaves are not such that it could be read."""
+        for position, shape in enumerate(self.shapes):
+            leaf = leaves[position]
+            if shape is not None and not (isinstance(leaf, Tensor) and self.admits(position, leaf.shape)):
+                return None
+        numbers = (row.dimension.position for row in self.readings if row.dimension.dim is None)
+        return self.bound(leaves) if all(type(leaves[at]) is int for at in numbers) else None
+
     def broken(self, leaves: Sequence[Any]) -> Iterator[SizeRule]:
         """The rules that a call with admitted leaves does not keep."""
         sizes = self.bound(leaves)
-        if not self.all_hold(sizes):
-            yield from (rule for rule in self.rules if not rule.holds(sizes))
-
-    @cached_property
-    def _quick(self) -> CodeType:
-        return compile(
-            " and ".join(f"({rule.condition})" for rule in self.rules) or "True", "<sizes>", "eval"
-        )
-
-    def all_hold(self, sizes: Mapping[str, int]) -> bool:
-        """Whether sizes keep all rules, as far as a quick look tells."""
-        try:
-            return bool(eval(self._quick, _KNOWN, sizes))
-        except (NameError, ArithmeticError):  # a size that only a run knows, or a division by 0
-            return False
-
-
-def told(rule: SizeRule, leaves: Sequence[Any]) -> str:
-    """A broken rule, in words."""
-    return f"{found_of(rule, leaves)}, and must be {rule.words}: {rule.by}"
+        yield from (rule for rule in self.rules if not rule.holds(sizes))
 
 
 def found_of(rule: SizeRule, leaves: Sequence[Any]) -> str:
@@ -225,7 +216,7 @@ def found_of(rule: SizeRule, leaves: Sequence[Any]) -> str:
     return " and ".join(f"{row} is {row.of(leaves)}" for row in rows)
 
 
-_KNOWN = {"math": math, "torch": torch, "max": max, "min": min, "abs": abs, "int": int, "float": float}
+KNOWN_NAMES = {"math": math, "torch": torch, "max": max, "min": min, "abs": abs, "int": int, "float": float}
 
 
 @cache
@@ -235,13 +226,13 @@ def _compiled(text: str) -> CodeType:
 
 def value_of(text: str, sizes: Mapping[str, int]) -> Any:
     """What an expression of sizes is; raises `NameError` where it names one that is not given."""
-    return eval(_compiled(text), _KNOWN, sizes)
+    return eval(_compiled(text), KNOWN_NAMES, sizes)
 
 
 def function_of(text: str, names: Sequence[str]) -> Callable[..., Any]:
     """A function of the sizes of these names, which computes an expression of them."""
     code = compile(f"lambda {', '.join(names)}: {text}", "<size>", "eval")
-    return eval(code, dict(_KNOWN))  # type: ignore[no-any-return]
+    return eval(code, dict(KNOWN_NAMES))  # type: ignore[no-any-return]
 
 
 def at(size: Sized, sizes: Mapping[str, int]) -> int:

@@ -13,8 +13,8 @@ from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten, whole_
 from whence._torch.sizes.dims import Freedom
 from whence._torch.subclasses.wrapper_subclasses import is_composed, kind_of, untraceable
 from whence.errors import Fault, InputMismatch, InvalidShapes, UnsupportedInput
+from whence.program.arguments.binding import binding_faults
 from whence.program.arguments.convention import argument_parts, names_of, paths_of, whole_paths_of
-from whence.program.arguments.python_binding import binding_faults
 from whence.program.signature import Part
 from whence.tracing.target.dynamic_shapes import Asked, asked_sizes
 from whence.tracing.target.subject import Subject

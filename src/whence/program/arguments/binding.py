@@ -1,7 +1,8 @@
-"""Everything that keeps arguments from fitting a Python signature; Python itself names the first."""
+"""How arguments bind to a Python signature, and everything that keeps them from it."""
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 Rows = Collection[inspect.Parameter]
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -49,3 +50,35 @@ def _keywords(rows: Rows, args: Sequence[object], kwargs: Mapping[str, object]) 
             yield f"multiple values for argument {name!r}"
         elif name not in known and not _takes(rows, inspect.Parameter.VAR_KEYWORD):
             yield f"got an unexpected keyword argument {name!r}"
+
+
+def arguments_by_name(
+    parameters: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Arguments that bind, or some of them, under the names of the parameters that take them.
+
+    The members of `*args` are called `*0`, `*1`, …, and a keyword that only `**kwargs` takes `**name`.
+    """
+    named: dict[str, Any] = {}
+    for name, value in parameters.bind_partial(*args, **kwargs).arguments.items():
+        match parameters.parameters[name].kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                named |= {f"*{position}": item for position, item in enumerate(value)}
+            case inspect.Parameter.VAR_KEYWORD:
+                named |= {f"**{key}": item for key, item in value.items()}
+            case _:
+                named[name] = value
+    return named
+
+
+def name_of_keyword(parameters: inspect.Signature, keyword: str) -> str:
+    """The name under which the argument of a keyword is found among those by name."""
+    taking = parameters.parameters.get(keyword)
+    single = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return keyword if taking is not None and taking.kind in single else f"**{keyword}"
+
+
+def defaults_of(parameters: inspect.Signature) -> dict[str, Any]:
+    """The parameters that need not be given, with what they are then."""
+    rows = parameters.parameters.values()
+    return {row.name: row.default for row in rows if row.default is not inspect.Parameter.empty}
