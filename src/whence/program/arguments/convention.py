@@ -273,10 +273,19 @@ def whole_paths_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, 
 def names_of(
     args: tuple[Any, ...], kwargs: dict[str, Any], parameters: inspect.Signature | None
 ) -> tuple[str, ...]:
-    """A name for every leaf, from the callable's own argument names: `x`, `batch_mask`, `states_0`."""
+    """A name for every leaf, from the callable's own argument names: `x`, `batch_mask`, `states_0`.
+
+    Two may be called alike, `x` and `**{"x": ...}`: the second is `x_again`.
+    """
     pairs, _ = tree_flatten_with_path((args, kwargs))
     positional = _positional_names(parameters, len(args))
-    return tuple(_leaf_name(positional, key_segments(path)) for path, _ in pairs)
+    names: dict[str, None] = {}
+    for path, _ in pairs:
+        name = _leaf_name(positional, key_segments(path))
+        while name in names:
+            name += "_again"
+        names[name] = None
+    return tuple(names)
 
 
 def _positional_names(parameters: inspect.Signature | None, count: int) -> list[str]:
