@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence.program import Convention
-from whence.program.arguments.quick_check import Conditions, Look, value_at
+from whence.program.arguments.quick_check import LeafConditions, Look, value_at
 from whence.program.guards.expectations import ExpectedConstant, ExpectedWords, TensorFacts
 from whence.program.guards.rows import Guard
 from whence.schema import GuardKind
@@ -28,33 +28,38 @@ def input_glance_of(guards: Sequence[Guard], convention: Convention) -> InputGla
     spelling = convention.flat_call
     if spelling is None or any(guard.kind is GuardKind.ALIASING for guard in guards):
         return None
-    conditions = Conditions()
-    count = 0
-    for guard in guards:
-        if guard.positions and guard.kind is GuardKind.INPUT:
-            count += _write(conditions, value_at(guard.positions[0]), guard)
-    if count != len(convention.leaves):
+    ask = LeafConditions()
+    rows = [guard for guard in guards if guard.positions and guard.kind is GuardKind.INPUT]
+    asked = [condition for guard in rows if (condition := _asked(ask, guard))]
+    if len(asked) != len(convention.leaves):
         return None
-    return InputGlance(spelling, conditions.compiled(count, convention.sizes))
+    strides = [text for guard in rows if (text := _strides(guard))]
+    return InputGlance(spelling, ask.compiled(asked, len(asked), convention.sizes, strides))
 
 
-def _write(conditions: Conditions, value: str, guard: Guard) -> bool:
-    """Write down what one guard expects, where it is plain."""
-    expected = guard.expected
+def _asked(ask: LeafConditions, guard: Guard) -> str:
+    """What one guard expects, where it is plain."""
+    expected, at = guard.expected, guard.positions[0]
     if isinstance(expected, ExpectedWords):
-        conditions.add(f"type({value}) is int")
-    elif isinstance(expected, ExpectedConstant):
-        conditions.constant(guard.positions[0], expected.value)
-    elif isinstance(expected, TensorFacts):
-        conditions.add(f"type({value}) in {conditions.name_of(_PLAIN)}")
-        conditions.add(f"{value}.requires_grad is {expected.requires_grad}")
-        conditions.add(f"{value}.layout is {conditions.name_of(expected.layout)}")
-        conditions.tensor(guard.positions[0], expected.dtype, expected.shape)
-        conditions.add(f"{value}.device == {conditions.name_of(expected.device)}")
-        if expected.strides is not None:
-            strides = "".join(f"{stride}, " for stride in expected.strides)
-            conditions.add_of_sizes(f"{value}.stride() == ({strides})")
-    return isinstance(expected, ExpectedConstant | ExpectedWords | TensorFacts)
+        return ask.whole_number(at)
+    if isinstance(expected, ExpectedConstant):
+        return ask.constant(at, expected.value)
+    if not isinstance(expected, TensorFacts):
+        return ""
+    value = value_at(at)
+    return (
+        f"type({value}) in {ask.name_of(_PLAIN)} and {value}.requires_grad is {expected.requires_grad} "
+        f"and {value}.layout is {ask.name_of(expected.layout)} "
+        f"and {ask.tensor(at, expected.dtype, expected.shape)} "
+        f"and {value}.device == {ask.name_of(expected.device)}"
+    )
+
+
+def _strides(guard: Guard) -> str:
+    if not isinstance(guard.expected, TensorFacts) or guard.expected.strides is None:
+        return ""
+    strides = "".join(f"{stride}, " for stride in guard.expected.strides)
+    return f"{value_at(guard.positions[0])}.stride() == ({strides})"
 
 
 def inputs_are_as_they_were(glance: InputGlance, args: object, kwargs: object) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from whence.program import Convention, Program
 from whence.program.arguments.convention import shown_call
 from whence.program.arguments.fitting import ArgumentFault, Misfit
 from whence.program.arguments.open_sizes import SizeRule, found_of, shape_of, strides_of
-from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedWords, TensorFacts
+from whence.program.guards.expectations import ExpectedConstant, ExpectedWords, TensorFacts
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind, InputKind, OutputKind, Strictness
 
@@ -72,26 +73,19 @@ _APART = "a write to one would be a write to another"
 
 def leaf_guard(position: int, path: str, leaf: object, *, with_strides: bool) -> Guard:
     """What one tensor, number or constant among the arguments is."""
-    expected: Expectation
+    guard = partial(Guard, GuardKind.INPUT, path, positions=(position,))
     if isinstance(leaf, Tensor):
         facts = tensor_facts(leaf)
-        strides = None if facts.strides is None else strides_of(leaf)
+        strides = strides_of(leaf) if with_strides and facts.strides is not None else None
         expected = replace(facts, type=Tensor, shape=shape_of(leaf), strides=strides)
         reason = "the operations were recorded for a tensor like this"
-        if not with_strides:
-            expected = expected.with_strides(None)
-        return Guard(GuardKind.INPUT, path, expected, Strictness.METADATA, reason, positions=(position,))
-    reason = "its value decided what was recorded"
+        return guard(expected, Strictness.METADATA, reason)
     if is_symbolic(leaf):
-        whole = ExpectedWords("a whole number")
-        return Guard(
-            GuardKind.INPUT, path, whole, Strictness.TYPE, "it is computed with", positions=(position,)
-        )
+        return guard(ExpectedWords("a whole number"), Strictness.TYPE, "it is computed with")
+    reason = "its value decided what was recorded"
     if is_constant(leaf):
-        return Guard(
-            GuardKind.INPUT, path, ExpectedConstant(leaf), Strictness.EQUAL, reason, positions=(position,)
-        )
-    return Guard(GuardKind.INPUT, path, reference(leaf), Strictness.IDENTITY, reason, positions=(position,))
+        return guard(ExpectedConstant(leaf), Strictness.EQUAL, reason)
+    return guard(reference(leaf), Strictness.IDENTITY, reason)
 
 
 def size_guard(rule: SizeRule) -> Guard:
@@ -191,7 +185,9 @@ def _guard_of(convention: Convention, row: ArgumentFault) -> Guard:
 
 
 def _in_words(row: ArgumentFault) -> str:
-    return row.found if row.kind in (Misfit.SIZE, Misfit.TIED) else shown(row.found)
+    if row.kind is Misfit.SIZE:
+        return str(row.found)
+    return "two tensors" if row.kind is Misfit.TIED else shown(row.found)
 
 
 def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[str, int] | None) -> str | None:

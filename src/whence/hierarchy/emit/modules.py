@@ -38,6 +38,10 @@ def emit(plan: Plan, *, onto: object = None, copy: bool = False) -> nn.Module:
     """
     program, called = plan.program, _calls_by_path(plan)
     made = _trees(program, called) if onto is None else instances(program, onto)
+    for record in program.modules:
+        _fill(made[record.path], record, program.state)
+        if onto is None:
+            _order_children(made[record.path], record)
     for path, calls in called.items():
         if path in made and (held := captured_of(made[path])) is not None:
             held.give(calls)
@@ -61,7 +65,7 @@ def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
 
 
 def _trees(program: Program, called: Mapping[ModulePath, object]) -> dict[ModulePath, nn.Module]:
-    """A captured module for each of the model, with its state."""
+    """A captured module for each of the model."""
     first = {record.path: record.same_as for record in program.modules if record.same_as is not None}
     are_called = {first.get(path, path) for path in called}
     made: dict[ModulePath, nn.Module] = {ROOT: _root(program)}
@@ -72,10 +76,6 @@ def _trees(program: Program, called: Mapping[ModulePath, object]) -> dict[Module
             made[record.path] = _module(record, is_called=record.path in are_called)
         if record.path != ROOT:
             _attach(made.get(record.path.parent, made[ROOT]), record.path.name, made[record.path])
-        if record.same_as is None:
-            _fill(made[record.path], record, program.state)
-    for record in program.modules:
-        _order_children(made[record.path], record)
     return made
 
 
@@ -106,11 +106,9 @@ def _order_children(module: nn.Module, record: ModuleRecord) -> None:
 
 def _fill(module: nn.Module, record: ModuleRecord, state: Mapping[str, Tensor]) -> None:
     for name, held in record.parameters:
-        tensor = None if held is None else state[held]
+        module._parameters[name] = None if held is None else state[held]  # type: ignore[assignment]
         if isinstance(module, nn.ParameterDict):
-            module[name] = tensor
-            continue
-        module._parameters[name] = tensor  # type: ignore[assignment]
+            module._keys[name] = None
         if isinstance(module, nn.ParameterList):  # which may hold other things between them
             module._size = max(module._size, int(name) + 1)
     for name, held, persistent in record.buffers:
@@ -119,12 +117,12 @@ def _fill(module: nn.Module, record: ModuleRecord, state: Mapping[str, Tensor]) 
     for name in record.absent:
         module._modules[name] = None
     for name, held in record.tensors:
-        if name in OWN_NAMES:
+        if isinstance(module, Tree) and name in OWN_NAMES:
             raise _taken(record, name)
         if held in state:
-            setattr(module, name, state[held])
+            module.__dict__[name] = state[held]
     module.__dict__["training"] = record.training
-    if isinstance(module, Tree):
+    if captured_of(module) is not None:
         module.__dict__[CAPTURED_MODE] = record.training
 
 

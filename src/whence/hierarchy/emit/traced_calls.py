@@ -24,9 +24,9 @@ from whence.hierarchy.swap.preserved import CallPlace
 from whence.hierarchy.swap.state import places
 from whence.hierarchy.swap.unpreserved import Unpreserved, in_place_of, name_of_repeated
 from whence.program import Convention
-from whence.program.arguments.binding import defaults_of
-from whence.program.arguments.convention import is_default
+from whence.program.arguments.binding import Spelling, spelling_of
 from whence.program.arguments.quick_check import Look
+from whence.provenance import ModulePath
 
 if TYPE_CHECKING:
     from whence.hierarchy.run.calls import CallBody
@@ -40,28 +40,19 @@ _JOINT = (
 OTHER = f"another module took the place of a captured one; {_NOT_WHOLE}, or capture the model with it"
 
 
-@dataclass(frozen=True)
-class PlainChild:
-    """A call that plain code makes: where its module is, seen from the caller or else from the root."""
-
-    path: tuple[str, ...]
-    from_caller: bool
-    place: CallPlace
-
-
-def plain_body(function: Callable[..., tuple[Any, ...]], children: Sequence[PlainChild]) -> Body:
-    """A body that calls its children as modules, so that whoever reads it sees the hierarchy."""
-    calls = tuple(map(_plain_call, children))
+def plain_body(function: Body, calls: Sequence[Body]) -> Body:
+    """A body that makes these calls, of modules, so that whoever reads it sees the hierarchy."""
+    made = tuple(calls)
 
     def run(module: nn.Module, *values: Any) -> tuple[Any, ...]:
-        return function(module, calls, *values)
+        return function(module, made, *values)
 
     return run
 
 
-def _plain_call(child: PlainChild) -> Body:
-    path, from_caller, place = child.path, child.from_caller, child.place
-    plan, number = place.plan, place.number
+def plain_call(path: ModulePath, from_caller: bool, place: CallPlace) -> Body:
+    """A call that plain code makes: where its module is, seen from the caller or else from the root."""
+    plan, number, segments = place.plan, place.number, tuple(path)
     hooked = _unread(_through_hooks(number), f"a module of a captured tree has hooks; {_NOT_WHOLE}")
     other, only = (
         _unread(each.forward, OTHER) for each in (in_place_of(place), Unpreserved(place, only=True))
@@ -71,7 +62,7 @@ def _plain_call(child: PlainChild) -> Body:
     def run(caller: nn.Module, *values: Any) -> tuple[Any, ...]:
         held: Any = caller if from_caller else captured_of(caller).whence_root
         module = held
-        for segment in path:
+        for segment in segments:
             held, module = module, module._modules[segment]
         if repeated and repeated in held._modules:
             return only(held._modules[repeated], values)  # type: ignore[no-any-return]
@@ -100,16 +91,50 @@ def _unread(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class Places:
-    """The places of preserved modules, as paths and numbers of calls, and how to run where one was taken."""
+class Alone:
+    """One way to make a captured call, with as many positional arguments and such keywords.
 
-    plan: Plan
-    rows: tuple[tuple[tuple[str, ...], int], ...]
+    `plainly` runs the call as it is, unread: always where it `is_refused`, and where it `is_joint` while
+    gradients are recorded. So does `around` where another module is in one of the `places`, and `unfit` where
+    arguments do not fit: a tracer that meets an error gives up on all its callers and starts anew below.
+    """
+
+    spelling: Spelling
+    spec: TreeSpec
+    look: Look
+    generated: GeneratedCall
+    body: Body
+    autocast: tuple[tuple[str, str], ...]
+    plainly: Callable[..., Any]
     around: Callable[..., Any]
+    unfit: Callable[..., Any]
+    is_joint: bool
+    is_refused: bool
+    plan: Plan
+    places: tuple[tuple[tuple[str, ...], int], ...]
 
-    def taken(self, module: nn.Module) -> bool:
-        """Whether another module is in one of the places."""
-        for path, number in self.rows:
+    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the capture holds for these arguments."""
+        flat, spec = tree_flatten(self.spelling.arranged(args, kwargs))
+        if spec != self.spec or _autocast_now() != self.autocast:
+            return False
+        return not self.spelling.changed(args, kwargs) and self.look(flat)
+
+    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the call, with arguments that fit."""
+        trains = self.is_joint and torch.is_grad_enabled() and not torch.compiler.is_exporting()
+        if trains or self.is_refused:
+            return self.plainly(module, args, kwargs)
+        if self._is_place_taken(module):
+            return self.around(module, args, kwargs)
+        flat, _ = tree_flatten(self.spelling.arranged(args, kwargs))
+        if not self.autocast:
+            return self.generated.run(self.body, module, flat, flat)
+        with torch.autocast(self.autocast[0][0], enabled=False):
+            return self.generated.run(self.body, module, flat, flat)
+
+    def _is_place_taken(self, module: nn.Module) -> bool:
+        for path, number in self.places:
             held: Any = module
             for segment in path:
                 held = held._modules[segment]
@@ -118,102 +143,24 @@ class Places:
         return False
 
 
-@dataclass(frozen=True)
-class Positional:
-    """Stands for a positional argument."""
-
-    at: int
-
-
-@dataclass(frozen=True)
-class Keyword:
-    """Stands for a keyword argument."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Alone:
-    """One way to make a captured call, with as many positional arguments and such keywords.
-
-    `positional` and `keywords` say where each argument of the capture is found: among the positional ones, by
-    a keyword, or left at its default; `beside` are others, which must be what they were by default. `plainly`
-    runs the call as it is, unread: always where it `is_refused`, and where it `is_joint` while gradients are
-    recorded. So does a call in which another module is in one of the `places`, and `unfit` where arguments do
-    not fit: a tracer that meets an error gives up on all its callers, and starts anew below them.
-    """
-
-    positional: tuple[Any, ...]
-    keywords: tuple[tuple[str, Any], ...]
-    beside: tuple[tuple[Any, Any], ...]
-    spec: TreeSpec
-    look: Look
-    generated: GeneratedCall
-    body: Body
-    autocast: tuple[tuple[str, str], ...]
-    plainly: Callable[..., Any]
-    unfit: Callable[..., Any]
-    is_joint: bool
-    is_refused: bool
-    places: Places
-
-    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the capture holds for these arguments."""
-        flat, spec = tree_flatten(self._arranged(args, kwargs))
-        if spec != self.spec or _autocast_now() != self.autocast:
-            return False
-        for where, default in self.beside:
-            if not is_default(default, _found(where, args, kwargs)):
-                return False
-        return self.look(flat)
-
-    def _arranged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The arguments in the spelling of the capture."""
-        return (
-            tuple([_found(where, args, kwargs) for where in self.positional]),
-            {name: _found(where, args, kwargs) for name, where in self.keywords},
-        )
-
-    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make the call, with arguments that fit."""
-        trains = self.is_joint and torch.is_grad_enabled() and not torch.compiler.is_exporting()
-        if trains or self.is_refused:
-            return self.plainly(module, args, kwargs)
-        if self.places.taken(module):
-            return self.places.around(module, args, kwargs)
-        flat, _ = tree_flatten(self._arranged(args, kwargs))
-        if not self.autocast:
-            return self.generated.run(self.body, module, flat, flat)
-        with torch.autocast(self.autocast[0][0], enabled=False):
-            return self.generated.run(self.body, module, flat, flat)
-
-
-def _found(where: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if isinstance(where, Positional):
-        return args[where.at]
-    return kwargs[where.name] if isinstance(where, Keyword) else where
-
-
 def alone(interface: Interface, call: "CallBody", spelling: tuple[int, tuple[str, ...]]) -> Alone:
     """A call as a person makes it, with so many positional arguments and such keywords."""
     program, convention = call.plan.program, interface.convention
-    args, kwargs, beside = _spelled(convention, *spelling)
-    defaults = defaults_of(convention.parameters) if convention.parameters is not None else {}
     reason = _refusal(call)
     return Alone(
-        positional=args,
-        keywords=tuple(kwargs.items()),
-        beside=tuple((where, defaults[name]) for name, where in beside.items()),
+        spelling=_spelled(convention, *spelling),
         spec=convention.spec,
         look=convention.expected.look,
         generated=call.generated,
         body=_laid_out(call),
         autocast=program.autocast,
         plainly=_unread(call.run, f"{reason}; {_NOT_WHOLE}" if reason else _JOINT),
+        around=_unread(call.run, OTHER),
         unfit=_unread(call.run, f"the arguments do not fit the capture; {_NOT_WHOLE}"),
         is_joint=program.has_backward,
         is_refused=bool(reason),
-        places=Places(call.plan, tuple(_places(call.plan, call.number)), _unread(call.run, OTHER)),
+        plan=call.plan,
+        places=tuple(_places(call.plan, call.number)),
     )
 
 
@@ -267,13 +214,11 @@ def _refusal(call: "CallBody") -> str:
     return ""
 
 
-def _spelled(convention: Convention, count: int, names: tuple[str, ...]) -> tuple[Any, Any, Any]:
-    """Where the arguments of the capture are found among such arguments, and which others there are."""
-    given = tuple(map(Positional, range(count))), {name: Keyword(name) for name in names}
+def _spelled(convention: Convention, count: int, names: tuple[str, ...]) -> Spelling:
     try:
-        return convention.arranged(*given)
-    except CallError:
-        return *given, {}
+        return convention.spelling(count, names)
+    except CallError:  # it does not bind, and is told so when it is made
+        return spelling_of(None, (0, ()), (count, names))
 
 
 def on_proxies(call: "CallBody", module: nn.Module, arguments: tuple[Any, Any]) -> Any:
@@ -286,22 +231,17 @@ def on_proxies(call: "CallBody", module: nn.Module, arguments: tuple[Any, Any]) 
 
 
 def _proxied(convention: Convention, args: Any, kwargs: Any) -> list[Any]:
-    if not isinstance(args, fx.Proxy):
-        return _spelled_or_flat(convention, args, kwargs)
-    example = convention.unflatten(range(len(convention.leaves)))
-    return [_accessed((args, kwargs), path) for path, _ in tree_flatten_with_path(example)[0]]
-
-
-def _spelled_or_flat(convention: Convention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The leaves of a call in the captured structure; placeholders alone are leaves already."""
+    """The leaves of such a call; placeholders alone are leaves already."""
     count = len(convention.leaves)
-    only_flat = not kwargs and all(isinstance(value, fx.Proxy) for value in args) and len(args) >= count
+    if isinstance(args, fx.Proxy):
+        example = convention.unflatten(range(count))
+        return [_accessed((args, kwargs), path) for path, _ in tree_flatten_with_path(example)[0]]
     try:
         return convention.in_order(args, kwargs)
     except CallError:
-        if only_flat:
-            return list(args[:count])
-        raise
+        if kwargs or len(args) < count or not all(isinstance(value, fx.Proxy) for value in args):
+            raise
+        return list(args[:count])
 
 
 def _accessed(value: Any, path: KeyPath) -> Any:

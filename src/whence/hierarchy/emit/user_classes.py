@@ -15,8 +15,8 @@ from torch import nn
 from whence._torch.observe.wrappers import seen_through
 from whence.errors import Fault, Place, UsageError
 from whence.hierarchy.plan.plan import ROOT_CALL
-from whence.hierarchy.run.captured import CAPTURED_MODE, KEY, Captured, forward, train
-from whence.program import ModuleRecord, Program
+from whence.hierarchy.run.captured import KEY, Captured, forward, train
+from whence.program import Program
 from whence.program.names import modules_within
 from whence.provenance import ROOT, ModulePath
 
@@ -26,7 +26,7 @@ _UNKNOWN = "Module"
 
 
 def instances(program: Program, model: object) -> dict[ModulePath, nn.Module]:
-    """An instance for each module of a model, which is left as it is, with the state of the program.
+    """An instance for each module of a model, which is left as it is.
 
     Raises `UsageError` naming every module that does not fit, or cannot be made without `__init__`.
     """
@@ -34,12 +34,8 @@ def instances(program: Program, model: object) -> dict[ModulePath, nn.Module]:
     made, faults = _made(given)
     if faults := [*_misfits(program, given), *faults]:
         raise UsageError.of(faults)
-    records = {record.path: record for record in program.modules}
-    for path, module in given.items():
-        new = made[id(module)]
-        _fill(new, module, made)
-        if path in records:
-            _share_state(new, records[path], program)
+    for module in given.values():
+        _fill(made[id(module)], module, made)
     return {path: made[id(module)] for path, module in given.items()}
 
 
@@ -135,15 +131,3 @@ def _slots(kind: type) -> Iterator[str]:
     for base in kind.__mro__:
         declared = base.__dict__.get("__slots__", ())
         yield from (declared,) if isinstance(declared, str) else declared
-
-
-def _share_state(new: nn.Module, record: ModuleRecord, program: Program) -> None:
-    """Parameters, buffers and tensors as the program has them."""
-    for name, held in record.parameters:
-        new._parameters[name] = None if held is None else program.state[held]  # type: ignore[assignment]
-    for name, held, _ in record.buffers:
-        new._buffers[name] = None if held is None else program.state[held]
-    for name, held in record.tensors:
-        if held in program.state:
-            new.__dict__[name] = program.state[held]
-    new.__dict__["training"] = new.__dict__[CAPTURED_MODE] = record.training

@@ -1,7 +1,7 @@
 """Captured calls, ready to run: by their caller in the tree, or alone, by a person."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -14,27 +14,27 @@ from torch import Tensor, fx, nn
 
 from whence._torch.subclasses.fully_sharded import whole
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients
-from whence._torch.tensors import autocast_in_words, autocast_state, without_autocast
+from whence._torch.tensors import autocast_state, without_autocast
 from whence.errors import CallError
 from whence.hierarchy.emit.for_interpreter import interpreted
 from whence.hierarchy.emit.generated_call import GeneratedCall, carries_gradient, generated_call
 from whence.hierarchy.emit.graphs import as_graph
 from whence.hierarchy.emit.source import FunctionSource, write
-from whence.hierarchy.emit.traced_calls import Alone, PlainChild, alone, on_proxies, plain_body
+from whence.hierarchy.emit.traced_calls import Alone, alone, on_proxies, plain_body, plain_call
 from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region
 from whence.hierarchy.run.differentiable import Differentiation, laid_out, run_differentiably
 from whence.hierarchy.run.differentiated_state import HeldTensors
 from whence.hierarchy.run.gradient_pieces import GradientPieces, apart
 from whence.hierarchy.run.inner_calls import ChildCall, child_call
 from whence.hierarchy.run.interface import GradientInterface, Interface, interface_of
-from whence.hierarchy.run.overlapping_arguments import refuse_overlap
 from whence.hierarchy.run.wrapper_subclasses import differentiable_leaves
 from whence.hierarchy.swap.preserved import CallPlace
 from whence.hierarchy.swap.refusal import Refusal
 from whence.hierarchy.swap.state import Replacing, Touched, newcomers, places, refuse_half, touched_of
 from whence.hierarchy.swap.unpreserved import refuse_lost
 from whence.hierarchy.value_shapes import described
-from whence.program.arguments.fitting import Misfit
+from whence.program.arguments.fitting import Misfit, other_autocast
+from whence.program.arguments.overlap import refuse_overlap
 from whence.program.copying import refuse_pickling
 from whence.program.queries.printing import marked
 from whence.provenance import ModulePath
@@ -84,27 +84,27 @@ class Compiler(_OfThisProcess):
         if (half, first) not in self.functions:
             self.functions[half, first] = self._compiled(half, first)
         function, calls = self.functions[half, first]
-        moved = self.plan.numbering.moved
-        return function, tuple(self._child(half, number, moved(called, first, number)) for called in calls)
+        return function, tuple(child_call(*way, half) for way in self._ways(calls, number))
 
     def plain_body(self, number: int) -> Callable[..., tuple[Any, ...]]:
         """The forward of a call as tracers read it."""
         first = self.plan.first[number]
         if first not in self.plain:
             self.plain[first] = self._written(write(self.plan, Phase.FORWARD, first, plainly=True))
-        function, called = self.plain[first]
-        moved = self.plan.numbering.moved
-        return plain_body(function, [self._place(moved(other, first, number), number) for other in called])
+        function, calls = self.plain[first]
+        return plain_body(function, [plain_call(*way) for way in self._ways(calls, number)])
 
-    def _place(self, called: int, caller: int) -> PlainChild:
-        path, inside = self._way(called, caller)
-        return PlainChild(tuple(path), inside, CallPlace(self.plan, called))
+    def _ways(self, calls: Sequence[int], caller: int) -> Iterator[tuple[ModulePath, bool, CallPlace]]:
+        """The path of each called module, whether it begins at its caller, or else at the root; its place.
 
-    def _way(self, called: int, caller: int) -> tuple[ModulePath, bool]:
-        """The path of a called module, and whether it begins at its caller, or else at the root."""
-        path, around = self.plan.site(called).path, self.plan.site(caller).path
-        inside = path.is_within(around)
-        return path.relative_to(around) if inside else path, inside
+        `calls` are those that the first of equal callers makes.
+        """
+        plan, around = self.plan, self.plan.site(caller).path
+        for call in calls:
+            called = plan.numbering.moved(call, plan.first[caller], caller)
+            path = plan.site(called).path
+            inside = path.is_within(around)
+            yield path.relative_to(around) if inside else path, inside, CallPlace(plan, called)
 
     def graph(self, phase: Phase, number: int) -> fx.Graph:
         """The graph of a call in a phase."""
@@ -125,10 +125,6 @@ class Compiler(_OfThisProcess):
         exec(code, names)
         return names["run"], source.calls
 
-    def _child(self, half: Half, caller: int, called: int) -> ChildCall:
-        path, inside = self._way(called, caller)
-        return child_call(path, inside, CallPlace(self.plan, called), half)
-
 
 @dataclass(frozen=True)
 class CallBody(_OfThisProcess):
@@ -137,6 +133,9 @@ class CallBody(_OfThisProcess):
     plan: Plan
     number: int
     compiler: Compiler
+    _functions: dict[Half, tuple[FunctionType, tuple[ChildCall, ...]]] = field(
+        default_factory=dict, hash=False
+    )
 
     def __repr__(self) -> str:
         return f"<call {self.name or '(root)'}>"
@@ -180,10 +179,6 @@ class CallBody(_OfThisProcess):
             return None
         return self.compiler.graph(Phase(phase), self.number)
 
-    @cached_property
-    def _functions(self) -> dict[Half, tuple[FunctionType, tuple[ChildCall, ...]]]:
-        return {}
-
     def function(self, half: Half) -> tuple[FunctionType, tuple[ChildCall, ...]]:
         """One half of the call, and the calls that its code makes."""
         if half not in self._functions:
@@ -200,14 +195,6 @@ class CallBody(_OfThisProcess):
         function, calls = self.function(half)
         return function(module, calls, *values)  # type: ignore[no-any-return]
 
-    def position_of(self, name: str) -> int:
-        """Where a node stands in the captured graph."""
-        return self.plan.positions[name]
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype of a value."""
-        return self.plan.nodes[name].meta["val"].dtype  # type: ignore[no-any-return]
-
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the call was captured with such arguments."""
         interface = self.interface
@@ -218,10 +205,10 @@ class CallBody(_OfThisProcess):
         """Run the call as a person makes it; state that it changes is changed in place."""
         interface = self.alone
         flat = self._flattened(interface, args, kwargs)
-        refuse_overlap(interface, flat)
+        refuse_overlap(interface.convention, self._written, flat)
         state = autocast_state()
         if state != self.plan.program.autocast:
-            raise _other_autocast(state, self.plan.program.autocast)
+            raise other_autocast(self.plan.program.autocast, state)
         with without_autocast(state) if state else nullcontext():
             leaves = self._differentiable(interface, flat, (args, kwargs))
             try:
@@ -263,6 +250,10 @@ class CallBody(_OfThisProcess):
         if interface.convention.is_flat(*arguments):
             return flat
         return differentiable_leaves(flat, arguments, interface.leaves, self.plan.program.wholes)
+
+    @cached_property
+    def _written(self) -> tuple[int, ...]:
+        return tuple(target for _, target in self.alone.writes if isinstance(target, int))
 
     @cached_property
     def generated(self) -> GeneratedCall:
@@ -394,11 +385,3 @@ class CallBody(_OfThisProcess):
                 if sources:
                     needs[node.name] = frozenset().union(*sources)
         return needs
-
-
-def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str, str], ...]) -> CallError:
-    return CallError(
-        f"autocast was {autocast_in_words(captured)} at capture, and is {autocast_in_words(now)}",
-        why="the casts are part of the captured graph",
-        remedy="call it as it was captured, or capture inside the autocast region",
-    )

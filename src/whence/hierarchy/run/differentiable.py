@@ -176,7 +176,8 @@ def _tangents(
         gradient = waiting.pop(output, None)
         if gradient is None:
             missing.add(tangent)
-            gradient = torch.zeros(shapes[output], dtype=run.runner.dtype_of(tangent), device=device)
+            dtype = run.runner.plan.nodes[tangent].meta["val"].dtype
+            gradient = torch.zeros(shapes[output], dtype=dtype, device=device)
         arrived[tangent] = gradient
     return arrived, missing
 
@@ -195,7 +196,7 @@ def _arriving(
     if run.half is Half.BACKWARD:
         return tuple(values[term] for term in terms)
     found = ((values[term], term) for term in terms)  # None for a parameter whose module was replaced
-    parts = (parts_of(value, run.runner.position_of(term)) for value, term in found if value is not None)
+    parts = (parts_of(value, run.runner.plan.positions[term]) for value, term in found if value is not None)
     return in_order(chain(*parts, more))
 
 

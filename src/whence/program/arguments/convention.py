@@ -7,7 +7,7 @@ arrive; everything that does not is reported at once.
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -28,10 +28,9 @@ from whence._torch.pytrees import (
 )
 from whence._torch.sizes.exported_sizes import Limits, is_open
 from whence.errors import CallError
-from whence.program.arguments.binding import arguments_by_name, binding_faults, defaults_of, name_of_keyword
+from whence.program.arguments.binding import Shape, Spelling, arguments_by_name, binding_faults, spelling_of
 from whence.program.arguments.fitting import ArgumentFault, ExpectedLeaves, Misfit, refusal
 from whence.program.arguments.open_sizes import Sizes, sizes_within
-from whence.program.arguments.quick_check import same_constant
 from whence.program.signature import Part, describe
 
 _LEAVES = frozenset({Tensor, Parameter, bool, int, float, str, type(None)})
@@ -66,7 +65,10 @@ class Convention:
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order; raises `CallError` naming every misfit."""
-        return self.checked(self.in_order(args, kwargs))
+        flat = self.in_order(args, kwargs)
+        if not self.expected.fit(flat) and (faults := self.expected.faults(flat)):
+            raise refusal(faults)
+        return flat
 
     def faults(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ArgumentFault, ...]:
         """Everything that keeps arguments from fitting."""
@@ -75,12 +77,6 @@ class Convention:
         except CallError as error:
             return error.misfits
         return ()
-
-    def checked(self, flat: list[Any]) -> list[Any]:
-        """The leaves as they are, where the program takes them; raises `CallError` naming every misfit."""
-        if not self.expected.fit(flat) and (faults := self.expected.faults(flat)):
-            raise refusal(faults)
-        return flat
 
     @cached_property
     def expected(self) -> ExpectedLeaves:
@@ -99,10 +95,10 @@ class Convention:
             return flat
         if self.adapter is not None:
             return self._adapted(spec, flat)
-        args, kwargs, beside = self.arranged(args, kwargs)
-        if changed := [*self._changed(beside)]:
-            raise refusal(changed)
-        flat, spec = tree_flatten((args, kwargs))
+        spelling = self.spelling(len(args), tuple(kwargs))
+        if changed := spelling.changed(args, kwargs):
+            raise refusal([_of_default(*row) for row in changed])
+        flat, spec = tree_flatten(spelling.arranged(args, kwargs))
         if not same_structure(spec, self.spec):
             raise self._other_structure(_shape_of(spec, flat))
         return flat
@@ -156,55 +152,30 @@ class Convention:
         words = f"expected {self.shown}, got {found}"
         return refusal([ArgumentFault(Misfit.STRUCTURE, "the arguments", self.shown, found, words)])
 
-    def arranged(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-        """A call as the capture spelled its own, where the same arguments can be given so; and the arguments
-        that the capture left at their defaults."""
-        parameters = self.parameters
-        if parameters is None:
-            return args, kwargs, {}
-        if problems := binding_faults(parameters, args, kwargs):
-            rows = [ArgumentFault(Misfit.BINDING, "the arguments", parameters, None, row) for row in problems]
-            raise refusal(rows, why=f"the captured callable takes {parameters}")
-        positional, keywords = self._spelling
-        captured, defaults = {*positional, *keywords.values()}, defaults_of(parameters)
-        given = arguments_by_name(parameters, args, kwargs)
-        beside = {name: value for name, value in given.items() if name not in captured}
-        given = defaults | given
-        if not (captured <= set(given) and set(beside) <= set(defaults)):
-            return args, kwargs, {}
-        return (
-            tuple(given[name] for name in positional),
-            {keyword: given[name] for keyword, name in keywords.items()},
-            beside,
-        )
+    def spelling(self, count: int, keywords: tuple[str, ...]) -> Spelling:
+        """How a call with so many positional arguments and such keywords is read; raises `CallError` for one
+        that does not bind."""
+        shape = count, keywords
+        if shape not in self._spellings:
+            parameters, own = self.parameters, self.spec.children()
+            args, kwargs = (None,) * count, dict.fromkeys(keywords)
+            if parameters is not None and (problems := binding_faults(parameters, args, kwargs)):
+                what = Misfit.BINDING, "the arguments", parameters, shape
+                rows = [ArgumentFault(*what, words) for words in problems]
+                raise refusal(rows, why=f"the captured callable takes {parameters}")
+            captured = own[0].num_children, tuple(own[1].context)
+            self._spellings[shape] = spelling_of(parameters, captured, shape)
+        return self._spellings[shape]
 
     @cached_property
-    def _spelling(self) -> tuple[tuple[str, ...], dict[str, str]]:
-        """The names of the captured positional arguments, and that of each captured keyword."""
-        args, kwargs = self.unflatten(self.leaves)
-        parameters: Any = self.parameters
-        positional = tuple(arguments_by_name(parameters, args, {}))
-        return positional, {keyword: name_of_keyword(parameters, keyword) for keyword in kwargs}
-
-    def _changed(self, beside: Mapping[str, Any]) -> Iterator[ArgumentFault]:
-        """The arguments that the capture left at their defaults, and that are something else now."""
-        defaults = defaults_of(self.parameters) if self.parameters is not None and beside else {}
-        for name, value in beside.items():
-            if not is_default(defaults[name], value):
-                found = shown_call((value,), {})[1:-1]
-                words = f"{name} was left out at capture, where it is {defaults[name]!r}, and is {found} now"
-                yield ArgumentFault(Misfit.DEFAULT, name, defaults[name], value, words)
+    def _spellings(self) -> dict[Shape, Spelling]:
+        return {}
 
 
-def is_default(default: Any, given: Any) -> bool:
-    """Whether an argument only writes out a default."""
-    if isinstance(default, tuple | list) and type(default) is type(given) and len(default) == len(given):
-        return all(map(is_default, default, given))
-    if isinstance(default, dict) and type(default) is type(given) and list(default) == list(given):
-        return all(map(is_default, default.values(), given.values()))
-    return same_constant(default, given)
+def _of_default(name: str, default: Any, value: Any) -> ArgumentFault:
+    found = shown_call((value,), {})[1:-1]
+    words = f"{name} was left out at capture, where it is {default!r}, and is {found} now"
+    return ArgumentFault(Misfit.DEFAULT, name, default, value, words)
 
 
 def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
@@ -289,18 +260,12 @@ def names_of(
 
 
 def _positional_names(parameters: inspect.Signature | None, count: int) -> list[str]:
-    names = [f"args_{position}" for position in range(count)]
     if parameters is None:
-        return names
-    own = [
-        parameter.name
-        for parameter in parameters.parameters.values()
-        if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    rest = next(
-        (p.name for p in parameters.parameters.values() if p.kind is inspect.Parameter.VAR_POSITIONAL), "args"
-    )
-    return [*own[:count], *(f"{rest}_{position}" for position in range(count - len(own)))]
+        return [f"args_{position}" for position in range(count)]
+    rows = parameters.parameters.values()
+    rest = next((row.name for row in rows if row.kind is inspect.Parameter.VAR_POSITIONAL), "args")
+    names = arguments_by_name(parameters, range(count), {})
+    return [f"{rest}_{name[1:]}" if name.startswith("*") else name for name in names]
 
 
 def _leaf_name(positional: Sequence[str], segments: Sequence[str]) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from whence._torch.sizes.exported_sizes import is_number, is_open
+from whence._torch.sizes.exported_sizes import is_open
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic
+from whence._torch.tensors import autocast_in_words
 from whence.errors import CallError
 from whence.program.arguments.open_sizes import SizeRule, Sizes, found_of, shape_of
-from whence.program.arguments.quick_check import Conditions, Look, same_constant, value_at
+from whence.program.arguments.quick_check import LeafConditions, Look, value_at
 from whence.program.calls import Absent
 from whence.program.signature import describe
 
@@ -66,6 +67,15 @@ def refusal(faults: Sequence[ArgumentFault], *, why: str = "") -> CallError:
     return error
 
 
+def other_autocast(captured: tuple[tuple[str, str], ...], now: tuple[tuple[str, str], ...]) -> CallError:
+    """The error for a call under another autocast."""
+    return CallError(
+        f"autocast was {autocast_in_words(captured)} at capture, and is {autocast_in_words(now)}",
+        why="the casts are part of the captured graph",
+        remedy="call it as it was captured, or capture inside the autocast region",
+    )
+
+
 def _other_sizes(faults: Sequence[ArgumentFault]) -> Iterator[str]:
     """The dimensions that have another size than at capture, in tensors of the same rank."""
     for row in faults:
@@ -102,73 +112,63 @@ class ExpectedLeaves:
     @cached_property
     def look(self) -> Look:
         """The quick look, as code that tracers read."""
-        conditions = Conditions()
+        conditions = [condition for _, _, condition in self._rows]
+        return self._conditions.compiled(conditions, len(self.leaves), self.sizes)
+
+    @cached_property
+    def _conditions(self) -> LeafConditions:
+        return LeafConditions()
+
+    @cached_property
+    def _rows(self) -> tuple[tuple[Misfit, tuple[int, ...], str], ...]:
+        """What is asked of values, row by row."""
+        return tuple(self._asked())
+
+    def _asked(self) -> Iterator[tuple[Misfit, tuple[int, ...], str]]:
+        ask = self._conditions
         for at, expected in enumerate(self.leaves):
             if isinstance(expected, Tensor):
-                shape = shape_of(expected) if self.sizes is None else self.sizes.shapes[at]
-                conditions.tensor(at, expected.dtype, shape or ())
-                if self._is_laid_out(at):
-                    conditions.add(f"{value_at(at)}.stride() == {expected.stride()}")
+                shape = shape_of(expected) if self.sizes is None else self.sizes.shapes[at] or ()
+                yield Misfit.VALUE, (at,), ask.tensor(at, expected.dtype, shape)
             elif isinstance(expected, SYMBOLIC):
-                conditions.add(f"type({value_at(at)}) is int")
+                yield Misfit.VALUE, (at,), ask.whole_number(at)
             elif not isinstance(expected, Absent):
-                conditions.constant(at, expected)
+                yield Misfit.VALUE, (at,), ask.constant(at, expected)
+            is_asked = self.reads_memory or self.paths[at] in self.layouts
+            if is_asked and isinstance(expected, Tensor) and not is_open(expected):
+                yield Misfit.LAYOUT, (at,), f"{value_at(at)}.stride() == {expected.stride()}"
         for first, second in self.same:
-            conditions.add(f"{value_at(first)} is {value_at(second)}")
-        return conditions.compiled(len(self.leaves), self.sizes)
-
-    def _is_laid_out(self, at: int) -> bool:
-        return (self.reads_memory or self.paths[at] in self.layouts) and not is_open(self.leaves[at])
+            yield Misfit.TIED, (first, second), f"{value_at(first)} is {value_at(second)}"
 
     def faults(self, flat: Sequence[Any]) -> list[ArgumentFault]:
         """Everything that does not fit; what needs the right tensors is asked of these only."""
-        found = [row for at, given in enumerate(flat) if (row := self._value(at, given)) is not None]
+        found = self._broken(Misfit.VALUE, flat)
         if self.sizes is not None and not found and (rules := [*self.sizes.broken(flat)]):
             return [_of_size(rule, flat) for rule in rules]
-        if not found:
-            found += [row for at, given in enumerate(flat) if (row := self._layout(at, given)) is not None]
-        return found + [self._tied(*pair) for pair in self.same if flat[pair[0]] is not flat[pair[1]]]
+        return [*(found or self._broken(Misfit.LAYOUT, flat)), *self._broken(Misfit.TIED, flat)]
 
-    def _value(self, at: int, given: Any) -> ArgumentFault | None:
-        path, expected = self.paths[at], self.leaves[at]
-        if isinstance(expected, Tensor):
-            if not isinstance(given, Tensor):
-                words = f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
-            elif expected.dtype == given.dtype and self._admits(at, given):
-                return None
-            else:
-                words = f"{path} was {describe(expected)} at capture, is {describe(given)}"
-        elif isinstance(expected, SYMBOLIC):
-            if type(given) is int or is_number(given):
-                return None
-            words = f"{path} was a whole number at capture, is {describe(given)}"
-        elif isinstance(expected, Absent) or same_constant(expected, given):
-            return None
-        else:
-            words = f"{path} was {expected!r} at capture, is {describe(given)}"
-        return ArgumentFault(Misfit.VALUE, path, expected, given, words, (at,))
+    def _broken(self, kind: Misfit, flat: Sequence[Any]) -> list[ArgumentFault]:
+        rows = ((positions, condition) for of, positions, condition in self._rows if of is kind)
+        return [
+            ArgumentFault(kind, self.paths[at], self.leaves[at], flat[at], words, positions)
+            for positions, condition in rows
+            if not self._conditions.hold(condition, flat)
+            for at, words in [(positions[0], self._words(kind, positions, flat))]
+        ]
 
-    def _admits(self, at: int, given: Tensor) -> bool:
-        expected: Tensor = self.leaves[at]
-        return expected.shape == given.shape if self.sizes is None else self.sizes.admits(at, given.shape)
-
-    def _layout(self, at: int, given: Any) -> ArgumentFault | None:
-        path, expected = self.paths[at], self.leaves[at]
-        if (
-            not isinstance(expected, Tensor)
-            or not self._is_laid_out(at)
-            or expected.stride() == given.stride()
-        ):
-            return None
-        why = "the program reads memory" if self.reads_memory else "the model asked for them"
-        words = f"{path} had strides {expected.stride()} at capture, has {given.stride()}; {why}"
-        return ArgumentFault(Misfit.LAYOUT, path, expected, given, words, (at,))
-
-    def _tied(self, first: int, second: int) -> ArgumentFault:
-        words = f"{self.paths[first]} and {self.paths[second]} were one tensor at capture, and are two now"
-        return ArgumentFault(
-            Misfit.TIED, self.paths[first], "one tensor", "two tensors", words, (first, second)
-        )
+    def _words(self, kind: Misfit, positions: tuple[int, ...], flat: Sequence[Any]) -> str:
+        at = positions[0]
+        path, expected, given = self.paths[at], self.leaves[at], flat[at]
+        if kind is Misfit.TIED:
+            return f"{path} and {self.paths[positions[1]]} were one tensor at capture, and are two now"
+        if kind is Misfit.LAYOUT:
+            why = "the program reads memory" if self.reads_memory else "the model asked for them"
+            return f"{path} had strides {expected.stride()} at capture, has {given.stride()}; {why}"
+        if isinstance(expected, Tensor) and not isinstance(given, Tensor):
+            return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
+        was = describe(expected) if isinstance(expected, Tensor) else repr(expected)
+        was = "a whole number" if isinstance(expected, SYMBOLIC) else was
+        return f"{path} was {was} at capture, is {describe(given)}"
 
 
 def _of_size(rule: SizeRule, flat: Sequence[Any]) -> ArgumentFault:

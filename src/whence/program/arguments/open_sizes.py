@@ -302,7 +302,9 @@ def sizes_within(leaves: Sequence[Any], paths: Sequence[str], limits: Mapping[st
             continue
         bounded.add(found.name)
         readings.setdefault(found.name, Reading(found.name, dimension, found.scale, found.offset))
-        rules += _bounds(dimension, found, limits.get(found.symbol, (None, None)))
+        low, high = limits.get(found.symbol, (None, None))
+        low = low if low or dimension.dim is None else None  # no dimension has less than 0
+        rules += bounds(dimension, found.name, (low, high), Asker(), found.scale, found.offset)
     return Sizes(tuple(readings.values()), sizes.shapes, tuple(rules))
 
 
@@ -314,14 +316,13 @@ def _multiples(leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[tuple[Di
                 yield Dimension(position, dim, paths[position]), found
 
 
-def _bounds(dimension: Dimension, found: Multiple, limits: Limits) -> Iterator[SizeRule]:
-    low, high = limits
-    if low is not None and (low > 0 or dimension.dim is None):  # no dimension has less than 0
-        words = f"at least {found.scale * low + found.offset}"
-        yield SizeRule((dimension,), f"{found.name} >= {low}", words, Asker())
-    if high is not None:
-        words = f"at most {found.scale * high + found.offset}"
-        yield SizeRule((dimension,), f"{found.name} <= {high}", words, Asker())
+def bounds(
+    dimension: Dimension, name: str, limits: Limits, by: Asker, scale: int = 1, offset: int = 0
+) -> Iterator[SizeRule]:
+    """The rules for a size called `name` that has limits, of which a dimension is a multiple and more."""
+    for sign, words, limit in zip((">=", "<="), ("at least", "at most"), limits, strict=True):
+        if limit is not None:
+            yield SizeRule((dimension,), f"{name} {sign} {limit}", f"{words} {scale * limit + offset}", by)
 
 
 def _own_sizes(leaf: Any) -> Iterator[tuple[int | None, Any]]:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 
 from whence.program.arguments.open_sizes import KNOWN_NAMES, Sized, Sizes
 
+_WHOLE = (int, SymInt)
 Look = Callable[[Sequence[Any]], bool]
 """Looks at the flat values of a call."""
 
@@ -27,13 +28,11 @@ def same_constant(expected: Any, given: Any) -> bool:
     return bool(expected == given)
 
 
-class Conditions:
-    """Conditions on the values of a call, and the objects that they name."""
+class LeafConditions:
+    """Writes conditions on the values of a call, and keeps the objects that they name."""
 
     def __init__(self) -> None:
-        self._names: dict[str, Any] = {"Tensor": Tensor, "same_constant": same_constant}
-        self._before: list[str] = []
-        self._behind: list[str] = []
+        self._names: dict[str, Any] = {**KNOWN_NAMES, "Tensor": Tensor, "same_constant": same_constant}
 
     def name_of(self, held: object) -> str:
         """A global name for an object."""
@@ -41,49 +40,47 @@ class Conditions:
         self._names[name] = held
         return name
 
-    def add(self, condition: str) -> None:
-        """Anything that is asked before sizes are read."""
-        self._before.append(condition)
-
-    def add_of_sizes(self, condition: str) -> None:
-        """Anything that is asked of sizes."""
-        self._behind.append(condition)
-
-    def tensor(self, at: int, dtype: torch.dtype, shape: Sequence[Sized]) -> None:
+    def tensor(self, at: int, dtype: torch.dtype, shape: Sequence[Sized]) -> str:
         """A tensor of this rank, and of those sizes that are fixed."""
         name = value_at(at)
-        self.add(f"isinstance({name}, Tensor) and {name}.dtype is {self.name_of(dtype)}")
+        found = [f"isinstance({name}, Tensor)", f"{name}.dtype is {self.name_of(dtype)}"]
         if all(type(size) is int for size in shape):
-            self.add(f"{name}.shape == {tuple(shape)}")
-            return
-        self.add(f"{name}.dim() == {len(shape)}")
-        fixed = ((axis, size) for axis, size in enumerate(shape) if type(size) is int)
-        for axis, size in fixed:
-            self.add(f"{name}.shape[{axis}] == {size}")
+            return " and ".join([*found, f"{name}.shape == {tuple(shape)}"])
+        found.append(f"{name}.dim() == {len(shape)}")
+        found += [f"{name}.shape[{axis}] == {size}" for axis, size in enumerate(shape) if type(size) is int]
+        return " and ".join(found)
 
-    def constant(self, at: int, expected: object) -> None:
+    def constant(self, at: int, expected: object) -> str:
         """The same value."""
         name = value_at(at)
         if expected is None or isinstance(expected, bool):
-            self.add(f"{name} is {expected}")
-        elif type(expected) in (int, str) or (
-            type(expected) is float and expected and math.isfinite(expected)
-        ):
-            self.add(f"type({name}) is {self.name_of(type(expected))} and {name} == {expected!r}")
-        else:
-            self.add(f"same_constant({self.name_of(expected)}, {name})")
+            return f"{name} is {expected}"
+        if type(expected) in (int, str) or (type(expected) is float and expected and math.isfinite(expected)):
+            return f"type({name}) is {self.name_of(type(expected))} and {name} == {expected!r}"
+        return f"same_constant({self.name_of(expected)}, {name})"
 
-    def compiled(self, count: int, sizes: Sizes | None) -> Look:
-        """A function of so many values, which are in order."""
+    def whole_number(self, at: int) -> str:
+        """A whole number, or one that another capture does not know yet."""
+        return f"type({value_at(at)}) in {self.name_of(_WHOLE)}"
+
+    def hold(self, condition: str, flat: Sequence[Any]) -> bool:
+        """Whether a condition on values holds."""
+        return bool(eval(condition, self._names, {value_at(at): value for at, value in enumerate(flat)}))
+
+    def compiled(
+        self, conditions: Sequence[str], count: int, sizes: Sizes | None, of_sizes: Sequence[str] = ()
+    ) -> Look:
+        """A function of so many values, which are in order; what is asked `of_sizes` comes last."""
         unpacked = "".join(f"{value_at(at)}, " for at in range(count))
         lines = [f"{unpacked[:-1]} = flat"] if unpacked else []
-        lines += [f"if not ({condition}): return False" for condition in self._before]
+        lines += [f"if not ({condition}): return False" for condition in conditions]
         if sizes is not None:
             lines += [f"{row.name} = {_read(row.dimension, row.scale, row.offset)}" for row in sizes.readings]
-            lines += [f"if not ({rule.condition}): return False" for rule in sizes.rules]
-        lines += [f"if not ({condition}): return False" for condition in self._behind]
-        names = {**KNOWN_NAMES, **self._names}
-        exec(compile("\n    ".join(["def fits(flat):", *lines, "return True"]), "<arguments>", "exec"), names)
+            of_sizes = [*(rule.condition for rule in sizes.rules), *of_sizes]
+        lines += [f"if not ({condition}): return False" for condition in of_sizes]
+        source = "\n    ".join(["def fits(flat):", *lines, "return True"])
+        names = dict(self._names)
+        exec(compile(source, "<arguments>", "exec"), names)
         return names["fits"]  # type: ignore[no-any-return]
 
 
