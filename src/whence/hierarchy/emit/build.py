@@ -7,8 +7,9 @@ from torch import nn
 from whence.errors import UsageError
 from whence.hierarchy.emit.modules import emit
 from whence.hierarchy.plan.check import check
-from whence.hierarchy.plan.plan import Plan
+from whence.hierarchy.plan.plan import ROOT_CALL, Plan
 from whence.hierarchy.plan.planning import plan
+from whence.hierarchy.run.calls import CallBody, Compiler
 from whence.hierarchy.run.captured import captured_of
 from whence.hierarchy.tree import Tree
 from whence.program import Program, wellformed
@@ -27,19 +28,19 @@ def unflatten_onto(program: Program, model: object, *, copy: bool = False) -> nn
 
 def flat_module(program: Program, *, copy: bool = False) -> Tree:
     """The program as one module with one graph, holding the original's state under its own names."""
-    module, flat = _emitted(program, copy=copy), _emitted(program, flat=True)
+    module, flat = _emitted(program, copy=copy), plan(program, flat=True)
+    check(flat)
     held = captured_of(module)
-    held.watched, held.calls = held.calls[0], captured_of(flat).calls
+    held.watched, held.calls = held.calls[0], (CallBody(flat, ROOT_CALL, Compiler(flat)),)
     return module  # type: ignore[return-value]
 
 
-def _emitted(program: Program, *, flat: bool = False, onto: object = None, copy: bool = False) -> nn.Module:
+def _emitted(program: Program, *, onto: object = None, copy: bool = False) -> nn.Module:
     refuse_step(program)
     wellformed.check(program)
-    planned = plan(program, flat=flat)
+    planned = plan(program)
     check(planned)
-    if not flat:
-        _warn_about_dissolved(planned)
+    _warn_about_dissolved(planned)
     return emit(planned, onto=onto, copy=copy)
 
 

@@ -53,7 +53,7 @@ def plain_body(function: Body, calls: Sequence[Body]) -> Body:
 def plain_call(path: ModulePath, from_caller: bool, place: CallPlace) -> Body:
     """A call that plain code makes: where its module is, seen from the caller or else from the root."""
     plan, number, segments = place.plan, place.number, tuple(path)
-    hooked = _unread(_through_hooks(number), f"a module of a captured tree has hooks; {_NOT_WHOLE}")
+    hooked = _unread(run_hooked, f"a module of a captured tree has hooks; {_NOT_WHOLE}")
     other, only = (
         _unread(each.forward, OTHER) for each in (in_place_of(place), Unpreserved(place, only=True))
     )
@@ -70,17 +70,10 @@ def plain_call(path: ModulePath, from_caller: bool, place: CallPlace) -> Body:
         if call is None:
             return other(module, values)  # type: ignore[no-any-return]
         if has_hooks(module):
-            return hooked(module, values)  # type: ignore[no-any-return]
+            return hooked(call, module, values)  # type: ignore[no-any-return]
         if not torch.compiler.is_dynamo_compiling():  # `torch.fx` would keep modules of torch.nn whole
             return call.readable_body()(module, *values)
         return module(Inside, number, *values)  # type: ignore[no-any-return]
-
-    return run
-
-
-def _through_hooks(number: int) -> Callable[[nn.Module, Sequence[Any]], tuple[Any, ...]]:
-    def run(module: nn.Module, values: Sequence[Any]) -> tuple[Any, ...]:
-        return run_hooked(captured_of(module).bodies[number], module, values)
 
     return run
 
@@ -146,7 +139,8 @@ class Alone:
 def alone(interface: Interface, call: "CallBody", spelling: tuple[int, tuple[str, ...]]) -> Alone:
     """A call as a person makes it, with so many positional arguments and such keywords."""
     program, convention = call.plan.program, interface.convention
-    reason = _refusal(call)
+    reason, around = _refusal(call), call.plan.site(call.number).path
+    found = places(call.plan, call.number)
     return Alone(
         spelling=_spelled(convention, *spelling),
         spec=convention.spec,
@@ -160,7 +154,7 @@ def alone(interface: Interface, call: "CallBody", spelling: tuple[int, tuple[str
         is_joint=program.has_backward,
         is_refused=bool(reason),
         plan=call.plan,
-        places=tuple(_places(call.plan, call.number)),
+        places=tuple((tuple(path.relative_to(around)), taken) for taken, path in found),
     )
 
 
@@ -195,13 +189,6 @@ def _orders(inputs: Sequence[str], nodes: Mapping[str, fx.Node]) -> Iterator[tup
             order = order_of(value)
             if value.permute(order).is_contiguous():
                 yield at, order
-
-
-def _places(plan: Plan, number: int) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Where modules may be that took the places of preserved ones."""
-    around = plan.site(number).path
-    for call, path in places(plan, number):
-        yield tuple(path.relative_to(around)), call
 
 
 def _refusal(call: "CallBody") -> str:

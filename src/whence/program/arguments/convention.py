@@ -142,14 +142,12 @@ class Convention:
     def _adapted(self, spec: TreeSpec, flat: list[Any]) -> list[Any]:
         adapted = self.adapter(self.spec, spec, flat)  # type: ignore[misc]
         if len(adapted) != len(self.leaves):
-            raise CallError(
-                f"the adapter returned {len(adapted)} values, and the program takes {len(self.leaves)}",
-                remedy=f"return one value for each of {', '.join(self.paths)}",
-            )
+            words = f"the adapter returned {len(adapted)} values, and the program takes {len(self.leaves)}"
+            raise self._other_structure(_shape_of(spec, flat), words)
         return list(adapted)
 
-    def _other_structure(self, found: str) -> CallError:
-        words = f"expected {self.shown}, got {found}"
+    def _other_structure(self, found: str, words: str = "") -> CallError:
+        words = words or f"expected {self.shown}, got {found}"
         return refusal([ArgumentFault(Misfit.STRUCTURE, "the arguments", self.shown, found, words)])
 
     def spelling(self, count: int, keywords: tuple[str, ...]) -> Spelling:

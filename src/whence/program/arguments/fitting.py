@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence._torch.sizes.exported_sizes import is_open
@@ -136,7 +137,7 @@ class ExpectedLeaves:
                 yield Misfit.VALUE, (at,), ask.constant(at, expected)
             is_asked = self.reads_memory or self.paths[at] in self.layouts
             if is_asked and isinstance(expected, Tensor) and not is_open(expected):
-                yield Misfit.LAYOUT, (at,), f"{value_at(at)}.stride() == {expected.stride()}"
+                yield Misfit.LAYOUT, (at,), ask.laid_out(at, expected)
         for first, second in self.same:
             yield Misfit.TIED, (first, second), f"{value_at(first)} is {value_at(second)}"
 
@@ -163,12 +164,18 @@ class ExpectedLeaves:
             return f"{path} and {self.paths[positions[1]]} were one tensor at capture, and are two now"
         if kind is Misfit.LAYOUT:
             why = "the program reads memory" if self.reads_memory else "the model asked for them"
-            return f"{path} had strides {expected.stride()} at capture, has {given.stride()}; {why}"
+            now = _lying(given).removeprefix("strides ")
+            return f"{path} had {_lying(expected)} at capture, has {now}; {why}"
         if isinstance(expected, Tensor) and not isinstance(given, Tensor):
             return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
         was = describe(expected) if isinstance(expected, Tensor) else repr(expected)
         was = "a whole number" if isinstance(expected, SYMBOLIC) else was
         return f"{path} was {was} at capture, is {describe(given)}"
+
+
+def _lying(tensor: Tensor) -> str:
+    strided = tensor.layout is torch.strided
+    return f"strides {tensor.stride()}" if strided else f"the layout {tensor.layout}"
 
 
 def _of_size(rule: SizeRule, flat: Sequence[Any]) -> ArgumentFault:

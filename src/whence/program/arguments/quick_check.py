@@ -50,6 +50,12 @@ class LeafConditions:
         found += [f"{name}.shape[{axis}] == {size}" for axis, size in enumerate(shape) if type(size) is int]
         return " and ".join(found)
 
+    def laid_out(self, at: int, expected: Tensor) -> str:
+        """A tensor that lies in memory as another one."""
+        found = f"{value_at(at)}.layout is {self.name_of(expected.layout)}"
+        is_strided = expected.layout is torch.strided
+        return f"{found} and {value_at(at)}.stride() == {expected.stride()}" if is_strided else found
+
     def constant(self, at: int, expected: object) -> str:
         """The same value."""
         name = value_at(at)
