@@ -293,11 +293,11 @@ class CallError(WhenceError, TypeError, ValueError, RuntimeError):
     """A program, flat module or tree was called in another way than it was captured.
 
     It is of all three kinds because PyTorch raises one or the other, and code that catches them stays right.
-    `misfits` pairs the positions of arguments, flat, with what is wrong with each.
+    `misfits` are the arguments that do not fit, a row for each: what was expected, what was found, and where.
     """
 
     code = "WH202"
-    misfits: tuple[tuple[int, str], ...] = ()
+    misfits: tuple[Any, ...] = ()
 
 
 class NotDifferentiable(WhenceError, RuntimeError):

@@ -11,7 +11,6 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from whence._torch.sizes.exported_sizes import (
     Multiple,
-    OpenSizes,
     in_order_of,
     is_number,
     is_open,
@@ -32,11 +31,6 @@ def opened() -> tuple[list[Any], dict[Any, Any]]:
     program = torch.export.export(Adds(), (torch.ones(3, 4), torch.ones(6, 4)), dynamic_shapes=shapes)
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     return values, program.range_constraints
-
-
-def faults(*given: Tensor) -> list[str]:
-    values, ranges = opened()
-    return list(OpenSizes(limits_of(ranges)).faults(list(zip(("x", "y"), values, given, strict=True))))
 
 
 def test_open_sizes_are_known() -> None:
@@ -67,31 +61,6 @@ def test_limits_go_there_and_back() -> None:
     assert ranges_of(values, limits)[symbol].upper == 9
     assert ranges_of(values, {})[symbol] == ranges[symbol]
     assert ranges_of(values, {str(symbol): (0, None)}) == {symbol: ValueRanges(0, int_oo)}
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ((torch.ones(5, 4), torch.ones(10, 4)), []),
-        ((torch.ones(5, 4), torch.ones(9, 4)), ["y.shape[0] is 9, and must be 2*"]),
-        ((torch.ones(12, 4), torch.ones(24, 4)), ["x.shape[0] is 12, and the capture allows"]),
-        ((torch.ones(5, 3), torch.ones(10, 4)), ["x.shape[1] was 4 at capture, is 3"]),
-        ((torch.ones(5), torch.ones(10, 4)), ["x had 2 dimensions at capture, has 1"]),
-    ],
-)
-def test_what_a_call_gives(given: tuple[Tensor, ...], said: list[str]) -> None:
-    """Sizes of a call fit, or it is said which do not, and why."""
-    found = faults(*given)
-    assert len([text for text in found if any(text.startswith(start) for start in said)]) == len(said)
-    assert bool(found) == bool(said)
-
-
-def test_a_root_is_found_from_what_is_derived() -> None:
-    """Where only a multiple of a size is given, the size is computed from it, and must be whole."""
-    values, ranges = opened()
-    sizes = limits_of(ranges)
-    assert list(OpenSizes(sizes).faults([("y", values[1], torch.ones(8, 4))])) == []
-    assert list(OpenSizes(sizes).faults([("y", values[1], torch.ones(7, 4))]))
 
 
 def test_order_in_memory() -> None:

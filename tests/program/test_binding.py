@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whence.program.arguments.python_binding import binding_faults
+from whence.program.arguments.binding import binding_faults
 
 
 def plain(x: int, y: int, scale: int = 1) -> None: ...

@@ -248,6 +248,18 @@ def test_size_is_taken_as_it_was_given() -> None:
     assert torch.equal(module(BATCH, torch.Size([12])), BATCH.view(12))
 
 
+def test_a_sparse_tensor_where_memory_is_read() -> None:
+    """A tensor without strides is refused in words where the program looks at strides."""
+
+    class Reading(nn.Module):
+        def forward(self, batch: Tensor) -> Tensor:
+            return torch.as_strided(batch, (2, 2), (1, 4))
+
+    module = whence.capture(Reading(), (BATCH,)).module()
+    message = "had strides (4, 1) at capture, has the layout torch.sparse_coo; the program reads memory"
+    assert message in refused(module, BATCH.to_sparse())
+
+
 class _List(list[Tensor]):
     """A list that pytree does not know."""
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from whence._torch.autograd.nodes import below_autograd
 from whence._torch.observe.training_steps import is_optimizer
-from whence._torch.tensors import autocast_in_words, autocast_state, without_autocast
+from whence._torch.tensors import autocast_state, without_autocast
 from whence.errors import CallError, Fault, StaleCapture, UsageError
 from whence.execution.live_run import Live, of
 from whence.execution.outside_values import AGAIN
@@ -19,6 +19,7 @@ from whence.guards.guarded import stale_capture
 from whence.hierarchy.run.differentiable import laid_out
 from whence.hierarchy.value_shapes import described
 from whence.program import Program
+from whence.program.arguments.fitting import other_autocast
 from whence.program.state import with_state
 from whence.schema import InputKind, OutputKind
 from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
@@ -70,7 +71,7 @@ class Bound:
             raise StaleCapture.of(converted)
         state = autocast_state()
         if state != program.autocast:
-            raise _other_autocast(program)
+            raise other_autocast(program.autocast, state)
         with below_autograd(), without_autocast(state):
             results = program.graph_module(*self._arguments(values, program.convention.bound(flat)))
         return begun.finished(values, results)
@@ -190,13 +191,4 @@ def _in_inference_mode() -> CallError:
         "the program trains, and torch.inference_mode() is on",
         why="gradients and state of the optimizer that are made in it cannot be written outside of it",
         remedy="call it outside of torch.inference_mode(); under torch.no_grad() it runs, too",
-    )
-
-
-def _other_autocast(program: Program) -> CallError:
-    return CallError(
-        f"autocast was {autocast_in_words(program.autocast)} at capture, "
-        f"is {autocast_in_words(autocast_state())} now",
-        why="the casts are part of the captured graph",
-        remedy="call it as it was captured, or capture inside the autocast region",
     )

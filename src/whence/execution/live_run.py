@@ -11,11 +11,12 @@ from torch.optim import Optimizer
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import described
 from whence._torch.observe.training_steps import note_step, optimizer_hooks
-from whence._torch.tensors import share_memory, storage_of
-from whence.errors import CallError, Fault, StaleCapture
+from whence._torch.tensors import storage_of
+from whence.errors import Fault, StaleCapture
 from whence.execution.outside_values import AGAIN, other_values
 from whence.program import Program
 from whence.program.arguments.optimizer_arguments import GroupSlot, Setting, StateSlot, Step
+from whence.program.arguments.overlap import refuse_overlap
 from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
 
@@ -48,7 +49,10 @@ class Live:
         faults += [*self._hooked(), *self._unbegun(), *self._with_gradient()]
         if faults:
             raise StaleCapture.of(faults)
-        self._refuse_overlap()
+        names = [*self._leaves]
+        rows = self.program.signature.outputs_of(OutputKind.MUTATION)
+        written = [names.index(of(row)) for row in rows if row.of in self._leaves]
+        refuse_overlap(self.program.convention, written, [*self._leaves.values()])
 
     def _other_parameters(self) -> Iterator[Fault]:
         """Each group must hold the parameters that the model has now, and no others."""
@@ -123,19 +127,6 @@ class Live:
                 remedy="call zero_grad() before the step, or capture a step that begins with zero_grad()",
             )
         ] * bool(held)
-
-    def _refuse_overlap(self) -> None:
-        """An argument that is written must not share its memory with another."""
-        for row in self.program.signature.outputs_of(OutputKind.MUTATION):
-            if row.of not in self._leaves:
-                continue
-            own = self._leaves[row.of]
-            others = [n for n, x in self._leaves.items() if isinstance(x, Tensor) and x is not own]
-            if shared := [name for name in others if share_memory(own, self._leaves[name])]:
-                raise CallError(
-                    f"{row.path} is written, and shares its memory with {', '.join(shared)}",
-                    remedy="pass a clone of one of them",
-                )
 
     def begin(self) -> None:
         """Make the state that the optimizer's first step would make."""

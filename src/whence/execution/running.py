@@ -1,9 +1,9 @@
 """Run a model, or the program captured from it, once, and note everything that can be compared."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -130,17 +130,26 @@ def _finish(
     differentiated = loss is not None or not program.opaque
     if differentiated:
         _differentiate(whole_leaves(result), loss)
-    arguments = arguments_by_path(inputs)
+    run = noted(program, inputs, result, tensors)
     outputs = {} if loss is None else {"loss": loss.detach()}
-    wanted = [
-        (name, tensor)
-        for name, tensor in (*tensors.items(), *arguments.items())
-        if differentiated and tensor.requires_grad and tensor.is_leaf
-    ]
+    return replace(run, outputs=outputs | run.outputs, gradients=run.gradients if differentiated else {})
+
+
+def noted(
+    program: Program,
+    inputs: tuple[Any, Any],
+    result: Any,
+    tensors: Mapping[str, Tensor],
+    others: Mapping[str, Tensor] | None = None,
+) -> Run:
+    """What a run on these inputs gave, and left in tensors; `others` are state without gradients."""
+    arguments = arguments_by_path(inputs)
+    held = {**tensors, **arguments}
+    wanted = [(name, tensor) for name, tensor in held.items() if tensor.requires_grad and tensor.is_leaf]
     return Run(
-        outputs=outputs | outputs_by_name(program, result),
+        outputs=outputs_by_name(program, result),
         gradients=each((name, tensor.grad) for name, tensor in wanted),
-        state=each(tensors.items()),
+        state=each({**tensors, **(others or {})}.items()),
         inputs=each(arguments.items()),
         generator=torch.get_rng_state(),
     )

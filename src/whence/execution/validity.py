@@ -13,9 +13,8 @@ from whence.dependence.asking import Failed, attempt
 from whence.errors import LostState, NotCallable, UsageError
 from whence.guards import GuardPlan, guards_of
 from whence.guards.check import Checked, check_model
-from whence.guards.fitting import misfits
 from whence.guards.guarded import Guarded, Ways
-from whence.guards.inputs import input_violations, structure_guard
+from whence.guards.inputs import input_violations, misfits, structure_guard
 from whence.guards.memory import Memory
 from whence.program import Program
 from whence.program.guards.expectations import Entries, Expectation, ExpectedConstant, Items

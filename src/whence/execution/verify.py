@@ -83,20 +83,26 @@ def verify(
         found: Run = run(lambda given: run_module(hierarchy.flat_module(bound), bound, *given))
         return found
 
-    captured = run_program(bound)
-    rows = compare(eager, captured)
-    uninitialised = uninitialised_reads(bound, run_program)
+    may_ask = program.asked or program.is_foreign or program.wanted.strict  # nobody noted what others trace
+    told = partial(run, lambda given: run_eager(program, subject, *given, told=True)) if may_ask else None
+    divergence = partial(run, lambda given: first_divergence(bound, subject, *given))
+    return compared(bound, eager, run_program, told, divergence)
+
+
+def compared(
+    program: Program,
+    eager: Run,
+    run_program: Callable[[Program], Run],
+    told: Callable[[], Run] | None,
+    divergence: Callable[[], str | None] = lambda: None,
+) -> Verification:
+    """What was run in eager and what a program gives; `told` runs eager that is told that it is compiled."""
+    captured = run_program(program)
+    rows, uninitialised = compare(eager, captured), uninitialised_reads(program, run_program)
     if all(row.equal for row in rows):
         return Verification(rows, uninitialised=uninitialised)
-    may_ask = program.asked or program.is_foreign or program.wanted.strict  # nobody noted what others trace
-    told = run(lambda given: run_eager(program, subject, *given, told=True)) if may_ask else None
-    return Verification(
-        rows=rows,
-        divergence=run(lambda given: first_divergence(bound, subject, *given)),
-        asked=tuple(map(str, program.asked)),
-        explained=told is not None and all(row.equal for row in compare(told, captured)),
-        uninitialised=uninitialised,
-    )
+    explained = told is not None and all(row.equal for row in compare(told(), captured))
+    return Verification(rows, divergence(), tuple(map(str, program.asked)), explained, uninitialised)
 
 
 def _run(

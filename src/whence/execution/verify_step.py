@@ -16,10 +16,8 @@ from whence._torch.observe.training_steps import is_stepping
 from whence._torch.tensors import untouched
 from whence.errors import UsageError
 from whence.execution.bound import Bound, Check
-from whence.execution.compare import compare
-from whence.execution.running import Run, arguments_by_path, each, outputs_by_name, same_start
-from whence.execution.uninitialised import uninitialised_reads
-from whence.execution.verify import Verification
+from whence.execution.running import Run, noted, same_start
+from whence.execution.verify import Verification, compared
 from whence.program import Program
 from whence.tracing.steps.optimizer import Optimizing, optimizer_restored, optimizing
 from whence.tracing.target.eligibility import refuse_uninitialised
@@ -44,20 +42,12 @@ def verify_step(
     def run_program(program: Program) -> Run:
         return _run(program, subject, found, inputs, Bound(program, model, optimizer, check))
 
-    eager, captured = _run(program, subject, found, inputs, step.call), run_program(program)
-    rows, uninitialised = compare(eager, captured), uninitialised_reads(program, run_program)
-    if all(row.equal for row in rows):
-        return Verification(rows, uninitialised=uninitialised)
-    told = None
-    if program.asked:
+    def run_told() -> Run:
         with compiling_on_this_thread(lambda: False, is_stepping):
-            told = _run(program, subject, found, inputs, step.call)
-    return Verification(
-        rows,
-        asked=tuple(map(str, program.asked)),
-        explained=told is not None and all(row.equal for row in compare(told, captured)),
-        uninitialised=uninitialised,
-    )
+            return _run(program, subject, found, inputs, step.call)
+
+    eager = _run(program, subject, found, inputs, step.call)
+    return compared(program, eager, run_program, run_told if program.asked else None)
 
 
 def _refuse_others(program: Program, subject: Subject, optimizer: object) -> None:
@@ -76,7 +66,8 @@ def _run(program: Program, subject: Subject, found: Optimizing, inputs: Any, cal
     with same_start(subject, inputs) as given, _optimizer_kept(found):
         with compiled_functions_run_eagerly(spares_operators=True):
             result = call(*given[0], **given[1])
-        return _noted(program, subject, found, given, result)
+        held = {row.path: row.value for row in found.held() if isinstance(row.value, Tensor)}
+        return noted(program, given, result, tensors_by_name(subject), held)
 
 
 @contextmanager
@@ -94,16 +85,3 @@ def _optimizer_kept(found: Optimizing) -> Iterator[None]:
             with torch.no_grad():
                 for tensor, number in zip(tensors, numbers, strict=True):
                     tensor.copy_(number)
-
-
-def _noted(program: Program, subject: Subject, found: Optimizing, given: Any, result: Any) -> Run:
-    tensors, arguments = tensors_by_name(subject), arguments_by_path(given)
-    held = {row.path: row.value for row in found.held() if isinstance(row.value, Tensor)}
-    leafs = {name: tensor for name, tensor in (tensors | arguments).items() if tensor.is_leaf}
-    return Run(
-        outputs=outputs_by_name(program, result),
-        gradients=each((name, tensor.grad) for name, tensor in leafs.items() if tensor.requires_grad),
-        state=each({**tensors, **held}.items()),
-        inputs=each(arguments.items()),
-        generator=torch.get_rng_state(),
-    )

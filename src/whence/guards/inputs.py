@@ -17,7 +17,8 @@ from whence.dependence.values import is_constant
 from whence.errors import CallError
 from whence.program import Convention, Program
 from whence.program.arguments.convention import shown_call
-from whence.program.arguments.open_sizes import SizeRule, Sizes, found_of, shape_of, strides_of
+from whence.program.arguments.fitting import ArgumentFault, Misfit
+from whence.program.arguments.open_sizes import SizeRule, found_of, shape_of, strides_of
 from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedTensor, ExpectedWords
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind, InputKind, OutputKind
@@ -130,7 +131,7 @@ def input_violations(
         yield Violation(next(guard for guard in guards if guard.name == STRUCTURE), leaves)
         return
     walk = Walk(same_model=True)
-    sizes = _sizes(convention, leaves)
+    sizes = {} if convention.sizes is None else convention.sizes.bound_if_admitted(leaves)
     for guard in guards:
         found = _found(guard, leaves, walk, sizes)
         if found is not None:
@@ -143,27 +144,33 @@ def leaves_of(convention: Convention, args: object, kwargs: object) -> list[Any]
         return f"args of {type(args).__name__} and kwargs of {type(kwargs).__name__}"
     args, kwargs = tuple(args), dict(kwargs or {})
     try:
-        return convention.spelled_out(args, kwargs)
+        return convention.in_order(args, kwargs)
     except (CallError, RecursionError):
         return shown_call(args, kwargs)
 
 
-def _sizes(convention: Convention, leaves: Sequence[object]) -> dict[str, int] | None:
-    """The sizes of a call; None where the inputs are not such that they could be read."""
-    sizes = convention.sizes
-    if sizes is None:
-        return {}
-    return sizes.bound(leaves) if next(other_shapes(convention, sizes, leaves), None) is None else None
+def misfits(convention: Convention, args: object, kwargs: object) -> list[Violation]:
+    """Everything for which a call of a program that has no guards would be refused, as violations."""
+    leaves = leaves_of(convention, args, kwargs)
+    if isinstance(leaves, str):
+        return [Violation(structure_guard(convention), leaves)]
+    return [
+        Violation(_guard_of(convention, row), _in_words(row)) for row in convention.expected.faults(leaves)
+    ]
 
 
-def other_shapes(convention: Convention, sizes: Sizes, leaves: Sequence[object]) -> Iterator[int]:
-    """Positions of leaves from which sizes cannot be read: of another rank or another fixed size."""
-    for position, (expected, leaf) in enumerate(zip(convention.leaves, leaves, strict=True)):
-        if (is_symbolic(expected) and type(leaf) is not int) or (
-            isinstance(expected, Tensor)
-            and not (isinstance(leaf, Tensor) and sizes.admits(position, leaf.shape))
-        ):
-            yield position
+def _guard_of(convention: Convention, row: ArgumentFault) -> Guard:
+    if row.kind is Misfit.SIZE:
+        return size_guard(row.expected)
+    if row.kind is Misfit.TIED:
+        return next(guard for guard in tie_guards(convention) if guard.positions == row.positions)
+    return leaf_guard(row.positions[0], row.path, row.expected, with_strides=row.kind is Misfit.LAYOUT)
+
+
+def _in_words(row: ArgumentFault) -> str:
+    if row.kind is Misfit.SIZE:
+        return str(row.found)
+    return "two tensors" if row.kind is Misfit.TIED else shown(row.found)
 
 
 def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[str, int] | None) -> str | None:

@@ -66,13 +66,9 @@ class Structure:
 
 
 def _filled(leaf: Leaf, values: dict[str, Any]) -> Any:
-    match leaf:
-        case Named(name):
-            return values[name]
-        case Constant(value):
-            return value
-        case Absent():
-            return leaf
+    if isinstance(leaf, Named):
+        return values[leaf.name]
+    return leaf.value if isinstance(leaf, Constant) else leaf
 
 
 @dataclass(frozen=True)

@@ -428,3 +428,22 @@ def test_model_that_changes_itself_is_refused() -> None:
     program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
     with pytest.raises(StaleCapture, match="the model changes calls when it runs"):
         program.bind(model, optimizer)(batch())
+
+
+def test_a_written_argument_is_no_other_argument() -> None:
+    """A tensor that the program writes must be no other argument, too: eager would see the write in both."""
+
+    def advanced(total: Tensor, x: Tensor) -> Tensor:
+        total.add_(1)
+        return total * x
+
+    run = whence.capture(advanced, (torch.ones(3), torch.ones(3))).bind(advanced)
+    both = torch.ones(4)
+    for pair in ((both[:3], both[:3]), (both[:3], both[1:]), (both, both)):
+        with pytest.raises((CallError, StaleCapture)):
+            run(*pair)
+    assert torch.equal(both, torch.ones(4))
+    total = torch.ones(3)
+    with pytest.raises(CallError, match="share memory, and did not at capture"):
+        run(total, total)
+    assert torch.equal(total, torch.ones(3))

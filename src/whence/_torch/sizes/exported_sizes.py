@@ -1,8 +1,8 @@
 """Sizes that torch.export keeps open: which numbers a call gives them, and what it allows."""
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -104,76 +104,6 @@ def say_where(values: Iterable[Any], texts: Mapping[str, str]) -> None:
 
 def _sizes(value: object) -> list[SymInt]:
     return [size for size in sizes_in(value) if isinstance(size, SymInt)]
-
-
-@dataclass
-class OpenSizes:
-    """The numbers that one call gives to open sizes."""
-
-    limits: Mapping[str, Limits]
-    known: dict[Any, int] = field(default_factory=dict)
-    where: dict[Any, str] = field(default_factory=dict)
-    waiting: list[tuple[Any, int, str]] = field(default_factory=list)
-
-    def faults(self, rows: Sequence[tuple[str, Any, Any]]) -> Iterator[str]:
-        """What does not fit, for rows of path, captured leaf and given leaf, in words."""
-        for path, expected, given in rows:
-            yield from self._leaf(path, expected, given)
-        for expression, number, path in self.waiting:
-            yield from self._derived(expression, number, path)
-        for symbol, number in self.known.items():
-            low, high = self.limits.get(str(symbol), (None, None))
-            if (low is not None and number < low) or (high is not None and number > high):
-                yield f"{self.where[symbol]} is {number}, and the capture allows {_range(low, high)}"
-
-    def _leaf(self, path: str, expected: Any, given: Any) -> Iterator[str]:
-        if isinstance(expected, Tensor) and isinstance(given, Tensor):
-            if expected.dim() != given.dim():
-                yield f"{path} had {expected.dim()} dimensions at capture, has {given.dim()}"
-                return
-            for axis, (size, number) in enumerate(zip(expected.shape, given.shape, strict=True)):
-                yield from self._size(f"{path}.shape[{axis}]", size, number)
-        elif isinstance(expected, SymInt):
-            if type(given) is not int and not isinstance(given, SymInt):
-                yield f"{path} was a number at capture, is {given!r}"
-            elif isinstance(given, int):
-                yield from self._size(path, expected, given)
-
-    def _size(self, path: str, expected: Any, number: Any) -> Iterator[str]:
-        if isinstance(number, SymInt):  # inside another capture: what it assumes, it checks itself
-            return
-        if not isinstance(expected, SymInt):
-            if expected != number:
-                yield f"{path} was {expected} at capture, is {number}"
-            return
-        expression = expected.node.expr
-        if not expression.is_Symbol:
-            self.waiting.append((expression, number, path))
-        elif self.known.setdefault(expression, number) != number:
-            other = f"{self.where[expression]}, which is {self.known[expression]}"
-            yield f"{path} is {number} and must equal {other}"
-        self.where.setdefault(expression, path)
-
-    def _derived(self, expression: Any, number: int, path: str) -> Iterator[str]:
-        value = expression.subs(self.known)
-        free = sorted(value.free_symbols, key=str)
-        if len(free) == 1:
-            solve: Any = importlib.import_module("sympy").solve
-            found = [root for root in solve(value - number, free[0]) if root.is_Integer]
-            if found:
-                self.known[free[0]] = int(found[0])
-                self.where[free[0]] = path
-                return
-        if value != number:
-            yield f"{path} is {number}, and must be {expression}" + (
-                f" = {value}" if value.is_Integer else ""
-            )
-
-
-def _range(low: int | None, high: int | None) -> str:
-    if low is None or high is None:
-        return f"at most {high}" if low is None else f"at least {low}"
-    return f"{low} to {high}"
 
 
 def in_order_of(tensor: Tensor, shape: Sequence[Any], strides: Sequence[Any]) -> Tensor:

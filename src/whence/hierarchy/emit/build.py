@@ -6,10 +6,11 @@ from torch import nn
 
 from whence.errors import UsageError
 from whence.hierarchy.emit.modules import emit
-from whence.hierarchy.emit.user_classes import emit_onto
 from whence.hierarchy.plan.check import check
-from whence.hierarchy.plan.plan import Plan
+from whence.hierarchy.plan.plan import ROOT_CALL, Plan
 from whence.hierarchy.plan.planning import plan
+from whence.hierarchy.run.calls import CallBody, Compiler
+from whence.hierarchy.run.captured import captured_of
 from whence.hierarchy.tree import Tree
 from whence.program import Program, wellformed
 from whence.schema import Phase
@@ -17,35 +18,30 @@ from whence.schema import Phase
 
 def unflatten(program: Program, *, copy: bool = False) -> Tree:
     """The module tree of a program, runnable and trainable."""
-    return _emitted(program, flat=False, copy=copy)
+    return _emitted(program, copy=copy)  # type: ignore[return-value]
 
 
 def unflatten_onto(program: Program, model: object, *, copy: bool = False) -> nn.Module:
     """The module tree of a program as instances of the classes of `model`."""
+    return _emitted(program, onto=model, copy=copy)
+
+
+def flat_module(program: Program, *, copy: bool = False) -> Tree:
+    """The program as one module with one graph, holding the original's state under its own names."""
+    module, flat = _emitted(program, copy=copy), plan(program, flat=True)
+    check(flat)
+    held = captured_of(module)
+    held.watched, held.calls = held.calls[0], (CallBody(flat, ROOT_CALL, Compiler(flat)),)
+    return module  # type: ignore[return-value]
+
+
+def _emitted(program: Program, *, onto: object = None, copy: bool = False) -> nn.Module:
     refuse_step(program)
     wellformed.check(program)
     planned = plan(program)
     check(planned)
     _warn_about_dissolved(planned)
-    return emit_onto(planned, model, copy=copy)
-
-
-def flat_module(program: Program, *, copy: bool = False) -> Tree:
-    """The program as one module with one graph, holding the original's state under its own names."""
-    module = _emitted(program, flat=False, copy=copy)
-    flat = _emitted(program, flat=True, copy=False)
-    vars(module).update(watched=module.calls[0], calls=flat.calls)
-    return module
-
-
-def _emitted(program: Program, *, flat: bool, copy: bool) -> Tree:
-    refuse_step(program)
-    wellformed.check(program)
-    planned = plan(program, flat=flat)
-    check(planned)
-    if not flat:
-        _warn_about_dissolved(planned)
-    return emit(planned, copy=copy)
+    return emit(planned, onto=onto, copy=copy)
 
 
 def refuse_step(program: Program) -> None:

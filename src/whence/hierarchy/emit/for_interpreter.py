@@ -2,23 +2,25 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
 from whence._torch.graphs import nested_graph, with_code
 from whence.hierarchy.emit.graphs import as_graph
 from whence.hierarchy.plan.plan import Plan
-from whence.hierarchy.run.bodies import body_of, captured_of
+from whence.hierarchy.run.captured import Inside, body_of, captured_of
 from whence.hierarchy.run.interface import Interface
 from whence.hierarchy.swap.preserved import CallPlace
 from whence.hierarchy.swap.unpreserved import in_place_of
-from whence.hierarchy.tree import CapturedCall, Inside
 from whence.program import Named
 from whence.schema import Phase
 
+if TYPE_CHECKING:
+    from whence.hierarchy.run.calls import CallBody
 
-def interpreted(call: CapturedCall, module: nn.Module) -> fx.Graph:
+
+def interpreted(call: "CallBody", module: nn.Module) -> fx.Graph:
     """The forward of a call on flat arguments in the order of the original's, state read where it is.
 
     It returns flat results in their order, behind the loss if there is one, and then everything else that

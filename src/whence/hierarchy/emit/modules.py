@@ -1,4 +1,4 @@
-"""Make the modules of a plan."""
+"""Make the modules of a plan, or put its calls into instances of the user's own classes."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -7,10 +7,11 @@ from types import MethodType
 from torch import Tensor, nn
 
 from whence.errors import Place, UsageError
+from whence.hierarchy.emit.user_classes import instances
 from whence.hierarchy.plan.plan import ROOT_CALL, Plan
-from whence.hierarchy.run.bodies import captured_of
 from whence.hierarchy.run.calls import CallBody, Compiler
-from whence.hierarchy.tree import CAPTURED_MODE, OWN_NAMES, Tree, TreeList, forward_as
+from whence.hierarchy.run.captured import CAPTURED_MODE, captured_of
+from whence.hierarchy.tree import OWN_NAMES, Tree, TreeList, forward_as
 from whence.program import ModuleRecord, Program
 from whence.program.copying import copy_results
 from whence.program.state import state_of_loss
@@ -25,55 +26,35 @@ _CONTAINERS: dict[str, type[nn.Module]] = {
     "ParameterList": nn.ParameterList,
     "ParameterDict": nn.ParameterDict,
 }
+Made = Mapping[ModulePath, nn.Module]
+"""The new modules under all of their names."""
 
 
-def emit(plan: Plan, *, copy: bool = False) -> Tree:
-    """The tree of a plan. It shares the captured model's tensors unless `copy` is asked for."""
-    program = plan.program
-    called = _by_first_name(program, calls_by_path(plan))
-    state = dict(program.state)
-    root = _root(program)
-    made: dict[ModulePath, nn.Module] = {ROOT: root}
+def emit(plan: Plan, *, onto: object = None, copy: bool = False) -> nn.Module:
+    """The tree of a plan, as instances of the classes of `onto` where one is given.
+
+    It shares the captured model's tensors unless `copy` is asked for. Raises `UsageError` naming every module
+    of `onto` that does not fit.
+    """
+    program, called = plan.program, _calls_by_path(plan)
+    made = _trees(program, called) if onto is None else instances(program, onto)
     for record in program.modules:
-        module = (
-            made[record.same_as]
-            if record.same_as is not None
-            else _module(record, called.get(record.path, ()))
-        )
-        if record.path == ROOT:
-            module = root
-            vars(root)["type_name"] = record.type
-        else:
-            _attach(_parent(made, root, record.path), record.path.name, module)
-        made[record.path] = module
-        if record.same_as is None:
-            _fill(module, record, state)
-    _give_calls(root, called.get(ROOT, ()))
-    _sign(root)
-    for record in program.modules:
-        _order_children(made[record.path], record)
+        _fill(made[record.path], record, program.state)
+        if onto is None:
+            _order_children(made[record.path], record)
+    for path, calls in called.items():
+        if path in made and (held := captured_of(made[path])) is not None:
+            held.give(calls)
+    root = made[ROOT]
+    if isinstance(root, Tree):
+        _sign(made, root)
     add_constants(root, program)
     _point_to_root(root, plan, made)
-    say_inlined(plan, made)
+    _say_inlined(plan, made)
     return deepcopy(root, copy_results(program.state.values(), {})) if copy else root
 
 
-def say_inlined(plan: Plan, made: Mapping[ModulePath, nn.Module]) -> None:
-    """Say of modules that were called and have no graph why not."""
-    reasons = {flat.number: f": {flat.reason}" for flat in plan.flattened if flat.phase is Phase.FORWARD}
-    for row in plan.program.calls:
-        holder = captured_of(made[row.site.path]) if row.site.path in made else None
-        if holder is not None and not holder.calls:
-            words = f"its operations are part of its caller's graph{reasons.get(row.number, '')}"
-            vars(holder)["inlined"] = words
-
-
-def _root(program: Program) -> Tree:
-    listed = any(record.path == ROOT and record.container in _LISTS for record in program.modules)
-    return TreeList(program.name) if listed else Tree(program.name)
-
-
-def calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
+def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
     """The captured calls of each module."""
     compiler = Compiler(plan)
     found: dict[ModulePath, list[CallBody]] = {}
@@ -83,41 +64,31 @@ def calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
     return {path: tuple(calls) for path, calls in found.items()}
 
 
-def _by_first_name(
-    program: Program, called: Mapping[ModulePath, tuple[CallBody, ...]]
-) -> dict[ModulePath, tuple[CallBody, ...]]:
-    """The captured calls of each module, under the first of its names, whichever it was called by."""
+def _trees(program: Program, called: Mapping[ModulePath, object]) -> dict[ModulePath, nn.Module]:
+    """A captured module for each of the model."""
     first = {record.path: record.same_as for record in program.modules if record.same_as is not None}
-    found: dict[ModulePath, tuple[CallBody, ...]] = {}
-    for path, calls in called.items():
-        name = first.get(path, path)
-        found[name] = (*found.get(name, ()), *calls)
-    return found
+    are_called = {first.get(path, path) for path in called}
+    made: dict[ModulePath, nn.Module] = {ROOT: _root(program)}
+    for record in program.modules:
+        if record.same_as is not None:
+            made[record.path] = made[record.same_as]
+        elif record.path != ROOT:
+            made[record.path] = _module(record, is_called=record.path in are_called)
+        if record.path != ROOT:
+            _attach(made.get(record.path.parent, made[ROOT]), record.path.name, made[record.path])
+    return made
 
 
-def _module(record: ModuleRecord, calls: tuple[CallBody, ...]) -> nn.Module:
-    if record.container == record.type and not calls:
+def _root(program: Program) -> Tree:
+    record = next((record for record in program.modules if record.path == ROOT), None)
+    kind = TreeList if record is not None and record.container in _LISTS else Tree
+    return kind(program.name if record is None else record.type)
+
+
+def _module(record: ModuleRecord, *, is_called: bool) -> nn.Module:
+    if record.container == record.type and not is_called:
         return _CONTAINERS[record.container]()
-    module = TreeList(record.type) if record.container in _LISTS else Tree(record.type)
-    _give_calls(module, calls)
-    return module
-
-
-def _give_calls(module: Tree, calls: tuple[CallBody, ...]) -> None:
-    module.__dict__["calls"] = (*module.calls, *(call for call in calls if not call.is_recomputation))
-    module.bodies.update({call.number: call for call in calls})
-    if module.calls and (parameters := module.calls[0].parameters) is not None:
-        module.__dict__["__signature__"] = parameters
-
-
-def _sign(root: Tree) -> None:
-    """Give the root's `forward` the original's signature; paths in an export would go through a child's."""
-    if root.calls and (parameters := root.calls[0].parameters) is not None:
-        root.__dict__["forward"] = MethodType(forward_as(parameters), root)
-
-
-def _parent(made: dict[ModulePath, nn.Module], root: Tree, path: ModulePath) -> nn.Module:
-    return made.get(path.parent, root)
+    return TreeList(record.type) if record.container in _LISTS else Tree(record.type)
 
 
 def _attach(parent: nn.Module, name: str, module: nn.Module) -> None:
@@ -133,25 +104,25 @@ def _order_children(module: nn.Module, record: ModuleRecord) -> None:
     module._modules.update(children)
 
 
-def _fill(module: nn.Module, record: ModuleRecord, state: dict[str, Tensor]) -> None:
+def _fill(module: nn.Module, record: ModuleRecord, state: Mapping[str, Tensor]) -> None:
     for name, held in record.parameters:
-        tensor = None if held is None else state[held]
-        if isinstance(module, nn.ParameterList | nn.ParameterDict):
-            _add_entry(module, name, tensor)
-        else:
-            module._parameters[name] = tensor  # type: ignore[assignment]
+        module._parameters[name] = None if held is None else state[held]  # type: ignore[assignment]
+        if isinstance(module, nn.ParameterDict):
+            module._keys[name] = None
+        if isinstance(module, nn.ParameterList):  # which may hold other things between them
+            module._size = max(module._size, int(name) + 1)
     for name, held, persistent in record.buffers:
         module._buffers[name] = None if held is None else state[held]
         module._non_persistent_buffers_set |= set() if persistent else {name}
     for name in record.absent:
         module._modules[name] = None
     for name, held in record.tensors:
-        if name in OWN_NAMES:
+        if isinstance(module, Tree) and name in OWN_NAMES:
             raise _taken(record, name)
         if held in state:
-            setattr(module, name, state[held])
+            module.__dict__[name] = state[held]
     module.__dict__["training"] = record.training
-    if isinstance(module, Tree):
+    if captured_of(module) is not None:
         module.__dict__[CAPTURED_MODE] = record.training
 
 
@@ -164,14 +135,14 @@ def _taken(record: ModuleRecord, name: str) -> UsageError:
     )
 
 
-def _add_entry(module: nn.ParameterList | nn.ParameterDict, name: str, tensor: Tensor | None) -> None:
-    if isinstance(module, nn.ParameterDict):
-        module[name] = tensor
-        return
-    module._parameters[name] = tensor  # type: ignore[assignment]
-    module._size = max(
-        module._size, int(name) + 1
-    )  # a list may hold other things than parameters between them
+def _sign(made: Made, root: Tree) -> None:
+    """Give modules the originals' signatures; the root's `forward`, too: an export goes by its names."""
+    for module in made.values():
+        calls = module.calls if isinstance(module, Tree) else ()
+        if calls and (parameters := calls[0].parameters) is not None:
+            module.__dict__["__signature__"] = parameters
+            if module is root:
+                module.__dict__["forward"] = MethodType(forward_as(parameters), module)
 
 
 def add_constants(root: nn.Module, program: Program) -> None:
@@ -197,11 +168,20 @@ def _add_beside(root: nn.Module, path: ModulePath, tensor: Tensor, kind: InputKi
     register[path.name] = tensor
 
 
-def _point_to_root(root: Tree, plan: Plan, made: dict[ModulePath, nn.Module]) -> None:
+def _point_to_root(root: nn.Module, plan: Plan, made: Made) -> None:
     """A module that calls another which is not below it finds it from the root."""
     for number in plan.calls:
         path = plan.site(number).path
         for callers in plan.callers.values():
             around = plan.site(callers[number]).path
             if not path.is_within(around):
-                made[around].__dict__["whence_root"] = root
+                captured_of(made[around]).whence_root = root
+
+
+def _say_inlined(plan: Plan, made: Made) -> None:
+    """Say of modules that were called and have no graph why not."""
+    reasons = {flat.number: f": {flat.reason}" for flat in plan.flattened if flat.phase is Phase.FORWARD}
+    for row in plan.program.calls:
+        holder = captured_of(made[row.site.path]) if row.site.path in made else None
+        if holder is not None and not holder.calls:
+            holder.inlined = f"its operations are part of its caller's graph{reasons.get(row.number, '')}"

@@ -1,62 +1,37 @@
-"""Make captured calls ready for those who read code: see `plainly`."""
+"""Captured calls for those who read code: `torch.compile`, strict export and `torch.fx.symbolic_trace`.
+
+A tracer looks at the arguments, which tells it what it may assume, and then records the generated call.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from whence._torch.pytrees import KeyPath, tree_flatten_with_path
+from whence._torch.observe.compile_flags import constant_to_tracers
+from whence._torch.pytrees import KeyPath, TreeSpec, tree_flatten, tree_flatten_with_path
 from whence._torch.sizes.exported_sizes import order_of
-from whence._torch.sizes.symbols import is_symbolic
+from whence._torch.tensors import autocast_state
 from whence.errors import CallError
-from whence.hierarchy.emit.for_tracers import (
-    Alone,
-    Body,
-    ExpectedLeaf,
-    Keyword,
-    Looking,
-    Places,
-    Positional,
-    Running,
-)
-from whence.hierarchy.plan.plan import CallPlan, Plan
-from whence.hierarchy.run.bodies import body_of, captured_of
+from whence.hierarchy.emit.generated_call import Body, GeneratedCall
+from whence.hierarchy.plan.plan import Plan
+from whence.hierarchy.run.captured import Inside, body_of, captured_of
 from whence.hierarchy.run.hooks import has_hooks, run_hooked
 from whence.hierarchy.run.interface import Interface
 from whence.hierarchy.swap.preserved import CallPlace
 from whence.hierarchy.swap.state import places
 from whence.hierarchy.swap.unpreserved import Unpreserved, in_place_of, name_of_repeated
-from whence.hierarchy.tree import Inside
-from whence.program import Absent, Convention
-from whence.program.arguments.open_sizes import function_of, shape_of
-from whence.program.program import Program
+from whence.program import Convention
+from whence.program.arguments.binding import Spelling, spelling_of
+from whence.program.arguments.quick_check import Look
 from whence.provenance import ModulePath
 
+if TYPE_CHECKING:
+    from whence.hierarchy.run.calls import CallBody
 
-class ReadableCall(Protocol):
-    """A captured call."""
-
-    @property
-    def number(self) -> int:
-        """Its number."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan it is of."""
-
-    @property
-    def call_plan(self) -> CallPlan:
-        """What it computes."""
-
-    def readable_body(self) -> Body:
-        """Its forward in plain code."""
-
-    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run it as a person calls it."""
-
-
+_autocast_now = constant_to_tracers(autocast_state)
 _NOT_WHOLE = "leave out fullgraph=True"
 _JOINT = (
     "its backward was captured, and autograd runs it as one function; leave out fullgraph=True, compile a "
@@ -65,29 +40,20 @@ _JOINT = (
 OTHER = f"another module took the place of a captured one; {_NOT_WHOLE}, or capture the model with it"
 
 
-@dataclass(frozen=True)
-class PlainChild:
-    """A call that plain code makes: where its module is, seen from the caller or else from the root."""
-
-    path: tuple[str, ...]
-    from_caller: bool
-    place: CallPlace
-
-
-def plain_body(function: Callable[..., tuple[Any, ...]], children: Sequence[PlainChild]) -> Body:
-    """A body that calls its children as modules, so that whoever reads it sees the hierarchy."""
-    calls = tuple(map(_plain_call, children))
+def plain_body(function: Body, calls: Sequence[Body]) -> Body:
+    """A body that makes these calls, of modules, so that whoever reads it sees the hierarchy."""
+    made = tuple(calls)
 
     def run(module: nn.Module, *values: Any) -> tuple[Any, ...]:
-        return function(module, calls, *values)
+        return function(module, made, *values)
 
     return run
 
 
-def _plain_call(child: PlainChild) -> Body:
-    path, from_caller, place = child.path, child.from_caller, child.place
-    plan, number = place.plan, place.number
-    hooked = _unread(_through_hooks(number), f"a module of a captured tree has hooks; {_NOT_WHOLE}")
+def plain_call(path: ModulePath, from_caller: bool, place: CallPlace) -> Body:
+    """A call that plain code makes: where its module is, seen from the caller or else from the root."""
+    plan, number, segments = place.plan, place.number, tuple(path)
+    hooked = _unread(run_hooked, f"a module of a captured tree has hooks; {_NOT_WHOLE}")
     other, only = (
         _unread(each.forward, OTHER) for each in (in_place_of(place), Unpreserved(place, only=True))
     )
@@ -96,7 +62,7 @@ def _plain_call(child: PlainChild) -> Body:
     def run(caller: nn.Module, *values: Any) -> tuple[Any, ...]:
         held: Any = caller if from_caller else captured_of(caller).whence_root
         module = held
-        for segment in path:
+        for segment in segments:
             held, module = module, module._modules[segment]
         if repeated and repeated in held._modules:
             return only(held._modules[repeated], values)  # type: ignore[no-any-return]
@@ -104,17 +70,10 @@ def _plain_call(child: PlainChild) -> Body:
         if call is None:
             return other(module, values)  # type: ignore[no-any-return]
         if has_hooks(module):
-            return hooked(module, values)  # type: ignore[no-any-return]
+            return hooked(call, module, values)  # type: ignore[no-any-return]
         if not torch.compiler.is_dynamo_compiling():  # `torch.fx` would keep modules of torch.nn whole
             return call.readable_body()(module, *values)
         return module(Inside, number, *values)  # type: ignore[no-any-return]
-
-    return run
-
-
-def _through_hooks(number: int) -> Callable[[nn.Module, Sequence[Any]], tuple[Any, ...]]:
-    def run(module: nn.Module, values: Sequence[Any]) -> tuple[Any, ...]:
-        return run_hooked(captured_of(module).bodies[number], module, values)
 
     return run
 
@@ -124,39 +83,115 @@ def _unread(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     return torch.compiler.disable(function, reason=reason)  # type: ignore[no-any-return]
 
 
-def alone(interface: Interface, call: ReadableCall, spelling: tuple[int, tuple[str, ...]]) -> Alone:
+@dataclass(frozen=True)
+class Alone:
+    """One way to make a captured call, with as many positional arguments and such keywords.
+
+    `plainly` runs the call as it is, unread: always where it `is_refused`, and where it `is_joint` while
+    gradients are recorded. So does `around` where another module is in one of the `places`, and `unfit` where
+    arguments do not fit: a tracer that meets an error gives up on all its callers and starts anew below.
+    """
+
+    spelling: Spelling
+    spec: TreeSpec
+    look: Look
+    generated: GeneratedCall
+    body: Body
+    autocast: tuple[tuple[str, str], ...]
+    plainly: Callable[..., Any]
+    around: Callable[..., Any]
+    unfit: Callable[..., Any]
+    is_joint: bool
+    is_refused: bool
+    plan: Plan
+    places: tuple[tuple[tuple[str, ...], int], ...]
+
+    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the capture holds for these arguments."""
+        flat, spec = tree_flatten(self.spelling.arranged(args, kwargs))
+        if spec != self.spec or _autocast_now() != self.autocast:
+            return False
+        return not self.spelling.changed(args, kwargs) and self.look(flat)
+
+    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the call, with arguments that fit."""
+        trains = self.is_joint and torch.is_grad_enabled() and not torch.compiler.is_exporting()
+        if trains or self.is_refused:
+            return self.plainly(module, args, kwargs)
+        if self._is_place_taken(module):
+            return self.around(module, args, kwargs)
+        flat, _ = tree_flatten(self.spelling.arranged(args, kwargs))
+        if not self.autocast:
+            return self.generated.run(self.body, module, flat, flat)
+        with torch.autocast(self.autocast[0][0], enabled=False):
+            return self.generated.run(self.body, module, flat, flat)
+
+    def _is_place_taken(self, module: nn.Module) -> bool:
+        for path, number in self.places:
+            held: Any = module
+            for segment in path:
+                held = held._modules[segment]
+            if body_of(held, self.plan, number) is None:
+                return True
+        return False
+
+
+def alone(interface: Interface, call: "CallBody", spelling: tuple[int, tuple[str, ...]]) -> Alone:
     """A call as a person makes it, with so many positional arguments and such keywords."""
     program, convention = call.plan.program, interface.convention
-    positional, keywords = _spelled(convention, *spelling)
-    reason = _refusal(call)
+    reason, around = _refusal(call), call.plan.site(call.number).path
+    found = places(call.plan, call.number)
     return Alone(
-        positional=positional,
-        keywords=keywords,
+        spelling=_spelled(convention, *spelling),
         spec=convention.spec,
-        looking=looking(convention),
-        running=running(interface, call),
-        body=call.readable_body(),
+        look=convention.expected.look,
+        generated=call.generated,
+        body=_laid_out(call),
         autocast=program.autocast,
         plainly=_unread(call.run, f"{reason}; {_NOT_WHOLE}" if reason else _JOINT),
-        refuses=_unread(_misfit, f"the arguments do not fit the capture; {_NOT_WHOLE}"),
+        around=_unread(call.run, OTHER),
+        unfit=_unread(call.run, f"the arguments do not fit the capture; {_NOT_WHOLE}"),
         is_joint=program.has_backward,
         is_refused=bool(reason),
-        places=Places(call.plan, tuple(_places(call.plan, call.number)), _unread(call.run, OTHER)),
+        plan=call.plan,
+        places=tuple((tuple(path.relative_to(around)), taken) for taken, path in found),
     )
 
 
-def _misfit(problem: str) -> None:
-    raise CallError(f"the arguments do not fit the capture: {problem}")
+def _laid_out(call: "CallBody") -> Body:
+    """The body on inputs that lie in memory as those of the capture did."""
+    body, orders = call.readable_body(), tuple(_orders(call.call_plan.forward.inputs, call.plan.nodes))
+    if not orders:
+        return body
+
+    def run(module: nn.Module, *values: Any) -> tuple[Any, ...]:
+        ordered = list(values)
+        for at, order in orders:
+            ordered[at] = _in_order(ordered[at], order)
+        return body(module, *ordered)
+
+    return run
 
 
-def _places(plan: Plan, number: int) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Where modules may be that took the places of preserved ones."""
-    around = plan.site(number).path
-    for call, path in places(plan, number):
-        yield tuple(path.relative_to(around)), call
+def _in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """A tensor whose dimensions lie in memory one after the other, in this order."""
+    back = [order.index(axis) for axis in range(len(order))]
+    if back == list(order) == list(range(len(order))):
+        return tensor.contiguous()
+    return tensor.permute(list(order)).contiguous().permute(back)
 
 
-def _refusal(call: ReadableCall) -> str:
+def _orders(inputs: Sequence[str], nodes: Mapping[str, fx.Node]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """In which order the dimensions of an input lie in memory, where it fills its memory."""
+    for at, name in enumerate(inputs):
+        value = nodes[name].meta.get("val")
+        if isinstance(value, Tensor) and value.layout is torch.strided and value.dim() > 1:
+            order = order_of(value)
+            if value.permute(order).is_contiguous():
+                yield at, order
+
+
+def _refusal(call: "CallBody") -> str:
     """Why a tracer cannot read a call, where it cannot."""
     program = call.plan.program
     if program.wholes:
@@ -166,126 +201,34 @@ def _refusal(call: ReadableCall) -> str:
     return ""
 
 
-def _spelled(
-    convention: Convention, count: int, names: tuple[str, ...]
-) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
-    """Where the arguments of the capture are found among such arguments."""
-    given = tuple(map(Positional, range(count))), {name: Keyword(name) for name in names}
+def _spelled(convention: Convention, count: int, names: tuple[str, ...]) -> Spelling:
     try:
-        args, kwargs = convention.respelled(*given)
-    except CallError:
-        args, kwargs = given
-    return args, tuple(kwargs.items())
+        return convention.spelling(count, names)
+    except CallError:  # it does not bind, and is told so when it is made
+        return spelling_of(None, (0, ()), (count, names))
 
 
-def looking(convention: Convention) -> Looking:
-    """What is looked at before a call is made."""
-    sizes = convention.varying
-    names = () if sizes is None else [reading.name for reading in sizes.readings]
-    rules = [] if sizes is None else [(row.condition, f"sizes must be {row}") for row in sizes.rules]
-    return Looking(
-        tuple(_leaves(convention)),
-        () if sizes is None else sizes.readings,
-        tuple((function_of(condition, names), words) for condition, words in rules),
-        convention.same,
-    )
-
-
-def _leaves(convention: Convention) -> Iterator[ExpectedLeaf]:
-    for at, (path, leaf) in enumerate(zip(convention.paths, convention.leaves, strict=True)):
-        if isinstance(leaf, Tensor):
-            shape = tuple(size if type(size) is int else None for size in shape_of(leaf))
-            yield ExpectedLeaf(at, path, shape, leaf.dtype)
-        elif not isinstance(leaf, Absent) and not is_symbolic(leaf):
-            yield ExpectedLeaf(at, path, None, None, leaf)
-
-
-def running(interface: Interface, call: ReadableCall) -> Running:
-    """How flat arguments become a result."""
-    body, nodes = call.call_plan.forward, call.plan.nodes
-    convention, program = interface.convention, call.plan.program
-    sizes = convention.varying
-    names = () if sizes is None else [reading.name for reading in sizes.readings]
-    given = {name for name in interface.leaves if name is not None}
-    after = [
-        name
-        for name in interface.result.names
-        if name not in {*given, *body.outputs, *(held for held, _ in interface.state)}
-    ]
-    return Running(
-        inputs=body.inputs,
-        outputs=body.outputs,
-        leaves=tuple((at, name) for at, name in enumerate(interface.leaves) if name is not None),
-        state=tuple((name, tuple(path)) for name, path in interface.state),
-        sizes=tuple((name, function_of(text, names)) for name, text in interface.sizes),
-        copied=tuple(_copied(interface)),
-        orders=dict(_orders(body.inputs, nodes)),
-        writes=tuple(_writes(interface, nodes, program)),
-        result=interface.result,
-        read_after=tuple((name, tuple(ModulePath.parse(program.input(name).path))) for name in after),
-        loss=interface.loss,
-    )
-
-
-def _copied(interface: Interface) -> Iterator[tuple[str, int]]:
-    for _, target in interface.writes:
-        if isinstance(target, int) and (name := interface.leaves[target]) is not None:
-            yield name, target
-
-
-def _orders(inputs: Sequence[str], nodes: Mapping[str, fx.Node]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """In which order the dimensions of an input lie in memory, where it fills its memory."""
-    for name in inputs:
-        value = nodes[name].meta.get("val")
-        if isinstance(value, Tensor) and value.layout is torch.strided and value.dim() > 1:
-            order = order_of(value)
-            if value.permute(order).is_contiguous():
-                yield name, order
-
-
-def _writes(
-    interface: Interface, nodes: Mapping[str, fx.Node], program: Program
-) -> Iterator[tuple[str, int | tuple[str, ...], bool]]:
-    holders = {value: name for name, values in program.histories.items() for value in values}
-    for name, target in interface.writes:
-        if isinstance(target, int):
-            yield name, target, True
-            continue
-        held, new = nodes[holders.get(name, name)].meta["val"], nodes[name].meta["val"]
-        yield name, tuple(target), (held.shape, held.dtype) == (new.shape, new.dtype)
-
-
-def on_proxies(
-    interface: Interface, call: ReadableCall, module: nn.Module, arguments: tuple[Any, Any]
-) -> Any:
+def on_proxies(call: "CallBody", module: nn.Module, arguments: tuple[Any, Any]) -> Any:
     """Run a call on what `torch.fx` puts in the place of arguments: all of them, or flat ones.
 
     A function of `*args` gets them all in one: then they are read as the capture's were given.
     """
-    convention = interface.convention
-    reading = running(interface, call)
-    flat = _proxied(convention, *arguments)
-    sizes = looking(convention).sizes(flat)
-    return replace(reading, orders={}).run(call.readable_body(), module, flat, sizes)
+    flat = _proxied(call.alone.convention, *arguments)
+    return call.generated.run(call.readable_body(), module, flat, flat)
 
 
 def _proxied(convention: Convention, args: Any, kwargs: Any) -> list[Any]:
-    if not isinstance(args, fx.Proxy):
-        return _spelled_or_flat(convention, args, kwargs)
-    example = convention.unflatten(range(len(convention.leaves)))
-    return [_accessed((args, kwargs), path) for path, _ in tree_flatten_with_path(example)[0]]
-
-
-def _spelled_or_flat(convention: Convention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The leaves of a call in the captured structure; placeholders alone are leaves already."""
+    """The leaves of such a call; placeholders alone are leaves already."""
     count = len(convention.leaves)
-    only_flat = not kwargs and all(isinstance(value, fx.Proxy) for value in args) and len(args) >= count
+    if isinstance(args, fx.Proxy):
+        example = convention.unflatten(range(count))
+        return [_accessed((args, kwargs), path) for path, _ in tree_flatten_with_path(example)[0]]
     try:
-        return convention.spelled_out(args, kwargs)
+        return convention.in_order(args, kwargs)
     except CallError:
-        if only_flat:
-            return list(args[:count])
-        raise
+        if kwargs or len(args) < count or not all(isinstance(value, fx.Proxy) for value in args):
+            raise
+        return list(args[:count])
 
 
 def _accessed(value: Any, path: KeyPath) -> Any:

@@ -7,7 +7,6 @@ taken along.
 """
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from types import MethodType
 from typing import Any
 
@@ -15,13 +14,9 @@ from torch import nn
 
 from whence._torch.observe.wrappers import seen_through
 from whence.errors import Fault, Place, UsageError
-from whence.hierarchy.emit.modules import add_constants, calls_by_path, say_inlined
-from whence.hierarchy.plan.plan import ROOT_CALL, Plan
-from whence.hierarchy.run.bodies import KEY, Captured, forward, train
-from whence.hierarchy.run.calls import CallBody
-from whence.hierarchy.tree import CAPTURED_MODE
-from whence.program import ModuleRecord, Program
-from whence.program.copying import copy_results
+from whence.hierarchy.plan.plan import ROOT_CALL
+from whence.hierarchy.run.captured import KEY, Captured, forward, train
+from whence.program import Program
 from whence.program.names import modules_within
 from whence.provenance import ROOT, ModulePath
 
@@ -30,30 +25,18 @@ _UNKNOWN = "Module"
 """The class of a module of which an exported program does not know it."""
 
 
-def emit_onto(plan: Plan, model: object, *, copy: bool = False) -> nn.Module:
-    """The tree of a plan as instances of the classes of `model`, which is left as it is.
+def instances(program: Program, model: object) -> dict[ModulePath, nn.Module]:
+    """An instance for each module of a model, which is left as it is.
 
     Raises `UsageError` naming every module that does not fit, or cannot be made without `__init__`.
     """
-    program = plan.program
     given = _modules_of(program, model)
     made, faults = _made(given)
     if faults := [*_misfits(program, given), *faults]:
         raise UsageError.of(faults)
-    records = {record.path: record for record in program.modules}
-    called = calls_by_path(plan)
-    for path, module in given.items():
-        new = made[id(module)]
-        _fill(new, module, made)
-        if path in records:
-            _share_state(new, records[path], program)
-    for path, module in given.items():
-        _give_calls(made[id(module)], called.get(path, ()))
-    root = made[id(given[ROOT])]
-    _point_to_root(root, plan, {path: made[id(module)] for path, module in given.items()})
-    say_inlined(plan, {path: made[id(module)] for path, module in given.items()})
-    add_constants(root, program)
-    return deepcopy(root, copy_results(program.state.values(), {})) if copy else root
+    for module in given.values():
+        _fill(made[id(module)], module, made)
+    return {path: made[id(module)] for path, module in given.items()}
 
 
 def _modules_of(program: Program, model: object) -> dict[ModulePath, nn.Module]:
@@ -148,31 +131,3 @@ def _slots(kind: type) -> Iterator[str]:
     for base in kind.__mro__:
         declared = base.__dict__.get("__slots__", ())
         yield from (declared,) if isinstance(declared, str) else declared
-
-
-def _share_state(new: nn.Module, record: ModuleRecord, program: Program) -> None:
-    """Parameters, buffers and tensors as the program has them."""
-    for name, held in record.parameters:
-        new._parameters[name] = None if held is None else program.state[held]  # type: ignore[assignment]
-    for name, held, _ in record.buffers:
-        new._buffers[name] = None if held is None else program.state[held]
-    for name, held in record.tensors:
-        if held in program.state:
-            new.__dict__[name] = program.state[held]
-    new.__dict__["training"] = new.__dict__[CAPTURED_MODE] = record.training
-
-
-def _give_calls(new: nn.Module, calls: tuple[CallBody, ...]) -> None:
-    held: Captured = new.__dict__[KEY]
-    held.calls = (*held.calls, *(call for call in calls if not call.is_recomputation))
-    held.bodies.update({call.number: call for call in calls})
-
-
-def _point_to_root(root: nn.Module, plan: Plan, made: Mapping[ModulePath, nn.Module]) -> None:
-    """A module that calls another which is not below it finds it from the root."""
-    for number in plan.calls:
-        path = plan.site(number).path
-        for callers in plan.callers.values():
-            around = plan.site(callers[number]).path
-            if not path.is_within(around):
-                made[around].__dict__[KEY].whence_root = root

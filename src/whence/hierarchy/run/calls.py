@@ -1,10 +1,10 @@
 """Captured calls, ready to run: by their caller in the tree, or alone, by a person."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any, Self
@@ -14,28 +14,27 @@ from torch import Tensor, fx, nn
 
 from whence._torch.subclasses.fully_sharded import whole
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients
-from whence._torch.tensors import autocast_in_words, autocast_state, without_autocast
+from whence._torch.tensors import autocast_state, without_autocast
 from whence.errors import CallError
 from whence.hierarchy.emit.for_interpreter import interpreted
-from whence.hierarchy.emit.for_tracers import Alone, carries_gradient
+from whence.hierarchy.emit.generated_call import GeneratedCall, carries_gradient, generated_call
 from whence.hierarchy.emit.graphs import as_graph
 from whence.hierarchy.emit.source import FunctionSource, write
-from whence.hierarchy.emit.traced_calls import PlainChild, alone, on_proxies, plain_body
+from whence.hierarchy.emit.traced_calls import Alone, alone, on_proxies, plain_body, plain_call
 from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region
-from whence.hierarchy.run.converted_state import refuse_moved
 from whence.hierarchy.run.differentiable import Differentiation, laid_out, run_differentiably
 from whence.hierarchy.run.differentiated_state import HeldTensors
 from whence.hierarchy.run.gradient_pieces import GradientPieces, apart
 from whence.hierarchy.run.inner_calls import ChildCall, child_call
 from whence.hierarchy.run.interface import GradientInterface, Interface, interface_of
-from whence.hierarchy.run.overlapping_arguments import refuse_overlap
-from whence.hierarchy.run.wrapper_subclasses import assign, attribute_of, differentiable_leaves
+from whence.hierarchy.run.wrapper_subclasses import differentiable_leaves
 from whence.hierarchy.swap.preserved import CallPlace
 from whence.hierarchy.swap.refusal import Refusal
 from whence.hierarchy.swap.state import Replacing, Touched, newcomers, places, refuse_half, touched_of
 from whence.hierarchy.swap.unpreserved import refuse_lost
 from whence.hierarchy.value_shapes import described
-from whence.program.arguments.open_sizes import value_of
+from whence.program.arguments.fitting import Misfit, other_autocast
+from whence.program.arguments.overlap import refuse_overlap
 from whence.program.copying import refuse_pickling
 from whence.program.queries.printing import marked
 from whence.provenance import ModulePath
@@ -85,27 +84,27 @@ class Compiler(_OfThisProcess):
         if (half, first) not in self.functions:
             self.functions[half, first] = self._compiled(half, first)
         function, calls = self.functions[half, first]
-        moved = self.plan.numbering.moved
-        return function, tuple(self._child(half, number, moved(called, first, number)) for called in calls)
+        return function, tuple(child_call(*way, half) for way in self._ways(calls, number))
 
     def plain_body(self, number: int) -> Callable[..., tuple[Any, ...]]:
         """The forward of a call as tracers read it."""
         first = self.plan.first[number]
         if first not in self.plain:
             self.plain[first] = self._written(write(self.plan, Phase.FORWARD, first, plainly=True))
-        function, called = self.plain[first]
-        moved = self.plan.numbering.moved
-        return plain_body(function, [self._place(moved(other, first, number), number) for other in called])
+        function, calls = self.plain[first]
+        return plain_body(function, [plain_call(*way) for way in self._ways(calls, number)])
 
-    def _place(self, called: int, caller: int) -> PlainChild:
-        path, inside = self._way(called, caller)
-        return PlainChild(tuple(path), inside, CallPlace(self.plan, called))
+    def _ways(self, calls: Sequence[int], caller: int) -> Iterator[tuple[ModulePath, bool, CallPlace]]:
+        """The path of each called module, whether it begins at its caller, or else at the root; its place.
 
-    def _way(self, called: int, caller: int) -> tuple[ModulePath, bool]:
-        """The path of a called module, and whether it begins at its caller, or else at the root."""
-        path, around = self.plan.site(called).path, self.plan.site(caller).path
-        inside = path.is_within(around)
-        return path.relative_to(around) if inside else path, inside
+        `calls` are those that the first of equal callers makes.
+        """
+        plan, around = self.plan, self.plan.site(caller).path
+        for call in calls:
+            called = plan.numbering.moved(call, plan.first[caller], caller)
+            path = plan.site(called).path
+            inside = path.is_within(around)
+            yield path.relative_to(around) if inside else path, inside, CallPlace(plan, called)
 
     def graph(self, phase: Phase, number: int) -> fx.Graph:
         """The graph of a call in a phase."""
@@ -126,10 +125,6 @@ class Compiler(_OfThisProcess):
         exec(code, names)
         return names["run"], source.calls
 
-    def _child(self, half: Half, caller: int, called: int) -> ChildCall:
-        path, inside = self._way(called, caller)
-        return child_call(path, inside, CallPlace(self.plan, called), half)
-
 
 @dataclass(frozen=True)
 class CallBody(_OfThisProcess):
@@ -138,6 +133,9 @@ class CallBody(_OfThisProcess):
     plan: Plan
     number: int
     compiler: Compiler
+    _functions: dict[Half, tuple[FunctionType, tuple[ChildCall, ...]]] = field(
+        default_factory=dict, hash=False
+    )
 
     def __repr__(self) -> str:
         return f"<call {self.name or '(root)'}>"
@@ -181,10 +179,6 @@ class CallBody(_OfThisProcess):
             return None
         return self.compiler.graph(Phase(phase), self.number)
 
-    @cached_property
-    def _functions(self) -> dict[Half, tuple[FunctionType, tuple[ChildCall, ...]]]:
-        return {}
-
     def function(self, half: Half) -> tuple[FunctionType, tuple[ChildCall, ...]]:
         """One half of the call, and the calls that its code makes."""
         if half not in self._functions:
@@ -201,34 +195,27 @@ class CallBody(_OfThisProcess):
         function, calls = self.function(half)
         return function(module, calls, *values)  # type: ignore[no-any-return]
 
-    def position_of(self, name: str) -> int:
-        """Where a node stands in the captured graph."""
-        return self.plan.positions[name]
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype of a value."""
-        return self.plan.nodes[name].meta["val"].dtype  # type: ignore[no-any-return]
-
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the call was captured with such arguments."""
-        try:
-            self._called().convention.flatten(args, kwargs)
-        except CallError:
-            return False
-        return True
+        interface = self.interface
+        is_whole = interface is not None and not interface.hidden
+        return is_whole and not interface.convention.faults(args, kwargs)  # type: ignore[union-attr]
 
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call as a person makes it; state that it changes is changed in place."""
-        interface = self._called()
+        interface = self.alone
         flat = self._flattened(interface, args, kwargs)
-        refuse_overlap(interface, flat)
+        refuse_overlap(interface.convention, self._written, flat)
         state = autocast_state()
         if state != self.plan.program.autocast:
-            raise _other_autocast(state, self.plan.program.autocast)
+            raise other_autocast(self.plan.program.autocast, state)
         with without_autocast(state) if state else nullcontext():
             leaves = self._differentiable(interface, flat, (args, kwargs))
             try:
-                return self._run_on(interface, module, flat, leaves)
+                replacing = self._replacing(module)
+                body = partial(self._body, replacing, interface.convention.bound(flat))
+                took = replacing.took_within(self.plan.site(self.number).path)
+                return self.generated.run(body, module, flat, leaves, took)
             except AttributeError:
                 refuse_lost(self.plan, self.number, module)
                 raise
@@ -239,7 +226,7 @@ class CallBody(_OfThisProcess):
 
     def readable_call(self, count: int, names: tuple[str, ...]) -> Alone:
         """The call with so many positional arguments and such keywords, for tracers to read."""
-        return alone(self._called(), self, (count, names))
+        return alone(self.alone, self, (count, names))
 
     def interpreted(self, module: nn.Module) -> fx.Graph:
         """What it computes, as a graph that `torch.fx.Interpreter` runs on its module."""
@@ -247,15 +234,15 @@ class CallBody(_OfThisProcess):
 
     def run_on_proxies(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the call on what `torch.fx` puts in the place of arguments."""
-        return on_proxies(self._called(), self, module, (args, kwargs))
+        return on_proxies(self, module, (args, kwargs))
 
     def _flattened(self, interface: Interface, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call; an error about some of them shows them in the program."""
         try:
             return interface.convention.flatten(args, kwargs)
         except CallError as error:
-            named = [(interface.leaves[at], what) for at, what in error.misfits]
-            notes = {name: [what] for name, what in named if name is not None}
+            rows = ((interface.leaves[at], row) for row in error.misfits for at in row.positions[:1])
+            notes = {name: [row.words] for name, row in rows if name is not None and row.kind is Misfit.VALUE}
             error.shown = marked(self.plan.program.graph, notes, around=0)
             raise
 
@@ -264,39 +251,26 @@ class CallBody(_OfThisProcess):
             return flat
         return differentiable_leaves(flat, arguments, interface.leaves, self.plan.program.wholes)
 
-    def _run_on(self, interface: Interface, module: nn.Module, flat: list[Any], leaves: list[Any]) -> Any:
-        replacing = self._replacing(module)
-        values = {name: leaf for name, leaf in zip(interface.leaves, leaves, strict=True) if name is not None}
-        values |= {name: self._state_of(module, name, path) for name, path in interface.state}
-        values |= {
-            name: flat[at].clone()
-            for _, at in interface.writes
-            if isinstance(at, int) and (name := interface.leaves[at]) is not None
-        }
-        sizes = interface.convention.bound(flat)
-        values |= {name: value_of(text, sizes) for name, text in interface.sizes}
-        inputs = [self._laid_out(name, values[name], sizes) for name in self.call_plan.forward.inputs]
-        values |= self._outputs(interface, module, inputs, replacing)
-        values |= self._refused({name: values[name].detach().requires_grad_() for name in self._own_leaves})
-        self._write(interface, module, values, flat, replacing)
-        return self._result(interface, module, values, flat)
+    @cached_property
+    def _written(self) -> tuple[int, ...]:
+        return tuple(target for _, target in self.alone.writes if isinstance(target, int))
 
-    def _state_of(self, module: nn.Module, name: str, path: ModulePath) -> Any:
-        """State that the call takes as a value, as it was at capture but for its numbers."""
-        held, fake = whole(attribute_of(module, path)), self.plan.nodes[name].meta["val"]
-        if isinstance(fake, Tensor):
-            refuse_moved(module, path, held, fake.dtype, fake.device)
-        return held
+    @cached_property
+    def generated(self) -> GeneratedCall:
+        """What is done around the body when a person makes the call."""
+        return generated_call(self.alone, self)
 
-    def _laid_out(self, name: str, value: Any, sizes: Mapping[str, int]) -> Any:
-        """An input in the memory layout of the capture, which operations such as `view` rely on."""
-        return (
-            laid_out(value, described(self.plan.nodes[name].meta["val"], sizes))
-            if isinstance(value, Tensor)
-            else value
-        )
+    def _laid_out(self, values: Sequence[Any], sizes: Mapping[str, int]) -> list[Any]:
+        """Inputs in the memory layout of the capture, which operations such as `view` rely on."""
+        nodes, names = self.plan.nodes, self.call_plan.forward.inputs
+        return [
+            laid_out(value, described(nodes[name].meta["val"], sizes)) if isinstance(value, Tensor) else value
+            for name, value in zip(names, values, strict=True)
+        ]
 
-    def _called(self) -> Interface:
+    @property
+    def alone(self) -> Interface:
+        """How a person makes the call; raises `CallError` where it cannot be made alone."""
         interface = self.interface
         if interface is None or interface.hidden:
             site = self.plan.site(self.number)
@@ -309,10 +283,14 @@ class CallBody(_OfThisProcess):
             raise CallError(f"{site} cannot be called alone", why=why, remedy="call the module around it")
         return interface
 
-    def _outputs(
-        self, interface: Interface, module: nn.Module, inputs: Sequence[Any], replacing: Replacing
-    ) -> dict[str, Any]:
-        names, held = self.call_plan.forward.outputs, self.held
+    def _body(self, replacing: Replacing, sizes: Mapping[str, int], module: nn.Module, *values: Any) -> Any:
+        """The body on what a person gave, differentiably."""
+        outputs = self._outputs(self._laid_out(values, sizes), module, replacing)
+        outputs |= self._refused({name: outputs[name].detach().requires_grad_() for name in self._own_leaves})
+        return [outputs[name] for name in self.call_plan.forward.outputs]
+
+    def _outputs(self, inputs: Sequence[Any], module: nn.Module, replacing: Replacing) -> dict[str, Any]:
+        interface, names, held = self.alone, self.call_plan.forward.outputs, self.held
         if held is None or not self.call_plan.forward.steps:  # it hands on what it was given
             outputs = dict(zip(names, self.run_forward(module, *inputs), strict=True))
             return self._refused(outputs, chain(inputs, module.parameters()))
@@ -333,7 +311,7 @@ class CallBody(_OfThisProcess):
         """Results that require gradients and lead to no input: the model made leaves of them."""
         if self.plan.program.has_backward or self.number != ROOT_CALL:
             return ()
-        results = [self.plan.nodes[name] for name in self._called().result.names]
+        results = [self.plan.nodes[name] for name in self.alone.result.names]
         made = [node for node in results if node.op == "call_function"]
         return tuple(
             node.name for node in made if isinstance(x := node.meta["val"], Tensor) and x.requires_grad
@@ -394,41 +372,6 @@ class CallBody(_OfThisProcess):
         refusing = Refusal.apply(reason, *carrying.values()) if carrying else ()
         return outputs | dict(zip(carrying, refusing, strict=True))
 
-    def _write(
-        self,
-        interface: Interface,
-        module: nn.Module,
-        values: Mapping[str, Any],
-        flat: Sequence[Any],
-        replacing: Replacing,
-    ) -> None:
-        if not interface.writes:
-            return  # an empty region without gradients is a graph of its own in an export
-        around = self.plan.site(self.number).path
-        with torch.no_grad():
-            for name, target in interface.writes:
-                if values[name] is None:
-                    continue  # state of a module that was replaced
-                new = values[name].detach()
-                if isinstance(target, int):
-                    flat[target].copy_(new)
-                elif not replacing.took(ModulePath((*around, *target))):
-                    assign(module, target, new)
-
-    def _result(
-        self, interface: Interface, module: nn.Module, values: dict[str, Any], flat: Sequence[Any]
-    ) -> Any:
-        """The result in the original's structure; an input that was written and returned is itself."""
-        for name in interface.result.names:
-            if name not in values:
-                row = self.plan.program.input(name)
-                values[name] = whole(attribute_of(module, ModulePath.parse(row.path)))
-        for name, target in interface.writes:
-            if isinstance(target, int) and not carries_gradient(values[name]):
-                values[name] = flat[target]
-        result = interface.result.filled(values)
-        return result if interface.loss is None else (values[interface.loss], result)
-
     @cached_property
     def needs(self) -> dict[str, frozenset[str]]:
         """For every gradient, the incoming gradients it is computed from."""
@@ -442,11 +385,3 @@ class CallBody(_OfThisProcess):
                 if sources:
                     needs[node.name] = frozenset().union(*sources)
         return needs
-
-
-def _other_autocast(now: tuple[tuple[str, str], ...], captured: tuple[tuple[str, str], ...]) -> CallError:
-    return CallError(
-        f"autocast was {autocast_in_words(captured)} at capture, and is {autocast_in_words(now)}",
-        why="the casts are part of the captured graph",
-        remedy="call it as it was captured, or capture inside the autocast region",
-    )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import CallError
-from whence.hierarchy.run.bodies import captured_of
+from whence.hierarchy.run.captured import captured_of
 from whence.provenance import ModulePath
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,27 +21,10 @@ from whence.hierarchy.swap.refusal import Refusal
 from whence.hierarchy.value_shapes import TensorDescription
 from whence.provenance import ModulePath
 
+if TYPE_CHECKING:
+    from whence.hierarchy.run.calls import CallBody
+
 Needs = Mapping[str, frozenset[str]]
-
-
-class Runner(Protocol):
-    """The two captured halves of a call."""
-
-    def run_forward(self, module: nn.Module, *values: Any) -> tuple[Any, ...]:
-        """The outputs, and last what is kept, if anything."""
-
-    def run_backward(self, module: nn.Module, half: Half, *values: Any) -> tuple[Any, ...]:
-        """The gradients that leave the call."""
-
-    def position_of(self, name: str) -> int:
-        """Where a node stands in the captured graph."""
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype of a value."""
-
-    @property
-    def needs(self) -> Needs:
-        """For every gradient, the incoming gradients it is computed from."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +36,7 @@ class Differentiation:
     parameters, by the names of these.
     """
 
-    runner: Runner
+    runner: "CallBody"
     module: nn.Module
     plan: CallPlan
     gradients: GradientInterface
@@ -193,7 +176,8 @@ def _tangents(
         gradient = waiting.pop(output, None)
         if gradient is None:
             missing.add(tangent)
-            gradient = torch.zeros(shapes[output], dtype=run.runner.dtype_of(tangent), device=device)
+            dtype = run.runner.plan.nodes[tangent].meta["val"].dtype
+            gradient = torch.zeros(shapes[output], dtype=dtype, device=device)
         arrived[tangent] = gradient
     return arrived, missing
 
@@ -212,7 +196,7 @@ def _arriving(
     if run.half is Half.BACKWARD:
         return tuple(values[term] for term in terms)
     found = ((values[term], term) for term in terms)  # None for a parameter whose module was replaced
-    parts = (parts_of(value, run.runner.position_of(term)) for value, term in found if value is not None)
+    parts = (parts_of(value, run.runner.plan.positions[term]) for value, term in found if value is not None)
     return in_order(chain(*parts, more))
 
 

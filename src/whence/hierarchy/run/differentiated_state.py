@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import CallError
-from whence.hierarchy.emit.for_tracers import carries_gradient
+from whence.hierarchy.emit.generated_call import carries_gradient
 from whence.hierarchy.plan.plan import ROOT_CALL, Plan
-from whence.hierarchy.run.bodies import captured_of
+from whence.hierarchy.run.captured import captured_of
 from whence.hierarchy.run.interface import GradientInterface, Interface, readable
 from whence.hierarchy.run.wrapper_subclasses import (
     attribute_of,

@@ -1,7 +1,7 @@
 """Forward hooks on the modules of a tree: they see the arguments and the result as on the original."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -9,8 +9,10 @@ from torch import nn
 from whence._torch.observe.hooks import has_backward_hooks
 from whence._torch.pytrees import tree_flatten
 from whence.errors import CallError
-from whence.hierarchy.tree import CapturedCall
 from whence.program import Named
+
+if TYPE_CHECKING:
+    from whence.hierarchy.run.calls import CallBody
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -38,7 +40,7 @@ def is_watched(module: nn.Module) -> bool:
     )
 
 
-def run_hooked(call: CapturedCall, module: nn.Module, values: Sequence[Any]) -> tuple[Any, ...]:
+def run_hooked(call: "CallBody", module: nn.Module, values: Sequence[Any]) -> tuple[Any, ...]:
     """Run a call inside the tree with its module's forward hooks around it.
 
     A hook may replace the result. Replacing the arguments, and backward hooks, are refused: the captured
@@ -56,7 +58,7 @@ def run_hooked(call: CapturedCall, module: nn.Module, values: Sequence[Any]) -> 
     return _after(call, module, named, results, (args, kwargs))
 
 
-def _arguments(call: CapturedCall, named: dict[str, Any]) -> tuple[Any, Any]:
+def _arguments(call: "CallBody", named: dict[str, Any]) -> tuple[Any, Any]:
     interface = call.interface
     if interface is None:
         return (), {}
@@ -69,7 +71,7 @@ def _arguments(call: CapturedCall, named: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _after(
-    call: CapturedCall,
+    call: "CallBody",
     module: nn.Module,
     named: dict[str, Any],
     results: tuple[Any, ...],

@@ -1,7 +1,7 @@
 """Calls that the code of a captured call makes of others: found anew each time, and quickly."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -9,13 +9,16 @@ from torch import nn
 
 from whence.errors import CallError
 from whence.hierarchy.plan.plan import Half
-from whence.hierarchy.run.bodies import body_of, captured_of
+from whence.hierarchy.run.captured import FlatCall, Inside, body_of, captured_of
 from whence.hierarchy.run.hooks import has_hooks, is_watched, run_hooked
 from whence.hierarchy.swap.newcomers import SwapTrial
 from whence.hierarchy.swap.preserved import CallPlace
 from whence.hierarchy.swap.unpreserved import Unpreserved, in_place_of, name_of_repeated, replaced
-from whence.hierarchy.tree import CapturedCall, FlatCall, Inside, Tree
+from whence.hierarchy.tree import Tree
 from whence.provenance import ModulePath
+
+if TYPE_CHECKING:
+    from whence.hierarchy.run.calls import CallBody
 
 ChildCall = Callable[..., tuple[Any, ...]]
 """Makes one call of a caller's code: takes the caller's module and flat values."""
@@ -66,7 +69,7 @@ def _none() -> None:
     """What a reference to no module gives."""
 
 
-def _run_watched(call: CapturedCall, module: nn.Module, values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _run_watched(call: "CallBody", module: nn.Module, values: tuple[Any, ...]) -> tuple[Any, ...]:
     """A call that hooks, a compiler or a capture see."""
     if has_hooks(module):
         return run_hooked(call, module, values)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from whence._torch.sizes.exported_sizes import is_open
 from whence._torch.sizes.symbols import is_symbolic, names_in, spelled
 from whence.hierarchy.plan.plan import ROOT_CALL, Plan, first_within
-from whence.program import Absent, Constant, Convention, Named, Structure
+from whence.program import Constant, Convention, Named, Structure
 from whence.program.arguments.convention import paths_of, repeated_positions
 from whence.program.arguments.open_sizes import Sizes, sizes_of
 from whence.program.program import Adjoint, Program
@@ -95,15 +95,11 @@ def _convention(plan: Plan, inputs: Structure, parameters: inspect.Signature | N
     values = {
         row.name: row.value for row in (*plan.program.signature.inputs, *plan.program.signature.attributes)
     }
-    leaves = []
-    for leaf in inputs.leaves:
-        match leaf:
-            case Named(name):
-                leaves.append(values[name] if name in values else plan.nodes[name].meta["val"])
-            case Constant(value):
-                leaves.append(value)
-            case Absent():
-                leaves.append(leaf)
+    values |= {name: plan.nodes[name].meta["val"] for name in inputs.names if name not in values}
+    leaves = [
+        values[leaf.name] if isinstance(leaf, Named) else leaf.value if isinstance(leaf, Constant) else leaf
+        for leaf in inputs.leaves
+    ]
     args, kwargs = Structure(inputs.spec, tuple(map(Constant, leaves))).filled({})
     same = repeated_positions([leaf.name if isinstance(leaf, Named) else None for leaf in inputs.leaves])
     paths = paths_of(args, kwargs)

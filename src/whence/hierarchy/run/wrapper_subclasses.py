@@ -73,28 +73,22 @@ def holder_of(module: nn.Module, path: ModulePath) -> Any:
     return held
 
 
-_REGISTERS = ("_modules", "_parameters", "_buffers")
-
-
 def registered(holder: Any, name: str) -> Any:
     """What a module holds under a name; its registers come before the attributes of its class."""
-    if isinstance(holder, Tensor):
-        return getattr(holder, name)
-    found = _kept(holder, name)
+    found = None if isinstance(holder, Tensor) else _kept(holder, name)
     return getattr(holder, name) if found is None else found
 
 
 def _kept(module: nn.Module, name: str) -> Any:
     """What is in a module's registers; None where nothing is."""
-    attributes: Mapping[str, Any] = module.__dict__
-    for register in _REGISTERS:
-        found = attributes[register].get(name)
+    for register in (module._modules, module._parameters, module._buffers):
+        found = register.get(name)
         if found is not None:
             return found
     return None
 
 
-def attribute_of(module: nn.Module, path: ModulePath) -> Any:
+def attribute_of(module: nn.Module, path: Sequence[str]) -> Any:
     """The tensor or module at an attribute path."""
     held: Any = module
     for segment in path:
@@ -129,12 +123,3 @@ def holding(module: nn.Module, tensors: Mapping[ModulePath, Tensor]) -> Iterator
     finally:
         for register, name, held in before:
             register[name] = held
-
-
-def assign(module: nn.Module, path: ModulePath, new: Tensor) -> None:
-    """Give the tensor at an attribute path new values; one of another shape or dtype takes its place."""
-    held = attribute_of(module, path)
-    if held.shape == new.shape and held.dtype == new.dtype:
-        held.copy_(new)
-    else:
-        setattr(attribute_of(module, path.parent), path.name, new)

@@ -5,7 +5,7 @@ newcomer's now where eager mode would say so; where the graph cannot tell, the c
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from whence.errors import CallError, Fault
 from whence.hierarchy.plan.plan import Plan, first_within
-from whence.hierarchy.run.bodies import body_of, captured_of
+from whence.hierarchy.run.captured import body_of, captured_of
 from whence.hierarchy.run.wrapper_subclasses import registered_at
 from whence.program import Input
 from whence.provenance import ROOT, CallSite, ModulePath
@@ -171,6 +171,10 @@ class Replacing:
     def took(self, path: ModulePath) -> bool:
         """Whether a newcomer has taken an attribute path."""
         return self._newcomer_around(path) is not None
+
+    def took_within(self, around: ModulePath) -> Callable[[tuple[str, ...]], bool] | None:
+        """The same for paths from a module; None where there are no newcomers."""
+        return (lambda path: self.took(ModulePath((*around, *path)))) if self.modules else None
 
     def _newcomer_around(self, path: ModulePath) -> ModulePath | None:
         return next((above for above in path.prefixes() if above in self.modules), None)

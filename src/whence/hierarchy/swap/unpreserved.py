@@ -14,7 +14,7 @@ from torch import nn
 from whence.errors import CallError
 from whence.hierarchy.plan.plan import ROOT_CALL, Plan
 from whence.hierarchy.plan.planning import plan
-from whence.hierarchy.run.bodies import captured_of
+from whence.hierarchy.run.captured import captured_of
 from whence.hierarchy.run.wrapper_subclasses import registered_at
 from whence.hierarchy.swap.preserved import CallPlace
 from whence.hierarchy.swap.state import Replacing, touched_of

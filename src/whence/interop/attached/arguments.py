@@ -9,8 +9,8 @@ from whence._torch.pytrees import tree_flatten
 from whence.errors import Fault
 from whence.interop.attached.roles import GraphWords, Slot
 from whence.program import Convention
+from whence.program.arguments.binding import binding_faults
 from whence.program.arguments.convention import names_of, paths_of
-from whence.program.arguments.python_binding import binding_faults
 from whence.schema import InputKind
 from whence.tracing.target.subject import Subject
 

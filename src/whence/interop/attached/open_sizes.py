@@ -12,7 +12,7 @@ from torch import fx
 from whence._torch.sizes.symbols import Assumed, assumed_of, is_symbolic, names_of_sizes, sizes_in
 from whence.errors import Fault
 from whence.interop.attached.arguments import ArgumentLeaf
-from whence.program.arguments.open_sizes import Asker, Dimension, SizeRule, Sizes, relation, sizes_of
+from whence.program.arguments.open_sizes import Asker, Dimension, SizeRule, Sizes, bounds, relation, sizes_of
 
 _FIXED = "trace the graph with fixed sizes, or capture or export the model with dynamic_shapes"
 
@@ -55,10 +55,8 @@ def _faults(
 
 def _rules(assumed: Assumed, known: dict[str, Dimension]) -> Iterator[SizeRule]:
     for name, low, high in assumed.limits:
-        if name in known and low is not None:
-            yield SizeRule((known[name],), f"{name} >= {low}", f"at least {low}", Asker())
-        if name in known and high is not None:
-            yield SizeRule((known[name],), f"{name} <= {high}", f"at most {high}", Asker())
+        if name in known:
+            yield from bounds(known[name], name, (low, high), Asker())
     for condition, names in assumed.conditions:
         dimensions = tuple(known[name] for name in sorted(names))
         yield SizeRule(dimensions, condition, relation(condition), Asker())

@@ -26,12 +26,11 @@ from whence._torch.pytrees import (
     whole_leaves,
     with_whole_leaves,
 )
-from whence._torch.sizes.exported_sizes import Limits, OpenSizes, is_open
-from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic
+from whence._torch.sizes.exported_sizes import Limits, is_open
 from whence.errors import CallError
-from whence.program.arguments.open_sizes import Sizes, sizes_within, told
-from whence.program.arguments.python_binding import binding_faults
-from whence.program.calls import Absent
+from whence.program.arguments.binding import Shape, Spelling, arguments_by_name, binding_faults, spelling_of
+from whence.program.arguments.fitting import ArgumentFault, ExpectedLeaves, Misfit, refusal
+from whence.program.arguments.open_sizes import Sizes, sizes_within
 from whence.program.signature import Part, describe
 
 _LEAVES = frozenset({Tensor, Parameter, bool, int, float, str, type(None)})
@@ -66,14 +65,27 @@ class Convention:
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order; raises `CallError` naming every misfit."""
-        return self.checked(self.spelled_out(args, kwargs))
-
-    def checked(self, flat: list[Any]) -> list[Any]:
-        """The leaves as they are, where the program takes them; raises `CallError` naming every misfit."""
-        self._check(flat)
+        flat = self.in_order(args, kwargs)
+        if not self.expected.fit(flat) and (faults := self.expected.faults(flat)):
+            raise refusal(faults)
         return flat
 
-    def spelled_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def faults(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ArgumentFault, ...]:
+        """Everything that keeps arguments from fitting."""
+        try:
+            self.flatten(args, kwargs)
+        except CallError as error:
+            return error.misfits
+        return ()
+
+    @cached_property
+    def expected(self) -> ExpectedLeaves:
+        """What the leaves of a call must be."""
+        return ExpectedLeaves(
+            self.leaves, self.paths, self.varying, self.same, self.reads_memory, self.layouts
+        )
+
+    def in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order, whatever they are; raises `CallError` for another
         structure."""
         if self.is_flat(args, kwargs):
@@ -83,24 +95,23 @@ class Convention:
             return flat
         if self.adapter is not None:
             return self._adapted(spec, flat)
-        flat, spec = tree_flatten(self.respelled(args, kwargs))
+        spelling = self.spelling(len(args), tuple(kwargs))
+        if changed := spelling.changed(args, kwargs):
+            raise refusal([_of_default(*row) for row in changed])
+        flat, spec = tree_flatten(spelling.arranged(args, kwargs))
         if not same_structure(spec, self.spec):
-            raise CallError(
-                "the arguments have another structure than those of the capture",
-                why=f"expected {self.shown}, got {_shape_of(spec, flat)}",
-                remedy="call it as it was captured, or capture again with these arguments",
-            )
+            raise self._other_structure(_shape_of(spec, flat))
         return flat
 
     def is_flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call has the captured structure, and that nests nothing: most calls have, and to flatten
         them takes longer than all else that is done about arguments."""
-        if (len(args), tuple(kwargs)) != self._flat_call:
+        if (len(args), tuple(kwargs)) != self.flat_call:
             return False
         return _LEAVES.issuperset(map(type, args)) and _LEAVES.issuperset(map(type, kwargs.values()))
 
     @cached_property
-    def _flat_call(self) -> tuple[int, tuple[str, ...]] | None:
+    def flat_call(self) -> tuple[int, tuple[str, ...]] | None:
         """How many positional arguments the captured call had, and its keywords, where all are leaves."""
         args, kwargs = self.spec.children()
         if not all(argument.is_leaf() for argument in (*args.children(), *kwargs.children())):
@@ -115,7 +126,7 @@ class Convention:
     @cached_property
     def varying(self) -> Sizes | None:
         """The sizes that may vary, and how far, whoever left them open; None where all are fixed."""
-        if self.sizes is not None or not self._open_positions:
+        if self.sizes is not None or not any(map(is_open, self.leaves)):
             return self.sizes
         return sizes_within(self.leaves, self.paths, self.limits)
 
@@ -124,205 +135,45 @@ class Convention:
         args, kwargs = tree_unflatten(list(leaves), self.spec)
         return args, kwargs
 
-    def _adapted(self, spec: TreeSpec, flat: list[Any]) -> list[Any]:
-        adapted = self.adapter(self.spec, spec, flat)  # type: ignore[misc]
-        if len(adapted) != len(self.leaves):
-            raise CallError(
-                f"the adapter returned {len(adapted)} values, and the program takes {len(self.leaves)}",
-                remedy=f"return one value for each of {', '.join(self.paths)}",
-            )
-        return list(adapted)
-
-    def _check(self, flat: Sequence[Any]) -> None:
-        misfits = [(at, problem) for at, given in enumerate(flat) if (problem := self._misfit(at, given))]
-        problems = [problem for _, problem in misfits]
-        if self.sizes is not None and not problems:
-            self._check_sizes(self.sizes, flat)
-        if (self.reads_memory or self.layouts) and not problems:
-            problems += self._misplaced(flat)
-        if self.sizes is None:
-            problems += OpenSizes(self.limits).faults(self._open(flat))
-        problems += [
-            f"{self.paths[first]} and {self.paths[second]} were one tensor at capture, and are two now"
-            for first, second in self.same
-            if flat[first] is not flat[second]
-        ]
-        if problems:
-            remedy = "capture again with these inputs"
-            if sizes := self._other_sizes(flat):
-                remedy += f", or with a dynamic_shapes that lets {sizes} vary"
-            error = CallError("the arguments do not fit the capture", why="; ".join(problems), remedy=remedy)
-            error.misfits = tuple(misfits)
-            raise error
-
-    def _misplaced(self, flat: Sequence[Any]) -> list[str]:
-        """The leaves whose layout matters and is another."""
-        rows = zip(self.paths, self.leaves, flat, strict=True)
-        wanted = (row for row in rows if self.reads_memory or row[0] in self.layouts)
-        return [problem for row in wanted if (problem := misplaced(*row, asked=not self.reads_memory))]
-
-    def _open(self, flat: Sequence[Any]) -> list[tuple[str, Any, Any]]:
-        """The leaves whose sizes the capture left open."""
-        return [(self.paths[at], self.leaves[at], flat[at]) for at in self._open_positions]
-
-    @cached_property
-    def _open_positions(self) -> tuple[int, ...]:
-        return tuple(at for at, leaf in enumerate(self.leaves) if is_open(leaf))
-
-    def _other_sizes(self, flat: Sequence[Any]) -> str:
-        """The dimensions that have another size than at capture, in tensors of the same rank."""
-        rows = zip(self.paths, self.leaves, flat, strict=True)
-        tensors = (row for row in rows if isinstance(row[1], Tensor) and isinstance(row[2], Tensor))
-        found = [
-            f"dim {dim} of `{path}`"
-            for path, expected, given in tensors
-            if len(expected.shape) == len(given.shape)
-            for dim, size in enumerate(expected.shape)
-            if not is_symbolic(size) and size != given.shape[dim]
-        ]
-        return " and ".join(found)
-
-    def _misfit(self, at: int, given: Any) -> str | None:
-        expected = self.leaves[at]
-        if self.sizes is None or not isinstance(expected, (Tensor, *SYMBOLIC)):
-            return misfit(self.paths[at], expected, given)
-        return self._misfit_of_size(self.sizes, at, given)
-
-    def _misfit_of_size(self, sizes: Sizes, at: int, given: Any) -> str | None:
-        """How a value that may have other sizes differs in anything else."""
-        path, expected = self.paths[at], self.leaves[at]
-        if not isinstance(expected, Tensor):
-            is_number = type(given) is int
-            return None if is_number else f"{path} was a whole number at capture, is {describe(given)}"
-        if not isinstance(given, Tensor):
-            return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
-        if expected.dtype != given.dtype or not sizes.admits(at, given.shape):
-            return f"{path} was {describe(expected)} at capture, is {describe(given)}"
-        return None
-
-    def _check_sizes(self, sizes: Sizes, flat: Sequence[Any]) -> None:
-        broken = [told(rule, flat) for rule in sizes.broken(flat)]
-        if broken:
-            raise CallError(
-                "the capture does not hold for these sizes",
-                why="; ".join(broken),
-                remedy="pass inputs of an admitted size (print(program.shapes) lists them), or capture again "
-                "with a dynamic_shapes, or an example, that admits this one",
-            )
-
     def bound(self, flat: Sequence[Any]) -> dict[str, int]:
         """The sizes of a call that has been checked, by name."""
         return {} if self.sizes is None else self.sizes.bound(flat)
 
-    def respelled(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call as the capture spelled its own, where the same arguments can be given so."""
-        if self.parameters is None:
-            return args, kwargs
-        captured_args, captured_kwargs = tree_unflatten(list(self.leaves), self.spec)
-        given = arguments_by_name(self.parameters, args, kwargs)
-        expected = arguments_by_name(self.parameters, captured_args, captured_kwargs)
-        given = _with_defaults(self.parameters, given, expected)
-        if set(given) != set(expected):
-            return args, kwargs
-        positional = list(arguments_by_name(self.parameters, captured_args, {}, partial=True))
-        new_args = tuple(given[name] for name in positional)
-        return new_args, {name: given[name] for name in captured_kwargs}
+    def _adapted(self, spec: TreeSpec, flat: list[Any]) -> list[Any]:
+        adapted = self.adapter(self.spec, spec, flat)  # type: ignore[misc]
+        if len(adapted) != len(self.leaves):
+            words = f"the adapter returned {len(adapted)} values, and the program takes {len(self.leaves)}"
+            raise self._other_structure(_shape_of(spec, flat), words)
+        return list(adapted)
+
+    def _other_structure(self, found: str, words: str = "") -> CallError:
+        words = words or f"expected {self.shown}, got {found}"
+        return refusal([ArgumentFault(Misfit.STRUCTURE, "the arguments", self.shown, found, words)])
+
+    def spelling(self, count: int, keywords: tuple[str, ...]) -> Spelling:
+        """How a call with so many positional arguments and such keywords is read; raises `CallError` for one
+        that does not bind."""
+        shape = count, keywords
+        if shape not in self._spellings:
+            parameters, own = self.parameters, self.spec.children()
+            args, kwargs = (None,) * count, dict.fromkeys(keywords)
+            if parameters is not None and (problems := binding_faults(parameters, args, kwargs)):
+                what = Misfit.BINDING, "the arguments", parameters, shape
+                rows = [ArgumentFault(*what, words) for words in problems]
+                raise refusal(rows, why=f"the captured callable takes {parameters}")
+            captured = own[0].num_children, tuple(own[1].context)
+            self._spellings[shape] = spelling_of(parameters, captured, shape)
+        return self._spellings[shape]
+
+    @cached_property
+    def _spellings(self) -> dict[Shape, Spelling]:
+        return {}
 
 
-def arguments_by_name(
-    parameters: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], *, partial: bool = False
-) -> dict[str, Any]:
-    """Arguments under the names of the parameters they bind to; the members of `*args` as `*0`, `*1`, …"""
-    try:
-        bound = parameters.bind_partial(*args, **kwargs) if partial else parameters.bind(*args, **kwargs)
-    except TypeError as error:
-        problems = [str(error)] if partial else binding_faults(parameters, args, kwargs)
-        raise CallError("; ".join(problems), why=f"the captured callable takes {parameters}") from error
-    named: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        match parameters.parameters[name].kind:
-            case inspect.Parameter.VAR_POSITIONAL:
-                named |= {f"*{position}": item for position, item in enumerate(value)}
-            case inspect.Parameter.VAR_KEYWORD:
-                named |= value
-            case _:
-                named[name] = value
-    return named
-
-
-def _with_defaults(
-    parameters: inspect.Signature, given: dict[str, Any], expected: dict[str, Any]
-) -> dict[str, Any]:
-    """Drop arguments that only write out a default, add those the capture wrote out."""
-
-    def default(name: str) -> Any:
-        parameter = parameters.parameters.get(name)
-        return inspect.Parameter.empty if parameter is None else parameter.default
-
-    kept = {
-        name: value
-        for name, value in given.items()
-        if name in expected or not _same_value(default(name), value)
-    }
-    missing = {name: default(name) for name in expected if name not in kept}
-    return kept | {name: value for name, value in missing.items() if value is not inspect.Parameter.empty}
-
-
-def misfit(path: str, expected: Any, given: Any) -> str | None:
-    """Say in words how `given` differs from what was captured, or None."""
-    if isinstance(expected, Absent):
-        return None
-    if is_open(expected):
-        return _misfit_but_for_size(path, expected, given)
-    if not isinstance(expected, Tensor):
-        return (
-            None
-            if _same_constant(expected, given)
-            else f"{path} was {expected!r} at capture, is {describe(given)}"
-        )
-    if not isinstance(given, Tensor):
-        return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
-    if expected.shape != given.shape or expected.dtype != given.dtype:
-        return f"{path} was {describe(expected)} at capture, is {describe(given)}"
-    return None
-
-
-def _misfit_but_for_size(path: str, expected: Any, given: Any) -> str | None:
-    if isinstance(expected, Tensor) and not isinstance(given, Tensor):
-        return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
-    if isinstance(expected, Tensor) and expected.dtype != given.dtype:
-        return f"{path} was {describe(expected)} at capture, is {describe(given)}"
-    return None
-
-
-def misplaced(path: str, expected: Any, given: Any, *, asked: bool = False) -> str | None:
-    """Say in words how the memory layout of a tensor differs from the capture's, or None.
-
-    It matters because the program reads memory, or because the model `asked` for it.
-    """
-    if not isinstance(expected, Tensor) or is_open(expected) or expected.stride() == given.stride():
-        return None
-    why = "the model asked for them" if asked else "the program reads memory"
-    return f"{path} had strides {expected.stride()} at capture, has {given.stride()}; {why}"
-
-
-def _same_constant(expected: Any, given: Any) -> bool:
-    if expected is given:
-        return True
-    if type(expected) is not type(given) or isinstance(given, Tensor):
-        return False
-    if isinstance(expected, float):  # nan is itself, and the two zeros differ
-        return repr(expected) == repr(given)
-    return bool(expected == given)
-
-
-def _same_value(default: Any, given: Any) -> bool:
-    """Whether an argument only writes out a default."""
-    if isinstance(default, tuple | list) and type(default) is type(given) and len(default) == len(given):
-        return all(map(_same_value, default, given))
-    return _same_constant(default, given)
+def _of_default(name: str, default: Any, value: Any) -> ArgumentFault:
+    found = shown_call((value,), {})[1:-1]
+    words = f"{name} was left out at capture, where it is {default!r}, and is {found} now"
+    return ArgumentFault(Misfit.DEFAULT, name, default, value, words)
 
 
 def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
@@ -391,25 +242,28 @@ def whole_paths_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, 
 def names_of(
     args: tuple[Any, ...], kwargs: dict[str, Any], parameters: inspect.Signature | None
 ) -> tuple[str, ...]:
-    """A name for every leaf, from the callable's own argument names: `x`, `batch_mask`, `states_0`."""
+    """A name for every leaf, from the callable's own argument names: `x`, `batch_mask`, `states_0`.
+
+    Two may be called alike, `x` and `**{"x": ...}`: the second is `x_again`.
+    """
     pairs, _ = tree_flatten_with_path((args, kwargs))
     positional = _positional_names(parameters, len(args))
-    return tuple(_leaf_name(positional, key_segments(path)) for path, _ in pairs)
+    names: dict[str, None] = {}
+    for path, _ in pairs:
+        name = _leaf_name(positional, key_segments(path))
+        while name in names:
+            name += "_again"
+        names[name] = None
+    return tuple(names)
 
 
 def _positional_names(parameters: inspect.Signature | None, count: int) -> list[str]:
-    names = [f"args_{position}" for position in range(count)]
     if parameters is None:
-        return names
-    own = [
-        parameter.name
-        for parameter in parameters.parameters.values()
-        if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    rest = next(
-        (p.name for p in parameters.parameters.values() if p.kind is inspect.Parameter.VAR_POSITIONAL), "args"
-    )
-    return [*own[:count], *(f"{rest}_{position}" for position in range(count - len(own)))]
+        return [f"args_{position}" for position in range(count)]
+    rows = parameters.parameters.values()
+    rest = next((row.name for row in rows if row.kind is inspect.Parameter.VAR_POSITIONAL), "args")
+    names = arguments_by_name(parameters, range(count), {})
+    return [f"{rest}_{name[1:]}" if name.startswith("*") else name for name in names]
 
 
 def _leaf_name(positional: Sequence[str], segments: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from sizes is Python source over these names.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -99,7 +99,7 @@ class SizeRule:
     @property
     def names(self) -> frozenset[str]:
         """The sizes that it speaks of."""
-        return frozenset(_compiled(self.condition).co_names) - _KNOWN.keys()
+        return frozenset(_compiled(self.condition).co_names) - KNOWN_NAMES.keys()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -172,7 +172,8 @@ class Reading:
 
     def of(self, leaves: Sequence[Any]) -> int:
         """The size among the leaves of a call."""
-        return (self.dimension.of(leaves) - self.offset) // self.scale
+        found = self.dimension.of(leaves)
+        return found if (self.scale, self.offset) == (1, 0) else (found - self.offset) // self.scale
 
 
 @dataclass(frozen=True)
@@ -199,29 +200,24 @@ class Sizes:
         pairs = zip(expected, shape, strict=True)
         return all(size == given for size, given in pairs if type(size) is int)
 
+    def bound_if_admitted(self, leaves: Sequence[Any]) -> dict[str, int] | None:
+        """The value of every size; None where leaves are not such that it could be read."""
+        for position, shape in enumerate(self.shapes):
+            leaf = leaves[position]
+            if shape is not None and not (isinstance(leaf, Tensor) and self.admits(position, leaf.shape)):
+                return None
+        numbers = (row.dimension.position for row in self.readings if row.dimension.dim is None)
+        return self.bound(leaves) if all(type(leaves[at]) is int for at in numbers) else None
+
     def broken(self, leaves: Sequence[Any]) -> Iterator[SizeRule]:
         """The rules that a call with admitted leaves does not keep."""
         sizes = self.bound(leaves)
-        if not self.all_hold(sizes):
-            yield from (rule for rule in self.rules if not rule.holds(sizes))
+        yield from (rule for rule in self.rules if not rule.holds(sizes))
 
     def shapes_at(self, given: Mapping[str, int], leaves: Sequence[Any]) -> list[tuple[int, ...] | None]:
         """For each leaf its shape with other values for some sizes; None where none of them is about it."""
         sizes = {**self.bound(leaves), **given}
         return [_at(shape, sizes, given) for shape in self.shapes]
-
-    @cached_property
-    def _quick(self) -> CodeType:
-        return compile(
-            " and ".join(f"({rule.condition})" for rule in self.rules) or "True", "<sizes>", "eval"
-        )
-
-    def all_hold(self, sizes: Mapping[str, int]) -> bool:
-        """Whether sizes keep all rules, as far as a quick look tells."""
-        try:
-            return bool(eval(self._quick, _KNOWN, sizes))
-        except (NameError, ArithmeticError):  # a size that only a run knows, or a division by 0
-            return False
 
 
 def _at(
@@ -231,18 +227,13 @@ def _at(
     return tuple(at(size, sizes) for size in shape or ()) if names & given.keys() else None
 
 
-def told(rule: SizeRule, leaves: Sequence[Any]) -> str:
-    """A broken rule, in words."""
-    return f"{found_of(rule, leaves)}, and must be {rule.words}: {rule.by}"
-
-
 def found_of(rule: SizeRule, leaves: Sequence[Any]) -> str:
     """What the sizes of a rule are: all of them where it relates several."""
     rows = rule.dimensions if rule.relates else rule.dimensions[:1]
     return " and ".join(f"{row} is {row.of(leaves)}" for row in rows)
 
 
-_KNOWN = {"math": math, "torch": torch, "max": max, "min": min, "abs": abs, "int": int, "float": float}
+KNOWN_NAMES = {"math": math, "torch": torch, "max": max, "min": min, "abs": abs, "int": int, "float": float}
 
 
 @cache
@@ -252,13 +243,13 @@ def _compiled(text: str) -> CodeType:
 
 def value_of(text: str, sizes: Mapping[str, int]) -> Any:
     """What an expression of sizes is; raises `NameError` where it names one that is not given."""
-    return eval(_compiled(text), _KNOWN, sizes)
+    return eval(_compiled(text), KNOWN_NAMES, sizes)
 
 
 def function_of(text: str, names: Sequence[str]) -> Callable[..., Any]:
     """A function of the sizes of these names, which computes an expression of them."""
     code = compile(f"lambda {', '.join(names)}: {text}", "<size>", "eval")
-    return eval(code, dict(_KNOWN))  # type: ignore[no-any-return]
+    return eval(code, dict(KNOWN_NAMES))  # type: ignore[no-any-return]
 
 
 def at(size: Sized, sizes: Mapping[str, int]) -> int:
@@ -328,7 +319,9 @@ def sizes_within(leaves: Sequence[Any], paths: Sequence[str], limits: Mapping[st
             continue
         bounded.add(found.name)
         readings.setdefault(found.name, Reading(found.name, dimension, found.scale, found.offset))
-        rules += _bounds(dimension, found, limits.get(found.symbol, (None, None)))
+        low, high = limits.get(found.symbol, (None, None))
+        low = low if low or dimension.dim is None else None  # no dimension has less than 0
+        rules += bounds(dimension, found.name, (low, high), Asker(), found.scale, found.offset)
     return Sizes(tuple(readings.values()), sizes.shapes, tuple(rules))
 
 
@@ -340,14 +333,13 @@ def _multiples(leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[tuple[Di
                 yield Dimension(position, dim, paths[position]), found
 
 
-def _bounds(dimension: Dimension, found: Multiple, limits: Limits) -> Iterator[SizeRule]:
-    low, high = limits
-    if low is not None and (low > 0 or dimension.dim is None):  # no dimension has less than 0
-        words = f"at least {found.scale * low + found.offset}"
-        yield SizeRule((dimension,), f"{found.name} >= {low}", words, Asker())
-    if high is not None:
-        words = f"at most {found.scale * high + found.offset}"
-        yield SizeRule((dimension,), f"{found.name} <= {high}", words, Asker())
+def bounds(
+    dimension: Dimension, name: str, limits: Limits, by: Asker, scale: int = 1, offset: int = 0
+) -> Iterator[SizeRule]:
+    """The rules for a size called `name` that has limits, of which a dimension is a multiple and more."""
+    for sign, words, limit in zip((">=", "<="), ("at least", "at most"), limits, strict=True):
+        if limit is not None:
+            yield SizeRule((dimension,), f"{name} {sign} {limit}", f"{words} {scale * limit + offset}", by)
 
 
 def _own_sizes(leaf: Any) -> Iterator[tuple[int | None, Any]]:

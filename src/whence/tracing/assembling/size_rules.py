@@ -17,6 +17,7 @@ from whence.program.arguments.open_sizes import (
     Sized,
     SizeRule,
     Sizes,
+    bounds,
     shape_of,
     sized,
 )
@@ -140,15 +141,7 @@ def _related(at: Dimension, wish: DimWish, name: str, base: Dimension) -> str:
 
 
 def _asked_bounds(at: Dimension, wish: DimWish, name: str) -> Iterator[SizeRule]:
-    text = wish.text
-    if wish.low:
-        yield SizeRule((at,), f"{name} >= {wish.low}", f"at least {_dimension(wish, wish.low)}", Asker(text))
-    if wish.high is not None:
-        yield SizeRule((at,), f"{name} <= {wish.high}", f"at most {_dimension(wish, wish.high)}", Asker(text))
-
-
-def _dimension(wish: DimWish, base: int) -> int:
-    return base * wish.scale + wish.offset
+    return bounds(at, name, (wish.low or None, wish.high), Asker(wish.text), wish.scale, wish.offset)
 
 
 def _decided(settled: Settled, found: "Found") -> SizeRule | None:

@@ -14,9 +14,9 @@ from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten, whole_
 from whence._torch.sizes.dims import Freedom
 from whence._torch.subclasses.wrapper_subclasses import is_composed, kind_of, untraceable
 from whence.errors import Fault, InputMismatch, InvalidShapes, UnsupportedInput
+from whence.program.arguments.binding import binding_faults
 from whence.program.arguments.convention import argument_parts, names_of, paths_of, whole_paths_of
 from whence.program.arguments.open_sizes import Dimension, Sizes
-from whence.program.arguments.python_binding import binding_faults
 from whence.program.signature import Part
 from whence.tracing.target.dynamic_shapes import Asked, asked_sizes
 from whence.tracing.target.subject import Subject
@@ -135,42 +135,26 @@ def _asked_once(asked: Asked, leaves: Sequence[Any]) -> Asked:
 
 def _checked(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     kwargs = {} if kwargs is None else kwargs
-    faults = [] if isinstance(args, tuple) else [_no_tuple(args)]
-    faults += [] if isinstance(kwargs, Mapping) else [_no_dict(kwargs)]
     if isinstance(args, tuple) and isinstance(kwargs, Mapping):
-        return tuple(args), dict(kwargs)
-    raise InputMismatch.of(faults)
-
-
-def _no_tuple(args: object) -> Fault:
-    return Fault(
-        f"expected `args` to be a tuple of positional inputs, got {type(args).__name__}",
-        remedy="write (x,) for a single input",
-    )
-
-
-def _no_dict(kwargs: object) -> Fault:
-    return Fault(
-        f"expected `kwargs` to be a dict of keyword inputs, got {type(kwargs).__name__}",
-        remedy="write {'name': x}, or nothing",
+        return args, dict(kwargs)
+    tuples = ("args", args, tuple, "a tuple of positional inputs", "write (x,) for a single input")
+    mappings = ("kwargs", kwargs, Mapping, "a dict of keyword inputs", "write {'name': x}, or nothing")
+    raise InputMismatch.of(
+        Fault(f"expected `{name}` to be {what}, got {type(given).__name__}", remedy=remedy)
+        for name, given, kind, what, remedy in (tuples, mappings)
+        if not isinstance(given, kind)
     )
 
 
 def _bind(subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    faults = [] if subject.parameters is None else binding_faults(subject.parameters, args, kwargs)
-    if subject.parameters is not None and faults:
+    parameters = subject.parameters
+    if parameters is not None and (faults := binding_faults(parameters, args, kwargs)):
+        bare = [row.replace(annotation=inspect.Parameter.empty) for row in parameters.parameters.values()]
         raise InputMismatch(
             f"the inputs do not fit {subject.name}: {'; '.join(faults)}",
-            why=f"it takes {_readable(subject.parameters)}",
+            why=f"it takes {inspect.Signature(bare)}",
             remedy="pass the inputs as you would call the model",
         )
-
-
-def _readable(parameters: inspect.Signature) -> str:
-    bare = [
-        parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters.parameters.values()
-    ]
-    return str(inspect.Signature(bare))
 
 
 def _faults(path: str, leaf: Any) -> Iterator[Fault]:

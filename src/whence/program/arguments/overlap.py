@@ -7,13 +7,14 @@ from torch import Tensor
 
 from whence._torch.tensors import share_memory
 from whence.errors import CallError, Fault
-from whence.hierarchy.run.interface import Interface
+from whence.program.arguments.convention import Convention
 
 
-def refuse_overlap(interface: Interface, flat: Sequence[Any]) -> None:
+def refuse_overlap(convention: Convention, written: Sequence[int], flat: Sequence[Any]) -> None:
     """An input that is written must not share its memory with another: the capture saw two."""
-    paths, same = interface.convention.paths, {frozenset(pair) for pair in interface.convention.same}
-    written = [target for _, target in interface.writes if isinstance(target, int)]
+    if not written:
+        return
+    paths, same = convention.paths, {frozenset(pair) for pair in convention.same}
     faults = [
         Fault(
             f"{paths[at]} and {paths[other]} share memory, and did not at capture",
