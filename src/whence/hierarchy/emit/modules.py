@@ -107,8 +107,8 @@ def _order_children(module: nn.Module, record: ModuleRecord) -> None:
 def _fill(module: nn.Module, record: ModuleRecord, state: Mapping[str, Tensor]) -> None:
     for name, held in record.parameters:
         module._parameters[name] = None if held is None else state[held]  # type: ignore[assignment]
-        if isinstance(module, nn.ParameterDict):
-            module._keys[name] = None
+        if isinstance(module, nn.ParameterDict) and name not in module:
+            module[name] = module._parameters[name]
         if isinstance(module, nn.ParameterList):  # which may hold other things between them
             module._size = max(module._size, int(name) + 1)
     for name, held, persistent in record.buffers:

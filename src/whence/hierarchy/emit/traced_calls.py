@@ -24,7 +24,7 @@ from whence.hierarchy.swap.preserved import CallPlace
 from whence.hierarchy.swap.state import places
 from whence.hierarchy.swap.unpreserved import Unpreserved, in_place_of, name_of_repeated
 from whence.program import Convention
-from whence.program.arguments.binding import Spelling, spelling_of
+from whence.program.arguments.binding import CallSpelling, spelling_of
 from whence.program.arguments.quick_check import Look
 from whence.provenance import ModulePath
 
@@ -92,7 +92,7 @@ class Alone:
     arguments do not fit: a tracer that meets an error gives up on all its callers and starts anew below.
     """
 
-    spelling: Spelling
+    spelling: CallSpelling
     spec: TreeSpec
     look: Look
     generated: GeneratedCall
@@ -201,7 +201,7 @@ def _refusal(call: "CallBody") -> str:
     return ""
 
 
-def _spelled(convention: Convention, count: int, names: tuple[str, ...]) -> Spelling:
+def _spelled(convention: Convention, count: int, names: tuple[str, ...]) -> CallSpelling:
     try:
         return convention.spelling(count, names)
     except CallError:  # it does not bind, and is told so when it is made

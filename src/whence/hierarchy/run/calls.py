@@ -43,6 +43,8 @@ from whence.schema import Phase
 
 Function = tuple[FunctionType, tuple[int, ...]]
 """The code of a body, and the numbers of the calls it makes."""
+Runnable = tuple[FunctionType, tuple[ChildCall, ...]]
+"""The code of a body, and the calls it makes."""
 
 
 class _OfThisProcess:
@@ -66,7 +68,7 @@ class Compiler(_OfThisProcess):
     codes: dict[str, CodeType] = field(default_factory=dict)
     functions: dict[tuple[Half, int], Function] = field(default_factory=dict)
     graphs: dict[Region, fx.Graph] = field(default_factory=dict)
-    plain: dict[int, tuple[FunctionType, tuple[int, ...]]] = field(default_factory=dict)
+    plain: dict[int, Function] = field(default_factory=dict)
 
     @cached_property
     def touched(self) -> dict[str, Touched]:
@@ -78,7 +80,7 @@ class Compiler(_OfThisProcess):
         """The gradients that may be in pieces."""
         return apart(self.plan)
 
-    def function(self, half: Half, number: int) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+    def function(self, half: Half, number: int) -> Runnable:
         """One half of a call, and the calls that its code makes."""
         first = self.plan.first[number]
         if (half, first) not in self.functions:
@@ -133,9 +135,7 @@ class CallBody(_OfThisProcess):
     plan: Plan
     number: int
     compiler: Compiler
-    _functions: dict[Half, tuple[FunctionType, tuple[ChildCall, ...]]] = field(
-        default_factory=dict, hash=False
-    )
+    _functions: dict[Half, Runnable] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
         return f"<call {self.name or '(root)'}>"
@@ -179,7 +179,7 @@ class CallBody(_OfThisProcess):
             return None
         return self.compiler.graph(Phase(phase), self.number)
 
-    def function(self, half: Half) -> tuple[FunctionType, tuple[ChildCall, ...]]:
+    def function(self, half: Half) -> Runnable:
         """One half of the call, and the calls that its code makes."""
         if half not in self._functions:
             self._functions[half] = self.compiler.function(half, self.number)

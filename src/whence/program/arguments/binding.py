@@ -86,7 +86,7 @@ class GivenAt:
 
 
 @dataclass(frozen=True)
-class Spelling:
+class CallSpelling:
     """Where a call, of so many positional arguments and such keywords, has the arguments of the captured one.
 
     They are given, or defaults; `beside` are others, which must be the defaults that they were at capture.
@@ -126,10 +126,10 @@ Shape = tuple[int, tuple[str, ...]]
 """How many positional arguments a call has, and its keywords."""
 
 
-def spelling_of(parameters: inspect.Signature | None, captured: Shape, given: Shape) -> Spelling:
+def spelling_of(parameters: inspect.Signature | None, captured: Shape, given: Shape) -> CallSpelling:
     """How a call is to be read that binds; as it is, where its arguments cannot be those of the capture."""
     args, kwargs = tuple(map(GivenAt, range(given[0]))), {name: GivenAt(name) for name in given[1]}
-    as_it_is = Spelling(args, tuple(kwargs.items()))
+    as_it_is = CallSpelling(args, tuple(kwargs.items()))
     if parameters is None:
         return as_it_is
     rows = parameters.parameters.values()
@@ -142,7 +142,7 @@ def spelling_of(parameters: inspect.Signature | None, captured: Shape, given: Sh
     if not (wanted <= {*defaults, *found} and {name for name, _, _ in beside} <= {*defaults}):
         return as_it_is
     held = defaults | found
-    return Spelling(
+    return CallSpelling(
         tuple(held[name] for name in positional), tuple((key, held[name]) for key, name in keywords), beside
     )
 

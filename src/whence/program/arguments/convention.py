@@ -28,7 +28,13 @@ from whence._torch.pytrees import (
 )
 from whence._torch.sizes.exported_sizes import Limits, is_open
 from whence.errors import CallError
-from whence.program.arguments.binding import Shape, Spelling, arguments_by_name, binding_faults, spelling_of
+from whence.program.arguments.binding import (
+    CallSpelling,
+    Shape,
+    arguments_by_name,
+    binding_faults,
+    spelling_of,
+)
 from whence.program.arguments.fitting import ArgumentFault, ExpectedLeaves, Misfit, refusal
 from whence.program.arguments.open_sizes import Sizes, sizes_within
 from whence.program.signature import Part, describe
@@ -150,7 +156,7 @@ class Convention:
         words = words or f"expected {self.shown}, got {found}"
         return refusal([ArgumentFault(Misfit.STRUCTURE, "the arguments", self.shown, found, words)])
 
-    def spelling(self, count: int, keywords: tuple[str, ...]) -> Spelling:
+    def spelling(self, count: int, keywords: tuple[str, ...]) -> CallSpelling:
         """How a call with so many positional arguments and such keywords is read; raises `CallError` for one
         that does not bind."""
         shape = count, keywords
@@ -166,7 +172,7 @@ class Convention:
         return self._spellings[shape]
 
     @cached_property
-    def _spellings(self) -> dict[Shape, Spelling]:
+    def _spellings(self) -> dict[Shape, CallSpelling]:
         return {}
 
 
@@ -252,7 +258,7 @@ def names_of(
     for path, _ in pairs:
         name = _leaf_name(positional, key_segments(path))
         while name in names:
-            name += "_again"
+            name = "_".join([name, "again"])
         names[name] = None
     return tuple(names)
 

@@ -92,7 +92,7 @@ class LeafConditions:
 
 def value_at(position: int) -> str:
     """The variable of a value."""
-    return f"_leaf{position}"
+    return f"value{position}_"
 
 
 def _read(dimension: Any, scale: int, offset: int) -> str:
