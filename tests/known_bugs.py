@@ -18,7 +18,7 @@ _ZEROS = "a gradient of zeros is None"
 _TWIN = "its twin is differentiated"
 
 KNOWN_BUGS: dict[str, dict[str, str]] = {
-    "hierarchy/test_alone.py": {
+    "hierarchy/run/test_interface.py": {
         "test_submodules_of_a_joint_tree[weight_norm]": _STATE_ARGUMENT,
         "test_submodules_of_a_joint_tree[spectral_norm]": _STATE_ARGUMENT,
         "test_submodules_of_a_tree_with_tangents[weight_norm]": _STATE_ARGUMENT,
@@ -28,13 +28,13 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_module_that_makes_a_constant": _LITERAL,
         "test_later_call_that_differentiates_its_input": _FIRST_FIT,
     },
-    "hierarchy/test_training.py": {
+    "behaviours/test_trees_train.py": {
         "test_gradient_through_an_input_that_is_written[False]": _MADE_LEAF,
         "test_gradient_through_an_input_that_is_written[True]": _MADE_LEAF,
     },
-    "program/test_convention.py": {"test_unknown_container_is_named_by_its_class": _PRINTED},
-    "reports/test_verification.py": {"test_meta_model_cannot_be_verified": _RESTORING},
-    "tracing/test_checkpoints.py": {
+    "program/arguments/test_convention.py": {"test_unknown_container_is_named_by_its_class": _PRINTED},
+    "execution/test_verify.py": {"test_meta_model_cannot_be_verified": _RESTORING},
+    "tracing/attribution/test_recomputation.py": {
         "test_checkpoint_around_a_running_average[one-forward]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[one-tangents]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[one-loss]": _RECOMPUTED,
@@ -42,7 +42,7 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_checkpoint_around_a_running_average[twice-tangents]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[twice-loss]": _RECOMPUTED,
     },
-    "tracing/test_writes_to_out.py": {
+    "behaviours/test_writes_to_out.py": {
         "test_write_to_out[two_results-forward]": _FIRST_RESULT,
         "test_write_to_out[two_results-tangents]": _FIRST_RESULT,
         "test_write_to_out[two_results-loss]": _FIRST_RESULT,
@@ -50,7 +50,7 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_write_to_out[empty_tensor_that_grows-tangents]": _GROWN,
         "test_write_to_out[empty_tensor_that_grows-loss]": _GROWN,
     },
-    "tracing/test_writes_to_values.py": {
+    "behaviours/test_writes_to_values.py": {
         "test_write_to_a_value[broadcast_copied-forward]": _ZEROS,
         "test_write_to_a_value[floats_multiplied_into_halves-forward]": _TWIN,
     },

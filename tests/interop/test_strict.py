@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from tests.interop.test_table import NOT_STRICT, QUICK
+from tests.behaviours.test_exports_of_the_table import NOT_STRICT, QUICK
 from tests.models import MODEL_CASES, ModelCase
 
 WITHOUT_BACKWARD = frozenset(["custom_function"])

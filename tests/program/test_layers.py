@@ -10,9 +10,9 @@ from hypothesis import given
 from torch import Tensor, fx, nn
 
 import whence
+from tests.behaviours.test_random_modules import SEARCH, made, total
 from tests.checks import Backward, captured
 from tests.hierarchy.random_modules import Recipe, recipes
-from tests.hierarchy.test_random_modules import SEARCH, made, total
 from tests.models import MODEL_CASES
 from tests.program.small import Layer, sine_loss, stack_program
 from tests.tracing.replay.layered import Block, Stemmed

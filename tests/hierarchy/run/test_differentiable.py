@@ -1,0 +1,269 @@
+"""What autograd gives for a forward-only program: eager's gradients, or a refusal that says why."""
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import whence
+from tests.checks import gradients
+
+Body = Callable[["Two", Tensor], Tensor]
+
+
+class Two(nn.Module):
+    """Two layers and a forward from outside."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.body = body
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, x)
+
+
+def doubled(tensor: Tensor) -> Tensor:
+    return tensor * 2
+
+
+def as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def frozen_meanwhile(model: Two, x: Tensor) -> Tensor:
+    model.first.requires_grad_(False)
+    hidden = model.first(x)
+    model.first.requires_grad_(True)
+    return model.second(hidden)
+
+
+def frozen_by_the_flag(model: Two, x: Tensor) -> Tensor:
+    model.first.weight.requires_grad = False
+    hidden = model.first(x)
+    model.first.weight.requires_grad = True
+    return model.second(hidden)
+
+
+def asked_of_the_input(model: Two, x: Tensor) -> Tensor:
+    return model.first(x.requires_grad_())
+
+
+def packed(model: Two, x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(doubled, as_it_is):
+        return model.first(x).sin()
+
+
+def unpacked(model: Two, x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(as_it_is, doubled):
+        return model.first(x).sin()
+
+
+def drawn_again(model: Two, x: Tensor) -> Tensor:
+    return checkpoint(F.dropout, model.first(x), use_reentrant=False, preserve_rng_state=False)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (frozen_meanwhile, r"requires_grad_\(False\) on the parameter first.weight"),
+        (frozen_by_the_flag, r"requires_grad_\(False\) on the parameter first.weight"),
+        (asked_of_the_input, r"requires_grad_\(True\) on .*args\[0\]"),
+        (packed, "the hook doubled on saved tensors"),
+        (unpacked, "the hook as_it_is on saved tensors"),
+        (drawn_again, "a checkpoint that draws other numbers in the backward"),
+    ],
+)
+def test_gradients_that_would_be_others_are_refused(body: Body, why: str) -> None:
+    """What the model does to autograd on the side is named, by the flat module and the tree."""
+    model, x = Two(body), torch.randn(2, 4)
+    program = whence.capture(model, (x.clone(),))
+    for module in (program.module(), program.unflatten()):
+        with pytest.raises(whence.NotDifferentiable, match=why):
+            module(x.clone()).sum().backward()
+
+
+def detached(model: Two, x: Tensor) -> Tensor:
+    hidden = model.first(x)
+    with_gradient = hidden * 2
+    hidden.detach_()
+    return model.second(hidden) + with_gradient
+
+
+def begun_anew(model: Two, x: Tensor) -> Tensor:
+    return model.second(model.first(x).detach().requires_grad_())
+
+
+def offloaded(model: Two, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return model.first(x).sin()
+
+
+def asked_twice(model: Two, x: Tensor) -> Tensor:
+    model.requires_grad_(True)
+    return model.first(x)
+
+
+def checkpointed(model: Two, x: Tensor) -> Tensor:
+    hidden = checkpoint(model.first, x, use_reentrant=False, preserve_rng_state=False)
+    return F.dropout(hidden, 0.0)
+
+
+@pytest.mark.parametrize("body", [detached, begun_anew, offloaded, asked_twice, checkpointed])
+@pytest.mark.parametrize("backward", [False, True])
+def test_gradients_are_eager_s(body: Body, backward: bool) -> None:
+    """Bitwise, for each parameter; those that get none in eager get none."""
+    model, x = Two(body), torch.randn(2, 4)
+    program = whence.capture(model, (x,), backward=backward)
+    model(x).sum().backward()
+    expected = gradients(model)
+    for module in (program.module(), program.unflatten()):
+        model.zero_grad()
+        module(x).sum().backward()
+        found = gradients(model)
+        assert {name: None if g is None else g.tolist() for name, g in found.items()} == {
+            name: None if g is None else g.tolist() for name, g in expected.items()
+        }
+
+
+def other_data(model: Two, x: Tensor) -> Tensor:
+    hidden = torch.zeros(2, 4)
+    hidden.data = model.first(x).data
+    return hidden
+
+
+def test_other_data_under_a_value_is_refused() -> None:
+    """`value.data = …` would keep the old value; the error names the line."""
+    with pytest.raises(whence.UnsupportedMutation, match=r"test_differentiable\.py"):
+        whence.capture(Two(other_data), (torch.randn(2, 4),))
+
+
+class Tripling(torch.autograd.Function):
+    """Rounds, and says that it triples."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3
+
+
+def off_in_places(model: Two, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        hidden = model.first(x)
+    with torch.set_grad_enabled(False):
+        other = model.first(x)
+    return model.second(hidden) + other + model.first.bias
+
+
+def tripled(model: Two, x: Tensor) -> Tensor:
+    return Tripling.apply(model.first(x)) + model.second(x)
+
+
+def on_in_places(model: Two, x: Tensor) -> Tensor:
+    hidden = model.first(x)
+    with torch.enable_grad():
+        taught = model.second(hidden).view(-1)
+        (slope,) = torch.autograd.grad(taught.sum(), [model.second.weight], retain_graph=True)
+    with torch.no_grad():
+        other = model.second(hidden)
+    return torch.cat([taught, other.flatten(), slope.flatten(), hidden.flatten()])
+
+
+def on_throughout(model: Two, x: Tensor) -> Tensor:
+    with torch.set_grad_enabled(True):
+        return model.second(model.first(x))
+
+
+def by_a_decorator(model: Two, x: Tensor) -> Tensor:
+    @torch.set_grad_enabled(False)
+    def doubled_without(x: Tensor) -> Tensor:
+        return model.second(x) * 2
+
+    return model.first(x) + doubled_without(x)
+
+
+def in_the_callers_mode(model: Two, x: Tensor) -> Tensor:
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        return model.second(model.first(x))
+
+
+@pytest.mark.parametrize("function", [on_in_places, on_throughout, in_the_callers_mode, by_a_decorator])
+@pytest.mark.parametrize("captured", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("called", [torch.no_grad, torch.enable_grad])
+def test_gradients_that_the_model_turns_on(
+    function: Callable[[Two, Tensor], Tensor], captured: Callable[[], Any], called: Callable[[], Any]
+) -> None:
+    """They are recorded for a caller who turned them off, too, and nothing else is then."""
+    model, x = Two(function), torch.randn(2, 4)
+    with captured():
+        program = whence.capture(model, (x,))
+    with program.track("nothing") as edit:
+        edit.graph_module = copy.deepcopy(edit.graph_module)
+    for module in (program.module(), program.unflatten(), whence.unflatten(edit.program)):
+        with called():
+            expected, found = model(x), module(x)
+        assert found.requires_grad == expected.requires_grad
+        assert torch.equal(found, expected)
+        if expected.requires_grad:
+            model.zero_grad()
+            expected.sum().backward()
+            slopes = {name: None if g is None else g.tolist() for name, g in gradients(model).items()}
+            model.zero_grad()
+            found.sum().backward()
+            assert {n: None if g is None else g.tolist() for n, g in gradients(model).items()} == slopes
+
+
+def test_equal_layers_of_which_one_has_no_gradients() -> None:
+    """Captured without gradients, only what the model says of itself tells them apart."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(4)
+    )
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            for number, layer in enumerate(self.layers):
+                with torch.no_grad() if number == 2 else nullcontext():
+                    x = layer(x)
+            return x
+
+    model, x = Frozen().train(), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        program = whence.capture(model, (x,))
+    model(x).sum().backward()
+    expected = {name for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    program.unflatten()(x).sum().backward()
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == expected
+    assert expected and all(name.startswith("layers.3") for name in expected)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_gradients_of_a_program_captured_in_any_grad_mode(mode: Callable[[], Any]) -> None:
+    """Where the model itself turns gradients off they stop; a custom function's backward is refused."""
+    model, x = Two(off_in_places), torch.randn(2, 4)
+    with mode():
+        program = whence.capture(model, (x,))
+        custom = whence.capture(Two(tripled), (x,))
+    model(x).sum().backward()
+    expected = {name: None if g is None else g.tolist() for name, g in gradients(model).items()}
+    assert expected["first.weight"] is None
+    for module in (program.module(), program.unflatten()):
+        model.zero_grad()
+        module(x).sum().backward()
+        assert {n: None if g is None else g.tolist() for n, g in gradients(model).items()} == expected
+    with pytest.raises(whence.NotDifferentiable, match="custom autograd function"):
+        custom.unflatten()(x).sum().backward()
