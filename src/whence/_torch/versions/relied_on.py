@@ -1,7 +1,8 @@
 """Everything private of PyTorch that whence relies on: the one list of it.
 
-`tests/_torch/versions/test_relied_on.py` holds it against the source and against the canaries; `import whence`
-looks for the names, `whence doctor` for all of it. `|` stands between the names of one thing in several releases.
+`tests/_torch/versions/test_relied_on.py` holds it against the source and against the canaries; `import
+whence` looks for the names, `whence doctor` for all of it. `|` stands between the names of one thing in
+several releases.
 """
 
 NAMES = {
