@@ -43,3 +43,17 @@ def test_every_relative_link_leads_somewhere() -> None:
     ]
     assert links
     assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    """Pages name files by their path in the project or in the package, READMEs of rooms by that in the room."""
+    pages = [*PAGES, *(ROOT / "src").rglob("README.md"), ROOT / "CONTRIBUTING.md"]
+    named = [(page, name) for page in pages for name in re.findall(r"`([\w/]+\.py)`", page.read_text())]
+    package = ROOT / "src" / "whence"
+    lost = [
+        (str(page.relative_to(ROOT)), name)
+        for page, name in named
+        if not any((place / name).exists() for place in (ROOT, package, page.parent))
+    ]
+    assert len(named) > 50
+    assert lost == []
