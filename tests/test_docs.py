@@ -46,7 +46,7 @@ def test_every_relative_link_leads_somewhere() -> None:
 
 
 def test_every_file_that_is_named_is_there() -> None:
-    """Pages name files by their path in the project or in the package, READMEs of rooms by that in the room."""
+    """Pages name files by their path in the project or the package, READMEs of rooms by that in the room."""
     pages = [*PAGES, *(ROOT / "src").rglob("README.md"), ROOT / "CONTRIBUTING.md"]
     named = [(page, name) for page in pages for name in re.findall(r"`([\w/]+\.py)`", page.read_text())]
     package = ROOT / "src" / "whence"
