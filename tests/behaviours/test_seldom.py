@@ -57,18 +57,29 @@ def test_branch_over_a_number(condition: Callable[[Tensor], bool]) -> None:
     verified(Doing(body), X, backward=True)
 
 
-@pytest.mark.parametrize("inside", ["condition", "body"])
-def test_number_in_a_loop(inside: str) -> None:
-    """`.item()` inside `while_loop` is refused, with the line."""
+def number_in_a_loop(inside: str) -> Doing:
+    """Reads a number where a loop decides, or in what it repeats."""
 
     def body(m: Doing, x: Tensor) -> Any:
         more = (lambda i, y: i.item() < 3) if inside == "condition" else (lambda i, y: i < 3)
         step = (lambda i, y: (i + 1, y * i.item())) if inside == "body" else (lambda i, y: (i + 1, y.sin()))
         return while_loop(more, step, (torch.tensor(0), m.linear(x)))[1]
 
-    with pytest.raises(whence.DataDependent, match=r"a number \(.item") as caught:
-        whence.capture(Doing(body), (X,))
+    return Doing(body)
+
+
+@pytest.mark.parametrize(("inside", "backward"), [("condition", False), ("condition", True), ("body", True)])
+def test_number_in_a_loop(inside: str, backward: bool) -> None:
+    """`.item()` where `while_loop` decides, or is differentiated, is refused, with the line."""
+    with pytest.raises(whence.DataDependent, match="a number") as caught:
+        whence.capture(number_in_a_loop(inside), (X,), backward=backward)
     assert caught.value.where.line is not None and "test_seldom.py" in caught.value.where.line
+
+
+def test_number_in_what_a_loop_repeats() -> None:
+    """In a forward it is a node of what is repeated."""
+    model = number_in_a_loop("body")
+    assert whence.capture(model, (X,)).verify(model, (X,)).ok
 
 
 def test_optimizer_inside() -> None:

@@ -32,4 +32,5 @@ def with_open_numbers(given: Given, capture: Callable[[Given], Result]) -> Resul
 
 def _further(needed: DataDependent, then: Exception) -> Exception:
     """Of two errors the one that says what is in the way: the second, where the first line was got over."""
-    return then if isinstance(then, DataDependent) and then.where != needed.where else needed
+    is_elsewhere = isinstance(then, DataDependent) and then.where.line not in (None, needed.where.line)
+    return then if is_elsewhere else needed

@@ -35,7 +35,7 @@ from whence._torch.operators.schemas import HigherOrderOperator, brings_derivati
 from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten
 from whence._torch.record.annotations import annotate_like
 from whence._torch.record.recorder import Recorder
-from whence._torch.sizes.symbols import SYMBOLIC
+from whence._torch.sizes.symbols import SYMBOLIC, OuterNumber
 from whence.errors import Place, UnsupportedMutation, UnsupportedOperator, WhenceError
 from whence.program.origins import has_origin, origin_of, set_origin
 from whence.provenance import Origin
@@ -433,6 +433,8 @@ class _Closing:
             node if (node := recorder.node_of(tensor)) is not None else recorder.unread(like)
             for tensor, like in outside.values()
         ]
+        if any(isinstance(leaf, SYMBOLIC) for leaf in seen.leaves):
+            raise OuterNumber
         nodes = [recorder.node_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in seen.leaves]
         shares = not lone and self._shares(seen)
         functional = functionalize(recorder.graph, recorder.sizes)
