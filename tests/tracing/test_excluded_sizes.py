@@ -78,6 +78,11 @@ def other_attribute(model: Branching, x: Tensor) -> Tensor:
     return result.sin()
 
 
+def other_constant(model: Branching, x: Tensor) -> Tensor:
+    """The other side makes another tensor of numbers."""
+    return model.linear(x) * torch.tensor([2.0 if x.shape[0] == 1 else 3.0])
+
+
 def other_error(model: Branching, x: Tensor) -> Tensor:
     """The other side fails."""
     if x.shape[0] == 1:
@@ -97,6 +102,7 @@ REFUSED = {
     other_number: (1, "other than 1"),
     other_size: (1, "other than 1"),
     other_attribute: (1, "other than 1"),
+    other_constant: (1, "other than 1"),
     other_error: (1, "other than 1"),
 }
 MODES = [False, True, lambda output: output.sin().sum()]
@@ -129,6 +135,22 @@ def test_another_side_stays_a_rule(function: Any, backward: Any) -> None:
     with pytest.raises(whence.CallError, match=rf"must be {words}: test_excluded_sizes.py:\d+"):
         program.verify(model, (torch.randn(size, 4),))
     assert program.verify(model, (torch.randn(6, 4),)).ok
+
+
+def both_at_once(x: Tensor) -> Tensor:
+    """Each size of 1 is like any other; two of them are not."""
+    _ = bool(x.shape[0] == 1), bool(x.shape[1] == 1)
+    return x.cos() if x.shape[0] == 1 and x.shape[1] == 1 else x.sin()
+
+
+def test_sizes_that_are_excluded_together() -> None:
+    """What is admitted one by one is looked at together, too."""
+    shapes = {"x": {0: Dim("batch"), 1: Dim("length")}}
+    program = whence.capture(both_at_once, (torch.randn(3, 4),), dynamic_shapes=shapes)
+    sizes = ((1, 4), (3, 1), (1, 1), (2, 5))
+    admitted = [size for size in sizes if program.check(both_at_once, (torch.ones(size),)) == []]
+    assert admitted == [(1, 4), (2, 5)]
+    assert all(program.verify(both_at_once, (torch.randn(size),)).ok for size in admitted)
 
 
 def test_a_size_that_nobody_asked_for_stays_excluded() -> None:

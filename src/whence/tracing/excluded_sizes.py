@@ -8,10 +8,11 @@ once more with the size that is excluded. Where that gives the same operations t
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
 from whence._torch.sizes.symbols import SYMBOLIC, admit, are_same_at
@@ -44,20 +45,33 @@ def without_needless_rules(captured: Captured, again: Again) -> Captured:
     sizes = program.convention.sizes
     if sizes is None:
         return captured
-    same: dict[tuple[str, int], bool] = {}
+    known: dict[tuple[str, int], bool] = {}
+
+    def is_same_at(at: Mapping[str, int]) -> bool:
+        with warnings.catch_warnings(action="ignore"):  # they were given already
+            other = attempt(lambda: again((sizes, at)))
+        return not isinstance(other, Failed) and _is_same(captured, other, at)
 
     def is_same(name: str, size: int) -> bool:
-        if (name, size) not in same:
-            with warnings.catch_warnings(action="ignore"):  # they were given already
-                other = attempt(lambda: again((sizes, {name: size})))
-            same[name, size] = not isinstance(other, Failed) and _is_same(captured, other, {name: size})
-            if same[name, size]:
+        if (name, size) not in known:
+            admitted = [pair for pair, is_admitted in known.items() if is_admitted]
+            known[name, size] = all(map(is_same_at, _combined((name, size), admitted)))
+            if known[name, size]:
                 admit((row.value for row in program.signature.inputs), name, size)
-        return same[name, size]
+        return known[name, size]
 
     rules = tuple(left for rule in sizes.rules for left in _needed(rule, sizes, is_same))
     convention = replace(program.convention, sizes=replace(sizes, rules=rules))
     return program.with_changes(convention=convention), observed
+
+
+def _combined(pair: tuple[str, int], admitted: Sequence[tuple[str, int]]) -> Iterator[Mapping[str, int]]:
+    """A size alone, and together with those that were admitted before: what code does may depend on both."""
+    others = [other for other in admitted if other[0] != pair[0]]
+    for count in range(len(others) + 1):
+        for chosen in combinations(others, count):
+            if len({name for name, _ in chosen}) == count:
+                yield dict([pair, *chosen])
 
 
 def _needed(rule: SizeRule, sizes: Sizes, is_same: Callable[[str, int], bool]) -> Iterator[SizeRule]:
@@ -96,11 +110,21 @@ def _is_same(open_: Captured, fixed: Captured, at: Mapping[str, int]) -> bool:
     if not all(rule.condition in rules for rule in other.convention.sizes.rules):  # type: ignore[union-attr]
         return False
     rows = [_spelled_rows(each) for each in (program, other)]
-    return rows[0] == rows[1] and _is_same_graph(program.graph_module, other.graph_module, at)
+    if rows[0] != rows[1] or not all(
+        _is_same_tensor(held, other.state[name]) for name, held in program.state.items()
+    ):
+        return False
+    return _is_same_graph(program.graph_module, other.graph_module, at)
 
 
-def _read(observed: Observed) -> set[tuple[int, str]]:
-    return {(id(read.holder), read.name) for read in observed.reads}
+def _is_same_tensor(left: Tensor, right: Tensor) -> bool:
+    """Whether state is the same, or a constant that each capture made holds the same bits."""
+    return left is right or (left.dtype == right.dtype and torch.equal(left, right))
+
+
+def _read(observed: Observed) -> set[tuple[int | str, str]]:
+    variables = {(found.path, "") for found, _ in observed.variables}
+    return {*((id(read.holder), read.name) for read in observed.reads), *variables}
 
 
 def _spelled_rows(program: Program) -> list[Any]:
