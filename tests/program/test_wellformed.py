@@ -141,6 +141,14 @@ def forward_reads_backward() -> whence.Program:
     return program
 
 
+def symbol_without_a_node() -> whence.Program:
+    shapes = ({0: torch.export.Dim("batch")},)
+    program = whence.capture(lambda x: x.sin(), (torch.ones(3, 2),), dynamic_shapes=shapes)
+    sine = node_of(program, aten.sin.default)
+    sine.target, sine.args = aten.add.Tensor, (sine.args[0], sine.meta["val"].shape[0])
+    return program
+
+
 BROKEN: dict[str, list[tuple[Breaking, str]]] = {
     "inputs_match": [
         (input_row_missing, "placeholders and inputs differ: p_first_weight"),
@@ -170,6 +178,7 @@ BROKEN: dict[str, list[tuple[Breaking, str]]] = {
         (output_argument_written, r"mm \(aten.mm.out\) changes an input"),
     ],
     "values_in_order": [(value_read_before_it_is_made, "relu reads mm, which comes after it")],
+    "sizes_are_nodes": [(symbol_without_a_node, "sin is given s[0-9]+, which no node computes")],
     "phases_in_order": [(forward_reads_backward, "mm_1 runs in the forward and reads relu of the backward")],
 }
 CASES = [pytest.param(*case, id=case[0].__name__) for cases in BROKEN.values() for case in cases]

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import fx
 
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import op_name, traits, written_arguments
+from whence._torch.sizes.symbols import SYMBOLIC
 from whence.errors import MalformedProgram
 from whence.program.origins import has_origin, origin_of
 from whence.program.program import Program
@@ -173,6 +175,23 @@ def values_in_order(looked: Looked) -> Iterator[Broken]:
             yield Broken(f"{node.name} reads {late.name}, which comes after it", node.name)
 
 
+def sizes_are_nodes(looked: Looked) -> Iterator[Broken]:
+    """Where sizes or numbers are open, what is computed with them is a node: symbols have no value in a run."""
+    if looked.program.convention.sizes is None:
+        return
+    for node in looked.program.nodes():
+        symbols: list[object] = []
+        fx.node.map_aggregate((node.args, node.kwargs), partial(_note_symbol, symbols))
+        if symbols:
+            yield Broken(f"{node.name} is given {symbols[0]}, which no node computes", node.name)
+
+
+def _note_symbol(found: list[object], value: Any) -> Any:
+    if isinstance(value, SYMBOLIC):
+        found.append(value)
+    return value
+
+
 def phases_in_order(looked: Looked) -> Iterator[Broken]:
     """No forward operation reads a backward one; but a step may run several forwards."""
     if looked.program.step is not None:
@@ -194,5 +213,6 @@ RULES: tuple[Rule, ...] = (
     origins_known,
     is_functional,
     values_in_order,
+    sizes_are_nodes,
     phases_in_order,
 )
