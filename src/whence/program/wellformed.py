@@ -176,7 +176,7 @@ def values_in_order(looked: Looked) -> Iterator[Broken]:
 
 
 def sizes_are_nodes(looked: Looked) -> Iterator[Broken]:
-    """Where sizes or numbers are open, what is computed with them is a node: symbols have no value in a run."""
+    """Where sizes are open, what is computed with them is a node: a symbol has no value in a run."""
     if looked.program.convention.sizes is None:
         return
     for node in looked.program.nodes():
