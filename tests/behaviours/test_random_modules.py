@@ -105,6 +105,7 @@ class Through(nn.Module):
         super().__init__()
         self.beside = beside
         self.scale = nn.Parameter(torch.randn(WIDTH))
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))  # which a caller may borrow
 
     def forward(self, x: Tensor, reach: Callable[[Tensor], Tensor] | None = None) -> Any:
         hidden = (x * self.scale).sin() + x
@@ -135,7 +136,7 @@ def check_surgery(model: Built, tree: nn.Module, path: str, x: Tensor, new: nn.M
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "tangents"])
-@FEW
+@settings(FEW, max_examples=15)
 @given(recipe=recipes("checkpoint"))
 @pytest.mark.filterwarnings("ignore:their callers' graphs hold these modules")
 def test_random_tree_with_preserved_calls_is_eager(backward: bool, recipe: Recipe) -> None:

@@ -284,7 +284,7 @@ def test_parameter_made_in_forward_is_refused() -> None:
             return x * self.scale
 
     model = Growing()
-    with pytest.raises(whence.CaptureError, match=r"Parameter scale .*verification.py:\d+") as caught:
+    with pytest.raises(whence.CaptureError, match=r"Parameter scale .*verify.py:\d+") as caught:
         whence.capture(model, (X,))
     assert "in __init__" in caught.value.remedy
     assert not hasattr(model, "scale")
