@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor, nn
 
 import whence
@@ -39,7 +39,7 @@ def outcome(model: nn.Module, x: Tensor, backward: Any, *, reuse: bool) -> whenc
 
 @pytest.mark.parametrize("backward", [False, True, total], ids=["forward", "tangents", "loss"])
 @pytest.mark.random
-@settings(FEW, max_examples=12)
+@FEW
 @given(recipe=recipes())
 def test_random_layers(backward: Any, recipe: Recipe) -> None:
     """One program, or one error."""

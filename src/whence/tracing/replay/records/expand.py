@@ -75,6 +75,7 @@ class _Expansion:
         self._items: dict[tuple[Application, int], fx.Node] = {}
         self._recipes: dict[fx.Node, list[Recipe]] = {}
         self._inside: dict[Template, list[fx.Node]] = {}
+        self._made_inside: dict[Template, list[fx.Node]] = {}
         self._by_name = {n.name: n for n, mark in notes.marks.items() if mark.phase is Phase.FORWARD}
         numbers = {scope.site: number for number, scope in enumerate(notes.scopes)}
         self._writer = RecipeWriter(numbers, self._by_name, functional)
@@ -184,7 +185,7 @@ class _Expansion:
         """What the notes of the recorded call say, for the values that were written."""
         template, value_of = application.template, self._functional.value_of
         self._fill_scopes(application, written)
-        self._note_writes(template, template.recorded, written)
+        self._note_writes(template, [*template.recorded, *self._made_inside.get(template, ())], written)
         read = (written.get(value_of(self._notes.layouts_read[i])) for i in template.layouts)
         self._notes.layouts_read += [value for value in read if value is not None]
         recorded = [*map(value_of, template.keys), *self._inside.get(template, ())]
@@ -193,6 +194,7 @@ class _Expansion:
         for around in self._replayer.templates:
             if application.node in around.nodes:
                 self._inside.setdefault(around, []).extend(exchanged)
+                self._made_inside.setdefault(around, []).extend(written.values())
                 self._by_name.update((made.name, made) for made in written.values())
 
     def _fill_scopes(self, application: Application, written: Written) -> None:
