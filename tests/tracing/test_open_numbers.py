@@ -123,3 +123,17 @@ def test_kernel_that_looks_at_memory() -> None:
     model = Doing(lambda m, x: torch.cat(torch.tensor_split(x, x[:2].long().abs().cumsum(0))[:2]))
     inputs = (torch.tensor([1.0, 2.0, 5.0, 6.0]),)
     assert whence.capture(model, inputs).verify(model, (torch.tensor([2.0, 1.0, 5.0, 6.0]),)).ok
+
+
+class Resized(nn.Module):
+    """Takes the size of an image from a tensor."""
+
+    def forward(self, image: Tensor, size: Tensor) -> Tensor:
+        return nn.functional.interpolate(image, size=(size.item(), size.item()))  # type: ignore[arg-type]
+
+
+def test_a_refusal_is_not_logged_beside_the_error(caplog: pytest.LogCaptureFixture) -> None:
+    """What PyTorch logs of its own errors is in the error; of other threads it logs as ever."""
+    with caplog.at_level("WARNING"), pytest.raises(whence.DataDependent):
+        whence.capture(Resized(), (torch.ones(1, 3, 8, 8), torch.tensor(5)))
+    assert caplog.records == []

@@ -3,7 +3,11 @@
 `torch._subclasses` is where fake tensors are run, `torch.fx.experimental` where they are recorded.
 """
 
+import logging
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import getfile
 from pathlib import Path
 from traceback import walk_tb
@@ -41,3 +45,30 @@ def is_of_fake_tensors(error: BaseException) -> bool:
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     file = frames[-1].f_code.co_filename if frames else ""
     return file.startswith(_MACHINERY) or any(text in str(error) for text in _BROKEN)
+
+
+_LOGGERS = tuple(
+    logging.getLogger(name)
+    for name in (
+        *("torch._subclasses.fake_tensor", "torch.fx.experimental.recording"),
+        "torch.fx.experimental.symbolic_shapes",
+    )
+)
+"""They write errors that are raised, and answered, into the log, with their whole history."""
+
+
+@contextmanager
+def failures_unlogged() -> Iterator[None]:
+    """Inside the block PyTorch does not log what this thread's fake tensors and symbols cannot do."""
+    here = threading.get_ident()
+
+    def is_elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != here or record.levelno < logging.WARNING
+
+    for logger in _LOGGERS:
+        logger.addFilter(is_elsewhere)
+    try:
+        yield
+    finally:
+        for logger in _LOGGERS:
+            logger.removeFilter(is_elsewhere)

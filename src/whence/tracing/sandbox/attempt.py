@@ -9,6 +9,7 @@ from typing import TypeVar
 from whence._torch.autograd.switches import modes_restored
 from whence._torch.patching import patches_undone
 from whence._torch.record.annotations import annotations_restored
+from whence._torch.record.fake_failures import failures_unlogged
 from whence._torch.sizes.symbols import undecided_bookkeeping
 from whence.program import Program
 from whence.program.guards.observed import Observed
@@ -33,7 +34,7 @@ def attempted(
         interrupts.hold(undoing)
         undoing.later(patches_undone(), modes_restored(), annotations_restored())
         _allow_deeper_calls(undoing)
-        with undecided_bookkeeping(given.dynamic_shapes is not None):
+        with undecided_bookkeeping(given.dynamic_shapes is not None), failures_unlogged():
             return work(interrupts)
 
     program, observed, session = copy_context().run(undoing.around, run)  # context variables are as before
