@@ -14,9 +14,8 @@ from whence.program.wellformed import check
 from whence.tracing.assembling.finish import finished
 from whence.tracing.attribution.attribution import attribute
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED
-from whence.tracing.excluded_sizes import without_needless_rules
+from whence.tracing.excluded_sizes import captured_for_sizes
 from whence.tracing.lazy_modules import materialised
-from whence.tracing.open_numbers import with_open_numbers
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import mode_of, record
 from whence.tracing.recording.session import Session
@@ -37,12 +36,7 @@ def capture(
 
     With `reuse`, a call that is like one that was recorded is not run again.
     """
-
-    def captured(given: Given) -> tuple[Program, Observed]:
-        return _captured_once(model, given, backward, reuse=reuse)
-
-    found = with_open_numbers(given, captured)
-    return without_needless_rules(found, lambda numbers: captured(replace(given, numbers=numbers)))
+    return captured_for_sizes(given, lambda given: _captured_once(model, given, backward, reuse=reuse))
 
 
 def _captured_once(

@@ -8,7 +8,7 @@ once more with the size that is excluded. Where that gives the same operations t
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from whence.dependence.asking import Failed, attempt
 from whence.program import Program
 from whence.program.arguments.open_sizes import SizeRule, Sizes
 from whence.program.guards.observed import Observed
-from whence.tracing.target.example import Numbers
+from whence.tracing.open_numbers import with_open_numbers
+from whence.tracing.target.example import Given, Numbers
 
 aten = torch.ops.aten
 Captured = tuple[Program, Observed]
@@ -37,6 +38,14 @@ _RESIZING = frozenset(
 """They give their argument, or a part of it, in a shape: where shape and strides are the same, just that."""
 _LARGEST = 4096
 """Further up no excluded size is looked for."""
+
+
+def captured_for_sizes(given: Given, capture: Callable[[Given], Captured]) -> Captured:
+    """What `capture` gives, with symbols for what data decide and for all sizes for which it is right."""
+    found = with_open_numbers(given, capture)
+    if given.dynamic_shapes is None:
+        return found
+    return without_needless_rules(found, lambda numbers: capture(replace(given, numbers=numbers)))
 
 
 def without_needless_rules(captured: Captured, again: Again) -> Captured:
@@ -92,7 +101,8 @@ def _excluded(rule: SizeRule, sizes: Sizes) -> tuple[str, list[int]]:
     if rule.by.asked or len(names) != 1 or rule.dimensions[0].dim is None:
         return "", []
     (name,) = names
-    broken = [size for size in range(_LARGEST) if not rule.holds({name: size})]
+    all_broken = (size for size in range(_LARGEST) if not rule.holds({name: size}))
+    broken = list(islice(all_broken, _FEW + 1))
     if len(broken) > _FEW:
         return name, []
     others = [other for other in sizes.rules if other is not rule and other.names == names]

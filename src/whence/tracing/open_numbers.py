@@ -13,8 +13,6 @@ from whence.errors import DataDependent
 from whence.tracing.target.example import Given
 
 Result = TypeVar("Result")
-FIXED_SIZES: dict[str, object] = {}
-"""In the vocabulary of `dynamic_shapes`: no size of an input may vary."""
 
 
 def with_open_numbers(given: Given, capture: Callable[[Given], Result]) -> Result:
@@ -24,7 +22,7 @@ def with_open_numbers(given: Given, capture: Callable[[Given], Result]) -> Resul
     try:
         return capture(given)
     except DataDependent as needed:
-        found = attempt(lambda: capture(replace(given, dynamic_shapes=FIXED_SIZES)))
+        found = attempt(lambda: capture(replace(given, dynamic_shapes={})))
         if not isinstance(found, Failed):
             return found  # type: ignore[no-any-return]
         raise _further(needed, found.error) from needed.__cause__

@@ -13,8 +13,7 @@ from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
 from whence.tracing.assembling.finish import finished
-from whence.tracing.excluded_sizes import without_needless_rules
-from whence.tracing.open_numbers import with_open_numbers
+from whence.tracing.excluded_sizes import captured_for_sizes
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.replay.records.template import Doubt
 from whence.tracing.replay.reuse import Reuse
@@ -39,12 +38,7 @@ def capture_step(
     A run may find out that it must be done again: with the state that the optimizer makes in its first step,
     with the learning rate as a constant, or without replaying calls.
     """
-
-    def captured(given: Given) -> tuple[Program, Observed]:
-        return _captured_once(step, given, model, optimizer, reuse=reuse)
-
-    found = with_open_numbers(given, captured)
-    return without_needless_rules(found, lambda numbers: captured(replace(given, numbers=numbers)))
+    return captured_for_sizes(given, lambda given: _captured_once(step, given, model, optimizer, reuse=reuse))
 
 
 def _captured_once(
