@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from whence import Program, tracing
 from whence.guards import guards_of
 from whence.program.calls import Absent, Constant, Named, Structure
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.tracing.sandbox.capture_lock import without_collection
 
 
@@ -127,7 +127,7 @@ def _adjoints(program: Program) -> dict[int, list[tuple[int | None, int, int | N
         position[value]: [
             (_at(part.node, position), part.scope, _at(part.sum, position)) for part in adjoint.contributions
         ]
-        for value, adjoint in program.adjoints.items()
+        for value, adjoint in program.facts.adjoints.items()
     }
 
 
@@ -153,18 +153,18 @@ def _layers(program: Program) -> list[tuple[Any, ...]]:
 
 
 def _rest(program: Program) -> dict[str, Any]:
-    position = _positions(program)
+    position, facts = _positions(program), program.facts
     return {
         "result": _structure(program.result, position),
-        "opaque": program.opaque,
-        "histories": {name: [position[x] for x in made] for name, made in program.histories.items()},
-        "written": {position.get(name): [position.get(x) for x in m] for name, m in program.written.items()},
-        "differentiable": {position.get(name) for name in program.differentiable},
-        "straight through": {position[name] for name in program.straight_through},
-        "turned on": {position[name] for name in program.turned_on},
+        "opaque": program.circumstances.opaque,
+        "histories": {name: [position[x] for x in made] for name, made in facts.histories.items()},
+        "written": {position.get(name): [position.get(x) for x in m] for name, m in facts.written.items()},
+        "differentiable": {position.get(name) for name in facts.differentiable},
+        "straight through": {position[name] for name in facts.straight_through},
+        "turned on": {position[name] for name in facts.turned_on},
         "asked": program.asked,
-        "layouts": program.layouts_read,
-        "seed": _at(program.seed, position),
+        "layouts": {row.name for row in program.signature.inputs if row.layout_read},
+        "seed": _at(facts.seed, position),
         "state": list(program.state),
         "modules": program.modules,
         "changes": program.guards.changes,

@@ -103,7 +103,7 @@ def attach(
     Raises `UnsupportedGraph` naming every input and output that is not known or does not fit the model.
     """
     words = interop.GraphWords(args, kwargs, inputs, outputs, state_first)
-    return full(interop.attach(graph, model, words)).with_changes(loss_function=loss)
+    return full(interop.attach(graph, model, words)).under(loss_function=loss)
 
 
 def unflatten(

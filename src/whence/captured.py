@@ -21,7 +21,6 @@ from whence.guards import Guarded, GuardPlan, plan_of
 from whence.guards.check import Checked
 from whence.hierarchy import Tree
 from whence.program import Program as _Program
-from whence.program import Wanted
 from whence.program.copying import deep_copy, refuse_pickling
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Violation
@@ -109,7 +108,7 @@ class Program(_Program):
         view = "attributes" if self.signature.attributes else "inputs"
 
         def again(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-            wanted = self.wanted
+            wanted = self.circumstances
             recapture = partial(
                 capture,
                 model,
@@ -150,19 +149,18 @@ class Program(_Program):
         """
         return interop.to_exported_program(self)
 
-    def track(self, name: str) -> AbstractContextManager[Edit]:
-        """Edit the graph in a `with` block, and carry along where its operations come from.
+    def track(self, name: str) -> AbstractContextManager[Edit[Self]]:
+        """Edit a copy of the graph in a `with` block, and carry along where its operations come from.
 
-        Inside the block `program.graph` is a working copy, for the pass `name` to edit; a pass that returns
-        another graph module gives it back as `edit.graph_module`. At the end of the block the program is the
-        edited one. Operations that are still there keep their origins. New ones take theirs from copied
+        Inside the block `edit.graph` is for the pass `name` to edit; a pass that returns another graph module
+        gives it back as `edit.graph_module`. Behind the block `edit.program` is the edited program, and this
+        one is as it was. Operations that are still there keep their origins. New ones take theirs from copied
         metadata, from the operations they replace (n to 1: all calls are named), or from those who read them
         (1 to n); or from what `edit.replaced(new, *olds)` and `edit.split(old, *news)` say. Their quality is
         `inferred`, and `Origin.passes` names the pass.
 
         Raises `LostProvenance` naming every node of which it is not known what it was made from, and
-        everything in which the graph does not fit the signature any more. The program is as before then.
-        Modules that were made of the program before stay as they are.
+        everything in which the graph does not fit the signature any more.
         """
         return rewriting.track(self, name)
 
@@ -257,7 +255,7 @@ def capture_step(
     given = tracing.Given(args, kwargs, dynamic_shapes)
 
     run = partial(tracing.capture_step, step, given, model, optimizer, reuse=reuse)
-    return _traced(run).with_changes(wanted=Wanted(dynamic_shapes))
+    return _traced(run).under(dynamic_shapes=dynamic_shapes)
 
 
 def _plan_of(program: _Program) -> GuardPlan:
@@ -313,12 +311,12 @@ def capture(
         raise UsageError.of(faults)
 
     given = tracing.Given(args, kwargs, dynamic_shapes, patterns)
-    wanted = Wanted(dynamic_shapes, patterns, strict)
     if strict:
         program = full(interop.strict_program(model, given, backward))
     else:
         program = _traced(partial(tracing.capture, model, given, backward, reuse=reuse))
-    return program.with_changes(wanted=wanted).with_state(state)
+    asked_for = {"dynamic_shapes": dynamic_shapes, "preserve_calls": patterns, "strict": strict}
+    return program.under(**asked_for).with_state(state)
 
 
 def _traced(run: Callable[[], tuple[_Program, Observed]]) -> Program:

@@ -161,6 +161,7 @@ def test_pass_that_loses_an_effect_is_refused() -> None:
             change(edit.graph)
     with program.track("cleaned") as edit:
         edit.graph.lint()
+    program = edit.program
     assert len(program.select(":: whence_tests.note.default")) == 9
 
 

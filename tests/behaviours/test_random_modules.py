@@ -150,6 +150,8 @@ def test_random_tree_with_preserved_calls_is_eager(backward: bool, recipe: Recip
     expected = run(deepcopy(model), x, returns_loss=False)
     assert differing(expected, run(deepcopy(tree), x, returns_loss=False)) == []
     flat = {flattened.number for flattened in tree.calls[0].plan.flattened}
-    for path in sorted({str(program.calls.rows[number].site.path) for number in program.preserved - flat}):
+    for path in sorted(
+        {str(program.calls.rows[number].site.path) for number in program.calls.preserved - flat}
+    ):
         for new in newcomers(model, path):
             check_surgery(deepcopy(model), deepcopy(tree), path, x, new)

@@ -42,9 +42,11 @@ def check_orders(recipe: Recipe, seed: int, backward: Any) -> None:
     before = {node.name: program.where(node) for node in program.graph.nodes}
     with program.track("shuffle") as edit:
         shuffle(edit, seed)
+    program = edit.program
     assert {node.name: program.where(node) for node in program.graph.nodes} == before
     with program.track("cse") as edit:
         merge_equal(edit)
+    program = edit.program
     expected = run(model, x, returns_loss=False)
     for module in (program.module(copy=True), program.unflatten(copy=True)):
         found = run(module, x, returns_loss=callable(backward))

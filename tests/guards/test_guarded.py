@@ -216,13 +216,13 @@ def test_recapture_keeps_what_was_asked_for() -> None:
     model.eval()
     assert torch.equal(guarded(x), model(x))
     assert guarded.program is not program
-    assert guarded.program.preserved == program.preserved != frozenset()
+    assert guarded.program.calls.preserved == program.calls.preserved != frozenset()
     again = guarded.program
     assert torch.equal(guarded(torch.ones(5, 4)), model(torch.ones(5, 4)))
     assert guarded.program is again
     assert torch.equal(guarded(torch.ones(20, 4)), model(torch.ones(20, 4)))
-    assert guarded.program.preserved == program.preserved
-    assert guarded.program.wanted.dynamic_shapes is None
+    assert guarded.program.calls.preserved == program.calls.preserved
+    assert guarded.program.circumstances.dynamic_shapes is None
 
 
 def exported_layer(rows: Dim | None = None) -> tuple[nn.Module, whence.Program]:

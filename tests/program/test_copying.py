@@ -80,6 +80,7 @@ def test_a_shallow_copy_is_edited_by_itself() -> None:
     assert twin.state is program.state and twin.graph is program.graph
     with twin.track("nothing") as edit:
         edit.graph.lint()
+    twin = edit.program
     assert twin.graph is not program.graph
 
 

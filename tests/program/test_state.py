@@ -8,7 +8,7 @@ import whence
 from tests import zoo
 from tests.checks import Backward, verified
 from tests.program.small import counted_program, sine_loss, stack_program
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 
 BOTH_WAYS = [("inputs", "attributes"), ("attributes", "inputs")]
 MODELS: list[Callable[[], nn.Module]] = [zoo.ConstantTensors, zoo.RunningStatistics, zoo.TiedAutoencoder]

@@ -12,7 +12,7 @@ import whence
 from tests.program.small import counted_program, sine_loss
 from whence import CallSite, ModulePath, Phase, Quality
 from whence.program import wellformed
-from whence.program.origins import origin_of, set_origin
+from whence.program.node_records import origin_of, set_origin
 
 Breaking = Callable[[], whence.Program]
 aten = torch.ops.aten
@@ -88,7 +88,7 @@ def output_node_missing() -> whence.Program:
 
 def origin_missing() -> whence.Program:
     program = joint()
-    node_of(program, aten.relu.default).meta.pop("whence_origin")
+    node_of(program, aten.relu.default).meta.pop("whence")
     return program
 
 
@@ -230,7 +230,7 @@ def test_getitem_is_no_fault() -> None:
 def test_program_is_shown_with_the_message_at_the_node() -> None:
     """The graph around each fault, the fault below its node; whoever makes modules of it is told the same."""
     program = state_missing()
-    node_of(program, aten.relu.default).meta.pop("whence_origin")
+    node_of(program, aten.relu.default).meta.pop("whence")
     for make in (program.module, program.unflatten, lambda: wellformed.check(program)):
         with pytest.raises(whence.MalformedProgram) as caught:
             make()

@@ -1,6 +1,6 @@
 """`program.apply`: a pass makes a program of a program, and leaves the first as it was."""
 
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, fields
 from typing import Any
 
 import pytest
@@ -64,14 +64,19 @@ def test_program_is_made_of_another(pass_: Any, backward: Any) -> None:
     """Everything is eager's, and the program that it was made of is as before, also as an object."""
     model, x = Stack(), torch.randn(3, 4)
     program = whence.capture(model, (x,), backward=backward)
-    before = (vars(program).copy(), [str(node.format_node()) for node in program.graph.nodes])
+    before = (fields_of(program), [str(node.format_node()) for node in program.graph.nodes])
     with torch.fx.traceback.preserve_node_meta():
         made = program.apply(pass_)
     assert made is not program
     assert type(made) is whence.Program
-    assert (vars(program), [str(node.format_node()) for node in program.graph.nodes]) == before
+    assert (fields_of(program), [str(node.format_node()) for node in program.graph.nodes]) == before
     assert made.verify(model, (x,)).ok
     assert made.unflatten()(x) is not None
+
+
+def fields_of(program: whence.Program) -> dict[str, Any]:
+    """What the program holds."""
+    return {field.name: getattr(program, field.name) for field in fields(program)}
 
 
 def test_pass_of_ones_own_is_named_by_origins() -> None:
@@ -153,6 +158,7 @@ def test_dead_code_goes() -> None:
             drawn = edit.graph.call_function(aten.rand_like.default, (sine,))
         edit.replaced(unused, sine)
         edit.replaced(drawn, sine)
+    program = edit.program
     made = program.apply(DeadCode())
     assert targets(made) == [aten.sin.default, aten.rand_like.default]
     assert [row.name for row in made.signature.inputs] == ["x", "y"]

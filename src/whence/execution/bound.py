@@ -70,8 +70,8 @@ class Bound:
         if converted := self._converted(values):
             raise StaleCapture.of(converted)
         state = autocast_state()
-        if state != program.autocast:
-            raise other_autocast(program.autocast, state)
+        if state != program.circumstances.autocast:
+            raise other_autocast(program.circumstances.autocast, state)
         with below_autograd(), without_autocast(state):
             results = program.graph_module(*self._arguments(values, program.convention.bound(flat)))
         return begun.finished(values, results)
@@ -112,13 +112,13 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
     if program.signature.inputs_of(InputKind.TANGENT):
         what = "the program takes the gradients of its outputs, and nothing says which"
         found.append(Fault(what, remedy="capture with backward=loss, or call program.module()"))
-    if program.wholes:
+    if program.signature.wholes:
         what = "the program's state holds tensors that are made of others"
         found.append(Fault(what, remedy="call program.module()"))
     if changing := list(_changing(program)):
         what = f"{', '.join(changing)} would change shape or dtype"
         found.append(Fault(what, remedy="call program.module()"))
-    if program.is_foreign:
+    if program.circumstances.is_foreign:
         found.append(Fault("the graph was made by others", remedy="call program.module()"))
     groups = () if program.step is None else program.step.groups
     if groups and not is_optimizer(optimizer):

@@ -18,7 +18,7 @@ from whence._torch.subclasses.fully_sharded import whole
 from whence.execution.compare import same_bits
 from whence.hierarchy.emit.source import run_as
 from whence.program import Named, Program
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.provenance import CallSite
 from whence.schema import Phase
 from whence.tracing.recording.call_names import CallNames

@@ -120,14 +120,14 @@ def _paths(program: Program) -> list[str]:
     rows = [row for row in program.signature.state if row.kind in _STATE]
     names = {row.name for row in rows}
     found = [(row.path, *row.aliases) for row in rows if row.part is None]
-    found += [(whole.path, *whole.aliases) for whole in program.wholes if names & {*whole.parts}]
+    found += [(whole.path, *whole.aliases) for whole in program.signature.wholes if names & {*whole.parts}]
     return [path for paths in found for path in paths]
 
 
 def _finish(
     program: Program, inputs: tuple[Any, Any], result: Any, loss: Tensor | None, tensors: dict[str, Tensor]
 ) -> Run:
-    differentiated = loss is not None or not program.opaque
+    differentiated = loss is not None or not program.circumstances.opaque
     if differentiated:
         _differentiate(whole_leaves(result), loss)
     run = noted(program, inputs, result, tensors)

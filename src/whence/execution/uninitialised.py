@@ -14,7 +14,7 @@ from whence._torch.operators.table import said_of
 from whence.execution.compare import compare
 from whence.execution.running import Run
 from whence.program import Program
-from whence.program.origins import place_of
+from whence.program.node_records import place_of
 
 aten = torch.ops.aten
 

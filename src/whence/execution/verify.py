@@ -83,7 +83,8 @@ def verify(
         found: Run = run(lambda given: run_module(hierarchy.flat_module(bound), bound, *given))
         return found
 
-    may_ask = program.asked or program.is_foreign or program.wanted.strict  # nobody noted what others trace
+    around = program.circumstances
+    may_ask = around.asked or around.is_foreign or around.strict  # nobody noted what others trace
     told = partial(run, lambda given: run_eager(program, subject, *given, told=True)) if may_ask else None
     divergence = partial(run, lambda given: first_divergence(bound, subject, *given))
     return compared(bound, eager, run_program, told, divergence)

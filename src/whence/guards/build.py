@@ -88,7 +88,8 @@ def _variable(describer: Describer, found: Outside, source: Source) -> Guard:
 def _laid_out(program: Program) -> set[int]:
     """The tensors that have to lie in memory as they did."""
     looks = program.convention.reads_memory
-    return {id(held) for name, held in program.state.items() if looks or name in program.layouts_read}
+    strided = {row.name for row in program.signature.state if looks or row.layout_read}
+    return {id(held) for name, held in program.state.items() if looks or name in strided}
 
 
 def _registered(observed: Observed) -> set[int]:

@@ -102,7 +102,7 @@ def _layout_sensitive(program: Program) -> set[int]:
     return {
         position
         for position, row in enumerate(rows)
-        if row.name in program.layouts_read or _is_sensitive(program.node(row.name))
+        if row.layout_read or _is_sensitive(program.node(row.name))
     }
 
 

@@ -40,9 +40,9 @@ def strict_program(
     forward = _forward(model, given)
     if not backward:
         return forward
-    if forward.opaque:
+    if opaque := forward.circumstances.opaque:
         raise NotDifferentiable(
-            f"{type(model).__name__} runs {', '.join(forward.opaque)}, whose backward is not captured",
+            f"{type(model).__name__} runs {', '.join(opaque)}, whose backward is not captured",
             why="with strict=True torch.export reads its forward alone, without gradients",
             remedy="capture with strict=False, which runs its backward, too",
         )
@@ -76,8 +76,8 @@ def _read(model: nn.Module, given: tracing.Given, preserved: tuple[str, ...]) ->
         )
     program = from_exported_program(exported, dict(model.named_buffers(remove_duplicate=False)))
     convention = replace(program.convention, limits=_as_asked(model, given, program))
-    return program.with_changes(
-        modules=tuple(_as_in_model(model, program)), convention=convention, opaque=_functions_in(exported)
+    return program.with_changes(modules=tuple(_as_in_model(model, program)), convention=convention).under(
+        opaque=_functions_in(exported)
     )
 
 

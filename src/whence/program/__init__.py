@@ -3,17 +3,20 @@
 from whence.program.arguments.convention import Convention
 from whence.program.calls import Absent, Call, Calls, Constant, Named, Structure
 from whence.program.layers import Layers
-from whence.program.program import Adjoint, Contribution, ModuleRecord, Program, Wanted, Whole
-from whence.program.signature import Input, Output, Part, Signature
+from whence.program.node_records import Adjoint, Contribution, GraphFacts
+from whence.program.program import Circumstances, ModuleRecord, Program
+from whence.program.signature import Input, Output, Part, Signature, Whole
 
 __all__ = [
     "Absent",
     "Adjoint",
     "Call",
     "Calls",
+    "Circumstances",
     "Constant",
     "Contribution",
     "Convention",
+    "GraphFacts",
     "Input",
     "Layers",
     "ModuleRecord",
@@ -23,6 +26,5 @@ __all__ = [
     "Program",
     "Signature",
     "Structure",
-    "Wanted",
     "Whole",
 ]

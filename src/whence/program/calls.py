@@ -104,9 +104,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Calls:
-    """All calls in the order they were made; the first is the program."""
+    """All calls in the order they were made; the first is the program.
+
+    `entry` is the call of the model itself, the program where that is no module. `preserved` are calls, by
+    number, that keep the original's calling convention: another module may take their place in the tree.
+    """
 
     rows: tuple[Call, ...]
+    entry: int = 0
+    preserved: frozenset[int] = frozenset()
 
     @cached_property
     def _children(self) -> dict[int, list[Call]]:

@@ -10,7 +10,8 @@ from torch import Tensor
 from whence._torch.graphs import own_copy
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
 from whence.errors import CallError
-from whence.program.program import Program, Whole
+from whence.program.program import Program
+from whence.program.signature import Whole
 
 P = TypeVar("P", bound=Program)
 
@@ -22,11 +23,12 @@ def deep_copy(program: P, memo: dict[int, Any]) -> P:
     `copy.deepcopy`.
     """
     copy_results(program.state.values(), memo)
-    wholes = tuple(_whole(whole, memo) for whole in program.wholes)
+    wholes = tuple(_whole(whole, memo) for whole in program.signature.wholes)
     state = _state(program.state, wholes, memo)
     held = {row.path: state[row.name] for row in program.signature.attributes}
     graph = own_copy(program.graph_module, program.name, held)
-    return program.with_changes(graph_module=graph, state=state, wholes=wholes)
+    signature = replace(program.signature, wholes=wholes)
+    return program.with_changes(graph_module=graph, signature=signature, state=state)
 
 
 def copy_results(tensors: Iterable[Any], memo: dict[int, Any]) -> dict[int, Any]:

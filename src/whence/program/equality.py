@@ -26,7 +26,7 @@ from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
 from whence.program.calls import Call
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.program.replay import Copies
 from whence.provenance import CallSite, Source
 from whence.schema import InputKind, Phase
@@ -96,8 +96,11 @@ class Regions:
         self._place()
         self.sources: dict[Source | None, int] = {}
         self.state = {row.name: (row, row.attribute_paths) for row in program.signature.state}
-        self._copies = None if program.known is None else program.known.in_graph(program.graph)
-        self.tangents = {program.seed, *(row.name for row in program.signature.inputs_of(InputKind.TANGENT))}
+        self._copies = None if (known := program.replay.known) is None else known.in_graph(program.graph)
+        self.tangents = {
+            program.facts.seed,
+            *(row.name for row in program.signature.inputs_of(InputKind.TANGENT)),
+        }
 
     def _place(self) -> None:
         numbers: dict[int, int] = {}  # by the identity of a call site, which many nodes share
@@ -144,8 +147,8 @@ class Regions:
     def _outline(self, copies: Copies, number: int) -> Iterator[Any]:
         """What may differ between calls that were written from one record: what of it nothing needed, how far
         its values go, and where gradients from outside joined."""
-        nodes, straight = self.inside(number), self.program.straight_through
-        turned_on = self.program.turned_on
+        nodes, straight = self.inside(number), self.program.facts.straight_through
+        turned_on = self.program.facts.turned_on
         inside = set(nodes)
         for node in nodes:
             yield copies.positions.get(node, node)
@@ -165,13 +168,13 @@ class Regions:
     @cached_property
     def _sharing(self) -> frozenset[int]:
         shared = [name for name, (_, paths) in self.state.items() if len(paths) > 1]
-        placeholders = (self.by_name[name] for name in (*shared, *self.program.histories))
+        placeholders = (self.by_name[name] for name in (*shared, *self.program.facts.histories))
         return frozenset(
             self.homes[user] for node in placeholders for user in node.users if user in self.homes
         )
 
     def _shown(self, call: Call) -> Iterator[fx.Node]:
-        written, taken = self.program.written, call.inputs.names if call.inputs else ()
+        written, taken = self.program.facts.written, call.inputs.names if call.inputs else ()
         names = [*(call.outputs.names if call.outputs else ()), *chain(*(written.get(n, ()) for n in taken))]
         return (self.by_name[name] for name in names if name in self.by_name)
 
@@ -184,7 +187,7 @@ class Regions:
     def _shown_by(self) -> dict[fx.Node, tuple[int, int]]:
         """The first and the last call that hands out a node; the program is one of them."""
         returned = [row.node for row in self.program.signature.outputs if row.node is not None]
-        names = chain(returned, *self.program.histories.values())
+        names = chain(returned, *self.program.facts.histories.values())
         shown = {self.by_name[name]: (0, 0) for name in names if name in self.by_name}
         for number, nodes in enumerate(self.shown):
             for node in nodes:
@@ -238,8 +241,8 @@ class Key:
             id(node.target),
             regions.homes[node] - self.number,
             leaves,
-            node.name in regions.program.straight_through,
-            node.name in regions.program.turned_on,
+            node.name in regions.program.facts.straight_through,
+            node.name in regions.program.facts.turned_on,
             id(origin.phase),
             id(origin.quality),
             regions.sources.setdefault(origin.source, len(regions.sources)),
@@ -303,7 +306,7 @@ class Key:
         program = self.regions.program
         yield row.kind
         yield getattr(row.value, "requires_grad", None)
-        yield name in program.histories
+        yield name in program.facts.histories
         yield type(program.state.get(name))
         sites = [call.site.path for call in program.calls.rows[self.number : self.regions.ends[self.number]]]
         for path in paths:

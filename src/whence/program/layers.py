@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from whence.program.equality import Regions, first_equal_calls
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.provenance import CallSite
 from whence.schema import Phase
 

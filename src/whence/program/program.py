@@ -16,12 +16,12 @@ from whence.program.arguments.optimizer_arguments import Step
 from whence.program.calls import Call, Calls, Structure
 from whence.program.guards.guards import Guards
 from whence.program.layers import Layers, layers_of
-from whence.program.origins import origin_of
+from whence.program.node_records import GraphFacts, facts_in, origin_of
 from whence.program.queries.finding import find_input, find_output
 from whence.program.queries.printing import page
 from whence.program.queries.selecting import select
 from whence.program.queries.shapes import Shapes, shapes_of
-from whence.program.replay import Known, Replays
+from whence.program.replay import Replays
 from whence.program.signature import Input, Output, Signature
 from whence.provenance import ModulePath, Origin, Source
 
@@ -48,55 +48,28 @@ class ModuleRecord:
 
 
 @dataclass(frozen=True)
-class Contribution:
-    """One gradient that arrived for a value: its node, the call it came from, and the running sum."""
+class Circumstances:
+    """What a capture was asked for, and under what it ran.
 
-    node: str
-    scope: int
-    sum: str | None = None
-
-
-@dataclass(frozen=True)
-class Adjoint:
-    """The gradient of one forward value: its contributions in order of arrival, and their total."""
-
-    contributions: tuple[Contribution, ...]
-
-    @property
-    def total(self) -> str:
-        """The node that holds the whole gradient."""
-        last = self.contributions[-1]
-        return last.sum or last.node
-
-
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """A tensor that is made of others.
-
-    `name` is what it would be called as one input, and `path` where it is; `parts` are the inputs that hold
-    its plain tensors, in order. `tensor` is the model's own, None for an argument. `gradient` is the
-    structure of its gradient over those of the parts, where it has one.
-    """
-
-    name: str
-    path: str
-    parts: tuple[str, ...]
-    tensor: Tensor | None = None
-    gradient: TreeSpec | None = None
-    aliases: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a capture was asked for.
-
-    That is which sizes may vary, which modules keep their calling convention (patterns of paths), and whether
-    PyTorch's front end was to read the code.
+    `dynamic_shapes` are the sizes that may vary, `preserve_calls` the modules that keep their calling
+    convention (patterns of paths), and `strict` says that PyTorch's front end was to read the code: enough to
+    capture again in the same way. `loss_function` made the scalar whose backward a joint program holds.
+    `autocast` gives the dtype of every device type that autocast was on for. `asked` are the lines where the
+    model asked whether it is being compiled: there it may have done something else than it does in eager
+    mode. `opaque` lists custom autograd functions that a forward-only program passes through: it cannot be
+    differentiated from outside. `is_foreign` marks a graph that others made (`attach`): of its operations the
+    origin may not be known.
     """
 
     dynamic_shapes: Any = None
     preserve_calls: tuple[str, ...] = ()
     strict: bool = False
+    has_backward: bool = False
+    loss_function: Callable[[Any], Tensor] | None = None
+    autocast: tuple[tuple[str, str], ...] = ()
+    asked: tuple[Source, ...] = ()
+    opaque: tuple[str, ...] = ()
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,24 +77,12 @@ class Program:
     """One flat functional graph, its signature, origins, calls, and the tensors of the model it was
     captured from.
 
-    `state` maps names of inputs to the model's own tensors. `seed` is the node that starts the backward
-    pass of a program captured with a loss. `opaque` lists custom autograd functions that a forward-only
-    program passes through: it cannot be differentiated from outside. `histories` lists, for each input that
-    is written, the nodes that hold its successive values. `written` does the same for values in between.
-    `differentiable` are the values that carried a gradient where modules exchanged them. `autocast` gives the
-    dtype of every device type that autocast was on for. `straight_through` are nodes of a forward-only
-    program that hand the gradient of their result to their first argument unchanged; `turned_on` are those
-    whose gradients are recorded whatever the caller's grad mode is. `asked` are the lines
-    where the model asked whether it is being compiled: there it may have done something else than it does
-    in eager mode. `layouts_read` names the inputs whose strides the model looked at. `guards` is what the
-    capture assumed. `replay` says which calls were not run, because they had to do what an equal one did.
-    `known` are calls that were recorded as one. `preserved` are the calls, by number, that keep the
-    original's calling convention: another module may take their place in the tree. `wholes` are the tensors
-    that are made of several inputs; `state` holds those of the model, too, under names of their own.
-    `unclear` pairs values with calls that contributed to their gradients, where a pass merged contributions.
-    `is_foreign` marks a graph that others made (`attach`): of its operations the origin may not be known.
-    `wanted` is what the capture was asked for, to capture again in the same way. `step` is there for a
-    program of a whole training step: what it needs of the optimizer.
+    What each node is lies on the node (`node_records`), and `facts` says it of all of them. `result` is the
+    structure of what the captured callable returns. `modules` are the names of the model's hierarchy. `state`
+    maps names of inputs to the model's own tensors, with those that are made of several inputs under names of
+    their own. `guards` is what the capture assumed. `replay` says which calls were not run, because they had
+    to do what an equal one did. `step` is there for a program of a whole training step: what it needs of the
+    optimizer. `circumstances` are what the capture was asked for, and under what it ran.
     """
 
     graph_module: fx.GraphModule
@@ -131,30 +92,35 @@ class Program:
     result: Structure
     modules: tuple[ModuleRecord, ...]
     state: Mapping[str, Tensor]
-    name: str
-    has_backward: bool = False
-    seed: str | None = None
-    entry: int = 0
-    adjoints: Mapping[str, Adjoint] = field(default_factory=dict)
-    opaque: tuple[str, ...] = ()
-    histories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    written: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    differentiable: frozenset[str] = frozenset()
-    autocast: tuple[tuple[str, str], ...] = ()
-    straight_through: frozenset[str] = frozenset()
-    turned_on: frozenset[str] = frozenset()
-    asked: tuple[Source, ...] = ()
-    layouts_read: frozenset[str] = frozenset()
     guards: Guards = field(default_factory=Guards)
-    loss_function: Callable[[Any], Tensor] | None = None
     replay: Replays = field(default_factory=Replays)
-    known: Known | None = None
-    preserved: frozenset[int] = frozenset()
-    unclear: frozenset[tuple[str, int]] = frozenset()
-    is_foreign: bool = False
-    wholes: tuple[Whole, ...] = ()
-    wanted: Wanted = field(default_factory=Wanted)
     step: Step | None = None
+    circumstances: Circumstances = field(default_factory=Circumstances)
+
+    @property
+    def name(self) -> str:
+        """The class of the captured model, or the name of the captured function."""
+        return self.calls.program.site.type
+
+    @cached_property
+    def facts(self) -> GraphFacts:
+        """What the records of the nodes say together."""
+        return facts_in(self.graph)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the graph holds a backward pass."""
+        return self.circumstances.has_backward
+
+    @property
+    def loss_function(self) -> Callable[[Any], Tensor] | None:
+        """What made a scalar of the outputs, whose backward the graph holds."""
+        return self.circumstances.loss_function
+
+    @property
+    def asked(self) -> tuple[Source, ...]:
+        """The lines where the model asked whether it is being compiled."""
+        return self.circumstances.asked
 
     @property
     def graph(self) -> fx.Graph:
@@ -224,6 +190,10 @@ class Program:
     def with_changes(self, **changes: Any) -> Self:
         """A program that differs in these fields."""
         return replace(self, **changes)
+
+    def under(self, **changes: Any) -> Self:
+        """A program that differs in these circumstances."""
+        return self.with_changes(circumstances=replace(self.circumstances, **changes))
 
     def __str__(self) -> str:
         return page(self)

@@ -1,17 +1,17 @@
 """Which calls of a capture were run, and which were written once more from a record."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter, is_
 from typing import Any
 
 from torch import fx
 
-from whence.program.origins import ORIGIN
+from whence.program.node_records import RECORD
 
 _READ: tuple[Callable[[fx.Node], Any], ...] = (
     *map(attrgetter, ("target", "args", "kwargs")),
-    lambda node: node.meta.get(ORIGIN),
+    lambda node: node.meta.get(RECORD),
 )
 
 
@@ -88,10 +88,11 @@ class ClassReplay:
 class Replays:
     """One row for each class of modules that were called, in the order of their first calls.
 
-    Empty where nothing was to be replayed (`reuse=False`).
+    Empty where nothing was to be replayed (`reuse=False`). `known` are calls that were recorded as one.
     """
 
     rows: tuple[ClassReplay, ...] = ()
+    known: Known | None = field(default=None, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[ClassReplay]:
         return iter(self.rows)

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
+from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
@@ -36,7 +39,7 @@ class Input:
     parameter; its own path is `optimizer.state['layers.0.weight']['exp_avg']`. `value` is a fake tensor
     (shape, dtype, strides, device, `requires_grad`) or, for an input that is not a tensor, the constant it
     was captured with. A tensor that is made of others is several inputs, and `part` says which of them each
-    is.
+    is. `layout_read` says that the model looked at its strides.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Input:
     value: Any = None
     persistent: bool = True
     part: Part | None = None
+    layout_read: bool = False
 
     @property
     def attribute_paths(self) -> tuple[ModulePath, ...]:
@@ -74,13 +78,34 @@ class Output:
     part: Part | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A tensor that is made of others.
+
+    `name` is what it would be called as one input, and `path` where it is; `parts` are the inputs that hold
+    its plain tensors, in order. `tensor` is the model's own, None for an argument. `gradient` is the
+    structure of its gradient over those of the parts, where it has one.
+    """
+
+    name: str
+    path: str
+    parts: tuple[str, ...]
+    tensor: Tensor | None = None
+    gradient: TreeSpec | None = None
+    aliases: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Signature:
-    """A row of `inputs` per placeholder, of `outputs` per returned value, of `attributes` per `get_attr`."""
+    """A row of `inputs` per placeholder, of `outputs` per returned value, of `attributes` per `get_attr`.
+
+    `wholes` are the tensors that are made of several inputs.
+    """
 
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     attributes: tuple[Input, ...] = ()
+    wholes: tuple[Whole, ...] = ()
 
     @property
     def state(self) -> tuple[Input, ...]:

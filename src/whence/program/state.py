@@ -1,6 +1,7 @@
 """Two views of a program's state: inputs of the graph, or attributes of its module; one set of origins."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import Tensor, fx
@@ -8,7 +9,7 @@ from torch import Tensor, fx
 from whence._torch.graphs import graph_module, name_plainly, nested_graph
 from whence.errors import Fault, UsageError
 from whence.program.program import Program
-from whence.program.signature import Input, Signature
+from whence.program.signature import Input
 from whence.schema import STATE_KINDS
 
 P = TypeVar("P", bound=Program)
@@ -48,7 +49,7 @@ def _rebuilt(program: P, held: tuple[Input, ...]) -> P:
     }
     return program.with_changes(
         graph_module=graph_module(root, graph, program.name),
-        signature=Signature(inputs, program.signature.outputs, held),
+        signature=replace(program.signature, inputs=inputs, attributes=held),
     )
 
 
@@ -84,7 +85,9 @@ def state_of_loss(program: Program) -> tuple[Input, ...]:
 def bound_state(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The program's state with tensors of another model in place of the captured ones, by qualified name."""
     rows = [(row.name, (row.path, *row.aliases)) for row in program.signature.state]
-    rows += [(row.name, (row.path, *row.aliases)) for row in program.wholes if row.tensor is not None]
+    rows += [
+        (row.name, (row.path, *row.aliases)) for row in program.signature.wholes if row.tensor is not None
+    ]
     return {
         name: next((tensors[path] for path in paths if path in tensors), program.state[name])
         for name, paths in rows

@@ -11,7 +11,7 @@ from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import op_name, traits, written_arguments
 from whence._torch.sizes.symbols import SYMBOLIC
 from whence.errors import MalformedProgram
-from whence.program.origins import has_origin, origin_of
+from whence.program.node_records import has_origin, origin_of
 from whence.program.program import Program
 from whence.program.queries.printing import marked
 from whence.program.signature import describe
@@ -131,7 +131,7 @@ def _returned(nodes: Sequence[fx.Node]) -> tuple[object, ...]:
 
 def origins_present(looked: Looked) -> Iterator[Broken]:
     """Every operation says where it came from."""
-    is_foreign = looked.program.is_foreign
+    is_foreign = looked.program.circumstances.is_foreign
     for node, origin in looked.operations:
         if origin.quality is Quality.NONE and not (is_foreign and has_origin(node)):
             yield Broken(f"{node.name} has no origin", node.name)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from whence.program import Call, Program
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.schema import InputKind, Phase
 
 FOLD_FROM = 3

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from whence._torch.operators.schemas import traits
 from whence._torch.sizes.symbols import SYMBOLIC
-from whence.program.origins import origin_of, set_origin
+from whence.program.node_records import origin_of, set_origin
 
 _DETACH = torch.ops.aten.detach.default
 

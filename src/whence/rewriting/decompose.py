@@ -17,7 +17,7 @@ from whence._torch.record.annotations import CUSTOM
 from whence._torch.sizes.numbers import RecordedNumber, Unknown
 from whence._torch.sizes.symbols import comparable, is_symbolic
 from whence.errors import Fault, Noting, UnsupportedOperator, UsageError
-from whence.program.origins import ORIGIN, place_of
+from whence.program.node_records import RECORD, GraphFacts, place_of
 from whence.rewriting.edits.before import MARK
 from whence.rewriting.functionalize import functionalize
 from whence.rewriting.splice import Splice, UnknownValueError, called_again, replace_by
@@ -40,7 +40,7 @@ class Decompose:
     program then holds for that mode alone, as a joint one does. `"core"` is PyTorch's table for its core ATen
     operators (`torch.export.default_decompositions()`), which computes other last bits. A table of one's own
     gives functions by operator, all overloads of it or one; functions that return `NotImplemented` leave it.
-    What hands gradients straight through (`Program.straight_through`) stays whole.
+    What hands gradients straight through (`NodeRecord.is_straight_through`) stays whole.
     """
 
     table: Wanted = None
@@ -51,10 +51,10 @@ class Decompose:
         rules, faults, program = rules_of(self.table), list[Fault](), edit.program
         for graph in graphs_in(edit.graph):
             carrying = frozenset[fx.Node]() if program.has_backward else _carrying(graph)
-            is_outer = graph is edit.graph
-            wholes, turned_on = (program.straight_through, program.turned_on) if is_outer else (set(), set())
-            chosen = [node for node in graph.nodes if rules.concern(node) and node.name not in wholes]
-            faults += _lowered(graph, chosen, rules, GradientsSeen(carrying, turned_on))
+            facts = program.facts if graph is edit.graph else GraphFacts()
+            straight = facts.straight_through
+            chosen = [node for node in graph.nodes if rules.concern(node) and node.name not in straight]
+            faults += _lowered(graph, chosen, rules, GradientsSeen(carrying, facts.turned_on))
         if faults:
             raise UnsupportedOperator.of(faults)
 
@@ -186,7 +186,7 @@ def _taken_apart(node: fx.Node, rules: Rules, differentiated: GradientsSeen) -> 
     made: list[fx.Node] = []
 
     def inherit(new: fx.Node) -> None:
-        new.meta |= {key: node.meta[key] for key in (MARK, CUSTOM, ORIGIN) if key in node.meta}
+        new.meta |= {key: node.meta[key] for key in (MARK, CUSTOM, RECORD) if key in node.meta}
         made.append(new)
 
     splice = Splice(node, values, inherit)

@@ -31,7 +31,7 @@ from whence._torch.record.annotations import CUSTOM
 from whence._torch.sizes.nodes import SizeNodes
 from whence._torch.sizes.symbols import SYMBOLIC
 from whence.errors import Fault, UnsupportedMutation
-from whence.program.origins import origin_of, place_of, set_origin
+from whence.program.node_records import origin_of, place_of, set_origin
 from whence.rewriting.layouts import have_one_layout
 from whence.schema import Phase
 

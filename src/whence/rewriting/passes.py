@@ -64,7 +64,6 @@ def apply(program: P, pass_: Pass | GraphPass) -> P:
             remedy="give an object with `name` and `rewrite(edit)`, or a function over a graph module",
         )
     chosen = pass_ if isinstance(pass_, Pass) else FunctionPass(pass_)
-    made = program.with_changes()
-    with track(made, chosen.name) as edit:
+    with track(program, chosen.name) as edit:
         chosen.rewrite(edit)
-    return made
+    return edit.program

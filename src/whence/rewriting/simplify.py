@@ -7,7 +7,7 @@ from torch import fx
 
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import OpOverload, keeps_its_place
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.rewriting.dead_code import drop_unused
 from whence.rewriting.track import Edit
 from whence.rewriting.value_numbers import computed_by

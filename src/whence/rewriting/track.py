@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, Generic
 
 from torch import fx
+from typing_extensions import TypeVar
 
 from whence._torch.graphs import fake_result, own_copy, replacements_told
 from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageError
@@ -17,34 +18,34 @@ from whence.rewriting.edits.carry import carried, carried_faults
 from whence.rewriting.edits.faults import faults_of
 from whence.rewriting.edits.origins import sources_of, write_origins
 
-P = TypeVar("P", bound=Program)
+P = TypeVar("P", bound=Program, default=Any)
 _STALE = "take nodes inside the block, from edit.graph or edit.node(name)"
 
 
-class Edit:
+class Edit(Generic[P]):
     """A block of edits of one program: the graph to edit, and what is said about new nodes.
 
-    Inside the block `graph_module` and `graph` are a working copy, and so are those of the program. A pass
-    that returns another graph module gives it back by assignment. `program` is the edited program, after the
-    block.
+    `graph_module` and `graph` are a working copy; a pass that returns another graph module gives it back by
+    assignment. `program` is the program before the edits inside the block, and the edited one behind it.
     """
 
-    def __init__(self, program: Program, name: str, old: WorkingCopy) -> None:
+    def __init__(self, program: P, name: str, old: WorkingCopy) -> None:
         self.name = name
         self.program = program
+        self._module = old.working
         self._old = old
         self._said: dict[fx.Node, tuple[str, ...]] = {}
 
     @property
     def graph_module(self) -> fx.GraphModule:
         """The graph module to edit; assign what a pass returns."""
-        return self.program.graph_module
+        return self._module
 
     @graph_module.setter
     def graph_module(self, module: fx.GraphModule) -> None:
         if not isinstance(module, fx.GraphModule):
             raise UsageError(f"expected a torch.fx.GraphModule, got {type(module).__name__}")
-        vars(self.program)["graph_module"] = module
+        self._module = module
 
     @property
     def graph(self) -> fx.Graph:
@@ -86,35 +87,21 @@ class Edit:
 
 
 @contextmanager
-def track(program: P, name: str) -> Iterator[Edit]:
-    """Edits of the program's graph inside the block; at its end the program is the edited one.
+def track(program: P, name: str) -> Iterator[Edit[P]]:
+    """Edits of a copy of the program's graph inside the block; at its end `edit.program` is the edited one.
 
     Raises `LostProvenance`, naming every node, where it is not known what a new node was made from, or the
-    graph does not fit the signature any more. After an error the program is as it was before.
+    graph does not fit the signature any more.
     """
     told: Told = []
     old = before(program)
     edit = Edit(program, name, old)
-    vars(program)["graph_module"] = old.working
-    edited = None
-    try:
-        with replacements_told(old.working, lambda node, new: told.append((node, new))):
-            yield edit
-        edited = _finished(edit, old, told)
-    finally:
-        _become(program, edited or old.unchanged)
+    with replacements_told(old.working, lambda node, new: told.append((node, new))):
+        yield edit
+    edit.program = _finished(edit, old, told)
 
 
-def _become(program: Program, other: Program) -> None:
-    """Let a program be another one; what was worked out about it is forgotten.
-
-    A program is a value for everybody else: plans, modules and guards that were made of it hold a copy.
-    """
-    vars(program).clear()
-    vars(program).update(vars(other.with_changes()))
-
-
-def _finished(edit: Edit, old: WorkingCopy, told: Told) -> Program:
+def _finished(edit: Edit[P], old: WorkingCopy, told: Told) -> P:
     _refuse_stale_nodes(old)
     module = edit.graph_module
     if module is not old.working:
@@ -132,7 +119,7 @@ def _finished(edit: Edit, old: WorkingCopy, told: Told) -> Program:
         write_origins(old, now, sources, edit.name)
         broken = list(carried_faults(old, now))
     if not broken:
-        edited = carried(old, now, module, sources)
+        edited = carried(edit.program, old, now, module, sources)
         broken = rules_broken(edited)
     if broken:
         raise _error(edit.name, graph, broken)

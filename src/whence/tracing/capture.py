@@ -56,7 +56,7 @@ def _attempted(
     model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], reuse: Reuse
 ) -> tuple[Program, Observed]:
     program, observed = attempted(given, lambda held: _captured(model, given, backward, held, reuse))
-    return program.with_changes(loss_function=backward if callable(backward) else None), observed
+    return program.under(loss_function=backward if callable(backward) else None), observed
 
 
 def _captured(

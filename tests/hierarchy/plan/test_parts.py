@@ -16,7 +16,7 @@ from tests.program.small import sine_loss
 from whence import Phase
 from whence.hierarchy.plan.check import check
 from whence.hierarchy.plan.planning import plan
-from whence.program.origins import origin_of, set_origin
+from whence.program.node_records import origin_of, set_origin
 
 X = torch.randn(3, 4)
 

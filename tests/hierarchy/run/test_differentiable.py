@@ -208,6 +208,7 @@ def test_gradients_that_the_model_turns_on(
         program = whence.capture(model, (x,))
     with program.track("nothing") as edit:
         edit.graph_module = copy.deepcopy(edit.graph_module)
+    program = edit.program
     for module in (program.module(), program.unflatten(), whence.unflatten(edit.program)):
         with called():
             expected, found = model(x), module(x)

@@ -210,6 +210,7 @@ def test_gradients_that_a_pass_merged() -> None:
         result = CSEPass()(edit.graph_module)
         assert result is not None
         edit.graph_module = result.graph_module
+    program = edit.program
     tree = program.unflatten(copy=True)
     tree.set_submodule(path, nn.LayerNorm(32))
     tree(ids)[0].backward()

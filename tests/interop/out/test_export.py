@@ -117,7 +117,7 @@ def test_rows_31_33_37_metadata_is_in_the_spelling_of_pytorch() -> None:
     def stacks(program: torch.export.ExportedProgram) -> set[tuple[tuple[str, str], ...]]:
         nodes = [node for node in program.graph.nodes if node.op == "call_function"]
         assert all("torch_fn" in node.meta and 'File "' in node.meta["stack_trace"] for node in nodes)
-        assert not any("whence_origin" in node.meta for node in nodes)
+        assert not any("whence" in node.meta for node in nodes)
         found = (node.meta["nn_module_stack"].items() for node in nodes)
         return {tuple((key, entry[0]) for key, entry in stack) for stack in found}
 

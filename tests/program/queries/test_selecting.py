@@ -3,7 +3,7 @@ from torch import fx
 
 import whence
 from tests.program.small import counted_program, sine_loss, stack_program
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 
 
 @pytest.fixture(scope="module")

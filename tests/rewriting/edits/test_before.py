@@ -55,6 +55,7 @@ def test_retraced_graph_keeps_origins(
     program = whence.capture(model, (X,), backward=backward)
     with program.track("again") as edit, preserve_node_meta():
         edit.graph_module = again(edit.graph_module, _values(program))
+    program = edit.program
     calls = {str(program.where(node).calls[0]) for node in program.select("first :: :: forward")}
     assert calls == {"first", "first@1"}
     assert [row.name for row in program.signature.inputs] == [
@@ -92,6 +93,7 @@ def test_the_same_operations_are_known_without_metadata(
     before = _places(program)
     with program.track("again") as edit:
         edit.graph_module = again(edit.graph_module, [value.detach() for value in _values(program)])
+    program = edit.program
     assert _places(program) == before
     assert program.verify(model, (X,)).ok
     program.unflatten()(X)[0].backward()
@@ -127,6 +129,7 @@ def test_gradients_stop_in_a_retraced_graph(keeps: Callable[[], Any]) -> None:
     program = whence.capture(model, (X,))
     with program.track("again") as edit, keeps():
         edit.graph_module = _made_anew(edit.graph_module, _values(program))
+    program = edit.program
     assert program.verify(model, (X,)).ok
     assert program.select(":: aten.detach")
 
@@ -142,5 +145,6 @@ def test_annotations_are_as_before() -> None:
     program = whence.capture(Annotated(), (X,))
     with program.track("again") as edit, preserve_node_meta():
         edit.graph_module = _made_anew(edit.graph_module, [X])
+    program = edit.program
     (node,) = program.select(":: aten.sin")
     assert node.meta["custom"] == {"stage": 1}

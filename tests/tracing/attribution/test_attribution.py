@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 import whence
 from tests import zoo
 from whence import Phase, Quality
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 
 aten = torch.ops.aten
 FEATURES = torch.randn(2, 3, zoo.WIDTH)

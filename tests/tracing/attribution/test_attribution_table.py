@@ -5,7 +5,7 @@ import pytest
 from tests.checks import captured
 from tests.models import MODEL_CASES
 from whence import Phase, Program, Quality
-from whence.program.origins import has_origin, origin_of
+from whence.program.node_records import has_origin, origin_of
 
 NAMES = [row.name for row in MODEL_CASES]
 MODES = ["forward", "loss"]

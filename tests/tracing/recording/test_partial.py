@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 import whence
 from tests.tracing.failing import DATA_DEPENDENT, Doing, Failure
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 
 X = torch.ones(2, 4)
 

@@ -59,7 +59,7 @@ def _warn_about_dissolved(plan: Plan) -> None:
     sites = [
         f"{plan.site(flat.number)} ({flat.reason})"
         for flat in plan.flattened
-        if flat.phase is Phase.FORWARD and flat.number in plan.program.preserved
+        if flat.phase is Phase.FORWARD and flat.number in plan.program.calls.preserved
     ]
     if sites:
         warnings.warn(

@@ -8,7 +8,7 @@ from torch import fx
 
 from whence._torch.record.annotations import CUSTOM, common_annotations
 from whence.hierarchy.plan.plan import Body, Plan, pack_label, pack_of, packed_call
-from whence.program.origins import origin_of, set_origin
+from whence.program.node_records import origin_of, set_origin
 from whence.schema import Phase
 
 

@@ -23,7 +23,7 @@ from whence.hierarchy.run.converted_state import refuse_moved
 from whence.hierarchy.run.differentiable import straight_through, with_gradients
 from whence.hierarchy.run.gradient_pieces import GradientPieces
 from whence.hierarchy.tree import TAKEN_NAMES
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.provenance import ModulePath
 from whence.provenance import Source as UserLine
 from whence.schema import Phase
@@ -125,7 +125,7 @@ def write(
         writer.write(f"{_targets(writer, body.kept)} = kept")
         writer.write("kept.clear()")
     for name, path in body.reads:
-        changing = not plan.program.has_backward and name in plan.program.histories
+        changing = not plan.program.has_backward and name in plan.program.facts.histories
         value = attribute("module", path)
         if is_distributed(plan.program.state.get(name)):
             value = f"{writer.callee(whole)}({value})"
@@ -161,7 +161,7 @@ def _write_look(writer: _BodyWriter, name: str, path: ModulePath) -> None:
 def _kept(writer: _BodyWriter, name: str) -> str:
     """State that the program writes is kept as a copy: the tensor changes before the backward runs."""
     local = writer.local(name)
-    return f"{local}.clone()" if name in writer.plan.program.histories else local
+    return f"{local}.clone()" if name in writer.plan.program.facts.histories else local
 
 
 def _targets(writer: _BodyWriter, names: tuple[str, ...]) -> str:
@@ -180,10 +180,10 @@ def _write_step(writer: _BodyWriter, phase: Phase, step: str | int) -> None:
     arguments = [writer.spelled(argument) for argument in node.args]
     arguments += [f"{key}={writer.spelled(value)}" for key, value in node.kwargs.items()]
     callee = writer.callee(run_as(node.target), node.args)
-    if step in writer.plan.program.straight_through:
+    if step in writer.plan.program.facts.straight_through:
         arguments.insert(0, callee)
         callee = writer.callee(straight_through)
-    if step in writer.plan.program.turned_on:
+    if step in writer.plan.program.facts.turned_on:
         arguments.insert(0, callee)
         callee = writer.callee(with_gradients)
     writer.write(f"{writer.local(step)} = {callee}({', '.join(arguments)})")

@@ -147,7 +147,7 @@ def alone(interface: Interface, call: "CallBody", spelling: tuple[int, tuple[str
         look=convention.expected.look,
         generated=call.generated,
         body=_laid_out(call),
-        autocast=program.autocast,
+        autocast=program.circumstances.autocast,
         plainly=_unread(call.run, f"{reason}; {_NOT_WHOLE}" if reason else _JOINT),
         around=_unread(call.run, OTHER),
         unfit=_unread(call.run, f"the arguments do not fit the capture; {_NOT_WHOLE}"),
@@ -194,10 +194,12 @@ def _orders(inputs: Sequence[str], nodes: Mapping[str, fx.Node]) -> Iterator[tup
 def _refusal(call: "CallBody") -> str:
     """Why a tracer cannot read a call, where it cannot."""
     program = call.plan.program
-    if program.wholes:
+    if program.signature.wholes:
         return "tensors that are made of others are taken apart at its border"
-    if program.opaque and torch.is_grad_enabled():
-        return f"it ran {', '.join(program.opaque)}, whose part in the backward was not captured"
+    if program.circumstances.opaque and torch.is_grad_enabled():
+        return (
+            f"it ran {', '.join(program.circumstances.opaque)}, whose part in the backward was not captured"
+        )
     return ""
 
 

@@ -41,7 +41,7 @@ def instances(program: Program, model: object) -> dict[ModulePath, nn.Module]:
 
 def _modules_of(program: Program, model: object) -> dict[ModulePath, nn.Module]:
     """Every module of the model under every name."""
-    if program.entry == ROOT_CALL:
+    if program.calls.entry == ROOT_CALL:
         raise UsageError(
             f"{program.name} is no module, so it has no class to unflatten onto",
             remedy="capture the module itself, or unflatten without onto",

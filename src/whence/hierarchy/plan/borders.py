@@ -45,13 +45,13 @@ def trace_borders(layout: NodeLayout, parts: Parts) -> Borders:
 def _trace_results(layout: NodeLayout, borders: Borders, router: "_Router") -> None:
     """What the program returns, the values its state goes through, and what each call returns."""
     returned = [row.node for row in layout.program.signature.outputs if row.node is not None]
-    histories = layout.program.histories.values()
+    histories = layout.program.facts.histories.values()
     for value in (*returned, *(value for history in histories for value in history)):
         router.give_back(value)
     for call in layout.program.calls:
         if call.outputs is not None and (Phase.FORWARD, call.number) in borders.waits:
             taken = call.inputs.names if call.inputs is not None else ()
-            written = (value for name in taken for value in layout.program.written.get(name, ()))
+            written = (value for name in taken for value in layout.program.facts.written.get(name, ()))
             for value in (*call.outputs.names, *written):
                 router.show(value, call.number)
 

@@ -10,7 +10,7 @@ from torch import fx
 from whence.hierarchy.plan.plan import ROOT_CALL, Numbering, Region, first_within
 from whence.program import Program
 from whence.program.equality import Regions, first_equal_calls
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.provenance import ModulePath
 from whence.schema import InputKind, Phase
 
@@ -42,7 +42,7 @@ class NodeLayout:
     @cached_property
     def kept_calls(self) -> list[int]:
         """The calls that are preserved and have a graph of their own."""
-        return sorted(call for call in self.program.preserved if call not in self.dissolved)
+        return sorted(call for call in self.program.calls.preserved if call not in self.dissolved)
 
     @cached_property
     def inside(self) -> tuple[tuple[int, ...], ...]:
@@ -82,7 +82,7 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
     Without `shares` every call counts as one of its own.
     """
     held = Regions(program)
-    placed = tuple(node for node in held.homes if node.name != program.seed)
+    placed = tuple(node for node in held.homes if node.name != program.facts.seed)
     numbering = Numbering(len(program.calls.rows), () if flat else _repeated(placed, held.homes))
     parents = {phase: _callers(program, flattened, phase, numbering) for phase in PHASES}
     callers = parents[Phase.FORWARD]
@@ -96,7 +96,7 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
         if flat or number == ROOT_CALL:
             return phase, ROOT_CALL
         number = numbering.repeat_of[number] if origin.recomputed else number
-        stays = number != program.entry and (phase, number) not in flattened
+        stays = number != program.calls.entry and (phase, number) not in flattened
         return phase, number if stays else parents[phase][number]
 
     return NodeLayout(
@@ -107,7 +107,7 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
         parents=parents,
         depths={phase: _depths(callers) for phase, callers in parents.items()},
         state_paths={row.name: row.attribute_paths for row in program.signature.state},
-        tangents=frozenset(tangents | ({program.seed} if program.seed else set())),
+        tangents=frozenset(tangents | ({program.facts.seed} if program.facts.seed else set())),
         users=frozenset(row.name for row in program.signature.inputs_of(InputKind.USER)),
         first=first,
         copies=_copies(callers, first),
@@ -130,7 +130,7 @@ def _callers(
     """
     callers = list(program.calls.parents)
     callers += [_caller_of_repeat(callers, numbering.repeat_of, call) for call in numbering.repeats]
-    inlined = {program.entry} | {number for region, number in flattened if region is phase}
+    inlined = {program.calls.entry} | {number for region, number in flattened if region is phase}
     return tuple(_nearest(callers, number, inlined) for number in range(len(callers)))
 
 

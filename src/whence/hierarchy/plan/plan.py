@@ -149,14 +149,14 @@ class Plan:
     def preserved(self) -> dict[ModulePath, frozenset[int]]:
         """The modules whose calls are preserved, each with these and the calls inside them."""
         found: dict[ModulePath, set[int]] = {}
-        for number in self.program.preserved:
+        for number in self.program.calls.preserved:
             found.setdefault(self.site(number).path, set()).update(self.program.calls.within(number))
         return {path: frozenset(calls) for path, calls in found.items()}
 
     @cached_property
     def untold(self) -> frozenset[str]:
         """Nodes that stand for several gradients, so that nobody can tell when each of them arrived."""
-        adjoints = self.program.adjoints.values()
+        adjoints = self.program.facts.adjoints.values()
         parts = [part for adjoint in adjoints for part in adjoint.contributions]
         times = Counter([part.node for part in parts])
         sums = {part.sum for part in parts}

@@ -18,9 +18,8 @@ def plan(program: Program, *, flat: bool = False) -> Plan:
     Then none is shared: what is flattened depends on the calls around, and not on what a call computes.
     The same holds where calls are preserved: what they take is more than what they compute with.
     """
-    program = program.with_changes()  # which a tracked pass may change after the tree is made
     flattened: dict[Region, str] = {}
-    shares = not flat and not program.preserved
+    shares = not flat and not program.calls.preserved
     while True:
         layout = layout_of(program, flattened, flat=flat, shares=shares)
         parts = parts_of(layout)
@@ -81,7 +80,7 @@ def _finished(
     orders: Mapping[Region, tuple[str | int, ...]],
     flattened: Mapping[Region, str],
 ) -> Plan:
-    inlined = {layout.program.entry, *(call for phase, call in flattened if phase is Phase.FORWARD)}
+    inlined = {layout.program.calls.entry, *(call for phase, call in flattened if phase is Phase.FORWARD)}
     inlined -= {ROOT_CALL}
     inlined |= {call for phase, call in flattened if call >= layout.numbering.count}
     planned = (n for n, copy in enumerate(layout.copies) if copy is None and n not in inlined)
@@ -123,4 +122,4 @@ def _root_inputs(layout: NodeLayout, phase: Phase) -> tuple[str, ...]:
     rows = [row.name for row in layout.program.signature.inputs]
     if phase is Phase.FORWARD:
         return tuple(name for name in rows if name in layout.users)
-    return tuple(name for name in (*rows, layout.program.seed) if name in layout.tangents)
+    return tuple(name for name in (*rows, layout.program.facts.seed) if name in layout.tangents)

@@ -207,8 +207,8 @@ class CallBody(_OfThisProcess):
         flat = self._flattened(interface, args, kwargs)
         refuse_overlap(interface.convention, self._written, flat)
         state = autocast_state()
-        if state != self.plan.program.autocast:
-            raise other_autocast(self.plan.program.autocast, state)
+        if state != self.plan.program.circumstances.autocast:
+            raise other_autocast(self.plan.program.circumstances.autocast, state)
         with without_autocast(state) if state else nullcontext():
             leaves = self._differentiable(interface, flat, (args, kwargs))
             try:
@@ -249,7 +249,7 @@ class CallBody(_OfThisProcess):
     def _differentiable(self, interface: Interface, flat: list[Any], arguments: Any) -> list[Any]:
         if interface.convention.is_flat(*arguments):
             return flat
-        return differentiable_leaves(flat, arguments, interface.leaves, self.plan.program.wholes)
+        return differentiable_leaves(flat, arguments, interface.leaves, self.plan.program.signature.wholes)
 
     @cached_property
     def _written(self) -> tuple[int, ...]:
@@ -299,7 +299,7 @@ class CallBody(_OfThisProcess):
         new, own, tied = held.of_newcomers(parameters, replacing)
         if not torch.is_grad_enabled() or not any(map(carries_gradient, (*parameters, *inputs, *new))):
             return dict(zip(names, self.run_forward(module, *inputs), strict=False))
-        inside = self.number != ROOT_CALL and bool(self.plan.program.preserved)  # perhaps of a newcomer
+        inside = self.number != ROOT_CALL and bool(self.plan.program.calls.preserved)  # perhaps of a newcomer
         half = Half.IN_PIECES if inside or replacing.modules else Half.BACKWARD
         watched = tuple(held.watched(module, parameters))
         run = Differentiation(self, module, self.call_plan, gradients, watched, half, own, tied)
@@ -323,7 +323,7 @@ class CallBody(_OfThisProcess):
 
     def _replacing(self, module: nn.Module) -> Replacing:
         """What took captured modules' places; raises `CallError` where the graph cannot go on with it."""
-        if not self.plan.program.preserved:
+        if not self.plan.program.calls.preserved:
             return Replacing(self.plan, {}, {}, module)
         refuse_half(self.plan, self.number, module)
         found = newcomers(self.plan, self._places, module, self.plan.site(self.number).path)
@@ -339,7 +339,7 @@ class CallBody(_OfThisProcess):
     ) -> dict[str, Any]:
         """Results that carried a gradient in eager, and get none in the captured backward, refuse one."""
         reached = {name for name, _ in gradients.tangents}
-        known = self.plan.program.differentiable
+        known = self.plan.program.facts.differentiable
         unreached = [
             name
             for name in interface.result.names
@@ -357,7 +357,7 @@ class CallBody(_OfThisProcess):
 
         Where something `given` requires a gradient, one that carries none may owe it to what is not captured.
         """
-        opaque = self.plan.program.opaque
+        opaque = self.plan.program.circumstances.opaque
         if not opaque:
             return outputs
         carrying = {name: value for name, value in outputs.items() if carries_gradient(value)}

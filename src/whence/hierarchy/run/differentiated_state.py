@@ -41,7 +41,7 @@ class HeldTensors:
         self._refuse_untied(module, replacing)
         rows = self.gradients.parameters
         held = self._once([self._parameter(module, *row, replacing) for row in rows], replacing)
-        return with_differentiable_parts(module, rows, held, self.plan.program.wholes)
+        return with_differentiable_parts(module, rows, held, self.plan.program.signature.wholes)
 
     def _once(self, held: list[Any], replacing: Replacing) -> list[Any]:
         """Each tensor once: modules that nobody called may share theirs with newcomers; others must not."""
@@ -171,7 +171,7 @@ class HeldTensors:
             (positions.get(name), path)
             for name, path in held
             if path is not None
-            and name not in program.histories
+            and name not in program.facts.histories
             and any(regions.get(user.name, (None,))[0] is Phase.BACKWARD for user in nodes[name].users)
         )
 

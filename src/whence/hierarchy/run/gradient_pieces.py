@@ -74,7 +74,7 @@ def apart(plan: Plan) -> GradientPieces:
     sums: dict[str, tuple[str, str]] = {}
     nodes: set[str] = set()
     for name in _exchanged(plan):
-        adjoint = plan.program.adjoints.get(name)
+        adjoint = plan.program.facts.adjoints.get(name)
         held = ""
         for part in () if adjoint is None else adjoint.contributions:
             if part.sum is not None and {held, part.node} == _added(plan, part.sum):
@@ -86,7 +86,7 @@ def apart(plan: Plan) -> GradientPieces:
 
 def _exchanged(plan: Plan) -> Iterator[str]:
     program = plan.program
-    calls = {call for number in program.preserved for call in program.calls.within(number)}
+    calls = {call for number in program.calls.preserved for call in program.calls.within(number)}
     for row in (program.calls.rows[number] for number in sorted(calls)):
         for structure in filter(None, (row.inputs, row.outputs)):
             yield from structure.names

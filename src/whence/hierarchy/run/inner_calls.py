@@ -32,7 +32,7 @@ def child_call(path: ModulePath, from_caller: bool, place: CallPlace, half: Half
     does everything itself, and has at hand what it needs of the module that it met last.
     """
     is_forward = half is Half.FORWARD
-    may_be_new = not is_forward and place.number in place.plan.program.preserved
+    may_be_new = not is_forward and place.number in place.plan.program.calls.preserved
     newcomer, repeated = in_place_of(place), name_of_repeated(place)
     only = Unpreserved(place, only=True)
     last: tuple[Callable[[], nn.Module | None], Any, Any, Any] = (_none, None, None, ())

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from whence._torch.sizes.exported_sizes import is_open
 from whence._torch.sizes.symbols import is_symbolic, names_in, spelled
 from whence.hierarchy.plan.plan import ROOT_CALL, Plan, first_within
-from whence.program import Constant, Convention, Named, Structure
+from whence.program import Adjoint, Constant, Convention, Named, Program, Structure
 from whence.program.arguments.convention import paths_of, repeated_positions
 from whence.program.arguments.open_sizes import Sizes, sizes_of
-from whence.program.program import Adjoint, Program
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
 
@@ -128,7 +127,7 @@ def readable(plan: Plan, name: str, number: int) -> ModulePath | None:
 
 def _own_state(plan: Plan, number: int, leaves: tuple[str | None, ...]) -> Iterator[tuple[str, ModulePath]]:
     """Body inputs that are state of the module, or a value its state had when the call was made."""
-    versions = {value: name for name, history in plan.program.histories.items() for value in history}
+    versions = {value: name for name, history in plan.program.facts.histories.items() for value in history}
     state = {row.name for row in plan.program.signature.state}
     for name in plan.calls[number].forward.inputs:
         holder = name if name in state else versions.get(name)
@@ -141,7 +140,7 @@ def _writes(
 ) -> Iterator[tuple[str, ModulePath | int]]:
     given = set(plan.calls[number].forward.outputs)
     state = {row.name for row in plan.program.signature.state}
-    for name, history in {**plan.program.histories, **plan.program.written}.items():
+    for name, history in {**plan.program.facts.histories, **plan.program.facts.written}.items():
         last = next((value for value in reversed(history) if value in given), None)
         if last is None and number == ROOT_CALL:
             last = history[-1]
@@ -163,8 +162,8 @@ def _root_gradients(plan: Plan) -> GradientInterface:
     signature = plan.program.signature
     outputs = {row.name: row.node for row in signature.outputs}
     tangents = [(outputs[row.of], row.name) for row in signature.inputs_of(InputKind.TANGENT) if row.of]
-    if plan.program.seed:
-        tangents = [(outputs["loss"], plan.program.seed)]
+    if plan.program.facts.seed:
+        tangents = [(outputs["loss"], plan.program.facts.seed)]
     rows = {row.of: row.node for row in signature.outputs_of(OutputKind.GRADIENT)}
     terms = {name: (node,) if node else () for name, node in rows.items() if name is not None}
     return GradientInterface(
@@ -191,7 +190,7 @@ def _held(plan: Plan, number: int, names: list[str]) -> tuple[tuple[str, ModuleP
 def _inner_gradients(
     plan: Plan, number: int, leaves: tuple[str | None, ...], result: Structure
 ) -> GradientInterface:
-    adjoints = plan.program.adjoints
+    adjoints = plan.program.facts.adjoints
     backward = plan.calls[number].backward
     entering = () if backward is None else backward.inputs
     inside = frozenset(plan.program.calls.within(number))
@@ -222,7 +221,7 @@ def _inner_gradients(
 
 
 def _merged(plan: Plan, names: list[str], inside: frozenset[int]) -> list[str]:
-    return sorted({name for name, scope in plan.program.unclear if name in names and scope in inside})
+    return sorted({name for name, scope in plan.program.facts.unclear if name in names and scope in inside})
 
 
 def _flat(plan: Plan, number: int) -> list[str]:

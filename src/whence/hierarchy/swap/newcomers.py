@@ -55,7 +55,7 @@ class SwapTrial:
     def recording(self, named: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Record what runs inside; gives the values, the `arguments` among them."""
         with above_autograd(), torch.enable_grad():
-            known = self.plan.program.differentiable | {*self.gradients.terms}
+            known = self.plan.program.facts.differentiable | {*self.gradients.terms}
             carrying = (name for name in named if name in known and _is_float(named[name]))
             self.arguments = {name: as_given(named[name]) for name in carrying}
             yield {name: self.arguments.get(name, value) for name, value in named.items()}
@@ -99,7 +99,7 @@ class SwapTrial:
 
     def _was_cut(self, name: str) -> bool:
         """Whether a result carried no gradient at capture, and the graph around uses it."""
-        known = self.plan.program.differentiable
+        known = self.plan.program.facts.differentiable
         around = (user for user in self.plan.nodes[name].users if not self._is_inside(user.name))
         return bool(known) and name not in known and any(around)
 
@@ -125,13 +125,13 @@ class SwapTrial:
         times = Counter(map(id, self.results.values()))
         results = {name for name, held in self.results.items() if times[id(held)] > 1 or id(held) in sources}
         leaves = {sources[id(self.results[name])] for name in results if id(self.results[name]) in sources}
-        adjoints = (self.plan.program.adjoints.get(name) for name in results | leaves)
+        adjoints = (self.plan.program.facts.adjoints.get(name) for name in results | leaves)
         parts = (part.node for adjoint in adjoints if adjoint for part in adjoint.contributions)
         return self.plan.untold.intersection(parts)
 
     def _is_alone(self, name: str) -> bool:
         """Whether all of an argument's gradient came from the original."""
-        adjoint = self.plan.program.adjoints.get(name)
+        adjoint = self.plan.program.facts.adjoints.get(name)
         inside = self.plan.program.calls.within(self.number)
         return adjoint is not None and all(part.scope in inside for part in adjoint.contributions)
 

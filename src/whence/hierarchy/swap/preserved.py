@@ -95,7 +95,7 @@ class CallPlace:
         """Whether the module is called several times under autocast."""
         if not self._autocast_at_capture:
             return False
-        path, preserved = self.plan.site(self.number).path, self.plan.program.preserved
+        path, preserved = self.plan.site(self.number).path, self.plan.program.calls.preserved
         return sum(self.plan.site(number).path == path for number in preserved) > 1
 
     def _trial(self, module: nn.Module) -> SwapTrial | None:
@@ -119,7 +119,7 @@ class CallPlace:
         """Autocast as it was when the call was made; of graphs from elsewhere, as it was around all of it."""
         program = self.plan.program
         noted = program.calls.rows[self.number].autocast
-        return program.autocast if noted is None else noted
+        return program.circumstances.autocast if noted is None else noted
 
     @property
     def _carries_gradients(self) -> bool:
@@ -130,7 +130,7 @@ class CallPlace:
     def _written(self) -> dict[str, str]:
         """The arguments that the call writes, with the value that each holds afterwards."""
         program, given = self.plan.program, set(self.body.outputs)
-        histories = {**program.histories, **program.written}
+        histories = {**program.facts.histories, **program.facts.written}
         names = {name for name in self.interface.leaves if name}
         versions = {value: name for name, values in histories.items() for value in (name, *values)}
         written = {}
@@ -154,7 +154,7 @@ class CallPlace:
         current = {name: name for name in self.interface.leaves if name}
         if not own:
             return current
-        for base, later in {**program.histories, **program.written}.items():
+        for base, later in {**program.facts.histories, **program.facts.written}.items():
             before = [name for name in (base, *later) if place.get(name, 0) < min(own)]
             current |= {name: before[-1] for name in current if name in before}
         unknown = sorted(name for name, now in current.items() if now not in self.body.inputs)
@@ -191,7 +191,7 @@ class CallPlace:
 
     def _refuse_recorded(self, module: nn.Module, result: Any, named: Values) -> None:
         """Results that carry a gradient, by themselves or as arguments do: it led nowhere at capture."""
-        carrying = {id(named[name]) for name in self.plan.program.differentiable if name in named}
+        carrying = {id(named[name]) for name in self.plan.program.facts.differentiable if name in named}
         leaves = (leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor))
         if any(leaf.requires_grad or id(leaf) in carrying for leaf in leaves):
             raise CallError(
@@ -228,7 +228,7 @@ class CallPlace:
 
     def _holder(self, name: str, path: ModulePath) -> ModulePath | None:
         """Where the original held the state that a value is."""
-        for held, values in self.plan.program.histories.items():
+        for held, values in self.plan.program.facts.histories.items():
             if name in values:
                 return first_within(self.plan.program.input(held).attribute_paths, path)
         return None

@@ -44,7 +44,7 @@ class Touched:
 def places(plan: Plan, number: int) -> Iterator[tuple[int, ModulePath]]:
     """The preserved calls in the module of a call, and their paths: those that its code makes as calls."""
     around = plan.site(number).path
-    for call in sorted(plan.program.preserved):
+    for call in sorted(plan.program.calls.preserved):
         path = plan.site(call).path
         if call in plan.made and path.is_within(around) and path != around:
             yield call, path
@@ -91,11 +91,11 @@ def _half(site: CallSite, names: Sequence[ModulePath], new: Sequence[ModulePath]
 def is_shared(plan: Plan, name: str, module: ModulePath) -> bool:
     """Whether a parameter of one name in a preserved module gets gradients from each of its calls, and from
     around them."""
-    paths, adjoint = plan.program.input(name).attribute_paths, plan.program.adjoints.get(name)
+    paths, adjoint = plan.program.input(name).attribute_paths, plan.program.facts.adjoints.get(name)
     if adjoint is None or len(paths) != 1 or not paths[0].is_within(module):
         return False
     scopes = {part.scope for part in adjoint.contributions}
-    calls = (number for number in plan.program.preserved if plan.site(number).path == module)
+    calls = (number for number in plan.program.calls.preserved if plan.site(number).path == module)
     each = not any(scopes.isdisjoint(plan.program.calls.within(number)) for number in calls)
     return each and not scopes <= plan.preserved[module]
 
@@ -112,12 +112,12 @@ def touched_of(plan: Plan) -> dict[str, Touched]:
     for row in program.signature.state:
         paths = row.attribute_paths
         if any(map(plan.is_of_preserved, paths)):
-            adjoint = program.adjoints.get(row.name)
+            adjoint = program.facts.adjoints.get(row.name)
             found[row.name] = Touched(
                 row,
                 paths,
                 tuple(readers.get(row.name, ())),
-                frozenset(_place(plan, value) for value in program.histories.get(row.name, ())),
+                frozenset(_place(plan, value) for value in program.facts.histories.get(row.name, ())),
                 frozenset(part.scope for part in adjoint.contributions) if adjoint else frozenset(),
             )
     return found
@@ -264,7 +264,7 @@ class Replacing:
 
     def _numbers(self) -> Iterator[int]:
         program, numbering = self.plan.program, self.plan.numbering
-        for number in program.preserved:
+        for number in program.calls.preserved:
             if self.plan.site(number).path in self.modules:
                 for call in program.calls.within(number):
                     yield call

@@ -5,7 +5,7 @@ hand back is what a plan says that preserves the call: the newcomer runs where t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,7 +52,8 @@ class Unpreserved:
         program, number = self.place.plan.program, self.place.number
         path = self.place.plan.site(number).path
         calls = frozenset(row.number for row in program.calls if row.site.path == path)
-        made = program.with_changes(preserved=program.preserved | ({number} if self.only else calls))
+        preserved = program.calls.preserved | ({number} if self.only else calls)
+        made = program.with_changes(calls=replace(program.calls, preserved=preserved))
         if program.has_backward:
             return "its backward was captured with the original's"
         planned = plan(made)
@@ -66,7 +67,7 @@ class Unpreserved:
 
 def in_place_of(place: CallPlace) -> CallPlace | Unpreserved:
     """What runs another module in the place of a call."""
-    return place if place.number in place.plan.program.preserved else Unpreserved(place)
+    return place if place.number in place.plan.program.calls.preserved else Unpreserved(place)
 
 
 def name_of_repeated(place: CallPlace) -> str:

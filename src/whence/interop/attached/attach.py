@@ -28,10 +28,21 @@ from whence.interop.graphs.faults import refusal
 from whence.interop.graphs.frames import spelling_of
 from whence.interop.graphs.inline import Flat, flattened
 from whence.interop.graphs.lift_state import ATTRIBUTE, readied
-from whence.program import Calls, Constant, Input, Named, Output, Program, Signature, Structure
+from whence.program import (
+    Calls,
+    Circumstances,
+    Constant,
+    GraphFacts,
+    Input,
+    Named,
+    Output,
+    Program,
+    Signature,
+    Structure,
+)
 from whence.program.arguments.open_sizes import Sizes
 from whence.program.names import state_name
-from whence.program.origins import origin_of, set_origin
+from whence.program.node_records import origin_of, set_origin, write_facts
 from whence.program.wellformed import check
 from whence.provenance import ROOT, ModulePath, Origin
 from whence.rewriting.cut_gradients import cut_gradients
@@ -284,27 +295,28 @@ def _program(parts: _AttachedParts, sizes: Sizes | None) -> Program:
     straight = frozenset() if has_backward else _cut(parts)
     names = {id(tensor): name for name, tensor in inputs.state.items()}
     convention = inputs.arguments.convention(any(reads_memory(node.target) for node in graph.nodes))
+    facts = GraphFacts(
+        seed=None if seed is None or not has_backward else seed.name,
+        histories=_histories(parts, outputs),
+        straight_through=straight | {n.name for n in parts.functional.straight if not has_backward},
+    )
+    write_facts(graph, facts)
     program = Program(
         graph_module=graph_module(dict(parts.flat.nested), graph, inputs.subject.name),
         signature=Signature(tuple(_rows(parts, outputs, has_backward=has_backward)), tuple(outputs)),
-        calls=parts.sites.calls,
+        calls=replace(parts.sites.calls, entry=ROOT_MODULE),
         convention=replace(convention, sizes=sizes),
         result=result,
         modules=module_records(inputs.subject, names),
         state=inputs.state,
-        name=inputs.subject.name,
-        has_backward=has_backward,
-        seed=None if seed is None or not has_backward else seed.name,
-        entry=ROOT_MODULE,
-        histories=_histories(parts, outputs),
-        straight_through=straight | {n.name for n in parts.functional.straight if not has_backward},
-        is_foreign=True,
+        circumstances=Circumstances(has_backward=has_backward, is_foreign=True),
     )
     calls = _called(program)
     exchanged = frozenset(
         name for call in calls for name in (call.outputs.names if call.outputs else ()) if has_backward
     )
-    return program.with_changes(calls=calls, differentiable=exchanged)
+    write_facts(graph, replace(facts, differentiable=exchanged))
+    return program.with_changes(calls=calls)
 
 
 def _is_joint(parts: _AttachedParts, outputs: Sequence[Output], seed: fx.Node | None) -> bool:

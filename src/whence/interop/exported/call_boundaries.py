@@ -45,7 +45,9 @@ class KeptConvention:
 def held_by(program: Program) -> StateUses:
     """What the modules of a program find in themselves; what it returns they hand out."""
     paths = {row.name: row.attribute_paths for row in program.signature.state}
-    versions = {v: paths[name] for name, values in program.histories.items() if name in paths for v in values}
+    versions = {
+        v: paths[name] for name, values in program.facts.histories.items() if name in paths for v in values
+    }
     results = set(program.result.names)
     return StateUses({name: found for name, found in {**paths, **versions}.items() if name not in results})
 
@@ -71,7 +73,8 @@ def with_structures(
             _cross(calls, source, homes.get(source, 0), home, (taken, given))
         if node.name in results:
             _leave(calls, node.name, home, 0, given)
-    return Calls((calls.program, *(_described(row, taken, given, held, kept) for row in calls)))
+    rows = (calls.program, *(_described(row, taken, given, held, kept) for row in calls))
+    return replace(calls, rows=rows)
 
 
 def _cross(

@@ -44,8 +44,8 @@ from whence.interop.graphs.frames import frames_of, root_type, spelling_of
 from whence.interop.graphs.inline import Flat, Region, flattened
 from whence.interop.graphs.no_op_casts import Echo, echoes, meant, without
 from whence.interop.graphs.source_lines import source_of
-from whence.program import Calls, ModuleRecord, Program, Signature, Structure
-from whence.program.origins import set_origin
+from whence.program import Calls, GraphFacts, ModuleRecord, Program, Signature, Structure
+from whence.program.node_records import set_origin, write_facts
 from whence.program.wellformed import check
 from whence.provenance import ROOT, ModulePath, Origin
 from whence.rewriting.cut_gradients import cut_gradients
@@ -285,27 +285,27 @@ def _program(parts: _ExportedParts, straight: frozenset[str]) -> Program:
         *user_outputs(parts.returned, out_spec),
         *mutations(parts.written, {row.name: row for row in inputs}),
     )
-    name = parts.sites.calls.program.site.type
+    facts = GraphFacts(
+        histories=histories(parts.written, parts.functional, parts.sites),
+        straight_through=straight | {node.name for node in parts.functional.straight},
+        turned_on=parts.functional.names_where(lambda node: regions.get(node, outside).with_grad),
+    )
+    write_facts(graph, facts)
     program = Program(
-        graph_module=graph_module(dict(parts.flat.nested), graph, name),
+        graph_module=graph_module(dict(parts.flat.nested), graph, parts.sites.calls.program.site.type),
         signature=Signature(inputs, outputs),
-        calls=parts.sites.calls,
+        calls=replace(parts.sites.calls, entry=ROOT_MODULE),
         convention=convention,
         result=result_of(parts.returned, out_spec),
         modules=parts.records,
         state={row.name: row.tensor for row in parts.rows},
-        name=name,
-        entry=ROOT_MODULE,
-        histories=histories(parts.written, parts.functional, parts.sites),
-        straight_through=straight | {node.name for node in parts.functional.straight},
-        turned_on=parts.functional.names_where(lambda node: regions.get(node, outside).with_grad),
     )
     calls = _called(parts, program)
     kept = {site: entry.inputs for site, entry in _kept(parts)}
     preserved = frozenset(
         row.number for row in calls if kept.get((row.site.path, row.site.index)) == row.inputs is not None
     )
-    return program.with_changes(calls=calls, preserved=preserved)
+    return program.with_changes(calls=replace(calls, preserved=preserved))
 
 
 def _called(parts: _ExportedParts, program: Program) -> Calls:

@@ -49,10 +49,10 @@ def to_exported_program(program: Program) -> ExportedProgram:
     """
     if faults := list(_faults(program)):
         raise NotExportable.of(faults)
-    if program.straight_through:
+    if straight := program.facts.straight_through:
         warnings.warn(
             "an exported program has no way to say that a gradient passes an operation unchanged, as it does "
-            f"for {', '.join(sorted(program.straight_through))}, written in place under no_grad: its outputs "
+            f"for {', '.join(sorted(straight))}, written in place under no_grad: its outputs "
             "are right, and its gradients there are not",
             stacklevel=3,
         )

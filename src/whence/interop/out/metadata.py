@@ -10,7 +10,7 @@ from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import op_name, short_name
 from whence.interop.graphs.frames import STACK
 from whence.program import Call, Program
-from whence.program.origins import ORIGIN
+from whence.program.node_records import RECORD
 from whence.provenance import Source
 
 ROOT_KEY = "L__self__"
@@ -24,7 +24,7 @@ def classes_of(program: Program) -> dict[str, str]:
 
 def with_metadata(program: Program, node: fx.Node, classes: Mapping[str, str]) -> dict[str, Any]:
     """The metadata of a node with its origin as torch.export writes it, in place of ours."""
-    meta = {key: value for key, value in node.meta.items() if key not in (ORIGIN, STACK, "stack_trace")}
+    meta = {key: value for key, value in node.meta.items() if key not in (RECORD, STACK, "stack_trace")}
     if nested_graph(node) is not None:
         user = next(iter(node.users))
         return meta | {STACK: with_metadata(program, user, classes)[STACK]}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from whence._torch.operators.schemas import op_name
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.program.signature import describe
 from whence.provenance import Origin
 from whence.schema import Quality

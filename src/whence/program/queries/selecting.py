@@ -10,7 +10,7 @@ from torch import fx
 from whence._torch.operators.schemas import op_name
 from whence.errors import SelectionError
 from whence.program.calls import Calls
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.provenance import ModulePath, PathPattern
 from whence.schema import Phase
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import fx
 
-from whence._torch.graphs import graph_module, name_plainly, own_copy
+from whence._torch.graphs import own_copy
 from whence._torch.record.annotations import CUSTOM, said_of
-from whence.errors import UsageError
 from whence.program import Program
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.provenance import Origin
 
 MARK = "whence_before"
@@ -47,39 +46,19 @@ class WorkingCopy:
         nodes = list(self.program.graph.nodes)
         return nodes == list(self.saved) and all(_saved(node) == row for node, row in self.saved.items())
 
-    @property
-    def unchanged(self) -> Program:
-        """The program as it was, also where somebody edited its own graph."""
-        return self.program if self.is_untouched else self.program.with_changes(graph_module=self._restored())
-
-    def _restored(self) -> fx.GraphModule:
-        graph = fx.Graph()
-        made: dict[fx.Node, fx.Node] = {}
-        for node, (op, target, *given, name) in self.saved.items():
-            args, kwargs = fx.map_arg(tuple(given), lambda source: made[source])
-            made[node] = graph.create_node(op, target, args, kwargs, name)
-            made[node].meta = dict(node.meta)
-            name_plainly(made[node], name)
-        return graph_module(self.program.graph_module, graph, self.program.name)
-
     def origin(self, name: str) -> Origin:
         """Where a node came from before the pass."""
         return origin_of(self.nodes[name])
 
 
 def before(program: Program) -> WorkingCopy:
-    """Make a working copy, whose nodes are marked; raises `UsageError` for a program that is being edited."""
-    if any(MARK in node.meta for node in program.graph.nodes):
-        raise UsageError(
-            "the program is being edited by another track block", remedy="leave that block first"
-        )
-    unchanged = program.with_changes()
+    """Make a working copy, whose nodes are marked."""
     working = own_copy(program.graph_module, program.name)
     names = {node: node.name for node in working.graph.nodes}
     for node, name in names.items():
         node.meta[MARK] = name
         node.meta[CUSTOM] = {**said_of(node), MARK: name}
-    return WorkingCopy(unchanged, working, names, {node: _saved(node) for node in program.graph.nodes})
+    return WorkingCopy(program, working, names, {node: _saved(node) for node in program.graph.nodes})
 
 
 def mark_of(node: fx.Node) -> str | None:

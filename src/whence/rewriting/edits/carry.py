@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torch import fx
 
 from whence._torch.operators.schemas import keeps_its_place, reads_memory
-from whence.program import Absent, Adjoint, Call, Calls, Contribution, Named, Output, Program, Structure
+from whence.program import Absent, Adjoint, Call, Contribution, GraphFacts, Named, Output, Program, Structure
 from whence.program.calls import Leaf
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of, write_facts
 from whence.program.wellformed import Broken
 from whence.rewriting.edits.after import After
 from whence.rewriting.edits.before import WorkingCopy
@@ -16,6 +17,7 @@ from whence.rewriting.edits.faults import returned
 from whence.rewriting.edits.origins import NodeSources
 from whence.schema import OutputKind, Phase
 
+P = TypeVar("P", bound=Program)
 _GONE = "a pass removed the value"
 
 
@@ -36,13 +38,13 @@ class NamesNow:
         return tuple(dict.fromkeys(found for name in names if (found := self.get(name)) is not None))
 
 
-def carried(old: WorkingCopy, now: After, module: fx.GraphModule, sources: NodeSources) -> Program:
+def carried(program: P, old: WorkingCopy, now: After, module: fx.GraphModule, sources: NodeSources) -> P:
     """The program over the graph that a pass left, whose new nodes come from these `sources`."""
-    program, names = old.program, NamesNow(old, now)
+    names = NamesNow(old, now)
     outputs = tuple(_outputs(program, now))
-    calls = Calls(tuple(_call(row, names) for row in program.calls.rows))
+    calls = replace(program.calls, rows=tuple(_call(row, names) for row in program.calls.rows))
     held = {row.of: row.node for row in outputs if row.kind is OutputKind.MUTATION}
-    adjoints = {value: _adjoint(adjoint, names) for value, adjoint in program.adjoints.items()}
+    write_facts(now.graph, _facts(program, now, names, held, sources))
     reads = any(reads_memory(node.target) for node in now.graph.nodes)
     return program.with_changes(
         graph_module=module,
@@ -50,33 +52,41 @@ def carried(old: WorkingCopy, now: After, module: fx.GraphModule, sources: NodeS
         calls=calls,
         convention=replace(program.convention, reads_memory=reads),
         result=_result(program, outputs),
-        seed=None if program.seed is None else names.get(program.seed),
+        replay=replace(program.replay, known=None),
+    )
+
+
+def _facts(
+    program: Program, now: After, names: NamesNow, held: Mapping[str | None, str | None], sources: NodeSources
+) -> GraphFacts:
+    facts = program.facts
+    adjoints = {value: _adjoint(adjoint, names) for value, adjoint in facts.adjoints.items()}
+    return GraphFacts(
+        seed=None if facts.seed is None else names.get(facts.seed),
         adjoints={
             found: adjoint
             for value, adjoint in adjoints.items()
             if adjoint is not None and (found := names.get(value)) is not None
         },
-        unclear=program.unclear | _unclear(program, adjoints, names),
-        histories={
-            name: _history(names, values, held.get(name)) for name, values in program.histories.items()
-        },
+        unclear=facts.unclear | _unclear(program, adjoints, names),
+        histories={name: _history(names, values, held.get(name)) for name, values in facts.histories.items()},
         written=_written(program, names),
-        differentiable=frozenset(names.all(tuple(program.differentiable))),
-        straight_through=frozenset(names.all(tuple(program.straight_through))),
+        differentiable=frozenset(names.all(tuple(facts.differentiable))),
+        straight_through=frozenset(names.all(tuple(facts.straight_through))),
         turned_on=frozenset(_turned_on(program, now, sources)),
     )
 
 
 def _turned_on(program: Program, now: After, sources: NodeSources) -> Iterator[str]:
     """What records gradients whatever its caller says: what did so, and what is made of such alone."""
-    yield from (node.name for name, node in now.kept.items() if name in program.turned_on)
-    yield from (node.name for node, names in sources.of.items() if program.turned_on.issuperset(names))
+    yield from (node.name for name, node in now.kept.items() if name in program.facts.turned_on)
+    yield from (node.name for node, names in sources.of.items() if program.facts.turned_on.issuperset(names))
 
 
 def _written(program: Program, names: NamesNow) -> dict[str, tuple[str, ...]]:
     """The later values of what is written in between: those of values that became one are one row."""
     merged: dict[str, tuple[str, ...]] = {}
-    for name, values in program.written.items():
+    for name, values in program.facts.written.items():
         found = names.get(name)
         later = tuple(value for value in names.all(values) if value != found)
         if found is not None and later:
@@ -158,7 +168,7 @@ def _unclear(
         (found, part.scope)
         for value, adjoint in adjoints.items()
         if adjoint is None and (found := names.get(value)) is not None
-        for part in program.adjoints[value].contributions
+        for part in program.facts.adjoints[value].contributions
     )
 
 
@@ -166,10 +176,12 @@ def carried_faults(old: WorkingCopy, now: After) -> Iterator[Broken]:
     """What a program needs, and has no place for when it is gone."""
     program = old.program
     yield from _lost_draws(old, now)
-    seed = None if program.seed is None else now.image(program.seed)
-    if program.seed is not None and (seed is None or origin_of(seed).phase is not Phase.BACKWARD):
-        yield Broken(f"the seed of the backward, {program.seed}, is gone", None, "leave it in the graph")
-    for name in sorted(program.straight_through):
+    seed = None if program.facts.seed is None else now.image(program.facts.seed)
+    if program.facts.seed is not None and (seed is None or origin_of(seed).phase is not Phase.BACKWARD):
+        yield Broken(
+            f"the seed of the backward, {program.facts.seed}, is gone", None, "leave it in the graph"
+        )
+    for name in sorted(program.facts.straight_through):
         if (
             name not in now.kept
             and (image := now.image(name)) is not None
@@ -177,7 +189,7 @@ def carried_faults(old: WorkingCopy, now: After) -> Iterator[Broken]:
         ):
             what = f"{image.name} replaces {name}, which hands gradients straight through"
             yield Broken(what, image.name, "leave it in the graph, or capture with backward=...")
-    for number in sorted(program.preserved):
+    for number in sorted(program.calls.preserved):
         row = program.calls.rows[number]
         for name in (*(row.inputs.names if row.inputs else ()), *(row.outputs.names if row.outputs else ())):
             if now.image(name) is None:
@@ -202,4 +214,4 @@ def _drawing(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 def _is_straight(old: WorkingCopy, now: After, image: fx.Node) -> bool:
-    return any(now.kept.get(name) is image for name in old.program.straight_through)
+    return any(now.kept.get(name) is image for name in old.program.facts.straight_through)

@@ -13,7 +13,7 @@ from torch import fx
 
 from whence._torch.graphs import nested_graph
 from whence.program.equality import NOT_PLACED
-from whence.program.origins import ORIGIN, set_origin
+from whence.program.node_records import has_origin, record_of, set_origin
 from whence.provenance import CallSite, Origin
 from whence.provenance.merging import merged
 from whence.provenance.places import common_ancestor
@@ -108,12 +108,12 @@ def write_origins(old: WorkingCopy, now: After, sources: NodeSources, name: str)
 
     also = dict(_merged_away(old, now))
     for before, node in now.kept.items():
-        if node not in now.changed and ORIGIN in old.nodes[before].meta:
+        if node not in now.changed and has_origin(old.nodes[before]):
             set_origin(node, present(_with_calls_of(old, before, also.get(node, ()))))
     for node, names in sources.of.items():
         set_origin(node, present(merged([old.origin(each) for each in names], around, name)))
     for node in sources.lost:
-        node.meta.pop(ORIGIN, None)
+        set_origin(node, None)
     for node in now.graph.nodes:
         if node.op == "get_attr":
             _write_nested(node)
@@ -146,11 +146,11 @@ def _with_calls_of(old: WorkingCopy, name: str, others: Sequence[str]) -> Origin
 def _write_nested(reader: fx.Node) -> None:
     """What a pass put into a branch or a loop belongs to the call that runs it."""
     inner, user = nested_graph(reader), next(iter(reader.users), None)
-    known = None if user is None else user.meta.get(ORIGIN)
-    if inner is None or not isinstance(known, Origin):
+    known = None if user is None else record_of(user).origin
+    if inner is None or known is None:
         return
     for node in inner.graph.nodes:
-        if node.op == "call_function" and ORIGIN not in node.meta:
+        if node.op == "call_function" and not has_origin(node):
             set_origin(node, replace(known, quality=Quality.INFERRED))
         if node.op == "get_attr":
             _write_nested(node)

@@ -18,9 +18,11 @@ from whence.program import (
     Adjoint,
     Call,
     Calls,
+    Circumstances,
     Constant,
     Contribution,
     Convention,
+    GraphFacts,
     Named,
     Program,
     Structure,
@@ -29,7 +31,7 @@ from whence.program import (
 from whence.program.arguments.convention import repeated_positions
 from whence.program.arguments.preserving import preserved_calls
 from whence.program.calls import Leaf
-from whence.program.origins import origin_of, set_origin
+from whence.program.node_records import origin_of, set_origin, write_facts
 from whence.provenance import ModulePath
 from whence.rewriting.cut_gradients import cut_gradients
 from whence.rewriting.dead_code import drop_unused, order_placeholders, placeholders_of
@@ -77,36 +79,40 @@ def assemble(
     keep = {row.name for row in signature.inputs if row.name not in session.notes.literals}
     drop_unused(graph, session.recorder.nested, repeated, keep | _arguments(recorded, functional, preserved))
     present = placeholders_of(graph)
-    signature = replace(signature, inputs=tuple(row for row in signature.inputs if row.name in present))
+    inputs = (row for row in signature.inputs if row.name in present)
+    signature = replace(
+        signature,
+        inputs=tuple(replace(row, layout_read=row.name in layouts_read) for row in inputs),
+        wholes=wholes_of(subject, recorded),
+    )
     order_placeholders(graph, [row.name for row in signature.inputs])
     names = _present_names(graph, functional)
     _rename_forwards(graph, names)
-    wholes = wholes_of(subject, recorded)
+    facts = GraphFacts(
+        seed=_seed_name(recorded),
+        adjoints=_renamed_adjoints(exchanged.adjoints, names),
+        histories=_histories_of_inputs(values, functional),
+        written=_written_between(functional),
+        differentiable=_differentiable(recorded, values, exchanged, names),
+        straight_through=straight,
+        turned_on=_turned_on(recorded, functional),
+    )
+    write_facts(graph, facts)
     return Program(
         graph_module=graph_module(session.recorder.nested, graph, subject.name),
         signature=signature,
-        calls=_calls(recorded, names),
+        calls=replace(_calls(recorded, names), entry=int(subject.is_module), preserved=preserved),
         convention=_convention(subject, example, recorded, layouts_read),
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
-        modules=module_records(subject, _tensor_names(recorded, wholes)),
-        state=_state(recorded, graph, wholes),
-        name=subject.name,
-        has_backward=bool(recorded.backward.roots),
-        seed=_seed_name(recorded),
-        entry=int(subject.is_module),
-        adjoints=_renamed_adjoints(exchanged.adjoints, names),
-        opaque=_opaque(opaque, recorded, functional),
-        straight_through=straight,
-        turned_on=_turned_on(recorded, functional),
-        asked=tuple(session.notes.asked),
-        layouts_read=layouts_read,
-        written=_written_between(functional),
-        differentiable=_differentiable(recorded, values, exchanged, names),
-        autocast=autocast_state(),
-        histories=_histories_of_inputs(values, functional),
+        modules=module_records(subject, _tensor_names(recorded, signature.wholes)),
+        state=_state(recorded, graph, signature.wholes),
         replay=session.replayer.report(),
-        preserved=preserved,
-        wholes=wholes,
+        circumstances=Circumstances(
+            has_backward=bool(recorded.backward.roots),
+            autocast=autocast_state(),
+            asked=tuple(session.notes.asked),
+            opaque=_opaque(opaque, recorded, functional),
+        ),
     )
 
 

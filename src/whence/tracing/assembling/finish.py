@@ -1,5 +1,7 @@
 """What was recorded and attributed → a Program."""
 
+from dataclasses import replace
+
 from whence._torch.sizes.symbols import without_decisions
 from whence.program import Program
 from whence.program.replay import known_of
@@ -23,4 +25,5 @@ def finished(example: Example, recorded: Recorded, gradients: GradientSums) -> P
     exchanged = expand(session.replayer, session.notes, functional, gradients)
     program = assemble(session.subject, example, recorded, functional, exchanged)
     program = with_sizes(program, example, recorded)
-    return program.with_changes(known=known_of(program.graph, exchanged.copies))
+    known = known_of(program.graph, exchanged.copies)
+    return program.with_changes(replay=replace(program.replay, known=known))

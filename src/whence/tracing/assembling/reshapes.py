@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from whence._torch.operators.composites import MAY_VIEW
 from whence._torch.operators.schemas import traits
 from whence._torch.sizes.symbols import expression, is_symbolic
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.schema import Phase
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from torch import Tensor, fx
 
 from whence._torch.tensors import share_memory
 from whence.errors import Fault, Place, UnsupportedMutation
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.schema import Phase
 from whence.tracing.assembling.signature_rows import GraphValues
 from whence.tracing.recording.run import Recorded

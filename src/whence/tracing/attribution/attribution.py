@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 from whence._torch.autograd.nodes import is_custom_function, nodes_below, sequence_number
 from whence._torch.operators.schemas import brings_derivative
 from whence._torch.record.annotations import annotate_like
-from whence.program.origins import set_origin
+from whence.program.node_records import set_origin
 from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase, Quality

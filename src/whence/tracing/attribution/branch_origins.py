@@ -7,7 +7,7 @@ from torch import fx, nn
 from whence._torch.graphs import nested_graph
 from whence._torch.higher_order.function_graphs import stop_playing
 from whence._torch.operators.schemas import HigherOrderOperator
-from whence.program.origins import has_origin, origin_of, set_origin
+from whence.program.node_records import has_origin, origin_of, set_origin
 from whence.provenance import Origin
 from whence.schema import Quality
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from whence._torch.operators.schemas import op_name
 from whence.errors import Place, UnmatchedRecomputation
-from whence.program.origins import origin_of
+from whence.program.node_records import origin_of
 from whence.rewriting.functionalize import Functional
 
 Redraws = Mapping[fx.Node, fx.Node | None]

@@ -37,7 +37,7 @@ from whence._torch.record.annotations import annotate_like
 from whence._torch.record.recorder import Recorder
 from whence._torch.sizes.symbols import SYMBOLIC, OuterNumber
 from whence.errors import Place, UnsupportedMutation, UnsupportedOperator, WhenceError
-from whence.program.origins import has_origin, origin_of, set_origin
+from whence.program.node_records import has_origin, origin_of, set_origin
 from whence.provenance import Origin
 from whence.provenance.places import PROGRAM
 from whence.rewriting.cut_gradients import cut_gradients

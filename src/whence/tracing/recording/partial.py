@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from whence.errors import CaptureError
-from whence.program.origins import has_origin, set_origin
+from whence.program.node_records import has_origin, set_origin
 from whence.program.queries.printing import partial_page
 from whence.provenance import Origin
 from whence.provenance.places import PROGRAM

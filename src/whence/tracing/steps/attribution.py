@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.operators.schemas import written_arguments
-from whence.program.origins import set_origin
+from whence.program.node_records import set_origin
 from whence.provenance import CallSite, ModulePath, Origin
 from whence.schema import Phase
 from whence.tracing.attribution.attribution import attribute_rest, attribute_steps, seen

@@ -136,7 +136,7 @@ def with_shards(program: Program, subject: Subject, sharded: Mapping[int, Tensor
     state = {name: sharded.get(id(tensor), tensor) for name, tensor in program.state.items()}
     count = max(processes_sharing(module) for _, module in subject.named_modules())
     averaged = (f"FSDP's averaging of gradients over {count} processes",) if count > 1 else ()
-    return program.with_changes(state=state, opaque=(*program.opaque, *averaged))
+    return program.with_changes(state=state).under(opaque=(*program.circumstances.opaque, *averaged))
 
 
 def _refuse_writes(program: Program, managed: set[str]) -> None:

@@ -13,7 +13,7 @@ from whence._torch.sizes.nodes import bases_of
 from whence.program import Adjoint
 from whence.program.arguments.convention import repeated_positions
 from whence.program.calls import Leaf, Named
-from whence.program.origins import has_origin
+from whence.program.node_records import has_origin
 from whence.program.replay import Copies
 from whence.provenance.places import PROGRAM
 from whence.rewriting.functionalize import Functional

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.graphs import Inserter, NameCounts, base_and_number
-from whence.program.origins import ORIGIN, origin_of
+from whence.program.node_records import RECORD, NodeRecord, origin_of
 from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
 from whence.rewriting.functionalize import Functional
@@ -117,7 +117,7 @@ class RecipeRun:
     outside: Mapping[int, tuple[int, ...]]
     written: Written
     _bases: dict[str, int] = field(default_factory=dict)
-    _origins: dict[int, Origin] = field(default_factory=dict)
+    _records: dict[int, NodeRecord] = field(default_factory=dict)
 
     def write(self, recipe: Recipe, inserter: Inserter) -> None:
         """Follow a recipe."""
@@ -133,7 +133,7 @@ class RecipeRun:
         made = self.written[node] = inserter(self.before, name, node, args, kwargs)
         meta = made.meta
         meta.update(node.meta)
-        meta[ORIGIN] = self._shared_origin(recipe)
+        meta[RECORD] = self._shared_record(recipe)
         if recipe.function is not None:
             function, spelled, count, text = recipe.function
             meta["torch_fn"] = (f"{spelled}_{count + self.called.get(function, 0)}", text)
@@ -145,13 +145,13 @@ class RecipeRun:
             found = self._bases[base] = self.starts.start(base)
         return found
 
-    def _shared_origin(self, recipe: Recipe) -> Origin:
+    def _shared_record(self, recipe: Recipe) -> NodeRecord:
         """Where a node comes from that is written once more; one object where several come from one line."""
         if recipe.forward is not None or recipe.root is not None:
-            return self._origin(recipe)
-        found = self._origins.get(id(recipe.origin))
+            return NodeRecord(self._origin(recipe))
+        found = self._records.get(id(recipe.origin))
         if found is None:
-            found = self._origins[id(recipe.origin)] = self._origin(recipe)
+            found = self._records[id(recipe.origin)] = NodeRecord(self._origin(recipe))
         return found
 
     def _origin(self, recipe: Recipe) -> Origin:
