@@ -1,6 +1,6 @@
 """A captured program with everything that can be asked of it, and how it is captured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, fields
@@ -15,6 +15,8 @@ from whence import hierarchy, interop, rewriting, tracing
 from whence.errors import InvalidShapes, SpecialisedShapes, UsageError
 from whence.execution.bound import Bound, Check
 from whence.execution.validity import check, check_inputs, guarded, guards_for
+from whence.execution.values.first import First, first_difference, first_nonfinite
+from whence.execution.values.reading import Asked, Values, run
 from whence.execution.verify import Verification, verify
 from whence.execution.verify_step import verify_step
 from whence.guards import Guarded, GuardPlan, plan_of
@@ -209,6 +211,46 @@ class Program(_Program):
         if self.step is None:
             return verify(self, model, args, kwargs)
         return verify_step(self, model, (args, kwargs or {}), optimizer, self._checks(model))
+
+    def run(
+        self,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        read: Asked | Sequence[Asked] = (),
+        patch: Mapping[Any, Any] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Values:
+        """Run the graph on these arguments and the captured tensors, with values on the way; nothing changes.
+
+        `read` names nodes, calls of modules (`"layers.3.mlp"`, `"lin@1"`: what they returned) and patterns of
+        `select`; forward, backward and optimizer alike. `patch` gives a node or what a call returned another
+        value, or a function that makes one of it; what comes later, also in the backward, is computed from
+        that. A tangent is one everywhere unless `inputs` gives it, by name or path, as it does other inputs
+        (state of an optimizer, another weight). Raises `SelectionError` for what is not there, `CallError`
+        for arguments that do not fit, `UsageError` for inputs without a value and patches of another shape.
+        """
+        return run(self, args, kwargs, read=read, patch=patch or {}, inputs=inputs or {})
+
+    def first(
+        self,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        differs_from: _Program | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> First | None:
+        """The first operation whose value is not finite, in the backward, too, with its call and line.
+
+        That is one that makes a NaN of what holds none, or an infinity of what is finite; infinities that are
+        written down, as in masks, are meant to be there. With `differs_from`, another program of the same
+        arguments (before a pass, of another model), it is the first whose value is not the same bit for bit
+        as that of the node of the same name there. None where there is none. Raises what `run` raises.
+        """
+        given = (args, kwargs, inputs or {})
+        if differs_from is None:
+            return first_nonfinite(self, given)
+        return first_difference(self, differs_from, given)
 
     def _checks(self, model: object) -> Check:
         return partial(_checked, self, model)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from whence import hierarchy
 from whence.execution.compare import Comparison, compare
-from whence.execution.first_difference import first_divergence
 from whence.execution.running import Run, run_eager, run_module, same_start
 from whence.execution.uninitialised import uninitialised_reads
+from whence.execution.values.first_difference import first_divergence
 from whence.program import Program
 from whence.program.state import bound_state, state_of_loss
 from whence.schema import InputKind

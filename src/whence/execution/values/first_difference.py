@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from whence._torch.graphs import nested_graph
 from whence._torch.observe.module_calls import ObservedCall, observed_modules
 from whence._torch.pytrees import tree_flatten
-from whence._torch.subclasses.fully_sharded import whole
 from whence.execution.compare import same_bits
-from whence.hierarchy.emit.source import run_as
+from whence.execution.values.walk import inputs_of, walk
 from whence.program import Named, Program
 from whence.program.node_records import origin_of
 from whence.provenance import CallSite
@@ -27,9 +25,8 @@ from whence.tracing.target.subject import Subject
 
 def first_divergence(program: Program, subject: Subject, args: Any, kwargs: Any) -> str | None:
     """The call site, class and source line of the first difference in the forward; None if there is none."""
-    flat = program.convention.flatten(args, kwargs)
     rng = torch.get_rng_state()
-    values = _forward_values(program, flat)
+    values = _forward_values(program, (args, kwargs))
     torch.set_rng_state(rng)
     watcher = _Watcher(subject)
     with observed_modules(watcher):
@@ -53,23 +50,16 @@ def _agree(found: Any, expected: Any) -> bool:
     return found.shape == expected.shape and found.dtype == expected.dtype and same_bits(expected, found)
 
 
-def _forward_values(program: Program, flat: list[Any]) -> dict[str, Any]:
-    users = iter(flat)
+def _forward_values(program: Program, flat: tuple[Any, Any]) -> dict[str, Any]:
+    """What nodes of the forward hold; copies of state and arguments, which eager may write."""
     values: dict[str, Any] = {}
-    for row in program.signature.inputs:
-        if row.name in program.state:
-            values[row.name] = whole(program.state[row.name].detach()).clone()
-        elif row.kind.value == "user":
-            values[row.name] = next(users)
     with torch.no_grad():
-        for node in program.graph.nodes:
-            if (branch := nested_graph(node)) is not None:
-                values[node.name] = branch
-            elif node.op == "get_attr":
-                values[node.name] = whole(program.state[node.name].detach()).clone()
-            elif node.op == "call_function" and origin_of(node).phase is Phase.FORWARD:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])
-                values[node.name] = run_as(node.target)(*args, **kwargs)
+        for node, now in walk(program, inputs_of(program, *flat, {})):
+            held = now[node.name]
+            if node.op != "call_function" and isinstance(held, Tensor):
+                values[node.name] = held.clone()
+            elif origin_of(node).phase is Phase.FORWARD:
+                values[node.name] = held
     return values
 
 

@@ -1,0 +1,1 @@
+"""Values on the way: run a program's graph node by node, read and replace what it computes."""

@@ -1,0 +1,114 @@
+"""The first value of a run that is not finite, or that another program computes otherwise."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.operators.table import said_of
+from whence._torch.pytrees import tree_flatten
+from whence.execution.compare import same_bits
+from whence.execution.values.walk import inputs_of, walk
+from whence.program import Program
+from whence.program.signature import describe
+from whence.provenance import Origin
+
+
+@dataclass(frozen=True)
+class First:
+    """The first value that is not as it should be: its node, where that came from, and what is wrong."""
+
+    node: str
+    origin: Origin
+    why: str
+
+    def __str__(self) -> str:
+        calls = " + ".join(map(str, self.origin.calls)) or "the model's own code"
+        line = f", at {self.origin.source}" if self.origin.source else ""
+        return f"{self.node} {self.why}: {self.origin.phase} of {calls}{line}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "node": self.node,
+            "why": self.why,
+            "phase": self.origin.phase.value,
+            "calls": [str(call) for call in self.origin.calls],
+            "source": str(self.origin.source) if self.origin.source else None,
+        }
+
+
+Given = tuple[tuple[Any, ...], Mapping[str, Any] | None, Mapping[str, Any]]
+
+
+def first_nonfinite(program: Program, given: Given) -> First | None:
+    """The first operation that makes a NaN of what holds none, or an infinity of what is finite.
+
+    An infinity that is written down (a mask filled with `-inf`), and what it is handed on to, is meant to be
+    there; a NaN never is. Memory that nobody has written is no value yet.
+    """
+    seen: dict[str, tuple[bool, bool]] = {}
+    for node, values in walk(program, inputs_of(program, *given)):
+        if said_of(node.target).gives_memory:
+            continue
+        nan, infinite = seen[node.name] = _nonfinite(values[node.name])
+        if not nan and not infinite:
+            continue
+        sources = [seen.get(source.name, (False, False)) for source in node.all_input_nodes]
+        if nan and not any(had for had, _ in sources):
+            return _found(program, node, "holds a NaN")
+        given_infinity = (
+            node.op != "call_function" or any(had for _, had in sources) or _writes_infinity(node)
+        )
+        if infinite and not given_infinity:
+            return _found(program, node, "holds an infinity")
+    return None
+
+
+def _nonfinite(value: Any) -> tuple[bool, bool]:
+    tensors = [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+    return any(bool(t.isnan().any()) for t in floats), any(bool(t.isinf().any()) for t in floats)
+
+
+def _writes_infinity(node: fx.Node) -> bool:
+    leaves = tree_flatten((node.args, node.kwargs))[0]
+    return any(isinstance(leaf, float) and math.isinf(leaf) for leaf in leaves)
+
+
+def first_difference(program: Program, other: Program, given: Given) -> First | None:
+    """The first node of the program whose value the node of that name in another program does not have.
+
+    Both begin with the same random state, and read their own weights; nodes that only one of them has are
+    not compared. The random state afterwards is that of the program's run.
+    """
+    state = torch.get_rng_state()
+    names = {node.name for node in program.graph.nodes} & {node.name for node in other.graph.nodes}
+    there = walk(other, inputs_of(other, *given))
+    expected = {node.name: values[node.name] for node, values in there if node.name in names}
+    torch.set_rng_state(state)
+    for node, values in walk(program, inputs_of(program, *given)):
+        if node.name in expected and (why := next(_otherwise(values[node.name], expected[node.name]), None)):
+            return _found(program, node, why)
+    return None
+
+
+def _otherwise(found: Any, expected: Any) -> Iterator[str]:
+    ours, theirs = (tree_flatten(value)[0] for value in (found, expected))
+    if len(ours) != len(theirs):
+        yield f"holds {len(ours)} values, and not {len(theirs)}"
+    for mine, other in zip(ours, theirs, strict=False):
+        if not isinstance(mine, Tensor) or not isinstance(other, Tensor):
+            continue
+        if mine.shape != other.shape or mine.dtype != other.dtype:
+            yield f"is {describe(mine)}, and not {describe(other)}"
+        elif not same_bits(other, mine):
+            largest = (mine.to(torch.float64) - other.to(torch.float64)).abs().max()
+            yield f"differs by up to {float(largest):.3g}"
+
+
+def _found(program: Program, node: fx.Node, why: str) -> First:
+    return First(node.name, program.where(node), why)

@@ -1,0 +1,121 @@
+"""A program's graph, node by node, over real values."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.graphs import nested_graph
+from whence._torch.subclasses.fully_sharded import whole
+from whence.errors import UsageError
+from whence.hierarchy.emit.source import run_as
+from whence.program import Program
+from whence.schema import InputKind, OutputKind
+
+Patch = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Takes the values so far, by name of node, and returns those that take the place of some."""
+
+
+def walk(
+    program: Program,
+    inputs: Mapping[str, Any],
+    *,
+    patches: Mapping[str, Patch] | None = None,
+    keep: frozenset[str] = frozenset(),
+) -> Iterator[tuple[fx.Node, Mapping[str, Any]]]:
+    """Every node of the graph in order, with the values that are there once it has run.
+
+    A value goes after its last use, unless it is among `keep`. `inputs` gives each placeholder its value by
+    name; a tangent that is not there is one everywhere, as of a sum. `patches` come after the node of that
+    name. A joint program or a step runs without gradients, which its graph holds; a forward program in the
+    caller's mode.
+    """
+    values: dict[str, Any] = {}
+    last = _last_uses(program.graph)
+    tangents = _tangents(program)
+    for node in program.graph.nodes:
+        if node.op == "output":
+            return
+        if node.op == "placeholder" and node.name not in inputs:
+            continue  # a tangent, which comes with the value that it belongs to
+        values[node.name] = _value(program, node, inputs, values)
+        if patches and (patch := patches.get(node.name)) is not None:
+            values.update(patch(values))
+        for name in tangents.get(node.name, ()):
+            if name not in inputs:
+                values[name] = torch.ones_like(values[node.name])
+        yield node, values
+        for name in last.get(node, ()):
+            if name not in keep:
+                values.pop(name, None)
+
+
+def _value(program: Program, node: fx.Node, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+    if node.op == "placeholder":
+        return inputs[node.name]
+    if (branch := nested_graph(node)) is not None:
+        return branch
+    if node.op == "get_attr":
+        return whole(program.state[node.name].detach())
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])
+    with _mode(program):
+        return run_as(node.target)(*args, **kwargs)
+
+
+def _mode(program: Program) -> AbstractContextManager[Any]:
+    return torch.no_grad() if _holds_gradients(program) else nullcontext()
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[str]]:
+    """For each node the values that nothing reads after it."""
+    found: dict[fx.Node, list[str]] = {}
+    seen: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        for source in node.all_input_nodes:
+            if source not in seen:
+                seen.add(source)
+                found.setdefault(node, []).append(source.name)
+    return found
+
+
+def _tangents(program: Program) -> dict[str, list[str]]:
+    """The tangents of each value that the captured callable returns."""
+    nodes = {row.name: row.node for row in program.signature.outputs_of(OutputKind.USER)}
+    found: dict[str, list[str]] = {}
+    for row in program.signature.inputs_of(InputKind.TANGENT):
+        if row.of is not None and (node := nodes.get(row.of)) is not None:
+            found.setdefault(node, []).append(row.name)
+    return found
+
+
+def inputs_of(
+    program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A value for each placeholder: the program's state, these arguments, and `others` by name or path.
+
+    Raises `CallError` for arguments that do not fit, `SelectionError` for others that are no inputs, and
+    `UsageError` naming every input that has no value: the state of an optimizer is none of the program's.
+    """
+    users = iter(program.convention.flatten(args, dict(kwargs or {})))
+    values: dict[str, Any] = {}
+    for row in program.signature.inputs:
+        if row.name in program.state:
+            values[row.name] = whole(program.state[row.name].detach())
+        elif row.kind is InputKind.USER:
+            values[row.name] = next(users)
+    values |= {program.input(name).name: value for name, value in others.items()}
+    rows = [row for row in program.signature.inputs if row.kind is not InputKind.TANGENT]
+    if missing := [row.path for row in rows if row.name not in values]:
+        raise UsageError(
+            f"no value is given for {', '.join(missing)}",
+            remedy="give inputs={path: tensor} for each of them",
+        )
+    if not _holds_gradients(program):
+        return values
+    return {name: held.detach() if isinstance(held, Tensor) else held for name, held in values.items()}
+
+
+def _holds_gradients(program: Program) -> bool:
+    return program.has_backward or program.step is not None

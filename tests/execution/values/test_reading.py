@@ -1,0 +1,158 @@
+"""`program.run` gives what eager computes on the way, and computes with what takes its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests.models import case, logits_loss
+from tests.program.small import Stack, sine_loss
+
+X = torch.randn(3, 4)
+
+
+def hooked(model: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
+    """What a module returned in a run of eager."""
+    kept: list[Any] = []
+    with torch.no_grad():
+        handle = model.get_submodule(path).register_forward_hook(lambda *given: kept.append(given[-1]))
+        model(*args, **kwargs)
+        handle.remove()
+    return kept[0]
+
+
+@pytest.mark.parametrize("joint", [False, True], ids=["forward", "joint"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_calls_of_transformers_return_what_eager_computes(name: str, joint: bool) -> None:
+    """Of every call that returns one tensor; outputs are those of the model."""
+    model, args, kwargs = case(name).make()
+    program = whence.capture(model, args, kwargs, backward=logits_loss if joint else False)
+    paths = [str(call.site) for call in program.calls if call.outputs and len(call.outputs.leaves) == 1][:12]
+    values = program.run(args, kwargs, read=paths)
+    for path in paths:
+        expected = hooked(model, path, args, kwargs)
+        if isinstance(expected, Tensor):
+            assert torch.equal(values[path], expected), path
+    assert repr(values) == f"<{len(program.signature.outputs):,} outputs, {len(paths)} read>"
+
+
+def test_gradients_are_outputs_and_are_read_by_pattern() -> None:
+    """With a loss, and with tangents, which are one everywhere unless they are given."""
+    model = Stack()
+    program = whence.capture(model, (X,), backward=sine_loss)
+    values = program.run((X,), read="layers.1.** :: backward")
+    sine_loss(model(X)).backward()
+    for name, held in model.named_parameters():
+        row = next(row for row in program.signature.outputs if row.path == name)
+        assert held.grad is not None and torch.equal(values.outputs[row.name], held.grad), name
+    assert set(values["layers.1.** :: backward"]) == {
+        node.name for node in program.select("layers.1.** :: backward")
+    }
+    tangents = whence.capture(model, (X,), backward=True)
+    (tangent,) = tangents.signature.inputs_of(whence.InputKind.TANGENT)
+    ones = tangents.run((X,)).outputs
+    given = tangents.run((X,), inputs={tangent.name: torch.ones_like(model(X))}).outputs
+    halves = tangents.run((X,), inputs={tangent.path: torch.full_like(model(X), 0.5)}).outputs
+    weight = next(name for name in ones if "head_weight" in name)
+    assert torch.equal(ones[weight], given[weight]) and torch.equal(ones[weight] / 2, halves[weight])
+
+
+@pytest.mark.parametrize("joint", [False, True], ids=["forward", "joint"])
+def test_patched_call_is_a_hook_of_eager(joint: bool) -> None:
+    """Everything behind it is computed from the new value, also gradients of what follows."""
+    model = Stack()
+    program = whence.capture(model, (X,), backward=sine_loss if joint else False)
+    found = program.run((X,), patch={"layers.0.mlp": lambda value: value * 2}).outputs
+    model.get_submodule("layers.0.mlp").register_forward_hook(lambda _module, _args, value: value * 2)
+    result = model(X)
+    (row,) = program.signature.outputs_of(whence.OutputKind.USER)
+    assert torch.equal(found[row.name], result)
+    if joint:
+        sine_loss(result).backward()
+        name = next(name for name in found if "head_weight" in name)
+        gradient = model.get_parameter("head.weight").grad
+        assert gradient is not None and torch.equal(found[name], gradient)
+
+
+def test_node_is_read_and_patched_by_itself_and_by_name() -> None:
+    """A tensor, or a function of what was there."""
+    program = whence.capture(lambda x: x.sin().cos(), (X,))
+    node = program.node("sin")
+    assert torch.equal(program.run((X,), read=node)[node], X.sin())
+    assert torch.equal(
+        program.run((X,), read=["sin"], patch={node: torch.zeros(3, 4)})["sin"], torch.zeros(3, 4)
+    )
+    (result,) = program.run((X,), patch={"sin": torch.neg}).outputs.values()
+    assert torch.equal(result, (-X.sin()).cos())
+
+
+def test_state_stays_and_may_be_given() -> None:
+    """Counters do not count; another weight takes the place of the captured one."""
+    linear = nn.Linear(4, 4)
+    model = nn.Sequential(linear, nn.BatchNorm1d(4)).train()
+    program = whence.capture(model, (X,))
+    before = {name: held.clone() for name, held in model.state_dict().items()}
+    program.run((X,))
+    assert all(torch.equal(held, before[name]) for name, held in model.state_dict().items())
+    values = program.run((X,), read="0", inputs={"0.weight": torch.zeros(4, 4)})
+    assert torch.equal(values["0"], linear.bias.expand(3, 4))
+
+
+def test_second_call_of_a_module() -> None:
+    """Calls are told apart by their numbers."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.lin(self.lin(x).relu())
+            return result
+
+    model = Twice()
+    values = whence.capture(model, (X,)).run((X,), read=["lin", "lin@1"])
+    assert torch.equal(values["lin"], model.lin(X))
+    assert torch.equal(values["lin@1"], model(X))
+
+
+def test_what_does_not_fit_is_named() -> None:
+    """Names that are not there, other arguments, values that are missing, and patches of another shape."""
+    program = whence.capture(Stack(), (X,))
+    with pytest.raises(whence.SelectionError, match=r"no node is called 'layers\.9'"):
+        program.run((X,), read="layers.9")
+    with pytest.raises(whence.CallError):
+        program.run((X, X))
+    with pytest.raises(whence.UsageError, match=r"gives f32\[1\], and there was f32\[3, 4\]"):
+        program.run((X,), patch={"relu": torch.zeros(1)})
+    with pytest.raises(whence.UsageError, match="no one value"):
+        program.run((X,), patch={"** :: aten.relu": torch.zeros(1)})
+    with pytest.raises(whence.SelectionError):
+        program.run((X,), inputs={"nowhere": X})
+
+
+def test_state_of_an_optimizer_has_to_be_given() -> None:
+    """A step's program holds the model's tensors, and not the optimizer's."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(X)
+    program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    rows = program.signature.inputs_of(whence.InputKind.OPTIMIZER_STATE)
+    with pytest.raises(whence.UsageError, match="no value is given for optimizer"):
+        program.run((X,))
+    given = {r.path: torch.zeros(1, 4) if isinstance(r.value, Tensor) else 0.5 for r in rows}
+    given |= {r.path: torch.zeros(1) for r in rows if r.of == "bias"}
+    outputs = program.run((X,), inputs=given).outputs
+    (new,) = [row for row in program.signature.outputs if row.path == "weight" and row.kind == "mutation"]
+    expected = model.weight - 0.5 * torch.ones(3, 1).T @ X
+    assert torch.allclose(outputs[new.name], expected)  # one step of SGD, added up in another order
