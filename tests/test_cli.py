@@ -198,3 +198,21 @@ def test_bad_arguments_end_with_status_two(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == USAGE
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "csv"])
+def test_report_says_what_calls_cost(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In three forms, each with FLOPs and kept bytes."""
+    assert main(["report", TINY_BERT, "--depth", "3", "--device", "h100", "--format", form]) == OK
+    page = capsys.readouterr().out
+    assert "bert.encoder" in page
+    assert "kept bytes" in page or "kept_bytes" in page
+
+
+def test_report_as_json_and_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain data; a device that nobody listed is bad usage."""
+    assert main(["report", TINY_BERT, "--forward", "--json"]) == OK
+    data = json.loads(capsys.readouterr().out)
+    assert data["rows"][0]["forward_flops"] > 0
+    assert main(["report", TINY_BERT, "--device", "abacus"]) == USAGE
+    assert "abacus" in capsys.readouterr().err

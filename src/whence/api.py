@@ -49,6 +49,9 @@ from whence.program import Program as _Program
 from whence.program.guards.guards import Guards
 from whence.program.guards.rows import Guard, Violation
 from whence.provenance import CallSite, ModulePath, Origin, Source
+from whence.reports.cost import Cost
+from whence.reports.memory import Memory
+from whence.reports.report import Report
 from whence.rewriting import Edit
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
 from whence.tracing.target.caches import register_caches
@@ -133,6 +136,7 @@ __all__ = [
     "Calls",
     "CaptureError",
     "Convention",
+    "Cost",
     "DataDependent",
     "Edit",
     "Guard",
@@ -148,6 +152,7 @@ __all__ = [
     "LostProvenance",
     "LostState",
     "MalformedProgram",
+    "Memory",
     "ModulePath",
     "NestedCapture",
     "NotCallable",
@@ -161,6 +166,7 @@ __all__ = [
     "Phase",
     "Program",
     "Quality",
+    "Report",
     "SelectionError",
     "SideEffect",
     "Signature",

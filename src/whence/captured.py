@@ -27,6 +27,10 @@ from whence.program.copying import deep_copy, refuse_pickling
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Violation
 from whence.program.state import view_faults, with_state
+from whence.reports.cost import Cost, cost_of
+from whence.reports.devices import Device
+from whence.reports.memory import Memory, memory_of
+from whence.reports.report import Report, report_of
 from whence.rewriting import Edit, GraphPass, Pass
 from whence.tracing.options import option_faults
 from whence.tracing.sandbox.capture_lock import without_collection
@@ -251,6 +255,41 @@ class Program(_Program):
         if differs_from is None:
             return first_nonfinite(self, given)
         return first_difference(self, differs_from, given)
+
+    def cost(self, device: str | Device | None = None, *, sizes: Mapping[str, int] | None = None) -> Cost:
+        """FLOPs by phase, bytes moved, and parameters of every call, read from shapes; nothing runs.
+
+        FLOPs are those of `torch.utils.flop_counter.FlopCounterMode`, with `beyond` for what it leaves out
+        and `gaps` for what nobody has a formula for. A `device` ("a100", "h100", "h200", "mi300x", or a
+        `Device` with peaks of your own) gives seconds by a roofline. Open sizes are those of the example,
+        or of `sizes`, by name. Raises `UsageError` for a device that is not listed, and for sizes that only
+        data decide.
+        """
+        return cost_of(self, device, sizes)
+
+    def memory(self, *, sizes: Mapping[str, int] | None = None) -> Memory:
+        """What the backward keeps of the forward, and the peak by liveness in the program's order, in bytes.
+
+        Read from shapes as `cost` is, by storages: a view is no memory of its own. What kernels need for
+        themselves, and what an allocator rounds up, is not in it.
+        """
+        return memory_of(self, sizes)
+
+    def report(
+        self,
+        depth: int | None = None,
+        *,
+        sort: str | None = None,
+        where: str | None = None,
+        device: str | Device | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Report:
+        """Both for every call on a page: a table, CSV, Markdown or plain data; equal layers are one row.
+
+        `depth` limits how deep rows go, `where` is a pattern of module paths, and `sort` a figure ("forward
+        FLOPs", "kept bytes", …), the largest first. Raises what `cost` raises.
+        """
+        return report_of(self, depth=depth, sort=sort, where=where, device=device, sizes=sizes)
 
     def _checks(self, model: object) -> Check:
         return partial(_checked, self, model)

@@ -22,7 +22,8 @@ from whence.execution.doctor import diagnosis
 from whence.execution.verify import Verification
 from whence.models import NamedModel, load
 from whence.program.queries.printing import line
-from whence.reports.modules import FoldedRow, ModuleReport, ModuleRow, folded, module_report
+from whence.reports.modules import ModuleReport, ModuleRow, folded, module_report
+from whence.reports.report import label, scaled
 
 OK, FAILED, USAGE = 0, 1, 2
 PIPED_WIDTH = 200
@@ -72,6 +73,22 @@ def _parser() -> argparse.ArgumentParser:
         "--select", metavar="PATTERN", help="list the operations that fit path :: operation :: phase"
     )
     show.add_argument("--depth", type=_depth, metavar="N", help="how deep the tree of modules goes")
+    report = _command(
+        commands, "report", _report, "say what each call costs, and what the backward keeps of it"
+    )
+    report.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    report.add_argument(
+        "--forward", action="store_true", help="report on the forward only, not the training step"
+    )
+    report.add_argument("--depth", type=_depth, metavar="N", help="how deep the tree of modules goes")
+    report.add_argument(
+        "--sort", metavar="FIGURE", help='the largest first: "forward FLOPs", "kept bytes", …'
+    )
+    report.add_argument("--where", metavar="PATTERN", help="calls of modules that fit, as layers.*.mlp")
+    report.add_argument("--device", metavar="NAME", help="times by a roofline: a100, h100, h200, mi300x")
+    report.add_argument(
+        "--format", choices=("table", "markdown", "csv"), default="table", help="how it is printed"
+    )
     verify = _command(commands, "verify", _verify, "compare the captured program with eager, bit for bit")
     verify.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     verify.add_argument(
@@ -90,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--guards", action="store_true", help="list everything that the capture relied on")
     doctor = _command(commands, "doctor", _doctor, "say what is installed, and whether it is as expected")
-    for command in (demo, show, verify, check, doctor):
+    for command in (demo, show, report, verify, check, doctor):
         command.add_argument("--json", action="store_true", help="print plain data")
     return parser
 
@@ -112,13 +129,15 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
     with console.status("capturing the training step of a GPT") if not options.json else nullcontext():
         program = capture(model, args, backward=next_token_loss)
         verification = program.verify(model, args)
-    report = module_report(program)
+    signature, report = module_report(program, depth=0), program.report()
     if options.json:
-        return _print_json(
-            console, {**report.to_dict(), "verification": verification.to_dict()}, verification.ok
-        )
-    console.print(_tree_table(report))
-    console.print(_signature_line(report))
+        data = {**signature.to_dict(), **report.to_dict(), "verification": verification.to_dict()}
+        return _print_json(console, data, verification.ok)
+    memory = report.memory
+    console.print(report.table())
+    console.print(_signature_line(signature))
+    kept, peak = scaled(memory.kept_bytes), scaled(memory.peak)
+    console.print(f"kept for the backward: {kept}B; peak: {peak}B, while {memory.at} runs")
     console.print(str(verification), markup=False)
     return OK if verification.ok else FAILED
 
@@ -133,6 +152,20 @@ def _show(options: argparse.Namespace, console: Console) -> int:
         return _print_json(console, report.to_dict(), ok=True)
     console.print(_tree_table(report))
     console.print(_signature_line(report))
+    return OK
+
+
+def _report(options: argparse.Namespace, console: Console) -> int:
+    program = _captured(_built(options.model), backward=not options.forward)
+    chosen = {name: getattr(options, name) for name in ("depth", "sort", "where", "device")}
+    report = program.report(**chosen)
+    if options.json:
+        return _print_json(console, report.to_dict(), ok=True)
+    texts = {"markdown": report.to_markdown, "csv": report.to_csv}
+    if options.format in texts:
+        console.print(texts[options.format](), markup=False)
+    else:
+        console.print(report)
     return OK
 
 
@@ -240,18 +273,8 @@ def _tree_table(report: ModuleReport) -> Table:
         table.add_column(heading, justify="right")
     for shown in folded(report.rows):
         kind = shown.row.type if shown.row.depth else ""
-        table.add_row(_label(shown), kind, *_figures(shown.row))
+        table.add_row(label(shown), kind, *_figures(shown.row))
     return table
-
-
-def _label(shown: FoldedRow) -> str:
-    row = shown.row
-    if row.depth == 0:
-        return "(program)"
-    name = row.path or "(root)"
-    called = f"{name}@{row.index}" if row.index else name
-    several = f" … {shown.last.rpartition('.')[2]}  × {shown.times}" if shown.times > 1 else ""
-    return "  " * (row.depth - 1) + called + several
 
 
 def _figures(row: ModuleRow) -> tuple[str, str, str]:

@@ -9,7 +9,7 @@ import whence
 from tests.guards.changes import ACTIVATIONS, ALL, CHANGES, LEAVES, Row, inputs_of, leaf, make
 from whence.dependence.matching import Walk
 from whence.execution.validity import check
-from whence.guards.memory import Memory
+from whence.guards.memory import Remembered
 
 ROWS = [pytest.param(row, name, id=f"{row.name}-{name}") for row in CHANGES for name in row.on]
 
@@ -42,7 +42,7 @@ def test_change_after_a_check(row: Row, name: str) -> None:
     """A check that remembers the one before, when nothing was changed, finds what any other finds."""
     model, program = make(name), _program(name)
     args, kwargs = inputs_of(name)
-    memory = Memory()
+    memory = Remembered()
     assert check(program, program._plan, model, args, kwargs, memory).violations == []
     assert memory.last is not None
     assert memory.last.again(program._plan, (model,), Walk(same_model=False)) is not None

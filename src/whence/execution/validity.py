@@ -15,7 +15,7 @@ from whence.guards import GuardPlan, guards_of
 from whence.guards.check import Checked, check_model
 from whence.guards.guarded import Guarded, Ways
 from whence.guards.inputs import input_violations, misfits, structure_guard
-from whence.guards.memory import Memory
+from whence.guards.memory import Remembered
 from whence.program import Program
 from whence.program.guards.expectations import Entries, Expectation, ExpectedConstant, Items
 from whence.program.guards.guards import Guards
@@ -125,7 +125,7 @@ def check(
     model: object,
     args: object,
     kwargs: object,
-    memory: Memory | None = None,
+    memory: Remembered | None = None,
 ) -> Checked:
     """Every guard that does not hold for this model and, where they are given, these inputs.
 
@@ -155,7 +155,7 @@ def check_inputs(program: Program, args: object, kwargs: object) -> list[Violati
 
 
 def _check(
-    program: Program, plan: GuardPlan, model: object, inputs: tuple[object, object], memory: Memory | None
+    program: Program, plan: GuardPlan, model: object, inputs: tuple[object, object], memory: Remembered | None
 ) -> Checked:
     args, kwargs = inputs
     checked = check_model(plan, model, _roots(plan, model), memory, has_backward=program.has_backward)
@@ -206,7 +206,7 @@ def _checked(
     current: Program,
     args: tuple[Any, ...],
     kwargs: Any,
-    memory: Memory,
+    memory: Remembered,
 ) -> Checked:
     return check(current, plan(current), model, args, kwargs, memory)
 

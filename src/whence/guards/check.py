@@ -16,7 +16,7 @@ from whence.dependence.asking import Failed, ask
 from whence.dependence.describe import shown
 from whence.dependence.lookup import class_attribute, same_class
 from whence.dependence.matching import Walk, difference, found_in_place
-from whence.guards.memory import Memory
+from whence.guards.memory import Remembered
 from whence.guards.module_values import found_in_module
 from whence.guards.plan import GuardPlan, HolderPlan
 from whence.guards.switches import mode_violations
@@ -35,7 +35,7 @@ class Checked:
 
 
 def check_model(
-    plan: GuardPlan, call: object, roots: Sequence[object], memory: Memory | None, *, has_backward: bool
+    plan: GuardPlan, call: object, roots: Sequence[object], memory: Remembered | None, *, has_backward: bool
 ) -> Checked:
     """Every guard on the model, its classes and the process; never raises.
 
@@ -53,7 +53,7 @@ def check_model(
 
 
 def _checked(
-    plan: GuardPlan, call: object, roots: Sequence[object], memory: Memory | None, *, has_backward: bool
+    plan: GuardPlan, call: object, roots: Sequence[object], memory: Remembered | None, *, has_backward: bool
 ) -> Checked:
     roots = roots if plan.callables else (call,)
     captured = None if plan.guards.of is None else plan.guards.of.target()

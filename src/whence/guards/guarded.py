@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whence.errors import Place, StaleCapture
 from whence.guards.check import Checked
-from whence.guards.memory import Memory
+from whence.guards.memory import Remembered
 from whence.program import Program
 from whence.schema import OnViolation
 
@@ -22,7 +22,7 @@ _REMEDY = "capture again, undo the change, or call program.guarded(model, on_vio
 class Ways:
     """How a guarded program does what other rooms know: check, make a module over live state, capture."""
 
-    check: Callable[[Program, tuple[Any, ...], dict[str, Any], Memory], Checked]
+    check: Callable[[Program, tuple[Any, ...], dict[str, Any], Remembered], Checked]
     module: Callable[[Program], Callable[..., Any]]
     capture: Callable[[tuple[Any, ...], dict[str, Any]], Program]
 
@@ -41,7 +41,7 @@ class Guarded:
         self.model = model
         self.on_violation = on_violation
         self._ways = ways
-        self._memory = Memory()
+        self._memory = Remembered()
         self._module: Callable[..., Any] | None = None
         self._tensors: Sequence[Tensor] = ()
 

@@ -126,13 +126,13 @@ def _is_as_held(row: Held) -> bool:
 
 
 @dataclass
-class Memory:
+class Remembered:
     """The last check that found nothing; a copy remembers nothing, for it is about a copy of the model."""
 
     last: LastCheck | None = None
 
-    def __deepcopy__(self, _known: object) -> "Memory":
-        return Memory()
+    def __deepcopy__(self, _known: object) -> "Remembered":
+        return Remembered()
 
     def keep(self, plan: GuardPlan, roots: Sequence[object], walk: Walk) -> None:
         """Remember what was met in modules, all of which is as expected."""

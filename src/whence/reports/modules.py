@@ -17,7 +17,10 @@ FOLD_FROM = 3
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """One module call. Counts include the calls inside it; `parameters` counts elements, shared ones once."""
+    """One module call. Counts include the calls inside it; `parameters` counts elements, shared ones once.
+
+    `figures` are further columns, as a report has them.
+    """
 
     path: str
     index: int
@@ -26,6 +29,7 @@ class ModuleRow:
     forward: int
     backward: int
     parameters: int
+    figures: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class ModuleReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self)
+        rows = [{key: value for key, value in asdict(row).items() if key != "figures"} for row in self.rows]
+        return {**asdict(self), "rows": rows}
 
 
 def module_report(program: Program, *, depth: int | None = None) -> ModuleReport:
@@ -89,6 +94,7 @@ def _shape(subtree: tuple[ModuleRow, ...]) -> tuple[object, ...]:
             r.forward,
             r.backward,
             r.parameters,
+            r.figures,
             r.path.rpartition(".")[2] if r.depth > subtree[0].depth else "",
         )
         for r in subtree

@@ -371,6 +371,13 @@ def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:
         return False
 
 
+def number_at(size: Any, at: Mapping[str, int]) -> int | None:
+    """What a size is where some, by name, are these numbers; None where others count, too."""
+    numbers = {sympy.Symbol(name, integer=True): sympy.Integer(number) for name, number in at.items()}
+    found = _over_names(size).xreplace(numbers)
+    return int(found) if found.is_number else None
+
+
 def _over_names(size: Any) -> Any:
     """A size over symbols that are called as sizes are."""
     if not hasattr(size, "node"):

@@ -154,6 +154,23 @@ def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
+def size_at(size: Any, at: Mapping[str, int]) -> int | float:
+    """What a number is where open sizes, by name, are these numbers, and all others those of the example.
+
+    Raises `UnknownAtHand` for one that data decide, which no example gives.
+    """
+    if not isinstance(size, SYMBOLIC):
+        return size  # type: ignore[no-any-return]
+    found = _environments().number_at(size, at)
+    if found is None and (found := size.node.hint) is None:
+        raise UnknownAtHand(", ".join(sorted(names_in(size))) or str(size))
+    return found  # type: ignore[no-any-return]
+
+
+class UnknownAtHand(LookupError):
+    """A size that is not known before the program runs; its message is the size's name."""
+
+
 def sized_like(mode: FakeTensorMode, tensor: Tensor, sizes: Sequence[Any]) -> Tensor:
     """A fake leaf with the sizes given, some of which are symbols, laid out as `tensor` is."""
     strides = _strides(tensor, sizes)

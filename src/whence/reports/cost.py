@@ -1,0 +1,176 @@
+"""What the calls of a program cost: FLOPs, bytes moved, and the time that a device needs at least."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from whence._torch.operators.schemas import op_name, traits
+from whence._torch.pytrees import tree_flatten
+from whence._torch.sizes.symbols import UnknownAtHand
+from whence.errors import UsageError
+from whence.program import Program
+from whence.program.node_records import origin_of
+from whence.provenance.places import ancestors
+from whence.reports.devices import Device, device_of
+from whence.reports.flops import bytes_at, flops_of
+from whence.schema import InputKind, Phase
+
+RECOMPUTED = "recomputed"
+"""What a checkpoint computes once more, in the backward."""
+
+
+@dataclass(frozen=True)
+class NodeCost:
+    """What one operation costs: FLOPs, bytes read and written, and seconds where a device is named."""
+
+    name: str
+    phase: str
+    flops: int
+    read: int
+    written: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class CallCost:
+    """What a call costs with the calls inside it.
+
+    `parameters` counts elements, shared ones once, and `parameter_bytes` what they take. `flops` are by
+    phase: forward, backward, recomputed, optimizer. `read` and `written` are bytes, of every operation by
+    itself; `seconds` what a named device takes at least.
+    """
+
+    path: str
+    index: int
+    type: str
+    depth: int
+    parameters: int = 0
+    parameter_bytes: int = 0
+    flops: Mapping[str, int] = field(default_factory=dict)
+    read: int = 0
+    written: int = 0
+    seconds: float | None = None
+
+    @property
+    def total_flops(self) -> int:
+        """All phases."""
+        return sum(self.flops.values())
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte that is read or written."""
+        moved = self.read + self.written
+        return self.total_flops / moved if moved else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "flops": dict(self.flops), "intensity": self.intensity}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a program costs: a row for each call, callers before what they call; the first is the program.
+
+    `gaps` names operators whose FLOPs nobody has a formula for, with how often they occur: they count as
+    none. `beyond` are FLOPs by operator that PyTorch's own counter leaves out, and that are counted here.
+    """
+
+    rows: tuple[CallCost, ...]
+    nodes: tuple[NodeCost, ...]
+    gaps: Mapping[str, int]
+    beyond: Mapping[str, int]
+    device: str | None = None
+
+    @property
+    def total(self) -> CallCost:
+        """The whole program."""
+        return self.rows[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        rows = [row.to_dict() for row in self.rows]
+        return {"rows": rows, "gaps": dict(self.gaps), "beyond": dict(self.beyond), "device": self.device}
+
+
+def cost_of(
+    program: Program, device: str | Device | None = None, sizes: Mapping[str, int] | None = None
+) -> Cost:
+    """Read from shapes alone; nothing runs. Raises `UsageError` for sizes that are known to no one."""
+    found, at = device_of(device), sizes or {}
+    gaps: Counter[str] = Counter()
+    beyond: Counter[str] = Counter()
+    try:
+        nodes = [(node, _cost(node, at, found, gaps, beyond)) for node in _operations(program)]
+        rows = tuple(_rows(program, nodes, at, found))
+    except UnknownAtHand as unknown:
+        raise UsageError(
+            f"the size {unknown} is decided by data",
+            remedy=f"say which it is to be: sizes={{'{unknown}': 8}}",
+        ) from unknown
+    return Cost(rows, tuple(cost for _, cost in nodes), gaps, beyond, found.name if found else None)
+
+
+def _operations(program: Program) -> Iterator[fx.Node]:
+    return (node for node in program.nodes() if node.op == "call_function")
+
+
+def phase_of(node: fx.Node) -> str:
+    """The phase of a node, where what is recomputed is one of its own."""
+    origin = origin_of(node)
+    return RECOMPUTED if origin.recomputed else origin.phase.value
+
+
+def _cost(
+    node: fx.Node, at: Mapping[str, int], device: Device | None, gaps: Counter[str], beyond: Counter[str]
+) -> NodeCost:
+    flops = flops_of(node, at)
+    if flops.gap is not None:
+        gaps[f"{op_name(node.target)}: {flops.gap}"] += 1
+    if flops.beyond:
+        beyond[op_name(node.target)] += flops.beyond
+    if traits(node.target).viewed is not None or op_name(node.target) == "getitem":
+        return NodeCost(node.name, phase_of(node), flops.count, 0, 0)
+    value = node.meta.get("val")
+    read = sum(bytes_at(source.meta.get("val"), at) for source in node.all_input_nodes)
+    written = bytes_at(value, at)
+    seconds = device.seconds(flops.count, read + written, _dtype(value)) if device else 0.0
+    return NodeCost(node.name, phase_of(node), flops.count, read, written, seconds)
+
+
+def _dtype(value: Any) -> str:
+    tensors = [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
+    return str(tensors[0].dtype).removeprefix("torch.") if tensors else "float32"
+
+
+def _rows(
+    program: Program, nodes: list[tuple[fx.Node, NodeCost]], at: Mapping[str, int], device: Device | None
+) -> Iterator[CallCost]:
+    calls = program.calls
+    flops: list[Counter[str]] = [Counter() for _ in calls.rows]
+    sums = [[0, 0, 0.0] for _ in calls.rows]
+    for node, cost in nodes:
+        for number in {*ancestors(calls.parents, calls.number(origin_of(node).place)), 0}:
+            flops[number][cost.phase] += cost.flops
+            for place, figure in enumerate((cost.read, cost.written, cost.seconds)):
+                sums[number][place] += figure
+    held = [row for row in program.signature.state if row.kind is InputKind.PARAMETER]
+    for call in calls.rows:
+        path = tuple(call.site.path)
+        own = [row.value for row in held if any(tuple(p)[: len(path)] == path for p in row.attribute_paths)]
+        read, written, seconds = sums[call.number]
+        order = [phase for phase in (*Phase, RECOMPUTED) if flops[call.number][str(phase)]]
+        yield CallCost(
+            path=str(call.site.path),
+            index=call.site.index,
+            type=call.site.type,
+            depth=len(calls.chain(call)),
+            parameters=sum(int(value.numel()) for value in own),
+            parameter_bytes=sum(bytes_at(value, at) for value in own),
+            flops={str(phase): flops[call.number][str(phase)] for phase in order},
+            read=int(read),
+            written=int(written),
+            seconds=seconds if device else None,
+        )

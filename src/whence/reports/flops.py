@@ -1,0 +1,138 @@
+"""How many floating-point operations a node takes: by PyTorch's formulas, by ours, or named as a gap.
+
+A multiplication and an addition are two; element-wise operations, sums and copies count as none. That is the
+convention of `torch.utils.flop_counter`, whose registry is asked first, so numbers agree with its
+`FlopCounterMode`. What it leaves out and we have a formula for is counted and told apart (`Flops.beyond`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from whence._torch.operators.decompositions import is_composite
+from whence._torch.operators.schemas import op_name
+from whence._torch.pytrees import tree_flatten, tree_unflatten
+from whence._torch.sizes.symbols import SYMBOLIC, size_at
+from whence.dependence.asking import Failed, attempt
+
+aten = torch.ops.aten
+BUILTIN_KINDS = (BuiltinFunctionType, FunctionType)
+Sizes = Mapping[str, int]
+_MULTIPLIES = ("mm", "conv", "attention", "linalg", "fft", "rnn", "lstm", "gru", "solve", "cholesky", "cdist")
+
+
+@dataclass(frozen=True)
+class Flops:
+    """The FLOPs of one node; `beyond` are those by formulas of our own, `gap` says why they are not known."""
+
+    count: int = 0
+    beyond: int = 0
+    gap: str | None = None
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(gradient, query, key, value))
+
+
+def _matrix_vector(matrix: Any, *_: Any, **__: Any) -> int:
+    return int(2 * matrix[0] * matrix[1])
+
+
+def _added_matrix_vector(_bias: Any, matrix: Any, *_: Any, **__: Any) -> int:
+    return int(2 * matrix[0] * matrix[1])
+
+
+def _inner(left: Any, *_: Any, **__: Any) -> int:
+    return int(2 * left[0])
+
+
+_OWN: Mapping[Any, Callable[..., int]] = {
+    aten.scaled_dot_product_attention: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten.mv: _matrix_vector,
+    aten.addmv: _added_matrix_vector,
+    aten.dot: _inner,
+    aten.vdot: _inner,
+}
+"""Formulas over shapes, as those of PyTorch's registry are."""
+
+
+def flops_of(node: fx.Node, sizes: Sizes) -> Flops:
+    """The FLOPs of a node where open sizes are these numbers."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    args, kwargs = _given(node, sizes)
+    found: Flops | Failed
+    if (formula := _OWN.get(packet)) is not None:
+        found = attempt(lambda: _counted(formula(*_shapes(args))))
+    elif packet in flop_registry:
+        result = _without_memory(node.meta.get("val"), sizes)
+        found = attempt(lambda: Flops(int(flop_registry[packet](*args, **kwargs, out_val=result))))
+    elif is_composite(node.target):
+        found = attempt(lambda: _taken_apart(node.target, args, kwargs))
+    else:
+        return Flops(gap="no formula" if _may_multiply(node.target) else None)
+    return Flops(gap=str(found.error)) if isinstance(found, Failed) else found
+
+
+def _counted(count: int) -> Flops:
+    return Flops(count, beyond=count)
+
+
+def _may_multiply(target: Any) -> bool:
+    """Operators of other libraries, functions over graphs, and those whose names say so."""
+    namespace, _, name = op_name(target).partition(".")
+    if isinstance(target, BUILTIN_KINDS) or namespace in ("getitem", "prims"):
+        return False
+    return namespace != "aten" or any(word in name for word in _MULTIPLIES)
+
+
+def _taken_apart(target: Any, args: Any, kwargs: Any) -> Flops:
+    """What its parts take, as eager takes them apart without gradients, on tensors without memory."""
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        target(*args, **kwargs)
+    return Flops(int(counter.get_total_flops()))
+
+
+def _given(node: fx.Node, sizes: Sizes) -> tuple[Any, Any]:
+    given: Any = fx.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
+    return _without_memory(given, sizes)  # type: ignore[no-any-return]
+
+
+def _without_memory(value: Any, sizes: Sizes) -> Any:
+    leaves, spec = tree_flatten(value)
+    return tree_unflatten([_meta(leaf, sizes) for leaf in leaves], spec)
+
+
+def _meta(value: Any, sizes: Sizes) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty(shape_at(value, sizes), dtype=value.dtype, device="meta")
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return size_at(value, sizes) if isinstance(value, SYMBOLIC) else value
+
+
+def _shapes(args: Any) -> list[Any]:
+    return [value.shape if isinstance(value, Tensor) else value for value in args]
+
+
+def shape_at(tensor: Tensor, sizes: Sizes) -> tuple[int, ...]:
+    """The shape of a fake tensor where open sizes are these numbers."""
+    return tuple(int(size_at(size, sizes)) for size in tensor.shape)
+
+
+def bytes_at(value: Any, sizes: Sizes) -> int:
+    """The bytes of all tensors in a value."""
+    tensors = (leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor))
+    return sum(prod(shape_at(tensor, sizes)) * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,204 @@
+"""One page about a program: what each call holds, costs and keeps for the backward."""
+
+import csv
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from whence.errors import UsageError
+from whence.program import Program
+from whence.program.node_records import origin_of
+from whence.provenance import ModulePath, PathPattern
+from whence.provenance.places import ancestors
+from whence.reports.cost import RECOMPUTED, Cost, cost_of
+from whence.reports.devices import Device
+from whence.reports.memory import Kept, Memory, memory_of
+from whence.reports.modules import FoldedRow, ModuleRow, folded, module_report
+from whence.schema import Phase
+
+_SCALE = (" ", "k", "M", "G", "T", "P")
+_WIDTH = 200
+_KEPT_SHOWN = 5
+_UNSHOWN = "parameter bytes"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The calls of a program in order: operations, parameters, FLOPs by phase, bytes moved and bytes kept.
+
+    Figures include the calls inside. What a call keeps is what recomputing it would save, and its forward
+    FLOPs are what that would cost. `ok` says that every operator's FLOPs are known.
+    """
+
+    program: str
+    rows: tuple[ModuleRow, ...]
+    cost: Cost
+    memory: Memory
+
+    @property
+    def ok(self) -> bool:
+        """Whether no FLOPs are missing."""
+        return not self.cost.gaps
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: rows with their figures, the cost in all, and the memory."""
+        rows = [_plain(row) for row in self.rows]
+        cost = {"gaps": dict(self.cost.gaps), "beyond": dict(self.cost.beyond), "device": self.cost.device}
+        return {"program": self.program, "ok": self.ok, "rows": rows, **cost, "memory": self.memory.to_dict()}
+
+    def to_csv(self) -> str:
+        """A line for each call, unfolded, in plain numbers."""
+        rows = [_plain(row) for row in self.rows]
+        text = StringIO()
+        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+    def to_markdown(self) -> str:
+        """A table with equal neighbours folded."""
+        heads, lines = _cells(self.rows)
+        rule = ["---", "---", *("---:" for _ in heads[2:])]
+        return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *lines))
+
+    def __rich__(self) -> Group:
+        return Group(self.table(), Text("\n".join(["", *self._summary()])))
+
+    def table(self) -> Table:
+        """The calls, equal neighbours folded."""
+        heads, lines = _cells(self.rows)
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for at, head in enumerate(heads):
+            table.add_column(head, justify="left" if at < 2 else "right", no_wrap=True)
+        for line in lines:
+            table.add_row(*map(Text, line))
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=_WIDTH, file=StringIO(), color_system=None)
+        console.print(self)
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.splitlines())
+
+    def _summary(self) -> list[str]:
+        memory = self.memory
+        parts = ", ".join(f"{kind} {scaled(size)}B" for kind, size in sorted(memory.parts.items()) if size)
+        lines = [f"peak {scaled(memory.peak)}B while {memory.at} runs ({memory.where}): {parts}"]
+        alike: dict[tuple[str, ...], list[Kept]] = {}
+        for row in memory.kept:
+            alike.setdefault((row.operation, row.line, str(row.bytes)), []).append(row)
+        largest = sorted(alike.values(), key=lambda rows: -sum(row.bytes for row in rows))
+        lines += [_kept_line(rows) for rows in largest[:_KEPT_SHOWN]]
+        beyond = ", ".join(f"{name} {scaled(count)}" for name, count in self.cost.beyond.items())
+        lines += [f"counted here, and not by torch.utils.flop_counter on a CPU: {beyond}"] if beyond else []
+        lines += [f"FLOPs not known: {gap} (× {count})" for gap, count in self.cost.gaps.items()]
+        return lines
+
+
+def _kept_line(rows: Sequence[Kept]) -> str:
+    first, times = rows[0], f" × {len(rows)}" if len(rows) > 1 else ""
+    place = f"{first.call}{' …' if times else ''}, {first.line}"
+    return f"kept {scaled(first.bytes)}B{times}: {first.operation} in {place}, which {first.reads}"
+
+
+def report_of(
+    program: Program,
+    *,
+    depth: int | None = None,
+    sort: str | None = None,
+    where: str | None = None,
+    device: str | Device | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Report:
+    """`depth` limits how deep rows go, `where` is a pattern of paths, `sort` a figure, the largest first.
+
+    Raises `UsageError` for a figure or a device that there is not, and for sizes that only data decide.
+    """
+    cost, memory = cost_of(program, device, sizes), memory_of(program, sizes)
+    kept = _kept_by_call(program, memory)
+    rows = []
+    for number, row in enumerate(module_report(program).rows):  # in the order of calls
+        if depth is not None and row.depth > depth:
+            continue
+        found = cost.rows[number]
+        figures: dict[str, float] = {"parameter bytes": found.parameter_bytes}
+        for phase in (*map(str, Phase), RECOMPUTED):
+            if phase in cost.total.flops:
+                figures[f"{phase} FLOPs"] = found.flops.get(phase, 0)
+        figures |= {"bytes moved": found.read + found.written, "kept bytes": kept[number]}
+        figures |= {} if found.seconds is None else {"microseconds": round(found.seconds * 1e6, 3)}
+        rows.append(replace(row, figures=tuple(figures.items())))
+    return Report(program.name, tuple(_chosen(rows, sort, where)), cost, memory)
+
+
+def _chosen(rows: list[ModuleRow], sort: str | None, where: str | None) -> list[ModuleRow]:
+    if where is not None:
+        pattern = PathPattern.parse(where)
+        rows = [
+            replace(row, depth=1) for row in rows if row.path and pattern.matches(ModulePath.parse(row.path))
+        ]
+        if not rows:
+            raise UsageError(
+                f"no call fits {where!r}", remedy="give a pattern of module paths, as layers.*.mlp"
+            )
+    if sort is None:
+        return rows
+    names = [name for name, _ in rows[0].figures]
+    if sort not in (*names, "parameters"):
+        raise UsageError(f"there is no figure {sort!r}", remedy=f"sort by parameters, {', '.join(names)}")
+    flat = [replace(row, depth=min(row.depth, 1)) for row in rows]
+    return sorted(flat, key=lambda row: -dict(row.figures).get(sort, row.parameters))
+
+
+def _kept_by_call(program: Program, memory: Memory) -> Counter[int]:
+    found: Counter[int] = Counter()
+    calls = program.calls
+    for row in memory.kept:
+        place = calls.number(origin_of(program.node(row.node)).place)
+        for number in {*ancestors(calls.parents, place), 0}:
+            found[number] += row.bytes
+    return found
+
+
+def _plain(row: ModuleRow) -> dict[str, Any]:
+    held = {"path": row.path, "index": row.index, "type": row.type, "depth": row.depth}
+    counts = {"forward": row.forward, "backward": row.backward, "parameters": row.parameters}
+    return {**held, **counts, **{name.replace(" ", "_").lower(): value for name, value in row.figures}}
+
+
+def _cells(rows: Sequence[ModuleRow]) -> tuple[list[str], list[list[str]]]:
+    names = [name for name, _ in rows[0].figures if name != _UNSHOWN]
+    heads = ["module call", "class", "forward", "backward", "parameters", *names]
+    lines = []
+    for shown in folded(tuple(rows)):
+        row, named = shown.row, dict(shown.row.figures)
+        figures = [scaled(value) if value else "" for value in map(named.__getitem__, names)]
+        counts = [f"{count:,}" if count else "" for count in (row.forward, row.backward, row.parameters)]
+        lines.append([label(shown), row.type if row.depth else "", *counts, *figures])
+    return heads, lines
+
+
+def label(shown: FoldedRow) -> str:
+    """A call as a row of a tree names it; equal neighbours are one row."""
+    row = shown.row
+    if row.depth == 0:
+        return "(program)"
+    name = row.path or "(root)"
+    called = f"{name}@{row.index}" if row.index else name
+    several = f" … {shown.last.rpartition('.')[2]}  × {shown.times}" if shown.times > 1 else ""
+    return "  " * (row.depth - 1) + called + several
+
+
+def scaled(value: float) -> str:
+    """Three digits and a power of a thousand: `1.23 M`."""
+    for unit in _SCALE:
+        if abs(value) < 999.5 or unit == _SCALE[-1]:
+            return f"{value:.3g} {unit}".replace("  ", " ")
+        value /= 1000
+    return str(value)

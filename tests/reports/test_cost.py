@@ -1,0 +1,119 @@
+"""FLOPs are those that PyTorch counts while eager runs, and sums are right whichever way one adds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import whence
+from tests.models import case
+from whence.reports.devices import Device
+
+X = torch.randn(6, 4)
+MODELS = ("llama", "gpt2", "t5", "mixtral", "vit", "resnet")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_of_a_training_step_are_those_of_the_flop_counter(name: str) -> None:
+    """But for attention on a CPU, which that counter leaves out: `beyond` says how much that is."""
+    found = case(name)
+    model, args, kwargs = found.make()
+    cost = whence.capture(model, args, kwargs, backward=found.loss).cost()
+    with FlopCounterMode(display=False) as counter:
+        found.loss(model(*args, **kwargs)).backward()
+    assert cost.total.total_flops - sum(cost.beyond.values()) == counter.get_total_flops()
+    assert all("attention" in name for name in cost.beyond)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "resnet"])
+def test_flops_of_a_forward_are_those_of_the_flop_counter(name: str) -> None:
+    """Composites count as what eager makes of them."""
+    model, args, kwargs = case(name).make()
+    cost = whence.capture(model, args, kwargs).cost()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(*args, **kwargs)
+    assert cost.total.total_flops - sum(cost.beyond.values()) == counter.get_total_flops()
+    assert set(cost.total.flops) == {"forward"}
+
+
+def test_rows_add_up() -> None:
+    """A call has what is in it and in the calls inside it; shared weights are counted once in all."""
+    found = case("llama")
+    model, args, kwargs = found.make()
+    program = whence.capture(model, args, kwargs, backward=found.loss)
+    cost = program.cost()
+    assert cost.total.total_flops == sum(node.flops for node in cost.nodes)
+    assert cost.total.read == sum(node.read for node in cost.nodes)
+    assert cost.total.parameters == sum(held.numel() for held in model.parameters())
+    assert cost.total.parameter_bytes == 4 * cost.total.parameters
+    one = next(row for row in cost.rows if row.path == "model.layers.0")
+    inside = [
+        row for row in cost.rows if row.path.startswith("model.layers.0.") and row.depth == one.depth + 1
+    ]
+    assert one.total_flops == sum(row.total_flops for row in inside)
+    assert one.intensity == one.total_flops / (one.read + one.written)
+
+
+def test_tied_weights_count_once() -> None:
+    """In the program, and in each call that reads them."""
+    left, right = nn.Linear(4, 4), nn.Linear(4, 4)
+    right.weight = left.weight
+    rows = whence.capture(nn.Sequential(left, right), (X,)).cost().rows
+    assert [(row.path, row.parameters) for row in rows] == [("", 24), ("", 24), ("0", 20), ("1", 20)]
+
+
+def test_recomputation_and_optimizer_are_phases_of_their_own() -> None:
+    """A checkpoint computes its products once more."""
+    found = case("checkpoint")
+    model, args, kwargs = found.make()
+    flops = whence.capture(model, args, kwargs, backward=found.loss).cost().total.flops
+    assert 0 < flops["recomputed"] <= flops["forward"] < flops["backward"]
+    linear = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(linear.parameters())
+
+    def step(x: torch.Tensor) -> None:
+        linear(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    cost = whence.capture_step(step, (X,), model=linear, optimizer=optimizer).cost()
+    assert cost.total.flops == {"forward": 2 * 6 * 4, "backward": 2 * 6 * 4}
+    assert any(node.phase == "optimizer" and node.written for node in cost.nodes)
+
+
+def test_what_has_no_formula_is_a_gap() -> None:
+    """Named with how often it occurs; it counts as none."""
+    cost = whence.capture(lambda x: torch.linalg.inv(x.T @ x), (X,)).cost()
+    assert cost.total.total_flops == 2 * 4 * 6 * 4
+    assert cost.gaps["aten.linalg_inv_ex.default: no formula"] == 1
+    x = X.clone().requires_grad_()
+    vector = whence.capture(lambda x: x @ x[0], (x,), backward=lambda y: y.sum()).cost()
+    assert vector.beyond["aten.mv.default"] == 2 * (2 * 6 * 4)
+
+
+def test_open_sizes_are_those_that_are_given() -> None:
+    """As if captured at that size; the example's where none is given."""
+    model, batch = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.export.Dim("batch")
+    program = whence.capture(model, (X,), dynamic_shapes=({0: batch},))
+    wider = whence.capture(model, (torch.randn(10, 4),))
+    assert program.cost().rows == whence.capture(model, (X,)).cost().rows
+    assert program.cost(sizes={"batch": 10}).rows == wider.cost().rows
+    assert program.memory(sizes={"batch": 10}).peak == wider.memory().peak
+    masked = whence.capture(lambda x: x[x > 0] * 2, (X,))
+    with pytest.raises(whence.UsageError, match="is decided by data"):
+        masked.cost()
+
+
+def test_time_is_that_of_a_roofline() -> None:
+    """Products at the peak, copies at the bandwidth; a device is named, or described."""
+    program = whence.capture(nn.Linear(4, 4, bias=False), (X,))
+    moved = 4 * (6 * 4 + 4 * 4 + 6 * 4)
+    slow = Device("slow", {"float32": 1.0}, bandwidth=1e12)
+    assert program.cost(slow).total.seconds == 2 * 6 * 4 * 4
+    assert program.cost(Device("narrow", {"float32": 1e12}, 1.0)).total.seconds == moved
+    assert program.cost("h100").to_dict()["device"] == "h100"
+    assert program.cost().total.seconds is None
+    with pytest.raises(whence.UsageError, match="no peaks are listed for 'abacus'"):
+        program.cost("abacus")

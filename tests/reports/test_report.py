@@ -1,0 +1,81 @@
+"""A report is a table that a person reads, and the same figures as data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import whence
+from whence.reports.report import scaled
+
+X = torch.randn(6, 4)
+
+
+def model_of_blocks() -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(4)), nn.Linear(4, 1))
+
+
+def report_of(**options: object) -> whence.Report:
+    program = whence.capture(model_of_blocks(), (X,), backward=lambda y: y.sum())
+    return program.report(**options)  # type: ignore[arg-type]
+
+
+def test_page() -> None:
+    """Equal neighbours are one row."""
+    table = [line.split() for line in str(report_of(depth=2)).partition("\n\n")[0].splitlines()]
+    expected = (
+        "(program) 19 48 85 816 1.44 k 5.72 k 384",
+        "(root) Sequential 18 46 85 816 1.44 k 5.69 k 384",
+        "0 Sequential 4 8 20 192 192 1.12 k 96",
+        "1 … 3 × 3 Sequential 4 10 20 192 384 1.38 k 96",
+        "4 Linear 2 8 5 48 96 440",
+    )
+    assert [" ".join(line) for line in table[1:]] == [*expected]
+
+
+def test_summary_names_the_peak_and_what_is_kept() -> None:
+    """The largest first, equal ones together."""
+    text = str(report_of()).partition("\n\n")[2]
+    assert text.startswith("peak ")
+    assert " × 4: aten.relu.default in " in text
+
+
+def test_data_and_tables_hold_the_same() -> None:
+    """As plain data, CSV and Markdown."""
+    report = report_of()
+    data = json.loads(json.dumps(report.to_dict()))
+    assert data["ok"] is report.ok is True
+    lines = report.to_csv().splitlines()
+    assert len(lines) == 1 + len(data["rows"])
+    assert lines[0].split(",") == list(data["rows"][0])
+    assert report.to_markdown().splitlines()[1].startswith("| --- | --- | ---: |")
+
+
+def test_rows_are_chosen_and_sorted() -> None:
+    """By depth, by a pattern of paths, and by a figure."""
+    assert {row.depth for row in report_of(depth=1).rows} == {0, 1}
+    assert [row.path for row in report_of(where="*.0").rows] == ["0.0", "1.0", "2.0", "3.0"]
+    figures = [dict(row.figures)["kept bytes"] for row in report_of(sort="kept bytes").rows]
+    assert figures == sorted(figures, reverse=True)
+    with pytest.raises(whence.UsageError, match="there is no figure 'joy'"):
+        report_of(sort="joy")
+    with pytest.raises(whence.UsageError, match="no call fits"):
+        report_of(where="nowhere")
+
+
+def test_missing_flops_are_said() -> None:
+    """A report with a gap is not ok, and ends with it."""
+    program = whence.capture(lambda x: torch.linalg.inv(x.T @ x), (X,))
+    assert not program.report().ok
+    assert "FLOPs not known: aten.linalg_inv" in str(program.report())
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 "), (999, "999 "), (1000, "1 k"), (1234567, "1.23 M"), (9.996e8, "1 G")]
+)
+def test_numbers_have_three_digits(number: float, text: str) -> None:
+    """And a power of a thousand."""
+    assert scaled(number) == text
