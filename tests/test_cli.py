@@ -216,3 +216,12 @@ def test_report_as_json_and_what_it_refuses(capsys: pytest.CaptureFixture[str]) 
     assert data["rows"][0]["forward_flops"] > 0
     assert main(["report", TINY_BERT, "--device", "abacus"]) == USAGE
     assert "abacus" in capsys.readouterr().err
+
+
+def test_diff_says_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing between a model and itself; another width is everywhere."""
+    assert main(["diff", TINY_BERT, TINY_BERT, "--forward"]) == OK
+    assert capsys.readouterr().out.strip() == "the same calls, operations and signature"
+    wider = TINY_BERT.replace("intermediate_size=64", "intermediate_size=48")
+    assert main(["diff", TINY_BERT, wider, "--forward", "--json"]) == FAILED
+    assert json.loads(capsys.readouterr().out)["rows"]

@@ -29,6 +29,7 @@ from whence.program.guards.rows import Violation
 from whence.program.state import view_faults, with_state
 from whence.reports.cost import Cost, cost_of
 from whence.reports.devices import Device
+from whence.reports.diff import Diff, diff_of
 from whence.reports.memory import Memory, memory_of
 from whence.reports.report import Report, report_of
 from whence.rewriting import Edit, GraphPass, Pass
@@ -290,6 +291,14 @@ class Program(_Program):
         FLOPs", "kept bytes", …), the largest first. Raises what `cost` raises.
         """
         return report_of(self, depth=depth, sort=sort, where=where, device=device, sizes=sizes)
+
+    def diff(self, other: _Program) -> Diff:
+        """What differs from this program to another, by provenance: calls, operations, shapes, signature.
+
+        Operations are compared within their call and phase, by operator and by what they make; layers that
+        changed alike are told once. `ok` where nothing differs. Neither runs.
+        """
+        return diff_of(self, other)
 
     def _checks(self, model: object) -> Check:
         return partial(_checked, self, model)

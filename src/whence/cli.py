@@ -89,6 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--format", choices=("table", "markdown", "csv"), default="table", help="how it is printed"
     )
+    diff = _command(commands, "diff", _diff, "say what differs between the programs of two models")
+    diff.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    diff.add_argument("other", metavar="OTHER", help="the model that it is compared with")
+    diff.add_argument("--forward", action="store_true", help="compare the forward only")
     verify = _command(commands, "verify", _verify, "compare the captured program with eager, bit for bit")
     verify.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     verify.add_argument(
@@ -107,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--guards", action="store_true", help="list everything that the capture relied on")
     doctor = _command(commands, "doctor", _doctor, "say what is installed, and whether it is as expected")
-    for command in (demo, show, report, verify, check, doctor):
+    for command in (demo, show, report, diff, verify, check, doctor):
         command.add_argument("--json", action="store_true", help="print plain data")
     return parser
 
@@ -167,6 +171,16 @@ def _report(options: argparse.Namespace, console: Console) -> int:
     else:
         console.print(report)
     return OK
+
+
+def _diff(options: argparse.Namespace, console: Console) -> int:
+    names = (options.model, options.other)
+    before, after = (_captured(_built(name), backward=not options.forward) for name in names)
+    found = before.diff(after)
+    if options.json:
+        return _print_json(console, found.to_dict(), found.ok)
+    console.print(str(found), markup=False)
+    return OK if found.ok else FAILED
 
 
 def _show_selection(program: Program, options: argparse.Namespace, console: Console) -> int:

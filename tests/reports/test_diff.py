@@ -1,0 +1,85 @@
+"""A difference of two programs names calls, operations and shapes, and what is alike once."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import nn
+
+import whence
+from tests.models import case
+from whence.rewriting import CommonSubexpressions
+
+X = torch.randn(6, 4)
+aten = torch.ops.aten
+
+
+def blocks(activation: type[nn.Module] = nn.ReLU, count: int = 3) -> whence.Program:
+    """Equal blocks, one after another."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), activation()) for _ in range(count)))
+    return whence.capture(model, (X,), backward=lambda y: y.sum())
+
+
+def test_programs_of_one_model_do_not_differ() -> None:
+    """Also where they were captured twice, with equal layers run instead of replayed."""
+    model, args, kwargs = case("llama").make()
+    first, second = (whence.capture(model, args, kwargs, reuse=reuse) for reuse in (True, False))
+    found = first.diff(second)
+    assert found.ok
+    assert str(found) == "the same calls, operations and signature"
+
+
+def test_another_activation_is_told_once() -> None:
+    """Three calls of another class, three that compute otherwise, forward and backward."""
+    found = blocks().diff(blocks(nn.Tanh))
+    assert found.retyped == tuple((f"{n}.1", "ReLU", "Tanh") for n in range(3))
+    assert [(change.calls, change.phase) for change in found.rows] == [
+        (("0.1", "1.1", "2.1"), "forward"),
+        (("2.1", "1.1", "0.1"), "backward"),
+    ]
+    forward = found.rows[0]
+    assert forward.added == ((("aten.tanh.default", "f32[6, 4]"), 1),)
+    assert "0.1 … 2.1 (× 3), forward\n  + aten.tanh.default f32[6, 4]\n  - aten.relu" in str(found)
+
+
+def test_calls_that_came_and_went() -> None:
+    """With their weights."""
+    found = blocks().diff(blocks(count=2))
+    assert found.gone == ("2", "2.0", "2.1") and found.appeared == ()
+    assert "- 2.0.weight: f32[4, 4]" in found.inputs
+    assert any("gradient 2.0.weight" in row for row in found.outputs)
+    assert blocks(count=2).diff(blocks()).appeared == found.gone
+
+
+def test_shapes_and_dtypes_are_differences() -> None:
+    """The same operators, another batch or another dtype."""
+    model = nn.Linear(4, 4)
+    program = whence.capture(model, (X,))
+    found = program.diff(whence.capture(model, (X[:2],)))
+    assert found.inputs == ("+ args[0]: f32[2, 4]", "- args[0]: f32[6, 4]")
+    double = whence.capture(nn.Linear(4, 4).double(), (X.double(),))
+    assert program.diff(double).rows[0].added == ((("aten.linear.default", "f64[6, 4]"), 1),)
+
+
+def test_what_a_pass_moved() -> None:
+    """Of two equal operations one is left: the other call has none any more."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Tanh(), nn.Tanh()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.left(x) + self.right(x)
+
+    program = whence.capture(Twice(), (X,))
+    found = program.diff(program.apply(CommonSubexpressions()))
+    (row,) = found.rows
+    assert row.calls == ("right",) and row.removed == ((("aten.tanh.default", "f32[6, 4]"), 1),)
+    with program.track("swapped") as edit:
+        left, right = (edit.node(node.name) for node in program.select("** :: aten.tanh"))
+        left.target = aten.sin.default
+        right.target = aten.sin.default
+    swapped = program.diff(edit.program)
+    assert len(swapped.rows) == 2 and json.dumps(swapped.to_dict())
