@@ -1,5 +1,6 @@
 """A captured program with everything that can be asked of it, and how it is captured."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
@@ -31,6 +32,7 @@ from whence.reports.cost import Cost, cost_of
 from whence.reports.devices import Device
 from whence.reports.diff import Diff, diff_of
 from whence.reports.memory import Memory, memory_of
+from whence.reports.plain import plain
 from whence.reports.report import Report, report_of
 from whence.rewriting import Edit, GraphPass, Pass
 from whence.tracing.options import option_faults
@@ -299,6 +301,14 @@ class Program(_Program):
         changed alike are told once. `ok` where nothing differs. Neither runs.
         """
         return diff_of(self, other)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Signature, calls, nodes, origins and guards as plain data, in the form of `docs/schema.md`."""
+        return plain(self)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
     def _checks(self, model: object) -> Check:
         return partial(_checked, self, model)

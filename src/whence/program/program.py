@@ -165,7 +165,8 @@ class Program:
         """The nodes that fit `path :: operation :: phase`, each part a glob and each but one optional.
 
         A path fits a node when it fits the call that made the node or any module above it, so
-        `layers.*.self_attn` includes what its projections do. Raises `SelectionError` when nothing fits.
+        `layers.*.self_attn` includes what its projections do. `lin@1` is the second call of a module alone,
+        and `type=Linear` stands for all modules of a class. Raises `SelectionError` when nothing fits.
         """
         return select(list(self.nodes()), self.calls, pattern)
 

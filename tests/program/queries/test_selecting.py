@@ -1,5 +1,6 @@
 import pytest
-from torch import fx
+import torch
+from torch import fx, nn
 
 import whence
 from tests.program.small import counted_program, sine_loss, stack_program
@@ -164,3 +165,26 @@ def test_selection_error_is_a_lookup_error(forward: whence.Program) -> None:
     """Code that expects Python's own error for something not found keeps working."""
     with pytest.raises(LookupError):
         forward.select("nowhere")
+
+
+def test_calls_by_number_and_class() -> None:
+    """`lin@1` is the second call of a module alone, `type=` a glob over classes of modules."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.act = nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.act(self.lin(self.lin(x)))
+            return result
+
+    program = whence.capture(Twice(), (torch.randn(2, 4),))
+    linears = program.select("type=Linear")
+    assert [str(program.where(node).place) for node in linears] == ["lin", "lin@1", "act.1"]
+    assert program.select("lin@0") + program.select("lin@1") == program.select("lin") == linears[:2]
+    assert program.select("type=Seq* :: aten.linear") == linears[2:]
+    with pytest.raises(whence.SelectionError, match="no number of a call"):
+        program.select("lin@last")
+    with pytest.raises(whence.SelectionError, match="no module fits"):
+        program.select("type=Conv2d")

@@ -9,22 +9,28 @@ from torch import fx
 
 from whence._torch.operators.schemas import op_name
 from whence.errors import SelectionError
-from whence.program.calls import Calls
+from whence.program.calls import Call, Calls
 from whence.program.node_records import origin_of
-from whence.provenance import ModulePath, PathPattern
+from whence.provenance import CallSite, ModulePath, PathPattern
 from whence.schema import Phase
 
 SEPARATOR = "::"
+TYPE = "type="
 NOT_OPERATIONS = frozenset({"placeholder", "output"})
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A parsed pattern; None leaves that part open."""
+    """A parsed pattern; None leaves that part open.
+
+    `index` is which call of a module (`lin@1` is the second), `type` a glob over the classes of modules.
+    """
 
     path: PathPattern | None
     operation: str | None
     phase: Phase | None
+    index: int | None = None
+    type: str | None = None
 
 
 def parse(pattern: str) -> Selection:
@@ -37,10 +43,16 @@ def parse(pattern: str) -> Selection:
     path, operation, phase = [*parts, "", ""][:3]
     if phase and phase not in set(Phase):
         raise SelectionError(f"{phase!r} is not a phase", remedy=f"the phases are {', '.join(Phase)}")
+    kind = path.removeprefix(TYPE) if path.startswith(TYPE) else None
+    path, _, index = ("" if kind else path).partition("@")
+    if index and not index.isdigit():
+        raise SelectionError(f"{index!r} is no number of a call", remedy="write path@0 for the first call")
     return Selection(
         PathPattern.parse(path) if path and path != "**" else None,
         operation if operation and operation != "*" else None,
         Phase(phase) if phase else None,
+        int(index) if index else None,
+        kind,
     )
 
 
@@ -48,7 +60,7 @@ def select(nodes: Sequence[fx.Node], calls: Calls, pattern: str) -> list[fx.Node
     """The operations among `nodes` that fit; raises `SelectionError` naming near misses when none does."""
     wanted = parse(pattern)
     operations = [node for node in nodes if node.op not in NOT_OPERATIONS]
-    fits_path = _path_test(wanted.path, calls)
+    fits_path = _path_test(wanted, calls)
     by_path = [node for node in operations if fits_path(node)]
     if not by_path:
         raise SelectionError(f"no module fits {pattern!r}", remedy=near_paths(pattern, calls))
@@ -72,14 +84,24 @@ def _is_operation(node: fx.Node, operation: str) -> bool:
     return any(fnmatchcase(spelling, operation) for spelling in (name, name.rpartition(".")[0]))
 
 
-def _path_test(pattern: PathPattern | None, calls: Calls) -> Callable[[fx.Node], bool]:
-    if pattern is None:
+def _path_test(wanted: Selection, calls: Calls) -> Callable[[fx.Node], bool]:
+    if (wanted.path, wanted.index, wanted.type) == (None, None, None):
         return lambda _node: True
-    sites = {
-        (call.site.path, call.site.index): any(map(pattern.matches, _paths_above(call.number, calls)))
-        for call in calls
-    }
+    sites = {(call.site.path, call.site.index): _fits(wanted, call, calls) for call in calls}
     return lambda node: any(sites.get((site.path, site.index), False) for site in origin_of(node).calls)
+
+
+def _fits(wanted: Selection, call: Call, calls: Calls) -> bool:
+    """Whether a call, or one above it, is meant; a path may be that of a container, which nobody calls."""
+    if wanted.index is None and wanted.path is not None:
+        return any(map(wanted.path.matches, _paths_above(call.number, calls)))
+    return any(_is_meant(wanted, caller.site) for caller in calls.chain(call))
+
+
+def _is_meant(wanted: Selection, site: CallSite) -> bool:
+    if wanted.type is not None:
+        return fnmatchcase(site.type, wanted.type)
+    return site.index == wanted.index and (wanted.path is None or wanted.path.matches(site.path))
 
 
 def _paths_above(number: int, calls: Calls) -> Iterable[ModulePath]:

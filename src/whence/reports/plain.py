@@ -1,0 +1,140 @@
+"""A program as plain data: signature, calls, nodes and origins, for other tools; `SCHEMA` is its version.
+
+The keys are listed in `docs/schema.md`. Numbers, texts, truths and None are themselves; everything else is an
+object with one key that says what it is: `{"node": "relu"}`, `{"dtype": "float32"}`, `{"size": "2*batch"}`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.graphs import nested_graph
+from whence._torch.operators.schemas import op_name
+from whence._torch.sizes.symbols import SYMBOLIC, spelled
+from whence.program import Absent, Call, Constant, Input, Named, Output, Program, Structure
+from whence.program.node_records import origin_of, record_of
+
+SCHEMA = 1
+_NAMED = {torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "format"}
+
+
+def plain(program: Program) -> dict[str, Any]:
+    """Everything that a program says about its graph; tensors themselves are not in it."""
+    return {
+        "schema": SCHEMA,
+        "name": program.name,
+        "torch": torch.__version__,
+        "inputs": [_input(row) for row in program.signature.inputs],
+        "attributes": [_input(row) for row in program.signature.attributes],
+        "outputs": [_output(row) for row in program.signature.outputs],
+        "calls": [_call(call) for call in program.calls.rows],
+        "nodes": [_node(node) for node in program.graph.nodes],
+        "guards": program.guards.to_dict(),
+    }
+
+
+def _input(row: Input) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "kind": row.kind.value,
+        "path": row.path,
+        "aliases": list(row.aliases),
+        "of": row.of,
+        "value": value_of(row.value),
+        "part": None if row.part is None else str(row.part),
+    }
+
+
+def _output(row: Output) -> dict[str, Any]:
+    held = {"node": row.node} if row.node is not None else {"value": value_of(row.value)}
+    return {"name": row.name, "kind": row.kind.value, "path": row.path, "of": row.of, **held}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {
+        "number": call.number,
+        "path": str(call.site.path),
+        "index": call.site.index,
+        "type": call.site.type,
+        "parent": None if call.number == 0 else call.parent,
+        "inputs": _leaves(call.inputs),
+        "outputs": _leaves(call.outputs),
+    }
+
+
+def _leaves(structure: Structure | None) -> list[Any] | None:
+    return None if structure is None else [_leaf(leaf) for leaf in structure.leaves]
+
+
+def _leaf(leaf: Named | Constant | Absent) -> Any:
+    match leaf:
+        case Named(name):
+            return {"node": name}
+        case Constant(value):
+            return value_of(value)
+        case Absent(reason):
+            return {"absent": reason}
+
+
+def _node(node: fx.Node) -> dict[str, Any]:
+    inner = nested_graph(node)
+    return {
+        "name": node.name,
+        "op": node.op,
+        "target": op_name(node.target) if node.op == "call_function" else str(node.target),
+        "args": value_of(node.args),
+        "kwargs": value_of(node.kwargs),
+        "value": value_of(node.meta.get("val")),
+        "origin": _origin(node),
+        **({} if inner is None else {"graph": [_node(each) for each in inner.graph.nodes]}),
+    }
+
+
+def _origin(node: fx.Node) -> dict[str, Any]:
+    origin, adjoint = origin_of(node), record_of(node).adjoint
+    return {
+        "phase": origin.phase.value,
+        "quality": origin.quality.value,
+        "calls": [str(call) for call in origin.calls],
+        "place": None if origin.place is None else str(origin.place),
+        "source": None if origin.source is None else str(origin.source),
+        "forward": origin.forward,
+        "recomputed": origin.recomputed,
+        "passes": list(origin.passes),
+        "gradient": None if adjoint is None else adjoint.total,
+    }
+
+
+def value_of(value: Any) -> Any:
+    """An argument, or what a value is, as plain data."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"number": str(value)}  # which JSON has no word for
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, fx.Node):
+        return {"node": value.name}
+    if isinstance(value, Tensor):
+        return {"tensor": _tensor(value)}
+    if isinstance(value, SYMBOLIC):
+        return {"size": spelled(value)}
+    if isinstance(value, Mapping):
+        return {"mapping": {str(key): value_of(held) for key, held in value.items()}}
+    if isinstance(value, slice):
+        return {"slice": [value_of(part) for part in (value.start, value.stop, value.step)]}
+    if isinstance(value, Sequence):
+        return [value_of(item) for item in value]
+    kind = next((name for kind, name in _NAMED.items() if isinstance(value, kind)), "text")
+    return {kind: str(value).removeprefix("torch.")}
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    strided = tensor.layout is torch.strided
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": [value_of(size) for size in tensor.shape],
+        "strides": [value_of(size) for size in tensor.stride()] if strided else None,
+        "device": str(tensor.device),
+    }
