@@ -23,7 +23,7 @@ Bag = Mapping[tuple[str, str], Counter[Operation]]
 
 
 @dataclass(frozen=True)
-class Change:
+class CallChange:
     """What one call, or several alike, do otherwise in one phase.
 
     `calls` are call sites; the empty one is the program itself. `added` and `removed` are operations with how
@@ -56,7 +56,7 @@ class Diff:
     appeared: tuple[str, ...]
     gone: tuple[str, ...]
     retyped: tuple[tuple[str, str, str], ...]
-    rows: tuple[Change, ...]
+    rows: tuple[CallChange, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -108,7 +108,7 @@ def _bag(program: Program) -> dict[tuple[str, str], Counter[Operation]]:
     return found
 
 
-def _changes(before: Bag, after: Bag) -> Iterator[Change]:
+def _changes(before: Bag, after: Bag) -> Iterator[CallChange]:
     more = {at: after.get(at, Counter()) - before.get(at, Counter()) for at in (*before, *after)}
     less = {at: before.get(at, Counter()) - after.get(at, Counter()) for at in (*before, *after)}
     moved = sum(more.values(), Counter[Operation]()) & sum(less.values(), Counter[Operation]())
@@ -117,19 +117,19 @@ def _changes(before: Bag, after: Bag) -> Iterator[Change]:
         added, removed = more[at] - both, less[at] - both
         if added or removed or both:
             rows = (tuple(sorted(bag.items())) for bag in (added, removed, both))
-            yield Change((at[0],), at[1], *rows)
+            yield CallChange((at[0],), at[1], *rows)
 
 
-def _folded(changes: list[Change]) -> Iterator[Change]:
+def _folded(changes: list[CallChange]) -> Iterator[CallChange]:
     """Changes that are alike as one, where the first of them stands."""
-    groups: dict[Any, list[Change]] = {}
+    groups: dict[Any, list[CallChange]] = {}
     for change in changes:
         key = (re.sub(r"\d+", "*", change.calls[0]), change.phase, change.added, change.removed, change.moved)
         groups.setdefault(key, []).append(change)
     for group in groups.values():
         first = group[0]
         calls = tuple(change.calls[0] for change in group)
-        yield Change(calls, first.phase, first.added, first.removed, first.moved)
+        yield CallChange(calls, first.phase, first.added, first.removed, first.moved)
 
 
 def _inputs(program: Program) -> list[str]:
