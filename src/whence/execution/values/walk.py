@@ -29,8 +29,8 @@ def walk(
 
     A value goes after its last use, unless it is among `keep`. `inputs` gives each placeholder its value by
     name; a tangent that is not there is one everywhere, as of a sum. `patches` come after the node of that
-    name. A joint program or a step runs without gradients, which its graph holds; a forward program in the
-    caller's mode.
+    name. A forward program runs in the caller's grad mode. The graph of a joint program or a step holds the
+    gradients, so it runs on tensors that require none, in the mode that it was captured in: some kernels ask.
     """
     values: dict[str, Any] = {}
     last = _last_uses(program.graph)
@@ -65,7 +65,7 @@ def _value(program: Program, node: fx.Node, inputs: Mapping[str, Any], values: M
 
 
 def _mode(program: Program) -> AbstractContextManager[Any]:
-    return torch.no_grad() if _holds_gradients(program) else nullcontext()
+    return torch.enable_grad() if _holds_gradients(program) else nullcontext()
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[str]]:
