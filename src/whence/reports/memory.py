@@ -30,6 +30,12 @@ _KINDS = {
 _SHARING = (torch.ops.aten._unsafe_view.default,)
 """Operators whose schema does not say that their result lies where their argument does."""
 
+_LIKE = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_zeros", "new_empty")
+)
+"""Operators that read no value, but how large it is."""
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -173,7 +179,7 @@ def _kept(storages: Storages) -> Iterator[Kept]:
     seen: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
     for node in storages.nodes:
         is_backward = node.op == "call_function" and origin_of(node).phase is Phase.BACKWARD
-        if not is_backward or node.name == program.facts.seed:
+        if not is_backward or getattr(node.target, "overloadpacket", None) in _LIKE:
             continue
         for source in node.all_input_nodes:
             for base in storages.bases[source]:
