@@ -23,7 +23,8 @@ from whence.execution.verify import Verification
 from whence.models import NamedModel, load
 from whence.program.queries.printing import line
 from whence.reports.modules import ModuleReport, ModuleRow, folded, module_report
-from whence.reports.report import label, scaled
+from whence.reports.numbers import scaled
+from whence.reports.report import label
 
 OK, FAILED, USAGE = 0, 1, 2
 PIPED_WIDTH = 200

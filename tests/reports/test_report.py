@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import whence
-from whence.reports.report import scaled
 
 X = torch.randn(6, 4)
 
@@ -66,16 +65,23 @@ def test_rows_are_chosen_and_sorted() -> None:
         report_of(where="nowhere")
 
 
+def test_parts_are_short_where_they_are_printed() -> None:
+    """What a console shows of them is a line or a few."""
+    program = whence.capture(model_of_blocks(), (X,), backward=lambda y: y.sum())
+    cost, memory = program.cost("h100"), program.memory()
+    assert str(cost).startswith("forward 816 FLOPs, backward 1.44 kFLOPs; read ")
+    assert str(cost).endswith(" s on h100")
+    assert [repr(cost), repr(memory)] == [
+        "<Cost: 2.26 kFLOPs, 5.72 kB moved>",
+        "<Memory: 384 B kept, peak 1.06 kB>",
+    ]
+    assert str(memory).startswith("peak 1.06 kB while ")
+    assert repr(program.report()) == "<Report on Sequential: 15 calls>"
+    assert repr(program.diff(program)) == "<Diff: 0 calls came, went or changed class, 0 do otherwise>"
+
+
 def test_missing_flops_are_said() -> None:
     """A report with a gap is not ok, and ends with it."""
     program = whence.capture(lambda x: torch.linalg.inv(x.T @ x), (X,))
     assert not program.report().ok
     assert "FLOPs not known: aten.linalg_inv" in str(program.report())
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(0, "0 "), (999, "999 "), (1000, "1 k"), (1234567, "1.23 M"), (9.996e8, "1 G")]
-)
-def test_numbers_have_three_digits(number: float, text: str) -> None:
-    """And a power of a thousand."""
-    assert scaled(number) == text

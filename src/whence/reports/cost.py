@@ -16,6 +16,7 @@ from whence.program.node_records import origin_of
 from whence.provenance.places import ancestors
 from whence.reports.devices import Device, device_of
 from whence.reports.flops import bytes_at, flops_of
+from whence.reports.numbers import scaled
 from whence.schema import InputKind, Phase
 
 RECOMPUTED = "recomputed"
@@ -70,7 +71,7 @@ class CallCost:
         return {**asdict(self), "flops": dict(self.flops), "intensity": self.intensity}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cost:
     """What a program costs: a row for each call, callers before what they call; the first is the program.
 
@@ -93,6 +94,26 @@ class Cost:
         """Plain data."""
         rows = [row.to_dict() for row in self.rows]
         return {"rows": rows, "gaps": dict(self.gaps), "beyond": dict(self.beyond), "device": self.device}
+
+    def __repr__(self) -> str:
+        moved = scaled(self.total.read + self.total.written)
+        return f"<Cost: {scaled(self.total.total_flops)}FLOPs, {moved}B moved>"
+
+    def __str__(self) -> str:
+        """FLOPs by phase, bytes moved, and what the numbers leave out; `program.report()` has the calls."""
+        phases = ", ".join(f"{phase} {scaled(count)}FLOPs" for phase, count in self.total.flops.items())
+        moved = f"read {scaled(self.total.read)}B, written {scaled(self.total.written)}B"
+        seconds = (
+            "" if self.total.seconds is None else f", at least {self.total.seconds:.3g} s on {self.device}"
+        )
+        return f"{phases or 'no FLOPs'}; {moved}{seconds}\n{self.notes()}".rstrip()
+
+    def notes(self) -> str:
+        """What is counted beyond PyTorch's counter, and what is not known."""
+        beyond = ", ".join(f"{name} {scaled(count)}" for name, count in self.beyond.items())
+        lines = [f"counted here, and not by torch.utils.flop_counter on a CPU: {beyond}"] if beyond else []
+        lines += [f"FLOPs not known: {gap} (× {count})" for gap, count in self.gaps.items()]
+        return "\n".join(lines)
 
 
 def cost_of(

@@ -44,7 +44,7 @@ class CallChange:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diff:
     """The differences between two programs.
 
@@ -68,6 +68,10 @@ class Diff:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"ok": self.ok, **asdict(self)}
+
+    def __repr__(self) -> str:
+        calls = len(self.appeared) + len(self.gone) + len(self.retyped)
+        return f"<Diff: {calls:,} calls came, went or changed class, {len(self.rows):,} do otherwise>"
 
     def __str__(self) -> str:
         if self.ok:

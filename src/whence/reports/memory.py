@@ -6,7 +6,7 @@ the program's own order, in which each operation has its result beside its argum
 themselves meanwhile, and what an allocator rounds up, is not known here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from whence._torch.operators.schemas import op_name, traits
 from whence.program import Program
 from whence.program.node_records import origin_of, place_of
 from whence.reports.flops import bytes_at
+from whence.reports.numbers import scaled
 from whence.schema import InputKind, OutputKind, Phase
 
 _KINDS = {
@@ -27,6 +28,7 @@ _KINDS = {
     InputKind.OPTIMIZER_STATE: "optimizer state",
 }
 
+_SHOWN = 5
 _SHARING = (torch.ops.aten._unsafe_view.default,)
 """Operators whose schema does not say that their result lies where their argument does."""
 
@@ -50,7 +52,7 @@ class Kept:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Memory:
     """The memory of a program, in bytes.
 
@@ -75,6 +77,25 @@ class Memory:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {**asdict(self), "parts": dict(self.parts), "kept_bytes": self.kept_bytes}
+
+    def __repr__(self) -> str:
+        return f"<Memory: {scaled(self.kept_bytes)}B kept, peak {scaled(self.peak)}B>"
+
+    def __str__(self) -> str:
+        """The peak and what it consists of, and the largest of what is kept, equal ones together."""
+        parts = ", ".join(f"{kind} {scaled(size)}B" for kind, size in sorted(self.parts.items()) if size)
+        alike: dict[tuple[str, str, int], list[Kept]] = {}
+        for row in self.kept:
+            alike.setdefault((row.operation, row.line, row.bytes), []).append(row)
+        largest = sorted(alike.values(), key=lambda rows: -sum(row.bytes for row in rows))
+        peak = f"peak {scaled(self.peak)}B while {self.at} runs ({self.where}): {parts}"
+        return "\n".join([peak, *map(_kept_line, largest[:_SHOWN])])
+
+
+def _kept_line(rows: Sequence[Kept]) -> str:
+    first, times = rows[0], f" × {len(rows)}" if len(rows) > 1 else ""
+    place = f"{first.call}{' …' if times else ''}, {first.line}"
+    return f"kept {scaled(first.bytes)}B{times}: {first.operation} in {place}, which {first.reads}"
 
 
 def memory_of(program: Program, sizes: Mapping[str, int] | None = None) -> Memory:

@@ -18,17 +18,16 @@ from whence.provenance import ModulePath, PathPattern
 from whence.provenance.places import ancestors
 from whence.reports.cost import RECOMPUTED, Cost, cost_of
 from whence.reports.devices import Device
-from whence.reports.memory import Kept, Memory, memory_of
+from whence.reports.memory import Memory, memory_of
 from whence.reports.modules import FoldedRow, ModuleRow, folded, module_report
+from whence.reports.numbers import scaled
 from whence.schema import Phase
 
-_SCALE = (" ", "k", "M", "G", "T", "P")
 _WIDTH = 200
-_KEPT_SHOWN = 5
 _UNSHOWN = "parameter bytes"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The calls of a program in order: operations, parameters, FLOPs by phase, bytes moved and bytes kept.
 
@@ -68,7 +67,7 @@ class Report:
         return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *lines))
 
     def __rich__(self) -> Group:
-        return Group(self.table(), Text("\n".join(["", *self._summary()])))
+        return Group(self.table(), Text(f"\n{self.memory}\n{self.cost.notes()}".rstrip()))
 
     def table(self) -> Table:
         """The calls, equal neighbours folded."""
@@ -80,31 +79,14 @@ class Report:
             table.add_row(*map(Text, line))
         return table
 
+    def __repr__(self) -> str:
+        return f"<Report on {self.program}: {len(self.rows):,} calls>"
+
     def __str__(self) -> str:
         console = Console(width=_WIDTH, file=StringIO(), color_system=None)
         console.print(self)
         text: str = console.file.getvalue()  # type: ignore[attr-defined]
         return "\n".join(line.rstrip() for line in text.splitlines())
-
-    def _summary(self) -> list[str]:
-        memory = self.memory
-        parts = ", ".join(f"{kind} {scaled(size)}B" for kind, size in sorted(memory.parts.items()) if size)
-        lines = [f"peak {scaled(memory.peak)}B while {memory.at} runs ({memory.where}): {parts}"]
-        alike: dict[tuple[str, ...], list[Kept]] = {}
-        for row in memory.kept:
-            alike.setdefault((row.operation, row.line, str(row.bytes)), []).append(row)
-        largest = sorted(alike.values(), key=lambda rows: -sum(row.bytes for row in rows))
-        lines += [_kept_line(rows) for rows in largest[:_KEPT_SHOWN]]
-        beyond = ", ".join(f"{name} {scaled(count)}" for name, count in self.cost.beyond.items())
-        lines += [f"counted here, and not by torch.utils.flop_counter on a CPU: {beyond}"] if beyond else []
-        lines += [f"FLOPs not known: {gap} (× {count})" for gap, count in self.cost.gaps.items()]
-        return lines
-
-
-def _kept_line(rows: Sequence[Kept]) -> str:
-    first, times = rows[0], f" × {len(rows)}" if len(rows) > 1 else ""
-    place = f"{first.call}{' …' if times else ''}, {first.line}"
-    return f"kept {scaled(first.bytes)}B{times}: {first.operation} in {place}, which {first.reads}"
 
 
 def report_of(
@@ -193,12 +175,3 @@ def label(shown: FoldedRow) -> str:
     called = f"{name}@{row.index}" if row.index else name
     several = f" … {shown.last.rpartition('.')[2]}  × {shown.times}" if shown.times > 1 else ""
     return "  " * (row.depth - 1) + called + several
-
-
-def scaled(value: float) -> str:
-    """Three digits and a power of a thousand: `1.23 M`."""
-    for unit in _SCALE:
-        if abs(value) < 999.5 or unit == _SCALE[-1]:
-            return f"{value:.3g} {unit}".replace("  ", " ")
-        value /= 1000
-    return str(value)
