@@ -111,7 +111,7 @@ class Cost:
     def notes(self) -> str:
         """What is counted beyond PyTorch's counter, and what is not known."""
         beyond = ", ".join(f"{name} {scaled(count)}" for name, count in self.beyond.items())
-        lines = [f"counted here, and not by torch.utils.flop_counter on a CPU: {beyond}"] if beyond else []
+        lines = [f"counted here, and not by torch.utils.flop_counter: {beyond}"] if beyond else []
         lines += [f"FLOPs not known: {gap} (× {count})" for gap, count in self.gaps.items()]
         return "\n".join(lines)
 
