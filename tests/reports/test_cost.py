@@ -88,6 +88,11 @@ def test_what_has_no_formula_is_a_gap() -> None:
     cost = whence.capture(lambda x: torch.linalg.inv(x.T @ x), (X,)).cost()
     assert cost.total.total_flops == 2 * 4 * 6 * 4
     assert cost.gaps["aten.linalg_inv_ex.default: no formula"] == 1
+    assert whence.capture(torch.lgamma, (X,)).cost().gaps == {}
+    bilinear = whence.capture(nn.Bilinear(4, 4, 2), (X, X)).cost()
+    assert bilinear.gaps or bilinear.total.total_flops
+    product = whence.capture(lambda x: x @ x[0], (X,)).cost()
+    assert product.total.total_flops == 2 * 6 * 4
     x = X.clone().requires_grad_()
     vector = whence.capture(lambda x: x @ x[0], (x,), backward=lambda y: y.sum()).cost()
     assert vector.beyond["aten.mv.default"] == 2 * (2 * 6 * 4)
@@ -101,9 +106,13 @@ def test_open_sizes_are_those_that_are_given() -> None:
     assert program.cost().rows == whence.capture(model, (X,)).cost().rows
     assert program.cost(sizes={"batch": 10}).rows == wider.cost().rows
     assert program.memory(sizes={"batch": 10}).peak == wider.memory().peak
+    with pytest.raises(whence.UsageError, match="no open size can be btach"):
+        program.memory(sizes={"btach": 10})
     masked = whence.capture(lambda x: x[x > 0] * 2, (X,))
     with pytest.raises(whence.UsageError, match="is decided by data"):
         masked.cost()
+    with pytest.raises(whence.UsageError, match="is decided by data"):
+        masked.memory()
 
 
 def test_time_is_that_of_a_roofline() -> None:

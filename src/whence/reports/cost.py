@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from whence._torch.operators.schemas import op_name, traits
 from whence._torch.pytrees import tree_flatten
-from whence._torch.sizes.symbols import UnknownAtHand
+from whence._torch.sizes.symbols import UnknownAtHand, names_of_sizes
 from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
@@ -120,18 +122,35 @@ def cost_of(
     program: Program, device: str | Device | None = None, sizes: Mapping[str, int] | None = None
 ) -> Cost:
     """Read from shapes alone; nothing runs. Raises `UsageError` for sizes that are known to no one."""
-    found, at = device_of(device), sizes or {}
+    found, at = device_of(device), checked_sizes(program, sizes)
     gaps: Counter[str] = Counter()
     beyond: Counter[str] = Counter()
-    try:
+    with data_named():
         nodes = [(node, _cost(node, at, found, gaps, beyond)) for node in _operations(program)]
         rows = tuple(_rows(program, nodes, at, found))
+    return Cost(rows, tuple(cost for _, cost in nodes), gaps, beyond, found.name if found else None)
+
+
+def checked_sizes(program: Program, sizes: Mapping[str, int] | None) -> Mapping[str, int]:
+    """The sizes that were given; raises `UsageError` for names that no size has, and for no sizes."""
+    known = {name for node in program.nodes() for name in names_of_sizes(node.meta.get("val"))}
+    wrong = [name for name, size in (sizes or {}).items() if name not in known or size < 0]
+    if wrong:
+        names = ", ".join(sorted(known)) or "none: all sizes are fixed"
+        raise UsageError(f"no open size can be {', '.join(wrong)}", remedy=f"open sizes are {names}")
+    return sizes or {}
+
+
+@contextmanager
+def data_named() -> Iterator[None]:
+    """A size that data decide is an error that names it."""
+    try:
+        yield
     except UnknownAtHand as unknown:
         raise UsageError(
             f"the size {unknown} is decided by data",
             remedy=f"say which it is to be: sizes={{'{unknown}': 8}}",
         ) from unknown
-    return Cost(rows, tuple(cost for _, cost in nodes), gaps, beyond, found.name if found else None)
 
 
 def _operations(program: Program) -> Iterator[fx.Node]:
@@ -152,13 +171,18 @@ def _cost(
         gaps[f"{op_name(node.target)}: {flops.gap}"] += 1
     if flops.beyond:
         beyond[op_name(node.target)] += flops.beyond
-    if traits(node.target).viewed is not None or op_name(node.target) == "getitem":
+    if viewed_argument(node.target) is not None or op_name(node.target) == "getitem":
         return NodeCost(node.name, phase_of(node), flops.count, 0, 0)
     value = node.meta.get("val")
     read = sum(bytes_at(source.meta.get("val"), at) for source in node.all_input_nodes)
     written = bytes_at(value, at)
     seconds = device.seconds(flops.count, read + written, _dtype(value)) if device else 0.0
     return NodeCost(node.name, phase_of(node), flops.count, read, written, seconds)
+
+
+def viewed_argument(target: Any) -> int | None:
+    """The argument in whose memory the result of an operator lies; one schema does not say so."""
+    return 0 if target is torch.ops.aten._unsafe_view.default else traits(target).viewed
 
 
 def _dtype(value: Any) -> str:

@@ -24,7 +24,27 @@ from whence.dependence.asking import Failed, attempt
 aten = torch.ops.aten
 BUILTIN_KINDS = (BuiltinFunctionType, FunctionType)
 Sizes = Mapping[str, int]
-_MULTIPLIES = ("mm", "conv", "attention", "linalg", "fft", "rnn", "lstm", "gru", "solve", "cholesky", "cdist")
+_MULTIPLIES = frozenset(
+    [
+        "mm",
+        "bmm",
+        "attention",
+        "linalg",
+        "fft",
+        "rnn",
+        "lstm",
+        "gru",
+        "solve",
+        "cholesky",
+        "cdist",
+        "trilinear",
+        "convolution",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+    ]
+)
+"""Words in names of operators that multiply."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +117,17 @@ def _may_multiply(target: Any) -> bool:
     namespace, _, name = op_name(target).partition(".")
     if isinstance(target, BUILTIN_KINDS) or namespace in ("getitem", "prims"):
         return False
-    return namespace != "aten" or any(word in name for word in _MULTIPLIES)
+    return namespace != "aten" or not _MULTIPLIES.isdisjoint(name.replace(".", "_").split("_"))
 
 
 def _taken_apart(target: Any, args: Any, kwargs: Any) -> Flops:
     """What its parts take, as eager takes them apart without gradients, on tensors without memory."""
-    counter = FlopCounterMode(display=False)
+    own = {packet: formula for packet, formula in _OWN.items() if packet not in flop_registry}
+    counter = FlopCounterMode(display=False, custom_mapping=own)
     with torch.no_grad(), counter:
         target(*args, **kwargs)
-    return Flops(int(counter.get_total_flops()))
+    counts = counter.get_flop_counts().get("Global", {})
+    return Flops(int(sum(counts.values())), beyond=int(sum(counts.get(packet, 0) for packet in own)))
 
 
 def _given(node: fx.Node, sizes: Sizes) -> tuple[Any, Any]:

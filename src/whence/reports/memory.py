@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.operators.schemas import op_name, traits
+from whence._torch.operators.schemas import op_name
 from whence.program import Program
 from whence.program.node_records import origin_of, place_of
+from whence.reports.cost import checked_sizes, data_named, viewed_argument
 from whence.reports.flops import bytes_at
 from whence.reports.numbers import scaled
 from whence.schema import InputKind, OutputKind, Phase
@@ -29,9 +30,6 @@ _KINDS = {
 }
 
 _SHOWN = 5
-_SHARING = (torch.ops.aten._unsafe_view.default,)
-"""Operators whose schema does not say that their result lies where their argument does."""
-
 _LIKE = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_zeros", "new_empty")
@@ -100,7 +98,11 @@ def _kept_line(rows: Sequence[Kept]) -> str:
 
 def memory_of(program: Program, sizes: Mapping[str, int] | None = None) -> Memory:
     """Read from shapes alone; nothing runs."""
-    storages = Storages(program, sizes or {})
+    with data_named():
+        return _memory(Storages(program, checked_sizes(program, sizes)))
+
+
+def _memory(storages: "Storages") -> Memory:
     timeline, top = [], (-1, 0)
     for at, alive in enumerate(_alive(storages)):
         timeline.append((storages.nodes[at].name, alive))
@@ -135,11 +137,10 @@ class Storages:
         return found
 
     def _bases(self, node: fx.Node, known: Mapping[fx.Node, tuple[fx.Node, ...]]) -> tuple[fx.Node, ...]:
-        viewed = traits(node.target).viewed if node.op == "call_function" else None
-        viewed = 0 if node.target in _SHARING else viewed
+        viewed = viewed_argument(node.target) if node.op == "call_function" else None
         if op_name(node.target) == "getitem":
             source = node.args[0]
-            viewed_in = isinstance(source, fx.Node) and traits(source.target).viewed is not None
+            viewed_in = isinstance(source, fx.Node) and viewed_argument(source.target) is not None
             return known[source] if viewed_in and isinstance(source, fx.Node) else (node,)
         if viewed is not None and len(node.args) > viewed:
             return tuple(base for source in _nodes(node.args[viewed]) for base in known[source])

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import op_name
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
+from whence._torch.versions.release import release
 from whence.program import Absent, Call, Constant, Input, Named, Output, Program, Structure
 from whence.program.node_records import origin_of, record_of
 
@@ -26,7 +27,7 @@ def plain(program: Program) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "name": program.name,
-        "torch": torch.__version__,
+        "torch": release(),
         "inputs": [_input(row) for row in program.signature.inputs],
         "attributes": [_input(row) for row in program.signature.attributes],
         "outputs": [_output(row) for row in program.signature.outputs],

@@ -115,7 +115,7 @@ def report_of(
                 figures[f"{phase} FLOPs"] = found.flops.get(phase, 0)
         figures |= {"bytes moved": found.read + found.written, "kept bytes": kept[number]}
         figures |= {} if found.seconds is None else {"microseconds": round(found.seconds * 1e6, 3)}
-        rows.append(replace(row, figures=tuple(figures.items())))
+        rows.append(replace(row, parameters=found.parameters, figures=tuple(figures.items())))
     return Report(program.name, tuple(_chosen(rows, sort, where)), cost, memory)
 
 

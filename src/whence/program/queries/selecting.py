@@ -33,7 +33,7 @@ class Selection:
     type: str | None = None
 
 
-def parse(pattern: str) -> Selection:
+def parse(pattern: str, calls: Calls) -> Selection:
     """Read `path :: operation :: phase` or `path :: phase`; raises `SelectionError` for an unknown phase."""
     parts = [part.strip() for part in pattern.split(SEPARATOR)]
     if len(parts) > 3 or not pattern.strip():
@@ -44,21 +44,29 @@ def parse(pattern: str) -> Selection:
     if phase and phase not in set(Phase):
         raise SelectionError(f"{phase!r} is not a phase", remedy=f"the phases are {', '.join(Phase)}")
     kind = path.removeprefix(TYPE) if path.startswith(TYPE) else None
-    path, _, index = ("" if kind else path).partition("@")
-    if index and not index.isdigit():
-        raise SelectionError(f"{index!r} is no number of a call", remedy="write path@0 for the first call")
+    path, index = _numbered("" if kind else path, calls)
     return Selection(
         PathPattern.parse(path) if path and path != "**" else None,
         operation if operation and operation != "*" else None,
         Phase(phase) if phase else None,
-        int(index) if index else None,
+        index,
         kind,
     )
 
 
+def _numbered(path: str, calls: Calls) -> tuple[str, int | None]:
+    """A path and the number of a call behind it; what a module is named counts as its name."""
+    name, at, index = path.rpartition("@")
+    if not at or any(str(above) == path for call in calls for above in call.site.path.prefixes()):
+        return path, None
+    if not index.isdigit():
+        raise SelectionError(f"{index!r} is no number of a call", remedy="write path@0 for the first call")
+    return name, int(index)
+
+
 def select(nodes: Sequence[fx.Node], calls: Calls, pattern: str) -> list[fx.Node]:
     """The operations among `nodes` that fit; raises `SelectionError` naming near misses when none does."""
-    wanted = parse(pattern)
+    wanted = parse(pattern, calls)
     operations = [node for node in nodes if node.op not in NOT_OPERATIONS]
     fits_path = _path_test(wanted, calls)
     by_path = [node for node in operations if fits_path(node)]
