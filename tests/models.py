@@ -254,7 +254,7 @@ _DECODERS = (
     _hf("qwen2", "Qwen2ForCausalLM", _causal_inputs, _decoder_sizes()),
     # Told that it is being compiled, transformers repeats keys and values itself instead of asking
     # `scaled_dot_product_attention` to: the same outputs, gradients that are rounded otherwise.
-    _hf("llama_grouped", "LlamaForCausalLM", _causal_inputs, _decoder_sizes(num_key_value_heads=2), "asks"),
+    _hf("llama_grouped", "LlamaForCausalLM", _causal_inputs, _decoder_sizes(num_key_value_heads=2)),
     _hf(
         "gemma2",
         "Gemma2ForCausalLM",

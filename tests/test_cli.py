@@ -67,7 +67,7 @@ def test_verify_fails_when_the_program_differs(
         "import torch\n"
         "class Moody(torch.nn.Module):\n"
         "    def forward(self, x):\n"
-        "        return x + 1 if torch.compiler.is_compiling() else x + 2\n"
+        "        return x + 1 if torch.compiler.is_compiling() or x.sum() < 0 else x + 2\n"
         "def make():\n"
         "    return Moody(), (torch.ones(2),)\n",
         tmp_path,

@@ -78,7 +78,9 @@ class Asking(nn.Module):
         self.block = zoo.Mlp()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.block(x) * (2 if torch.compiler.is_compiling() else 1)
+        if torch.compiler.is_compiling():
+            return self.block(x) * 2
+        return self.block(x) if x.isfinite().all() else x
 
 
 def captures(model: nn.Module, background: Background) -> list[whence.Program]:

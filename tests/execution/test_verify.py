@@ -22,7 +22,9 @@ class Asking(nn.Module):
         self.layer = nn.Linear(zoo.WIDTH, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) * (2 if torch.compiler.is_compiling() else 1)
+        if torch.compiler.is_compiling():
+            return self.layer(x) * 2
+        return self.layer(x) if x.isfinite().all() else x
 
 
 def kinds(result: whence.Verification) -> set[str]:

@@ -125,7 +125,7 @@ class Warp:
 
 
 # Told that it is being compiled, kornia computes the normalizing transform from tensors, not from numbers.
-@row("kornia.geometry", lambda: given(randn(1, 3, 8, 8), randn(1, 6)), tags=frozenset({"asks"}))
+@row("kornia.geometry", lambda: given(randn(1, 3, 8, 8), randn(1, 6)))
 def learned_warp(library: Any) -> nn.Module:
     return Applied(Warp(library.warp_affine), nn.Linear(6, 6))
 

@@ -31,19 +31,22 @@ def add(library: str, name: str, *, details: dict[str, Any] | None = None, **set
 
 
 add("lion_pytorch", "Lion", lr=1e-3, weight_decay=0.1)
-COUNTED = refused(
+COPIED = refused(
     whence.UnsupportedStep,
-    r"changes optimizer.param_groups\[0\]",
-    "it counts its steps in a number of Python's, which a program does not change",
+    "first step makes",
+    "its first step copies parameters into its state, and is another program than all that follow",
     "steps",
 )
+LISTED = refused(whence.UnsupportedStep, "as a list", "its state holds lists of tensors", "steps")
 COMPARED = refused(
     whence.DataDependent,
     "a branch",
     "what it computes depends on whether a norm or a gradient is zero",
     "steps",
 )
-for _name in ("Lion", "AdaBelief", "RAdam", "ScheduleFreeAdamW", "SOAP", "AdaFactor"):
-    add("pytorch_optimizer", _name, details=COUNTED)
+for _name in ("Lion", "AdaBelief", "RAdam", "AdaFactor", "Yogi", "LaProp", "Amos", "Tiger", "StableAdamW"):
+    add("pytorch_optimizer", _name)
+add("pytorch_optimizer", "ScheduleFreeAdamW", details=COPIED)
+add("pytorch_optimizer", "SOAP", details=LISTED)
 for _name in ("AdamP", "Prodigy"):
     add("pytorch_optimizer", _name, details=COMPARED)

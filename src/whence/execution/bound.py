@@ -135,6 +135,8 @@ def _changing(program: Program) -> Iterator[str]:
     nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
     for row in program.signature.outputs_of(OutputKind.MUTATION):
         before, now = nodes[of(row)], nodes[str(row.node)]
+        if not isinstance(now, Tensor):
+            continue  # a number, which the optimizer holds
         if (
             before.dtype != now.dtype
             or len(before.shape) != len(now.shape)

@@ -15,7 +15,7 @@ from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
 from whence.execution.outside_values import AGAIN, other_values
 from whence.program import Program
-from whence.program.arguments.optimizer_arguments import GroupSlot, Setting, StateSlot, Step
+from whence.program.arguments.optimizer_arguments import GroupSlot, Initial, Setting, StateSlot, Step
 from whence.program.arguments.overlap import refuse_overlap
 from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
@@ -92,7 +92,7 @@ class Live:
             Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=AGAIN)
             for slot in self.step.numbers
             for row, value in [(self._row(slot), groups[slot.group].get(slot.key))]
-            if _kind(value) != _kind(row.value)
+            if _kind(value) != _kind(row.value) and not (value is None and slot.initial is not None)
         ]
 
     def _hooked(self) -> list[Fault]:
@@ -133,7 +133,10 @@ class Live:
         for slot in self.step.states:
             state = self._state(slot)
             if slot.key not in state and slot.initial is not None:
-                state[slot.key] = _made(slot)
+                state[slot.key] = _made(slot.initial)
+        for number in self.step.numbers:
+            if number.initial is not None:
+                self.optimizer.param_groups[number.group].setdefault(number.key, number.initial.value)
 
     def _state(self, slot: StateSlot) -> dict[str, Any]:
         return self.optimizer.state[self.tensors[slot.parameter]]  # type: ignore[no-any-return]
@@ -160,8 +163,9 @@ class Live:
         with torch.no_grad():
             new = _apart(rows, values)
             for row, _ in rows:
-                if row.kind is OutputKind.MUTATION:
+                if row.name in new and row.kind is OutputKind.MUTATION:
                     found[str(row.node)] = values[of(row)].copy_(new[row.name])
+            self._advance({of(row): value for row, value in rows if row.kind is OutputKind.MUTATION})
             for name in self.step.cleared:
                 self.tensors[name].grad = None
             for row, value in rows:
@@ -172,6 +176,16 @@ class Live:
         result = self.program.result.filled(found)
         loss = self.program.signature.outputs_of(OutputKind.LOSS)
         return (found[str(loss[0].node)], result) if loss else result
+
+    def _advance(self, values: Mapping[str, Any]) -> None:
+        """Put new numbers where the optimizer keeps them."""
+        numbers = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
+        for slot in self.step.states if numbers else ():
+            if slot.input in numbers:
+                self._state(slot)[slot.key] = numbers[slot.input]
+        for number in self.step.numbers if numbers else ():
+            if number.input in numbers:
+                self.optimizer.param_groups[number.group][number.key] = numbers[number.input]
 
     def _fill(self, tensor: Tensor, gradient: Tensor) -> None:
         """`.grad` as eager leaves it: a step says itself what it holds, any other backward adds to it."""
@@ -226,9 +240,8 @@ def _memory(value: Tensor) -> int:
     return storage_of(value) if value.layout is torch.strided else id(value)
 
 
-def _made(slot: StateSlot) -> Any:
+def _made(initial: Initial) -> Any:
     """A piece of state as an optimizer begins with it."""
-    initial: Any = slot.initial
     like = initial.like
     if like is None:
         return initial.value

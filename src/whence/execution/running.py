@@ -2,14 +2,14 @@
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
+from whence._torch.observe.compile_flags import compiled_functions_run_eagerly
 from whence._torch.pytrees import tree_flatten, tree_unflatten, whole_leaves, with_whole_leaves
 from whence._torch.subclasses.fully_sharded import sharding_kept
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
@@ -95,10 +95,16 @@ def _copy(tensor: Tensor) -> Tensor:
     return copied
 
 
-def run_eager(program: Program, subject: Subject, args: Any, kwargs: Any, *, told: bool = False) -> Run:
-    """The model as it is; with `told`, it is told that it is being compiled."""
-    asked = compiling_on_this_thread(lambda: False) if told else nullcontext()
-    with asked, compiled_functions_run_eagerly(spares_operators=True):
+def run_eager(
+    program: Program,
+    subject: Subject,
+    args: Any,
+    kwargs: Any,
+    *,
+    answers: AbstractContextManager[None] | None = None,
+) -> Run:
+    """The model as it is; `answers` are for code that asks whether it is being compiled."""
+    with answers or nullcontext(), compiled_functions_run_eagerly(spares_operators=True):
         result = subject.call(*args, **kwargs)
         loss = None if program.loss_function is None else program.loss_function(result)
     beside = ((row, program.state[row.name]) for row in state_of_loss(program) if row.kind in _STATE)

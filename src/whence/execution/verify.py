@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from whence import hierarchy
+from whence._torch.observe.compile_flags import compiling_on_this_thread
 from whence.execution.compare import Comparison, compare
 from whence.execution.running import Run, run_eager, run_module, same_start
 from whence.execution.uninitialised import uninitialised_reads
@@ -19,6 +20,7 @@ from whence.execution.values.first_difference import first_divergence
 from whence.program import Program
 from whence.program.state import bound_state, state_of_loss
 from whence.schema import InputKind
+from whence.tracing.answers import told_to
 from whence.tracing.target.eligibility import refuse_uninitialised
 from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
 
@@ -84,10 +86,16 @@ def verify(
         return found
 
     around = program.circumstances
-    may_ask = around.asked or around.is_foreign or around.strict  # nobody noted what others trace
-    told = partial(run, lambda given: run_eager(program, subject, *given, told=True)) if may_ask else None
+    may_ask = around.asked or around.is_foreign or around.strict
+
+    def run_told() -> Run:
+        # nobody noted who asks where others trace: all is told
+        answers = compiling_on_this_thread(told_to(around.asked) if around.asked else lambda: True)
+        found: Run = run(lambda given: run_eager(program, subject, *given, answers=answers))
+        return found
+
     divergence = partial(run, lambda given: first_divergence(bound, subject, *given))
-    return compared(bound, eager, run_program, told, divergence)
+    return compared(bound, eager, run_program, run_told if may_ask else None, divergence)
 
 
 def compared(

@@ -19,6 +19,8 @@ from whence.execution.bound import Bound, Check
 from whence.execution.running import Run, noted, same_start
 from whence.execution.verify import Verification, compared
 from whence.program import Program
+from whence.tracing.answers import told_to
+from whence.tracing.steps.counters import is_number
 from whence.tracing.steps.optimizer import Optimizing, optimizer_restored, optimizing
 from whence.tracing.target.eligibility import refuse_uninitialised
 from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
@@ -43,7 +45,7 @@ def verify_step(
         return _run(program, subject, found, inputs, Bound(program, model, optimizer, check))
 
     def run_told() -> Run:
-        with compiling_on_this_thread(lambda: False, is_stepping):
+        with compiling_on_this_thread(told_to(program.asked), is_stepping):
             return _run(program, subject, found, inputs, step.call)
 
     eager = _run(program, subject, found, inputs, step.call)
@@ -66,8 +68,16 @@ def _run(program: Program, subject: Subject, found: Optimizing, inputs: Any, cal
     with same_start(subject, inputs) as given, _optimizer_kept(found):
         with compiled_functions_run_eagerly(spares_operators=True):
             result = call(*given[0], **given[1])
-        held = {row.path: row.value for row in found.held() if isinstance(row.value, Tensor)}
+        held = {row.path: _as_tensor(row.value) for row in found.held() if row.value is not None}
+        held |= {row.path: _as_tensor(row.value) for row in found.settings() if is_number(row.value)}
         return noted(program, given, result, tensors_by_name(subject), held)
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """State as it is compared; a number is as precise as Python has it."""
+    if isinstance(value, Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.int64 if type(value) is int else torch.float64)
 
 
 @contextmanager

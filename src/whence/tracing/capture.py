@@ -11,6 +11,7 @@ from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.program import Program
 from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
+from whence.tracing.answers import Answers, with_eager_answers
 from whence.tracing.assembling.finish import finished
 from whence.tracing.attribution.attribution import attribute
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED
@@ -36,13 +37,21 @@ def capture(
 
     With `reuse`, a call that is like one that was recorded is not run again.
     """
-    return captured_for_sizes(given, lambda given: _captured_once(model, given, backward, reuse=reuse))
+
+    def once(given: Given) -> tuple[Program, Observed]:
+        return with_eager_answers(
+            given.told, lambda answers: _captured_once(model, given, backward, start(answers))
+        )
+
+    def start(answers: Answers) -> Reuse:
+        return Reuse(reuse, joint=bool(backward), composites=not backward, answers=answers)
+
+    return captured_for_sizes(given, once)
 
 
 def _captured_once(
-    model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], *, reuse: bool
+    model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], wanted: Reuse
 ) -> tuple[Program, Observed]:
-    wanted = Reuse(reuse, joint=bool(backward), composites=not backward)
     while True:
         try:
             return _attempted(model, given, backward, wanted)

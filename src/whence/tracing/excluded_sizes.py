@@ -45,7 +45,8 @@ def captured_for_sizes(given: Given, capture: Callable[[Given], Captured]) -> Ca
     found = with_open_numbers(given, capture)
     if given.dynamic_shapes is None:
         return found
-    return without_needless_rules(found, lambda numbers: capture(replace(given, numbers=numbers)))
+    told = found[0].asked
+    return without_needless_rules(found, lambda numbers: capture(replace(given, numbers=numbers, told=told)))
 
 
 def without_needless_rules(captured: Captured, again: Again) -> Captured:

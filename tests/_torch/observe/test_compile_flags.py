@@ -56,13 +56,22 @@ def test_asking_is_noticed() -> None:
     assert len(asked) == 3
 
 
+def test_the_answer_is_the_listener_s() -> None:
+    """Code is told what the listener says; a flag that is up already stays up."""
+    with compiling_on_this_thread(lambda: False):
+        assert [bool(question()) for question in QUESTIONS] == [False] * len(QUESTIONS)
+        with compiling_on_this_thread(lambda: True):
+            assert all(question() for question in QUESTIONS)
+    with compiling_on_this_thread(lambda: True), compiling_on_this_thread(lambda: False):
+        assert all(question() for question in QUESTIONS)
+
+
 def test_uninteresting_asker_is_not_reported_again() -> None:
-    """Code that was said not to matter is reported once."""
+    """Code that was said not to count is told yes, and reported once."""
     asked = []
 
-    def uninteresting() -> bool:
+    def uninteresting() -> None:
         asked.append(1)
-        return False
 
     with compiling_on_this_thread(uninteresting):
         for _ in range(3):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import whence
 from tests.checks import differing
 from tests.models import ModelCase
-from tests.test_table import asks
-from whence._torch.observe.compile_flags import compiling_on_this_thread
-from whence._torch.observe.training_steps import is_stepping
 
 Make = Callable[[nn.Module], Optimizer]
 
@@ -88,14 +84,8 @@ def twin(row: ModelCase, make: Make, *, warm: bool = False) -> Twin:
     optimizer = make(model)
     made = Twin(model, optimizer, training(model, optimizer, row.loss))
     if warm:
-        with as_captured(row):
-            made.step(*args, **kwargs)
+        made.step(*args, **kwargs)
     return made
-
-
-def as_captured(row: ModelCase) -> AbstractContextManager[Any]:
-    """Eager, told in its forward that it is being compiled, where the model then takes another branch."""
-    return compiling_on_this_thread(lambda: False, is_stepping) if asks(row) else nullcontext()
 
 
 def trained_alike(row: ModelCase, name: str, *, steps: int = 3) -> whence.Program:
@@ -112,17 +102,16 @@ def trained_alike_by(row: ModelCase, make: Make, *, warm: bool = False, steps: i
     assert differing(before, ours.everything()) == []
     bound = program.bind(ours.model, ours.optimizer)
     for number in range(steps):
-        found = [_once(row, run, number, half) for run, half in ((bound, False), (eager.step, True))]
+        found = [_once(row, run, number) for run in (bound, eager.step)]
         assert differing(*found) == [], number
         assert differing(eager.everything(), ours.everything()) == [], number
     return program
 
 
-def _once(row: ModelCase, run: Callable[..., Any], number: int, is_eager: bool) -> dict[str, Any]:
+def _once(row: ModelCase, run: Callable[..., Any], number: int) -> dict[str, Any]:
     torch.manual_seed(number)
     args, kwargs = row.inputs()
-    with as_captured(row) if is_eager else nullcontext():
-        loss = run(*args, **kwargs)
+    loss = run(*args, **kwargs)
     leaves = {f"argument {at}": value for at, value in enumerate((*args, *kwargs.values()))}
     changed = {name: value.detach().clone() for name, value in leaves.items() if isinstance(value, Tensor)}
     return {"loss": loss.detach(), "generator": torch.get_rng_state(), **changed}

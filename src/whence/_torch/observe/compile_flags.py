@@ -1,8 +1,8 @@
-"""Tell library code on this thread that it is being captured.
+"""Tell code on this thread whether it is being compiled.
 
 transformers and others ask `torch.compiler.is_compiling()` and take branches that read tensor values when the
 answer is no. The two flags behind the question are module globals, so they would also answer for models
-running in other threads; the object put in their place answers by thread.
+running in other threads; the object put in their place answers by thread, and by who asks.
 """
 
 import sys
@@ -35,15 +35,15 @@ def constant_to_tracers(function: Callable[..., T]) -> Callable[..., T]:
     return constant
 
 
-class _TrueOnThread:
-    """A flag that is true on one thread only, and tells who asks there; others get the answer of before.
+class _AnsweredOnThread:
+    """A flag that is asked for its truth on one thread only; others get the answer of before.
 
     `is_over` says that it has been taken away: another thread's flag may still lead here.
     """
 
-    def __init__(self, asked: Callable[[], bool], before: object, unless: Callable[[], bool]) -> None:
+    def __init__(self, answer: Callable[[], bool | None], before: object, unless: Callable[[], bool]) -> None:
         self._thread = threading.get_ident()
-        self._asked = asked
+        self._answer = answer
         self._unless = unless
         self._before = before
         self._ignored: set[CodeType] = set()
@@ -55,24 +55,30 @@ class _TrueOnThread:
     def answer(self, asking: CodeType) -> bool:
         """What the code that asks is told."""
         if self.is_over or threading.get_ident() != self._thread or self._unless():
-            return (
-                self._before.answer(asking) if isinstance(self._before, _TrueOnThread) else bool(self._before)
-            )
-        if asking not in self._ignored and not self._asked():
+            return self._answer_before(asking)
+        if asking in self._ignored:
+            return True
+        answer = self._answer()
+        if answer is None:
             self._ignored.add(asking)
-        return True
+            return True
+        return answer or self._answer_before(asking)
+
+    def _answer_before(self, asking: CodeType) -> bool:
+        before = self._before
+        return before.answer(asking) if isinstance(before, _AnsweredOnThread) else bool(before)
 
     def __or__(self, other: object) -> bool:
-        return bool(self) or bool(other)
+        return self.answer(sys._getframe(1).f_code) or bool(other)
 
     def __and__(self, other: object) -> bool:
-        return bool(self) and bool(other)
+        return self.answer(sys._getframe(1).f_code) and bool(other)
 
     __ror__ = __or__
     __rand__ = __and__
 
     def __eq__(self, other: object) -> bool:
-        return bool(self) == other
+        return self.answer(sys._getframe(1).f_code) == other
 
     def __hash__(self) -> int:
         return hash(bool(self))
@@ -84,21 +90,21 @@ def _never() -> bool:
 
 @contextmanager
 def compiling_on_this_thread(
-    asked: Callable[[], bool], unless: Callable[[], bool] = _never
+    answer: Callable[[], bool | None], unless: Callable[[], bool] = _never
 ) -> Iterator[None]:
-    """Make `torch.compiler.is_compiling()` and `is_exporting()` true for the calling thread.
+    """Let `answer` say what `torch.compiler.is_compiling()` and `is_exporting()` are for the calling thread.
 
-    `asked` is called when code on this thread looks at the answer, and says whether that code is worth
-    noting; code that is not (torch's own, which asks ten times for every operation) is not reported again.
-    The answer is no as long as `unless` says so.
+    It is called when code on this thread looks. None is for code that does not count (torch's own, which asks
+    ten times for every operation): it is told yes, then and whenever it asks again. A flag that was up before
+    stays up. As long as `unless` says so all is as before.
     """
-    with _flag_up("_is_compiling_flag", asked, unless), _flag_up("_is_exporting_flag", asked, unless):
+    with _flag_up("_is_compiling_flag", answer, unless), _flag_up("_is_exporting_flag", answer, unless):
         yield
 
 
 @contextmanager
-def _flag_up(name: str, asked: Callable[[], bool], unless: Callable[[], bool]) -> Iterator[None]:
-    flag = _TrueOnThread(asked, vars(torch.compiler)[name], unless)
+def _flag_up(name: str, answer: Callable[[], bool | None], unless: Callable[[], bool]) -> Iterator[None]:
+    flag = _AnsweredOnThread(answer, vars(torch.compiler)[name], unless)
     try:
         with patched(torch.compiler, name, flag):
             yield

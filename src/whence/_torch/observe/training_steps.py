@@ -19,6 +19,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from whence._torch.autograd.nodes import BackwardListener, is_leaf_node, nodes_below, watched
 from whence._torch.patching import patched
+from whence._torch.sizes.numbers import mathematics_recorded
 
 _HOOKED = Optimizer.profile_hook_step(lambda *_: None).__code__
 """What runs around every optimizer's own `step`."""
@@ -56,6 +57,7 @@ def observed_step(listener: StepListener) -> Iterator[None]:
         active.enter_context(patched(torch.autograd, "_engine_run_backward", _engine(run, listener)))
         record = torch.autograd.profiler.record_function
         active.enter_context(patched(torch.autograd.profiler, "record_function", _regions(record, listener)))
+        active.enter_context(mathematics_recorded())
         for owner in (Optimizer, nn.Module):
             active.enter_context(patched(owner, "zero_grad", _clearing(owner.zero_grad, listener)))
         yield

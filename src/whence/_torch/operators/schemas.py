@@ -12,6 +12,7 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from whence._torch.operators.table import said_of
+from whence._torch.sizes.numbers import stays
 
 __all__ = ["HigherOrderOperator", "OpOverload", "Traits", "functional_twin", "op_name", "traits"]
 
@@ -161,7 +162,7 @@ _RATES = ("dropout_p", "dropout")
 def acts(target: Any) -> bool:
     """Whether an operator is called for what it does: it gives nothing, and writes to no argument."""
     if not isinstance(target, OpOverload) or said_of(target).is_for_tracing:
-        return False
+        return target is stays
     return not target._schema.returns and not target._schema.is_mutable
 
 

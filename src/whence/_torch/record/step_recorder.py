@@ -15,6 +15,8 @@ from whence._torch.sizes.numbers import (
     as_recorded,
     holds_recorded,
     is_recorded,
+    stays,
+    tensor_of,
     without_recorded,
 )
 
@@ -34,6 +36,12 @@ class NumberListener(RecordingListener, Protocol):
     def number_needed(self, node: fx.Node) -> Exception:
         """Python decides by a number that a node gives; make the error to raise."""
 
+    def number_decides(self, target: Any, operands: tuple[Any, ...]) -> bool:
+        """Which way a comparison of such numbers goes; raises where nobody knows."""
+
+    def number_known(self, number: Any) -> Any:
+        """What such a number is now; None where only a run knows."""
+
 
 _TENSOR: Any = Tensor
 _SET_GRADIENT = _TENSOR.grad.__set__
@@ -50,6 +58,8 @@ class StepFunctionMode(FunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _SET_GRADIENT:
             self.recorder.listener.gradient_set(args[0], args[1])
+        if func is torch.tensor and holds_recorded(args):
+            return tensor_of(*args, **(kwargs or {}))
         return as_recorded(super().__torch_function__(func, types, args, kwargs))
 
 
@@ -61,7 +71,15 @@ class StepRecorder(Recorder):
 
     def __init__(self, listener: NumberListener, fake_mode: FakeTensorMode) -> None:
         super().__init__(listener, fake_mode)
-        self.arithmetic = Arithmetic(self._append_number, listener.number_needed)
+        self.arithmetic = Arithmetic(
+            self._append_number, listener.number_needed, listener.number_decides, listener.number_known
+        )
+
+    def note_branch(self, target: Any, operands: tuple[Any, ...], answer: bool, branch: str) -> None:
+        """A node that says which way a branch went, and raises where it goes the other."""
+        found = self._append_number(target, tuple(map(as_node, operands)))
+        found.meta["val"] = answer
+        self._append_number(stays, (found, answer, branch)).meta["val"] = None
 
     def number_input(self, name: str) -> Any:
         """A number that is an input of the program, and its placeholder."""

@@ -6,19 +6,43 @@ a run computes what Python would. To PyTorch it is a `torch.SymFloat`, which C++
 dispatcher; what C++ asks of the object behind one is listed in `_Held`, and documented nowhere.
 """
 
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
-from torch import SymFloat, fx
+import torch
+from torch import SymFloat, Tensor, fx
 
+from whence._torch.patching import patched
 from whence._torch.pytrees import tree_flatten, tree_map_only
+from whence.errors import StaleCapture
 
 Append = Callable[[Any, tuple[Any, ...]], fx.Node]
 """Appends a node that calls a function on these arguments."""
 Refuse = Callable[[fx.Node], Exception]
 """Makes the error for a decision that needs the number."""
+Decide = Callable[[Any, tuple[Any, ...]], bool]
+"""What a comparison of numbers is in this capture; raises where nobody knows."""
+_MATHEMATICS = (
+    "sqrt",
+    "pow",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "sin",
+    "cos",
+    "tan",
+    "tanh",
+    "fabs",
+)
+"""Functions of Python's that take a number of this kind as they take another."""
 
 
 class Unknown(float):
@@ -30,10 +54,15 @@ class Unknown(float):
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How operations on numbers are written down, and what is said where the number itself is needed."""
+    """How operations on numbers are written down, and what is said where the number itself is needed.
+
+    `known` gives what a number is now, where that is known.
+    """
 
     append: Append
     refuse: Refuse
+    decide: Decide | None = None
+    known: Callable[[Any], Any] | None = None
 
     def number(self, node: fx.Node) -> "RecordedNumber":
         """The number that a node gives."""
@@ -43,6 +72,16 @@ class Arithmetic:
     def computed(self, target: Any, *operands: Any) -> "RecordedNumber":
         """The number that a function gives for these."""
         return self.number(self.append(target, tuple(map(as_node, operands))))
+
+    def is_whole(self, number: Any) -> bool:
+        """Whether a number is one of Python's integers, and makes tensors of integers."""
+        return self.known is not None and type(self.known(number)) is int
+
+    def decided(self, target: Any, *operands: Any) -> bool:
+        """Which way a comparison goes."""
+        if self.decide is None:
+            raise self.refuse(next(as_node(value) for value in operands if is_recorded(value)))
+        return self.decide(target, operands)
 
 
 class _Held:
@@ -92,6 +131,13 @@ def _backward(target: Any) -> Any:
     return compute
 
 
+def _compared(target: Any) -> Any:
+    def compare(self: "RecordedNumber", other: Any) -> Any:
+        return self.node.arithmetic.decided(target, self, other) if _operand(other) else NotImplemented
+
+    return compare
+
+
 def _single(target: Any) -> Any:
     def compute(self: "RecordedNumber") -> Any:
         return self.node.arithmetic.computed(target, self)
@@ -114,8 +160,12 @@ class RecordedNumber(SymFloat):
     def _needed(self, *_others: object) -> Any:
         raise self.node.arithmetic.refuse(self.node.node)
 
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _needed
-    __bool__ = __int__ = __float__ = __trunc__ = __round__ = __floor__ = __ceil__ = _needed
+    def __bool__(self) -> bool:
+        return self.node.arithmetic.decided(operator.truth, self)  # type: ignore[no-any-return]
+
+    __lt__, __le__, __gt__ = _compared(operator.lt), _compared(operator.le), _compared(operator.gt)
+    __ge__, __eq__, __ne__ = _compared(operator.ge), _compared(operator.eq), _compared(operator.ne)
+    __int__ = __float__ = __trunc__ = __round__ = __floor__ = __ceil__ = _needed
     is_integer = as_integer_ratio = hex = __sym_max__ = __sym_min__ = __sym_int__ = _needed
     __divmod__ = __rdivmod__ = __hash__ = __str__ = __repr__ = __format__ = __array__ = _needed
     conjugate, real, imag = _needed, property(_needed), property(_needed)
@@ -154,4 +204,60 @@ def holds_recorded(values: Any) -> bool:
 
 def without_recorded(arguments: Any) -> Any:
     """Arguments with a stand-in in the place of every such number."""
-    return tree_map_only(SymFloat, lambda value: Unknown(1.0) if is_recorded(value) else value, arguments)
+    return tree_map_only(SymFloat, _stand_in, arguments)
+
+
+def _stand_in(value: Any) -> Any:
+    if not is_recorded(value):
+        return value
+    return 1 if value.node.arithmetic.is_whole(value) else Unknown(1.0)
+
+
+def tensor_of(data: Any, **options: Any) -> Tensor:
+    """`torch.tensor` of numbers that are written down, alone or in lists: C++ would ask for each."""
+    if type(data) in (list, tuple):
+        return torch.stack([tensor_of(part, **options) for part in data])
+    if is_recorded(data) and data.node.arithmetic.is_whole(data):
+        options.setdefault("dtype", torch.int64)
+    return torch.scalar_tensor(data, **options)
+
+
+def stays(found: object, expected: bool, branch: str) -> None:
+    """A node of a program in which a branch was taken by numbers: raises `StaleCapture` for the other way."""
+    if bool(found) is not expected:
+        raise StaleCapture(
+            f"a branch goes another way: {branch} is {bool(found)}, and was {expected} at capture",
+            why="the program holds what comes after one way only",
+            remedy="capture again: from here on the other way is taken",
+        )
+
+
+def evaluated(value: Any, known: Mapping[fx.Node, Any]) -> Any:
+    """What arithmetic on numbers gives, where its inputs are known; else None."""
+    if not isinstance(value, fx.Node) or value in known:
+        return known.get(value) if isinstance(value, fx.Node) else value
+    if value.op != "call_function" or value.target.__module__ not in ("_operator", "math"):
+        return None
+    operands = [evaluated(operand, known) for operand in value.args]
+    return None if None in operands else value.target(*operands)  # type: ignore[operator]
+
+
+@contextmanager
+def mathematics_recorded() -> Iterator[None]:
+    """Functions of `math` write down what they do with such numbers."""
+    with ExitStack() as active:
+        for name in _MATHEMATICS:
+            active.enter_context(patched(math, name, _on_numbers(getattr(math, name))))
+        yield
+
+
+def _on_numbers(function: Callable[..., float]) -> Callable[..., Any]:
+    @wraps(function)
+    def computed(*operands: Any) -> Any:
+        operands = tuple(value.item() if isinstance(value, Tensor) else value for value in operands)
+        number: Any = next(filter(is_recorded, operands), None)
+        if number is None:
+            return function(*operands)
+        return number.node.arithmetic.computed(function, *operands)
+
+    return computed

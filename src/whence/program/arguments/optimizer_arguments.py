@@ -35,11 +35,15 @@ class StateSlot:
 
 @dataclass(frozen=True)
 class GroupSlot:
-    """The input that holds `optimizer.param_groups[group][key]`, a number or a tensor."""
+    """The input that holds `optimizer.param_groups[group][key]`, a number or a tensor.
+
+    `initial` is what an optimizer that has not taken a step begins with; None where it has a value by itself.
+    """
 
     input: str
     group: int
     key: str
+    initial: Initial | None = None
 
 
 @dataclass(frozen=True)

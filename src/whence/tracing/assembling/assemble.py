@@ -110,7 +110,7 @@ def assemble(
         circumstances=Circumstances(
             has_backward=bool(recorded.backward.roots),
             autocast=autocast_state(),
-            asked=tuple(session.notes.asked),
+            asked=session.answers.compiled,
             opaque=_opaque(opaque, recorded, functional),
         ),
     )

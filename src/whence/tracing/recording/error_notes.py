@@ -1,12 +1,12 @@
 """An error of the model stays the model's own, with a note of what was going on."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from whence._torch.record.fake_failures import is_of_fake_tensors, let_go_of_guards
 from whence.errors import CaptureError, Place
-from whence.provenance import Source
+from whence.tracing.answers import Answers
 from whence.tracing.refusals import fake_failed
 
 _SHOWN = 3
@@ -17,16 +17,14 @@ class CaptureNoting(AbstractContextManager[None]):
 
     One of PyTorch's machinery is no error of the model's: it becomes the cause of one of ours.
 
-    `asked` are the lines where the model asked whether it is being compiled: told so, it may have taken a
-    branch that it does not take in eager mode.
+    `answers` name the lines where the model was told that it is being compiled: it may have taken a branch
+    there that it does not take in eager mode.
     """
 
-    def __init__(
-        self, name: str, failed_at: Callable[[BaseException], Place], asked: Iterable[Source]
-    ) -> None:
+    def __init__(self, name: str, failed_at: Callable[[BaseException], Place], answers: Answers) -> None:
         self._name = name
         self._failed_at = failed_at
-        self._asked = asked
+        self._answers = answers
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         let_go_of_guards(error)
@@ -44,7 +42,7 @@ class CaptureNoting(AbstractContextManager[None]):
                 "modules may be nested too deep for Python's limit, which eager meets, too: "
                 f"sys.setrecursionlimit({limit}) before the capture and the calls"
             )
-        asked = [str(source) for source in self._asked][-_SHOWN:]
+        asked = [str(source) for source in self._answers.compiled][-_SHOWN:]
         if asked:
             error.add_note(
                 "it asked whether it is being compiled, and was told so; in eager mode it may go another way "

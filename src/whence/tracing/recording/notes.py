@@ -129,7 +129,6 @@ class Notes:
     literals: dict[str, Tensor] = field(default_factory=dict)
     made: set[str] = field(default_factory=set)
     layouts_read: list[fx.Node] = field(default_factory=list)
-    asked: dict[Source, None] = field(default_factory=dict)
     hooks: dict[str, None] = field(default_factory=dict)
     draws: list[fx.Node] = field(default_factory=list)
     redraws: dict[fx.Node, fx.Node | None] = field(default_factory=dict)

@@ -145,7 +145,7 @@ def know_names(session: S) -> S:
 def listening(session: Session, observer: CallObserver) -> Iterator[None]:
     """Everything that a run tells: module calls, changes of modules, checkpoints, questions."""
     with ExitStack() as active:
-        active.enter_context(compiling_on_this_thread(session.asked, session.is_plainly_eager))
+        active.enter_context(compiling_on_this_thread(session.told, session.is_plainly_eager))
         active.enter_context(compiled_functions_run_eagerly())
         active.enter_context(operators_called_directly())
         active.enter_context(functions_traced(session.branches.traced, session.recorder.fake_mode))

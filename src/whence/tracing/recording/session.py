@@ -81,6 +81,7 @@ class Session:
         self.notes = Notes()
         self.recorder = self.recorder_kind(self, mode)
         self.recorder.keeps_composites = reuse.composites
+        self.answers = reuse.answers
         self.phase = Phase.FORWARD
         self.is_plainly_eager: Callable[[], bool] = bool
         self.names = CallNames(subject)
@@ -394,11 +395,10 @@ class Session:
         """What autograd recorded is another thing where calls are replayed."""
         self.replayer.distrust("the model looks at what autograd recorded")
 
-    def asked(self) -> bool:
-        """Somebody asked whether the model is being compiled: it may do otherwise than in eager mode."""
-        if (source := self._finder.asked()) is not None:
-            self.notes.asked[source] = None
-        return source is not None
+    def told(self) -> bool | None:
+        """What code is told that asks whether it is being compiled; None for code that does not count."""
+        source = self._finder.asked()
+        return None if source is None else self.answers.to(source)
 
     # --- autograd ------------------------------------------------------------------------------------
 
@@ -440,7 +440,7 @@ class Session:
     @contextmanager
     def blaming(self, name: str) -> Iterator[None]:
         """An error of the model stays the model's own; a note says that a capture was running, and where."""
-        with CaptureNoting(name, self.here_failed, self.notes.asked):
+        with CaptureNoting(name, self.here_failed, self.answers):
             try:
                 yield
             except RuntimeError as error:

@@ -1,7 +1,9 @@
-"""What may be replayed in a capture."""
+"""What one attempt at a capture takes for given."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+
+from whence.tracing.answers import Answers
 
 
 @dataclass(frozen=True)
@@ -9,13 +11,15 @@ class Reuse:
     """Whether calls are replayed, whether they are differentiated in the capture, and which classes are not.
 
     With `composites`, operators that are made of others are recorded whole. `without` gives, for classes
-    whose records turned out not to hold, the reason; that of None is for all.
+    whose records turned out not to hold, the reason; that of None is for all. `answers` are for code that
+    asks whether it is being compiled.
     """
 
     wanted: bool = True
     joint: bool = False
     composites: bool = False
     without: Mapping[type | None, str] = field(default_factory=dict)
+    answers: Answers = field(default_factory=Answers)
 
     def but_for(self, kind: type | None, why: str) -> "Reuse":
         """The same without one class more; None is every class."""

@@ -12,6 +12,7 @@ from whence.program import Program
 from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
+from whence.tracing.answers import Answers, with_eager_answers
 from whence.tracing.assembling.finish import finished
 from whence.tracing.excluded_sizes import captured_for_sizes
 from whence.tracing.recording.partial import keeping_what_was_recorded
@@ -19,10 +20,11 @@ from whence.tracing.replay.records.template import Doubt
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.interrupts import Interrupts
+from whence.tracing.steps.assumptions import StepAssumptions
 from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.first_step import Unbegun
 from whence.tracing.steps.optimizer import Optimizing, optimizing
-from whence.tracing.steps.run import StepAssumptions, record_step
+from whence.tracing.steps.run import record_step
 from whence.tracing.steps.session import RateRead, StepSession
 from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_uninitialised
 from whence.tracing.target.example import Example, Given, example_of
@@ -38,22 +40,30 @@ def capture_step(
     A run may find out that it must be done again: with the state that the optimizer makes in its first step,
     with the learning rate as a constant, or without replaying calls.
     """
-    return captured_for_sizes(given, lambda given: _captured_once(step, given, model, optimizer, reuse=reuse))
+
+    def once(given: Given) -> tuple[Program, Observed]:
+        return with_eager_answers(
+            given.told, lambda answers: _captured_once(step, given, model, optimizer, start(answers))
+        )
+
+    def start(answers: Answers) -> StepAssumptions:
+        return StepAssumptions(reuse=Reuse(reuse, joint=True, answers=answers))
+
+    return captured_for_sizes(given, once)
 
 
 def _captured_once(
-    step: Callable[..., Any], given: Given, model: object, optimizer: object, *, reuse: bool
+    step: Callable[..., Any], given: Given, model: object, optimizer: object, wish: StepAssumptions
 ) -> tuple[Program, Observed]:
-    wish = StepAssumptions(reuse=Reuse(reuse, joint=True))
     while True:
         try:
             return _attempted(step, given, model, optimizer, wish)
         except Unbegun as found:
-            wish = replace(wish, created=found.created, operations=found.operations)
+            wish = found.assumed
         except Doubt as doubt:
             wish = replace(wish, reuse=wish.reuse.but_for(doubt.kind, doubt.why))
         except RateRead:
-            wish = replace(wish, fixed_rates=True, operations=None, created={})
+            wish = StepAssumptions(fixed_rates=True, reuse=wish.reuse)
 
 
 def _attempted(

@@ -6,15 +6,19 @@ program than the second.
 """
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from whence._torch.operators.schemas import op_name, written_arguments
+from whence._torch.operators.schemas import OpOverload, op_name, written_arguments
+from whence._torch.pytrees import tree_flatten
 from whence.errors import Fault, UnsupportedStep
-from whence.program.arguments.optimizer_arguments import Initial
+from whence.program.arguments.optimizer_arguments import Initial, Setting
 from whence.schema import Phase
+from whence.tracing.steps.assumptions import Operations, StepAssumptions
+from whence.tracing.steps.counters import Counter, GroupKey, better_guess, first_guess, is_number
 from whence.tracing.steps.optimizer import Key, OptimizerEntry, Optimizing
 from whence.tracing.steps.session import StepSession
 
@@ -29,61 +33,120 @@ _FIRST = "take one step with the optimizer before the capture: from then on ever
 
 
 class Unbegun(Exception):
-    """The optimizer made its state in this run: run again with that state, and expect these operations."""
+    """The optimizer made state in this run, or advanced numbers: run again with what is assumed now."""
 
-    def __init__(self, created: Mapping[Key, Initial], operations: tuple[str, ...]) -> None:
+    def __init__(self, assumed: StepAssumptions) -> None:
         super().__init__("the optimizer has not taken a step yet")
-        self.created = created
-        self.operations = operations
+        self.assumed = assumed
 
 
 def refuse_unbegun(
-    session: StepSession, found: Optimizing, before: Set[Key], expected: tuple[str, ...] | None
+    session: StepSession,
+    found: Optimizing,
+    before: Set[Key],
+    counted: Mapping[GroupKey, Counter],
+    assumed: StepAssumptions,
 ) -> None:
-    """Raise `Unbegun` where the optimizer made state, and `UnsupportedStep` where that is no constant.
+    """Raise `Unbegun` where the optimizer made state or advanced numbers that were no inputs in this run.
 
-    `before` is the state that it had, and `expected` what it computed in the run that found that out.
+    `before` is the state that it had, and `counted` such numbers in its groups. Raises `UnsupportedStep`
+    where what it made is no constant.
     """
-    _refuse_numbers(found)
+    _refuse_values(found)
+    expected = assumed.operations
     new = [held for held in found.held() if held.place not in before]
-    if not new:
-        _refuse_otherwise(session, found, expected)
-        return
+    begins = bool(new) or any(counter.after is not None for counter in counted.values())
+    if begins and expected is not None:
+        raise _refused(", ".join(held.path for held in new) or "values in its groups")
+    numbers = {**assumed.numbers, **counted}
+    if begins:
+        created, counts, makers = _created(session, new)
+        operations = _operations(session, makers)
+        raise Unbegun(
+            replace(assumed, created=created, counts=counts, numbers=numbers, operations=operations)
+        )
+    if counted:
+        raise Unbegun(replace(assumed, numbers=numbers))
+    _guess_again(session, found, assumed)
+    _refuse_otherwise(session, found, expected)
+
+
+def _created(
+    session: StepSession, new: Sequence[OptimizerEntry]
+) -> tuple[dict[Key, Initial], dict[Key, Counter], set[fx.Node]]:
+    """What state is made of, the numbers in it, and the nodes that made it."""
     created: dict[Key, Initial] = {}
+    counts: dict[Key, Counter] = {}
     makers: set[fx.Node] = set()
     for held in new:
         chain = _history(session, held)
         initial = _initial(session, held, chain)
-        if initial is None or expected is not None:
-            raise _refused(held)
+        if initial is None:
+            raise _refused(held.path)
         created[held.place] = initial
         makers |= {*chain[-1:], *(node for node in chain if node.target in _PASSED_ON)}
-    raise Unbegun(created, _operations(session, makers))
+        if is_number(held.value):
+            counts[held.place] = first_guess(initial.value)
+    return created, counts, makers
 
 
-def _refused(held: OptimizerEntry) -> UnsupportedStep:
+def _guess_again(session: StepSession, found: Optimizing, assumed: StepAssumptions) -> None:
+    """Raise `Unbegun` where numbers begin with others than was assumed, and `UnsupportedStep` where with none
+    that is known."""
+    now = found_numbers(found)
+
+    def better(counters: Mapping[Any, Counter], paths: Mapping[Any, str]) -> dict[Any, Counter]:
+        return {place: _better(counter, paths[place], now, session) for place, counter in counters.items()}
+
+    counts = better(assumed.counts, {held.place: held.path for held in found.held()})
+    numbers = better(assumed.numbers, {place: Setting(*place, None).path for place in assumed.numbers})
+    if (counts, numbers) != (assumed.counts, assumed.numbers):
+        raise Unbegun(replace(assumed, counts=counts, numbers=numbers))
+
+
+def _better(counter: Counter, path: str, now: Mapping[str, Any], session: StepSession) -> Counter:
+    if counter.after is None:
+        return counter
+    guess = better_guess(counter, path, now[path], session.step.counting)
+    if guess is None:
+        raise _refused(path)
+    return guess
+
+
+def found_numbers(found: Optimizing) -> dict[str, Any]:
+    """What numbers the optimizer holds now, by their paths."""
+    rows = [(row.path, row.value) for row in found.held()]
+    rows += [(row.path, row.value) for row in found.settings()]
+    return {path: value for path, value in rows if is_number(value)}
+
+
+def _refused(what: str) -> UnsupportedStep:
     return UnsupportedStep(
-        f"the optimizer's first step makes {held.path} of something else than a constant",
+        f"the optimizer's first step makes {what} of something else than a constant",
         why="the first step is another program than all that follow",
         remedy=_FIRST,
     )
 
 
-def _refuse_numbers(found: Optimizing) -> None:
-    numbers = [row for row in found.held() if not isinstance(row.value, (Tensor, type(None)))]
-    if numbers:
+def _refuse_values(found: Optimizing) -> None:
+    values = [
+        row
+        for row in found.held()
+        if not (isinstance(row.value, (Tensor, type(None))) or is_number(row.value))
+    ]
+    if values:
         raise UnsupportedStep.of(
             Fault(
                 f"the optimizer keeps {row.path} as a {type(row.value).__name__}",
-                why="a program changes tensors, and no values of Python's",
+                why="a program changes tensors and numbers, and no other values of Python's",
                 remedy="use an optimizer that keeps its state in tensors, as those of torch.optim do; or "
                 "capture the model with backward=loss and let the optimizer run by itself",
             )
-            for row in numbers[:1]
+            for row in values[:1]
         )
 
 
-def _refuse_otherwise(session: StepSession, found: Optimizing, expected: tuple[str, ...] | None) -> None:
+def _refuse_otherwise(session: StepSession, found: Optimizing, expected: Operations | None) -> None:
     if expected is not None and _operations(session, set()) != expected:
         raise UnsupportedStep(
             f"the first step of {type(found.optimizer).__name__} does something that later ones do not",
@@ -92,18 +155,26 @@ def _refuse_otherwise(session: StepSession, found: Optimizing, expected: tuple[s
         )
 
 
-def _operations(session: StepSession, without: set[fx.Node]) -> tuple[str, ...]:
-    """What the optimizer computes, in order."""
+def _operations(session: StepSession, without: set[fx.Node]) -> Operations:
+    """What the optimizer computes with tensors, in order, and the numbers that are known."""
     marks = session.notes.marks
     return tuple(
-        op_name(node.target)
+        (
+            op_name(node.target),
+            tuple(map(session.step.counting.value, tree_flatten((node.args, node.kwargs))[0])),
+        )
         for node in session.notes.order
-        if marks[node].phase is Phase.OPTIMIZER and node not in without
+        if marks[node].phase is Phase.OPTIMIZER
+        and node not in without
+        and isinstance(node.target, OpOverload)
     )
 
 
 def _initial(session: StepSession, held: OptimizerEntry, history: Sequence[fx.Node]) -> Initial | None:
     """What a piece of state was made as, if all its elements are one number."""
+    if is_number(held.value):
+        value = session.step.counting.value(held.value)
+        return None if value is None else Initial(value)
     if not history:
         return Initial(held.value)
     node = history[-1]

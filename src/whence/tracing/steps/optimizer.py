@@ -1,6 +1,7 @@
 """What an optimizer holds, looked at before a step is captured and given back afterwards."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,7 @@ class Optimizing:
         """Everything else in the groups."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         return [
-            Setting(number, key, value)
+            Setting(number, key, copy(value) if type(value) in (list, dict) else value)
             for number, group in enumerate(groups)
             for key, value in group.items()
             if key != "params"
@@ -116,34 +117,31 @@ def _refuse_values(found: Optimizing) -> None:
     faults = [
         Fault(
             f"{row.path} is a {type(row.value).__name__}",
-            why="the state of an optimizer is recorded where it is made of tensors; this would be a constant "
-            "of the program",
+            why="the state of an optimizer is recorded where it is made of tensors and numbers; this would "
+            "be a constant of the program",
             remedy="use an optimizer that keeps its state in tensors, as those of torch.optim do; or capture "
             "the model with backward=loss and run the optimizer itself",
         )
         for row in found.held()
-        if not isinstance(row.value, (Tensor, type(None)))
+        if not isinstance(row.value, (Tensor, type(None))) and type(row.value) not in (int, float)
     ]
     faults += [
         Fault(
             f"{setting.path} is a {type(setting.value).__name__}",
-            why="only a number, a text, or a tensor for lr can be compared with what it is in later steps",
+            why="only numbers, texts and tensors can be compared with what they are in later steps",
             remedy="use plain numbers in parameter groups",
         )
         for setting in found.settings()
-        if not (is_plain(setting.value) or _is_rate(setting))
+        if not (is_plain(setting.value) or isinstance(setting.value, Tensor))
     ]
     if faults:
         raise UnsupportedStep.of(faults)
 
 
-def _is_rate(setting: Setting) -> bool:
-    """Whether it may be a tensor: an input, or what a schedule began with."""
-    return isinstance(setting.value, Tensor) and (setting.key == RATE or setting.is_beginning)
-
-
 def is_plain(value: object) -> bool:
-    """Whether a value can be kept and compared: Python's own, or tuples and lists of them."""
+    """Whether a value can be kept and compared: Python's own, or tuples, lists and dictionaries of them."""
+    if isinstance(value, dict):
+        return all(map(is_plain, value.values()))
     return isinstance(value, (*PLAIN,)) or (isinstance(value, (tuple, list)) and all(map(is_plain, value)))
 
 

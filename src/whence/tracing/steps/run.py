@@ -1,6 +1,6 @@
 """Run a training step once on fake tensors, and take notes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -12,7 +12,7 @@ from whence._torch.observe.training_steps import engine_code, observed_step
 from whence._torch.sizes.numbers import refuse_recorded
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, UnsupportedStep
-from whence.program.arguments.optimizer_arguments import GroupSlot, Initial, Setting, StateSlot, Step
+from whence.program.arguments.optimizer_arguments import GroupSlot, Setting, StateSlot, Step
 from whence.program.signature import Input
 from whence.schema import InputKind
 from whence.tracing.recording.backward import Backward
@@ -28,13 +28,21 @@ from whence.tracing.recording.run import (
     run_subject,
     surroundings_kept,
 )
-from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.module_snapshot import Lines
 from whence.tracing.sandbox.undo import Undoing
+from whence.tracing.steps.assumptions import StepAssumptions
+from whence.tracing.steps.counters import (
+    Counter,
+    GroupKey,
+    changed_settings,
+    first_guess,
+    is_number,
+    replaced_numbers,
+)
 from whence.tracing.steps.enclosed_state import enclosed_by
-from whence.tracing.steps.first_step import refuse_unbegun
-from whence.tracing.steps.optimizer import RATE, Key, OptimizerEntry, Optimizing, is_plain, optimizer_restored
+from whence.tracing.steps.first_step import found_numbers, refuse_unbegun
+from whence.tracing.steps.optimizer import RATE, Key, OptimizerEntry, Optimizing, optimizer_restored
 from whence.tracing.steps.outside_values import OutsideReads
 from whence.tracing.steps.session import StepSession
 from whence.tracing.target.changed_containers import containers_in, refuse_changes
@@ -42,20 +50,6 @@ from whence.tracing.target.eligibility import refuse_kinds
 from whence.tracing.target.example import Example
 from whence.tracing.target.placeholders import Prepared, refuse_own_parameters
 from whence.tracing.target.subject import Subject
-
-
-@dataclass(frozen=True)
-class StepAssumptions:
-    """What a run takes for given: state that a first step would make, and whether learning rates are inputs.
-
-    `operations` are those of the optimizer in the run before, which this one must repeat. `reuse` says which
-    calls may be replayed.
-    """
-
-    created: Mapping[Key, Initial] = field(default_factory=dict)
-    operations: tuple[str, ...] | None = None
-    fixed_rates: bool = False
-    reuse: Reuse = field(default_factory=lambda: Reuse(joint=True))
 
 
 @dataclass(frozen=True)
@@ -94,22 +88,23 @@ def record_step(
             outside = enclosed_by(subject.call)
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
             reads = OutsideReads(subject, session.reads.observer)
-            recorded = _recorded(session, undoing, example, found, wish, reads)
+            taken, recorded = _run(session, undoing, example, found, wish, reads)
             outside.refuse_changes(place)
+            recorded = _recorded(session, found, wish, taken, recorded)
             step = replace(recorded.step, outside=reads.found(place))
             return replace(recorded, step=step)
 
     return undoing.around(run)
 
 
-def _recorded(
+def _run(
     session: StepSession,
     undoing: Undoing,
     example: Example,
     found: Optimizing,
     wish: StepAssumptions,
     reads: OutsideReads,
-) -> RecordedStep:
+) -> tuple[_Taken, Recorded]:
     subject = session.subject
     refuse_own_parameters(subject, example)
     with ExitStack() as active:
@@ -131,8 +126,16 @@ def _recorded(
         refuse_recorded(result)
         recorded = forward_half(session, subject, prepared, result)
         session.replayer.check(recorded.result_nodes)
-    _refuse_changed_settings(subject, found, taken)
-    refuse_unbegun(session, found, taken.before, wish.operations)
+    return taken, recorded
+
+
+def _recorded(
+    session: StepSession, found: Optimizing, wish: StepAssumptions, taken: _Taken, recorded: Recorded
+) -> RecordedStep:
+    """What was recorded, with the optimizer's part; raises `Unbegun` where another run has to assume more."""
+    subject, leaves = session.subject, _leaves(recorded.prepared)
+    counted = _advanced(session, found, taken)
+    refuse_unbegun(session, found, taken.before, counted, wish)
     if not session.step.runs:
         raise UnsupportedStep(
             f"{subject.name} runs no backward",
@@ -170,12 +173,13 @@ def _taken(session: StepSession, found: Optimizing, wish: StepAssumptions) -> _T
     _begin(session, found, wish)
     before = found.held()
     for held in before:
-        if isinstance(held.value, Tensor):
-            row, node = _state_input(session, held)
-            initial = wish.created.get(held.place)
+        if held.value is not None:
+            row, node = _state_input(session, held, found)
+            counter = wish.counts.get(held.place)
+            initial = wish.created.get(held.place) if counter is None else counter.initial
             rows.append((row, node))
             states.append((StateSlot(node.name, str(held.parameter.paths[0]), held.key, initial), held))
-    groups = _rates(session, found, wish, rows)
+    groups = [*_rates(session, found, wish, rows), *_numbers(session, found, wish, rows)]
     places = frozenset(held.place for held in before)
     return _Taken(tuple(rows), tuple(states), tuple(groups), places, tuple(found.settings()))
 
@@ -186,12 +190,22 @@ def _begin(session: StepSession, found: Optimizing, wish: StepAssumptions) -> No
     for (owner, key), initial in wish.created.items():
         like = initial.like
         made = initial.value if like is None else session.recorder.fresh([like])[0]
-        found.optimizer.state[rows[owner].tensor][key] = made  # type: ignore[union-attr]
+        counter = wish.counts.get((owner, key))
+        state: Any = found.optimizer.state[rows[owner].tensor]  # type: ignore[union-attr]
+        state[key] = made if counter is None else counter.begins
 
 
-def _state_input(session: StepSession, held: OptimizerEntry) -> tuple[Input, fx.Node]:
+def _state_input(session: StepSession, held: OptimizerEntry, found: Optimizing) -> tuple[Input, fx.Node]:
     row = held.parameter
-    node = session.recorder.adopt(held.value, "_".join(["o", *row.paths[0], held.key]))
+    name = "_".join(["o", *row.paths[0], held.key])
+    if isinstance(held.value, Tensor):
+        node = session.recorder.adopt(held.value, name)
+        value: Any = node.meta["val"]
+    else:
+        number, node = session.recorder.number_input(name)
+        found.optimizer.state[row.tensor][held.key] = number  # type: ignore[union-attr]
+        session.step.counting.add(held.path, node, held.value)
+        value = held.value
     session.notes.inputs[node] = f"the optimizer's {held.path}"
     made = Input(
         name=node.name,
@@ -200,7 +214,7 @@ def _state_input(session: StepSession, held: OptimizerEntry) -> tuple[Input, fx.
         module=row.paths[0].parent,
         module_type=row.owner,
         of=str(row.paths[0]),
-        value=node.meta["val"],
+        value=value,
     )
     return made, node
 
@@ -208,17 +222,19 @@ def _state_input(session: StepSession, held: OptimizerEntry) -> tuple[Input, fx.
 def _rates(
     session: StepSession, found: Optimizing, wish: StepAssumptions, rows: list[tuple[Input, fx.Node]]
 ) -> Sequence[GroupSlot]:
+    """Inputs for learning rates, and for tensors in groups."""
     slots, numbers = [], set()
     for setting in found.settings():
-        if setting.key != RATE or found.optimizer is None:
+        if found.optimizer is None or setting.is_beginning:
             continue
         name = f"o_param_groups_{setting.group}_{setting.key}"
         if isinstance(setting.value, Tensor):
             node = session.recorder.adopt(setting.value, name)
             value: Any = node.meta["val"]
-        elif isinstance(setting.value, float) and not wish.fixed_rates:
+        elif setting.key == RATE and isinstance(setting.value, float) and not wish.fixed_rates:
             number, node = session.recorder.number_input(name)
             found.optimizer.param_groups[setting.group][RATE] = number
+            session.step.counting.add(setting.path, node, setting.value)
             numbers.add(node)
             value = setting.value
         else:
@@ -230,28 +246,57 @@ def _rates(
     return slots
 
 
-def _refuse_changed_settings(subject: Subject, found: Optimizing, taken: _Taken) -> None:
-    now = {row.path: row.value for row in found.settings()}
-    before = {row.path: row.value for row in taken.settings}
-    names = dict.fromkeys((*before, *now))
-    changed = [
-        name for name in names if name not in now or name not in before or not _same(now[name], before[name])
+def _numbers(
+    session: StepSession, found: Optimizing, wish: StepAssumptions, rows: list[tuple[Input, fx.Node]]
+) -> Sequence[GroupSlot]:
+    """Inputs for the other numbers of groups that steps advance."""
+    slots = []
+    for (group, key), counter in wish.numbers.items():
+        held = found.optimizer.param_groups[group]  # type: ignore[union-attr]
+        path = Setting(group, key, None).path
+        value = held[key] if counter.after is None else counter.begins
+        held[key], node = session.recorder.number_input(f"o_param_groups_{group}_{key}")
+        session.step.counting.add(path, node, value)
+        session.notes.inputs[node] = path
+        rows.append((Input(node.name, InputKind.OPTIMIZER_STATE, path, value=value), node))
+        slots.append(GroupSlot(node.name, group, key, counter.initial))
+    return slots
+
+
+def _advanced(session: StepSession, found: Optimizing, taken: _Taken) -> dict[GroupKey, Counter]:
+    """The numbers in groups that the step advances; raises `UnsupportedStep` for other values it changes."""
+    inputs, counting = {(slot.group, slot.key) for slot in taken.groups}, session.step.counting
+    rows = [
+        (row, then)
+        for row, then in changed_settings(taken.settings, found.settings())
+        if (row.group, row.key) not in inputs
     ]
-    if changed:
-        raise UnsupportedStep(
-            f"the step changes {', '.join(changed)}",
-            where=Place(None, subject.place.line),
-            why="that is a value of Python's, and a program changes tensors",
-            remedy="do it after the captured step, outside it: scheduler.step(), for example",
+    values = {row.path: counting.value(row.value) for row, _ in rows if is_number(row.value)}
+    others = [
+        row.path
+        for row, then in rows
+        if (
+            values.get(row.path) is None
+            if then is None
+            else not (is_number(row.value) and is_number(then.value))
         )
-
-
-def _same(left: Any, right: Any) -> bool:
-    return left is right or (is_plain(left) and type(left) is type(right) and bool(left == right))
+    ]
+    if others:
+        raise UnsupportedStep(
+            f"the step changes {', '.join(others)}",
+            where=Place(None, session.subject.place.line),
+            why="that is a value of Python's, and a program changes tensors and numbers",
+            remedy="do it after the captured step, outside it: scheduler.step(), for example; where the "
+            "optimizer does so in its first step alone, take one before the capture",
+        )
+    return {
+        (row.group, row.key): Counter() if then is not None else first_guess(values[row.path])
+        for row, then in rows
+    }
 
 
 def _replaced(session: StepSession, found: Optimizing, taken: _Taken) -> list[tuple[fx.Node, fx.Node]]:
-    """State that the optimizer put another tensor in the place of."""
+    """State that the optimizer put another tensor in the place of, and numbers that it advanced."""
     nodes = {row.name: node for row, node in taken.rows}
     now = {held.place: held.value for held in found.held()}
     pairs = []
@@ -259,7 +304,13 @@ def _replaced(session: StepSession, found: Optimizing, taken: _Taken) -> list[tu
         value = now[held.place]
         if value is not held.value and isinstance(value, Tensor):
             pairs.append((nodes[slot.input], session.known(value)))
-    return pairs
+    places = found_numbers(found)
+    settings = {(row.group, row.key): row.value for row in found.settings()}
+    for held_in in taken.groups:
+        value = settings.get((held_in.group, held_in.key))
+        if isinstance(value, Tensor) and (node := session.known(value)) is not nodes[held_in.input]:
+            pairs.append((nodes[held_in.input], node))
+    return [*pairs, *replaced_numbers(session.step.counting, places, Place(None, session.subject.place.line))]
 
 
 def _backward(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) -> Backward:

@@ -20,12 +20,14 @@ from whence._torch.observe.module_calls import ObservedCall
 from whence._torch.observe.training_steps import is_scaling
 from whence._torch.record.recorder import FakeTensor
 from whence._torch.record.step_recorder import StepRecorder
+from whence._torch.sizes.numbers import as_node
 from whence.errors import CaptureError, DataDependent, UnsupportedStep
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.recording.data_dependence import value_of
 from whence.tracing.recording.notes import AutogradStep, Notes
 from whence.tracing.recording.session import Session
+from whence.tracing.steps.counters import Counting
 
 SEVERAL = "the step runs several forwards or backwards"
 """Why calls are not replayed."""
@@ -63,11 +65,13 @@ class StepNotes:
 
     `before` are gradients that were there when it began, by the identity of the tensor. `cleared` and
     `assumed` are parameters whose gradient was taken away, or was absent, before the first one arrived.
-    `tracked` are operations after a backward that autograd may go through again.
+    `tracked` are operations after a backward that autograd may go through again. `counting` are the numbers
+    that are inputs, `rates` those of them that are learning rates.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
     before: dict[int, Tensor] = field(default_factory=dict)
+    counting: Counting = field(default_factory=Counting)
     rates: frozenset[fx.Node] = frozenset()
     runs: list[BackwardRun] = field(default_factory=list)
     cleared: set[int] = field(default_factory=set)
@@ -317,6 +321,22 @@ class StepSession(Session):
             why=f"{made}a capture runs on fake tensors, shapes without numbers",
             remedy=f"use an option that decides with tensors (capturable=True), or {_OTHERWISE}",
         )
+
+    def number_known(self, number: Any) -> Any:
+        """What a number is at the capture; None where it depends on tensors."""
+        return self.step.counting.value(number)
+
+    def number_decides(self, target: Any, operands: tuple[Any, ...]) -> bool:
+        """A comparison of numbers that steps advance goes as it does now; the program says so, and looks."""
+        nodes = [value for value in map(as_node, operands) if isinstance(value, fx.Node)]
+        roots = set[fx.Node]().union(*map(_roots, nodes))
+        values = list(map(self.step.counting.value, operands))
+        if roots <= self.step.rates or None in values:
+            raise self.number_needed(nodes[0])
+        answer = bool(target(*values))
+        inputs = ", ".join(sorted(self.notes.inputs[root] for root in roots))
+        self.recorder.note_branch(target, operands, answer, f"what is asked of {inputs} ({self.here()})")
+        return answer
 
 
 def _roots(node: fx.Node) -> set[fx.Node]:

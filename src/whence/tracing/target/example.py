@@ -18,6 +18,7 @@ from whence.program.arguments.binding import binding_faults
 from whence.program.arguments.convention import argument_parts, names_of, paths_of, whole_paths_of
 from whence.program.arguments.open_sizes import Dimension, Sizes
 from whence.program.signature import Part
+from whence.provenance import Source
 from whence.tracing.target.dynamic_shapes import Asked, asked_sizes
 from whence.tracing.target.subject import Subject
 
@@ -33,7 +34,8 @@ class Given:
     """What a capture is given beside the model: example inputs, and which of their sizes may vary.
 
     `preserve` are patterns of the modules whose calling convention the program keeps. `numbers` are sizes, of
-    those that an earlier capture left open, that are to be numbers.
+    those that an earlier capture left open, that are to be numbers. `told` are lines of code that are told
+    that they are being compiled.
     """
 
     args: Any
@@ -41,6 +43,7 @@ class Given:
     dynamic_shapes: Any = None
     preserve: Sequence[str] = ()
     numbers: Numbers | None = None
+    told: Sequence[Source] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,82 @@
+"""What code is told that asks whether it is being compiled: eager's answer, wherever that can be captured.
+
+Library code asks `torch.compiler.is_compiling()` before it looks at values, and often computes something else
+where the answer is yes. So a capture says no at first, as eager does. Where what then happens cannot be
+captured, the line that asked last is told yes in another attempt, it alone, and the program says so.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from whence.dependence.asking import Failed, attempt
+from whence.provenance import Source
+from whence.tracing.source_lines import SourceFinder
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The lines that are told that they are compiled, and which asked in an attempt, the last at the end."""
+
+    told: frozenset[Source] = frozenset()
+    asked: dict[Source, None] = field(default_factory=dict)
+
+    def to(self, source: Source) -> bool:
+        """What is told to a line, which is noted."""
+        self.asked.pop(source, None)
+        self.asked[source] = None
+        return source in self.told
+
+    @property
+    def untold(self) -> tuple[Source, ...]:
+        """The lines that were told no, the last first."""
+        return tuple(source for source in reversed(self.asked) if source not in self.told)
+
+    @property
+    def compiled(self) -> tuple[Source, ...]:
+        """The lines that were told yes."""
+        return tuple(source for source in self.asked if source in self.told)
+
+
+def with_eager_answers(told: Sequence[Source], capture: Callable[[Answers], Result]) -> Result:
+    """What `capture` gives with as many of eager's answers as can be; `told` are lines that get another.
+
+    Raises what the last attempt raises, in which every line is told that it is compiled.
+    """
+    answers = Answers(frozenset(told))
+    found = attempt(lambda: capture(answers))
+    while isinstance(found, Failed) and answers.untold:
+        answers, found = _told_more(answers, found, capture)
+    if isinstance(found, Failed):
+        raise found.error
+    return found  # type: ignore[no-any-return]
+
+
+def _told_more(
+    answers: Answers, failed: Failed, capture: Callable[[Answers], object]
+) -> tuple[Answers, object]:
+    """An attempt in which one line more is told yes; where none of them alone makes a difference, all are."""
+    for source in answers.untold:
+        other = Answers(answers.told | {source})
+        found = attempt(lambda other=other: capture(other))  # type: ignore[misc]
+        if not isinstance(found, Failed) or not _are_alike(found.error, failed.error):
+            return other, found
+    other = Answers(answers.told.union(answers.untold))
+    return other, attempt(lambda: capture(other))
+
+
+def _are_alike(left: Exception, right: Exception) -> bool:
+    return type(left) is type(right) and str(left) == str(right)
+
+
+def told_to(lines: Sequence[Source]) -> Callable[[], bool | None]:
+    """What to tell whoever asks now, so that these lines are told that they are compiled, and no others."""
+    finder, answers = SourceFinder(()), Answers(frozenset(lines))
+
+    def answer() -> bool | None:
+        source = finder.asked()
+        return None if source is None else answers.to(source)
+
+    return answer

@@ -1,0 +1,30 @@
+"""What a run of a training step takes for given, found out in the runs before it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from whence.program.arguments.optimizer_arguments import Initial
+from whence.tracing.replay.reuse import Reuse
+from whence.tracing.steps.counters import Counter, GroupKey
+from whence.tracing.steps.optimizer import Key
+
+Operations = tuple[tuple[str, tuple[Any, ...]], ...]
+"""Operators with the numbers that they are given."""
+
+
+@dataclass(frozen=True)
+class StepAssumptions:
+    """What a run takes for given: state that a first step would make, and whether learning rates are inputs.
+
+    `counts` and `numbers` are numbers that steps advance, in the state and in the groups. `operations` are
+    those of the optimizer in the run before, which this one must repeat. `reuse` says which calls may be
+    replayed.
+    """
+
+    created: Mapping[Key, Initial] = field(default_factory=dict)
+    counts: Mapping[Key, Counter] = field(default_factory=dict)
+    numbers: Mapping[GroupKey, Counter] = field(default_factory=dict)
+    operations: Operations | None = None
+    fixed_rates: bool = False
+    reuse: Reuse = field(default_factory=lambda: Reuse(joint=True))

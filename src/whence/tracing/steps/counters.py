@@ -1,0 +1,125 @@
+"""Numbers of Python's that an optimizer advances in every step: counts, products of decay rates.
+
+They are state as tensors are: each is an input of the program, and what the step makes of it an output. Which
+numbers these are is known after a first run, and so is what an optimizer without state begins with: the
+number of which the step makes what was found after the first one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import fx
+
+from whence._torch.sizes.numbers import as_node, evaluated, is_recorded
+from whence.errors import Place, UnsupportedStep
+from whence.program.arguments.optimizer_arguments import Initial, Setting
+from whence.tracing.steps.optimizer import is_plain
+
+GroupKey = tuple[int, str]
+"""The number of a parameter group, and the name of a value in it."""
+_BEGINNINGS = (0, 1, 0.0, 1.0)
+"""What counts, sums and products begin with."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A number that steps advance. `after` is what the first step leaves, where there was none before.
+
+    `begins` is what it is then assumed to begin with, and `tried` what it was assumed to before.
+    """
+
+    after: Any = None
+    begins: Any = None
+    tried: tuple[Any, ...] = ()
+
+    @property
+    def initial(self) -> Initial | None:
+        """What is put there for a first step; None where the number exists already."""
+        return None if self.after is None else Initial(self.begins)
+
+
+@dataclass
+class Counting:
+    """The numbers that are inputs in one run: what each is now, and where it is."""
+
+    known: dict[fx.Node, Any] = field(default_factory=dict)
+    inputs: dict[str, fx.Node] = field(default_factory=dict)
+
+    def add(self, path: str, node: fx.Node, value: Any) -> None:
+        """An input that holds a number."""
+        self.known[node] = value
+        self.inputs[path] = node
+
+    def value(self, found: Any) -> Any:
+        """A number as Python has it; None where it depends on what only a run knows."""
+        return evaluated(as_node(found), self.known)
+
+
+def is_number(value: object) -> bool:
+    """Whether steps may advance a value: a number of Python's, and no truth."""
+    return type(value) in (int, float) or is_recorded(value)
+
+
+def first_guess(after: Any) -> Counter:
+    """A count begins one below what the first step leaves; of another number nothing is known yet."""
+    return Counter(after, after - 1 if type(after) is int else after)
+
+
+def better_guess(counter: Counter, path: str, found: Any, counting: Counting) -> Counter | None:
+    """The counter with a beginning of which the step makes what a first one leaves; None without one.
+
+    `found` is what the step made of the number that is at `path`.
+    """
+    node = counting.inputs[path]
+
+    def made_of(beginning: Any) -> Any:
+        return evaluated(as_node(found), {**counting.known, node: beginning})
+
+    from_nothing = made_of(type(counter.after)(0))
+    difference = () if from_nothing is None else (counter.after - from_nothing,)
+    tried = (*counter.tried, counter.begins)
+    for beginning in (counter.begins, *_BEGINNINGS, *difference, counter.after):
+        made = made_of(beginning)
+        is_right = type(made) is type(counter.after) and made == counter.after
+        if is_right and beginning is counter.begins:
+            return counter
+        if is_right and beginning not in tried:
+            return replace(counter, begins=beginning, tried=tried)
+    return None
+
+
+def changed_settings(
+    before: Sequence[Setting], now: Sequence[Setting]
+) -> Iterator[tuple[Setting, Setting | None]]:
+    """What a step changed in the groups of an optimizer, as it is now, and as it was."""
+    then = {row.path: row for row in before}
+    for row in now:
+        earlier = then.pop(row.path, None)
+        if earlier is None or not _is_same(earlier.value, row.value):
+            yield row, earlier
+    for row in then.values():
+        yield replace(row, value=None), row
+
+
+def _is_same(then: Any, now: Any) -> bool:
+    if then is now:
+        return True
+    return is_plain(then) and not is_recorded(now) and type(then) is type(now) and bool(then == now)
+
+
+def replaced_numbers(
+    counting: Counting, found: Mapping[str, Any], where: Place
+) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """The input of each number that the step advanced, with the node that holds the new one."""
+    for path, node in counting.inputs.items():
+        value = found[path]
+        if is_recorded(value):
+            yield from () if as_node(value) is node else ((node, as_node(value)),)
+        elif value != counting.known[node] or type(value) is not type(counting.known[node]):
+            raise UnsupportedStep(
+                f"the step sets {path} to {value!r}",
+                where=where,
+                why="it was another number before, and is a constant from then on",
+                remedy="set it before the capture, as the step leaves it",
+            )
