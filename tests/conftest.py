@@ -1,3 +1,4 @@
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -49,3 +50,9 @@ def group_of_two() -> Iterator[None]:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield
     torch.distributed.destroy_process_group()
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: collections of garbage need not go through all of it each time."""
+    gc.collect()
+    gc.freeze()

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 import whence
 from tests.checks import Backward, differing
 from tests.models import case
-from whence._torch.observe.compile_flags import compiling_on_this_thread
 from whence.program import Absent
 
 
@@ -36,12 +35,6 @@ class Made:
         return args, kwargs, [copy for copy in copies.values() if copy.requires_grad]
 
 
-def told(work: Callable[[], Any]) -> Any:
-    """Run something as a capture runs it: transformers takes other branches when it is being compiled."""
-    with compiling_on_this_thread(lambda: False):
-        return work()
-
-
 def calls_made(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Made]:
     """The first call of every module in one run of the model, in order."""
     made: dict[str, Made] = {}
@@ -54,7 +47,7 @@ def calls_made(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     modules = [(path, module) for path, module in model.named_modules() if path]
     hooks = [module.register_forward_pre_hook(note(path), with_kwargs=True) for path, module in modules]
-    told(lambda: model(*args, **kwargs))
+    model(*args, **kwargs)
     for handle in hooks:
         handle.remove()
     return list(made.values())
@@ -65,7 +58,7 @@ def called_alone(module: nn.Module, call: Made, only: list[bool] | None = None) 
     args, kwargs, inputs = call.fresh()
     module.zero_grad()
     torch.manual_seed(7)
-    leaves = tree_leaves(told(lambda: module(*args, **kwargs)))
+    leaves = tree_leaves(module(*args, **kwargs))
     roots = [leaf for i, leaf in enumerate(leaves) if is_differentiable(leaf) and (only is None or only[i])]
     generator = torch.Generator().manual_seed(8)
     seeds = [torch.empty_like(root).copy_(torch.randn(root.shape, generator=generator)) for root in roots]

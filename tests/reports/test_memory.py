@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_leaves
 
 import whence
 from tests.models import ModelCase, case
-from whence._torch.observe.compile_flags import compiling_on_this_thread
 
 X = torch.randn(6, 4)
 
@@ -27,8 +26,7 @@ def saved_by_eager(found: ModelCase) -> int:
         saved.append(tensor)
         return tensor
 
-    told, hooks = compiling_on_this_thread(lambda: False), torch.autograd.graph.saved_tensors_hooks
-    with told, hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = found.loss(model(*args, **kwargs))
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in saved}
     assert loss.requires_grad
@@ -37,7 +35,7 @@ def saved_by_eager(found: ModelCase) -> int:
 
 @pytest.mark.parametrize("name", ["bert", "resnet", "llama", "gpt2", "vit"])
 def test_kept_is_what_eager_saves(name: str) -> None:
-    """Eager is told what the capture is told: transformers makes masks then."""
+    """Storages counted once, largest first."""
     found = case(name)
     model, args, kwargs = found.make()
     memory = whence.capture(model, args, kwargs, backward=found.loss).memory()
