@@ -1,7 +1,5 @@
 BIN := .venv/bin
 READY := .venv/.ready
-RELEASE_newest := 2.15.0
-RELEASE_between := 2.14.1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-newest test-between test-libraries lint types check conformance bench benchmark bench-smoke clean
@@ -18,12 +16,12 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	@touch $@
 
-.venv-%/.ready: pyproject.toml constraints.txt Makefile
-	@echo "Installing whence and its tools with PyTorch $(RELEASE_$*) into .venv-$* (several GB the first time)"
+.venv-%/.ready: pyproject.toml constraints.txt requirements/%.txt Makefile
+	@echo "Installing whence and its tools with $$(cat requirements/$*.txt) into .venv-$* (several GB the first time)"
 	@python3 -m venv .venv-$*
 	@grep -v '^torch==' constraints.txt > .venv-$*/constraints.txt
-	@.venv-$*/bin/pip install -q -c .venv-$*/constraints.txt torch==$(RELEASE_$*)
-	@.venv-$*/bin/pip install -q -c .venv-$*/constraints.txt -e '.[dev]' torch==$(RELEASE_$*)
+	@.venv-$*/bin/pip install -q -c .venv-$*/constraints.txt -r requirements/$*.txt
+	@.venv-$*/bin/pip install -q -c .venv-$*/constraints.txt -e '.[dev]' -r requirements/$*.txt
 	@touch $@
 
 # One release of torch for all of them: the oldest, whose CPU build is taken where one is offered.

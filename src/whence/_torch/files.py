@@ -5,10 +5,14 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
+
 WHENCE = f"{Path(__file__).parents[1]}{os.sep}"
 """The folder of this package."""
 DOOR = f"{Path(__file__).parent}{os.sep}"
 """The folder of what knows PyTorch's private parts, with the code that runs inside of every operation."""
+TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+"""The folder of torch."""
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _INSTALLED = tuple(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("purelib", "platlib"))
 

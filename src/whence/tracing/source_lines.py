@@ -10,13 +10,12 @@ from typing import Literal
 import torch
 from torch import nn
 
-from whence._torch.files import ALGEBRA, WHENCE, is_standard_library
+from whence._torch.files import ALGEBRA, TORCH, WHENCE, is_standard_library
 from whence._torch.observe.hooks import CALL_OF_MODULE, calls_a_hook
 from whence.provenance import Source
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 
 Kind = Literal["user", "module", "engine", "boundary", "generated"]
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _MODULES = f"{Path(torch.__file__).parent / 'nn' / 'modules'}{os.sep}"
 _COMPILER = f"{Path(torch.__file__).parent / 'compiler'}{os.sep}"
 _DOORS = frozenset({"api.py", "captured.py"})
@@ -106,7 +105,7 @@ class SourceFinder:
     def is_in_torch(self) -> bool:
         """Whether torch's own code called us: `weight_norm` sets the weight that it computed."""
         frame = frame_outside()
-        return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
+        return frame is not None and frame.f_code.co_filename.startswith(TORCH)
 
     def asked(self) -> Source | None:
         """Who asked torch's compiler a question, if it was not torch itself.
@@ -171,7 +170,7 @@ def _classify(code: CodeType) -> Kind:
         return "engine" if file.endswith("module.py") else "module"
     if file == GENERATED_FILE:
         return "generated"
-    if file.startswith((_TORCH, *ALGEBRA)) or _is_ours(file):
+    if file.startswith((TORCH, *ALGEBRA)) or _is_ours(file):
         return "engine"
     if is_standard_library(file):  # contexts, partials, threads
         return "engine"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from whence._torch.observe.compile_flags import (
     compiled_functions_run_eagerly,
@@ -146,3 +147,31 @@ def test_constants_are_not_traced() -> None:
     assert compiled(torch.zeros(1)).item() == compiled(torch.zeros(1)).item() == 3
     assert calls == [2]
     assert number(4) == 5
+
+
+@pytest.mark.canary("torch._subclasses")
+@pytest.mark.parametrize("told", [True, False])
+def test_who_asks_for_fake_tensors_is_told(told: bool) -> None:
+    """Code that is not torch's; real tensors are no fakes, and behind the block all is as it was."""
+    before = torch._subclasses
+    fake = FakeTensorMode().from_tensor(torch.ones(2))
+
+    def asks(thing: object) -> bool:
+        return isinstance(thing, torch._subclasses.FakeTensor)
+
+    with compiling_on_this_thread(lambda: told):
+        assert asks(fake) is told and issubclass(type(fake), torch._subclasses.FakeTensor) is told
+        assert not asks(torch.ones(2))
+        assert isinstance(fake, torch._subclasses.fake_tensor.FakeTensor)
+    assert asks(fake) and torch._subclasses is before
+
+
+def test_other_threads_see_fake_tensors_as_they_are() -> None:
+    """Also where a thread that began later is told something else."""
+    fake = FakeTensorMode().from_tensor(torch.ones(2))
+    found: list[bool] = []
+    with compiling_on_this_thread(lambda: False):
+        asking = threading.Thread(target=lambda: found.append(isinstance(fake, torch._subclasses.FakeTensor)))
+        asking.start()
+        asking.join()
+    assert found == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import sys
 import warnings
@@ -23,6 +24,14 @@ from tests.models import MODEL_CASES, ModelCase
 from tests.tracing.keeping import Keeping, all_places, results
 
 X = torch.full((2, 4), 1.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected_garbage() -> None:
+    """Who keeps a tensor is found among what is collected; tests are run with what is loaded left out of it."""
+    gc.unfreeze()
+
+
 PLACES = all_places()
 
 

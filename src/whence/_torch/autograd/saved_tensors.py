@@ -3,21 +3,19 @@
 C++ calls the pack hook in the middle of an operation, so no frame tells that it is one.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from whence._torch.files import TORCH
 from whence._torch.patching import patched
 
 Packing = Callable[[str, bool], AbstractContextManager[None]]
 """What is entered around a pack hook, by its name; and whether it is torch's own, that changes nothing."""
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 def packs_what_is_saved() -> bool:
@@ -41,7 +39,7 @@ def observed_packing(packing: Packing) -> Iterator[None]:
 
 def _observed(pack_hook: Any, packing: Packing, thread: int) -> Any:
     name = getattr(pack_hook, "__qualname__", type(pack_hook).__name__)
-    is_torchs = getattr(getattr(pack_hook, "__code__", None), "co_filename", "").startswith(_TORCH)
+    is_torchs = getattr(getattr(pack_hook, "__code__", None), "co_filename", "").startswith(TORCH)
 
     def pack(tensor: Any) -> Any:
         if threading.get_ident() != thread:

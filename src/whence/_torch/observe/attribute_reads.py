@@ -10,14 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import CodeType
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
-from whence._torch.files import WHENCE, is_standard_library
+from whence._torch.files import TORCH, WHENCE, is_standard_library
 from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence._torch.patching import patched
 
@@ -48,7 +46,7 @@ _PLUMBING = frozenset(
 _RECORDING = tuple(f"{WHENCE}{room}{os.sep}" for room in ("tracing", "dependence"))
 """Where whence's own code looks at modules while it records them."""
 
-_INFRASTRUCTURE = (f"{Path(torch.__file__).parent}{os.sep}", WHENCE)
+_INFRASTRUCTURE = (TORCH, WHENCE)
 
 _MODULE_FILE = nn.Module.__call__.__code__.co_filename
 _LOOKUPS = frozenset({"__getattr__", "__setattr__", "__delattr__", "_call_impl", "register_buffer"})

@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch._higher_order_ops import utils
+from torch._subclasses.fake_tensor import FakeTensor
 
+from whence._torch.files import TORCH
 from whence._torch.patching import patched
 
 T = TypeVar("T")
@@ -52,9 +54,14 @@ class _AnsweredOnThread:
     def __bool__(self) -> bool:
         return self.answer(sys._getframe(1).f_code)
 
+    @property
+    def is_in_force(self) -> bool:
+        """Whether it answers whoever asks now."""
+        return not self.is_over and threading.get_ident() == self._thread and not self._unless()
+
     def answer(self, asking: CodeType) -> bool:
         """What the code that asks is told."""
-        if self.is_over or threading.get_ident() != self._thread or self._unless():
+        if not self.is_in_force:
             return self._answer_before(asking)
         if asking in self._ignored:
             return True
@@ -96,20 +103,66 @@ def compiling_on_this_thread(
 
     It is called when code on this thread looks. None is for code that does not count (torch's own, which asks
     ten times for every operation): it is told yes, then and whenever it asks again. A flag that was up before
-    stays up. As long as `unless` says so all is as before.
+    stays up. As long as `unless` says so all is as before. Whether a tensor is a fake one is the same
+    question where others than torch ask `torch._subclasses.FakeTensor`, as transformers does.
     """
-    with _flag_up("_is_compiling_flag", answer, unless), _flag_up("_is_exporting_flag", answer, unless):
-        yield
-
-
-@contextmanager
-def _flag_up(name: str, answer: Callable[[], bool | None], unless: Callable[[], bool]) -> Iterator[None]:
-    flag = _AnsweredOnThread(answer, vars(torch.compiler)[name], unless)
+    flags = [
+        _AnsweredOnThread(answer, vars(torch.compiler)[name], unless)
+        for name in ("_is_compiling_flag", "_is_exporting_flag")
+    ]
+    fakes = _AnsweredOnThread(answer, False, unless)
+    compiling, exporting = flags
     try:
-        with patched(torch.compiler, name, flag):
+        with (
+            patched(torch.compiler, "_is_compiling_flag", compiling),
+            patched(torch.compiler, "_is_exporting_flag", exporting),
+            patched(torch, "_subclasses", _Subclasses(torch._subclasses, fakes)),
+        ):
             yield
     finally:
-        flag.is_over = True
+        for flag in (*flags, fakes):
+            flag.is_over = True
+
+
+class _Subclasses(ModuleType):
+    """`torch._subclasses` for code that is not torch's, whose question for `FakeTensor` is answered."""
+
+    def __init__(self, before: ModuleType, flag: _AnsweredOnThread) -> None:
+        super().__init__(before.__name__)
+        super().__setattr__("before", before)
+        super().__setattr__("flag", flag)
+
+    def __getattribute__(self, name: str) -> Any:
+        own, found = super().__getattribute__, getattr(super().__getattribute__("before"), name)
+        if name == "FakeTensor" and not sys._getframe(1).f_code.co_filename.startswith(TORCH):
+            return _Asking("FakeTensor", (), {"flag": own("flag"), "otherwise": found})
+        return found
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(super().__getattribute__("before"), name, value)
+
+
+class _Asking(type):
+    """A class of which a fake tensor is an instance for those alone who are told so."""
+
+    flag: _AnsweredOnThread
+    otherwise: type
+
+    def __instancecheck__(cls, thing: object) -> bool:
+        return cls.__subclasscheck__(type(thing))
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        if not issubclass(kind, FakeTensor):
+            return False
+        return cls.flag.answer(_asking()) if cls.flag.is_in_force else issubclass(kind, cls.otherwise)
+
+
+def _asking() -> CodeType:
+    """The innermost code that is not of this file."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code
 
 
 class _EagerOnThread:

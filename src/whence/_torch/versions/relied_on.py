@@ -6,7 +6,7 @@ several releases.
 """
 
 NAMES = {
-    "torch": "_assert _check _check_with _compile",
+    "torch": "_assert _check _check_with _compile _subclasses",
     "torch._C": """
         DisableTorchFunction DispatchKeySet ScriptMethod _AutoDispatchBelowAutograd _ForceDispatchKeyGuard
         _FunctionBase _current_graph_task_id _dispatch_has_kernel_for_dispatch_key

@@ -68,7 +68,6 @@ def refuse_unbegun(
     if counted:
         raise Unbegun(replace(assumed, numbers=numbers))
     _guess_again(session, found, assumed)
-    _refuse_otherwise(session, found, expected)
 
 
 def _created(
@@ -146,7 +145,8 @@ def _refuse_values(found: Optimizing) -> None:
         )
 
 
-def _refuse_otherwise(session: StepSession, found: Optimizing, expected: Operations | None) -> None:
+def refuse_another_first_step(session: StepSession, found: Optimizing, expected: Operations | None) -> None:
+    """Raise `UnsupportedStep` where the optimizer does not compute what its first step did."""
     if expected is not None and _operations(session, set()) != expected:
         raise UnsupportedStep(
             f"the first step of {type(found.optimizer).__name__} does something that later ones do not",

@@ -41,7 +41,7 @@ from whence.tracing.steps.counters import (
     replaced_numbers,
 )
 from whence.tracing.steps.enclosed_state import enclosed_by
-from whence.tracing.steps.first_step import found_numbers, refuse_unbegun
+from whence.tracing.steps.first_step import found_numbers, refuse_another_first_step, refuse_unbegun
 from whence.tracing.steps.optimizer import RATE, Key, OptimizerEntry, Optimizing, optimizer_restored
 from whence.tracing.steps.outside_values import OutsideReads
 from whence.tracing.steps.session import StepSession
@@ -92,6 +92,7 @@ def record_step(
             outside.refuse_changes(place)
             recorded = _recorded(session, found, wish, taken, recorded)
             step = replace(recorded.step, outside=reads.found(place))
+            refuse_another_first_step(session, found, wish.operations)
             return replace(recorded, step=step)
 
     return undoing.around(run)
