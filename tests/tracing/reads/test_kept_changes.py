@@ -28,7 +28,7 @@ X = torch.full((2, 4), 1.0)
 
 @pytest.fixture(scope="module", autouse=True)
 def collected_garbage() -> None:
-    """Who keeps a tensor is found among what is collected; tests are run with what is loaded left out of it."""
+    """Who keeps a tensor is found among what is collected, and tests run with what is loaded left out."""
     gc.unfreeze()
 
 
