@@ -22,12 +22,53 @@ def written(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mine", raising=False)
 
 
-def test_demo_as_json_says_that_everything_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
-    """The demonstration is plain data, too."""
+def test_demo_as_json_says_that_everything_is_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demonstration is plain data, too, and leaves a page."""
+    monkeypatch.chdir(tmp_path)
     assert main(["demo", "--json"]) == OK
     data = json.loads(capsys.readouterr().out)
     assert data["verification"]["ok"] is True
     assert data["rows"][1]["type"] == "GPT"
+    assert data["page"] == "whence-demo.html"
+    assert (tmp_path / "whence-demo.html").exists()
+
+
+def test_demo_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page is in the temporary folder then."""
+    (tmp_path / "whence-demo.html").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["demo"]) == OK
+    line = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert Path(line.removeprefix("see it: open ").removesuffix(" in a browser")).name == "whence-GPT.html"
+
+
+def test_view_writes_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Named for the model's class, or as asked; as data it says where, and how large."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", TINY_BERT]) == OK
+    assert capsys.readouterr().out.startswith("whence-BertForMaskedLM.html (")
+    other = TINY_BERT.replace("hidden_size=32", "hidden_act='relu', hidden_size=32")
+    assert main(["view", TINY_BERT, "--forward", "--other", other, "--html", "both.html", "--json"]) == OK
+    data = json.loads(capsys.readouterr().out)
+    assert data["path"] == "both.html"
+    assert data["bytes"] == (tmp_path / "both.html").stat().st_size
+    assert data["nodes"] > data["calls"] > 10
+
+
+def test_a_page_that_cannot_be_written_is_bad_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says which file, and why."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", TINY_BERT, "--forward", "--html", "nowhere/page.html"]) == USAGE
+    assert "nowhere/page.html cannot be written: No such file or directory" in capsys.readouterr().err
 
 
 def test_show_counts_operations_of_every_call(capsys: pytest.CaptureFixture[str]) -> None:

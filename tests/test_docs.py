@@ -25,8 +25,11 @@ def test_examples_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
             assert capsys.readouterr().out == shown
 
 
-def test_the_readme_shows_what_the_demo_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_shows_what_the_demo_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The page in the README is the command's real output."""
+    monkeypatch.chdir(tmp_path)
     assert main(["demo"]) == 0
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
     shown = (ROOT / "README.md").read_text().split("$ make demo\n")[1].split("```")[0]

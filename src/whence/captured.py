@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar, overload
 
 from torch import Tensor, nn
@@ -31,12 +32,14 @@ from whence.program.state import view_faults, with_state
 from whence.reports.cost import Cost, cost_of
 from whence.reports.devices import Device
 from whence.reports.diff import Diff, diff_of
+from whence.reports.figures import figures_of
 from whence.reports.memory import Memory, memory_of
 from whence.reports.plain import plain
 from whence.reports.report import Report, report_of
 from whence.rewriting import Edit, GraphPass, Pass
 from whence.tracing.options import option_faults
 from whence.tracing.sandbox.capture_lock import without_collection
+from whence.viewer import page, written
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -301,6 +304,29 @@ class Program(_Program):
         changed alike are told once. `ok` where nothing differs. Neither runs.
         """
         return diff_of(self, other)
+
+    def view(
+        self,
+        path: str | Path | None = None,
+        *,
+        other: _Program | None = None,
+        values: Mapping[str, float] | None = None,
+        device: str | Device | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Path:
+        """Write all of it as one HTML file, which needs no server and no network, and return its path.
+
+        The page shows the tree of calls with what `report` says of each, the graph of a call with forward and
+        backward beside each other, where each node comes from, and memory over time. With `other` both
+        programs are on it, with what `diff` says. `values` are numbers of your own for nodes, by name, to
+        colour by. Without `path` it is a new file in the temporary folder. Raises what `report` raises,
+        `SelectionError` for values of nodes that there are not, and `OSError` where nothing can be written.
+        """
+        figures = figures_of(self, device, sizes, values)
+        if other is None:
+            return written(page(figures), self.name, path)
+        others = figures_of(other, device)
+        return written(page(figures, others, self.diff(other).to_dict()), self.name, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Signature, calls, nodes, origins and guards as plain data, in the form of `docs/schema.md`."""

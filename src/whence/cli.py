@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from whence.program.queries.printing import line
 from whence.reports.modules import ModuleReport, ModuleRow, folded, module_report
 from whence.reports.numbers import scaled
 from whence.reports.report import label
+from whence.viewer import file_name
 
 OK, FAILED, USAGE = 0, 1, 2
 PIPED_WIDTH = 200
@@ -94,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     diff.add_argument("other", metavar="OTHER", help="the model that it is compared with")
     diff.add_argument("--forward", action="store_true", help="compare the forward only")
+    view = _view_command(commands)
     verify = _command(commands, "verify", _verify, "compare the captured program with eager, bit for bit")
     verify.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     verify.add_argument(
@@ -112,9 +115,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--guards", action="store_true", help="list everything that the capture relied on")
     doctor = _command(commands, "doctor", _doctor, "say what is installed, and whether it is as expected")
-    for command in (demo, show, report, diff, verify, check, doctor):
+    for command in (demo, show, report, diff, view, verify, check, doctor):
         command.add_argument("--json", action="store_true", help="print plain data")
     return parser
+
+
+def _view_command(commands: Any) -> argparse.ArgumentParser:
+    view = _command(commands, "view", _view, "write all of it as one HTML file, to look at in a browser")
+    view.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    view.add_argument("--html", metavar="FILE", type=Path, help="where to write (default: whence-CLASS.html)")
+    view.add_argument("--other", metavar="OTHER", help="a second model: both, and what differs")
+    view.add_argument("--forward", action="store_true", help="the forward only, not the training step")
+    view.add_argument("--device", metavar="NAME", help="times by a roofline: a100, h100, h200, mi300x")
+    return view
 
 
 def _depth(text: str) -> int:
@@ -135,16 +148,26 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
         program = capture(model, args, backward=next_token_loss)
         verification = program.verify(model, args)
     signature, report = module_report(program, depth=0), program.report()
+    path = _demo_page(program)
     if options.json:
         data = {**signature.to_dict(), **report.to_dict(), "verification": verification.to_dict()}
-        return _print_json(console, data, verification.ok)
+        return _print_json(console, {**data, "page": str(path)}, verification.ok)
     memory = report.memory
     console.print(report.table())
     console.print(_signature_line(signature))
     kept, peak = scaled(memory.kept_bytes), scaled(memory.peak)
     console.print(f"kept for the backward: {kept}B; peak: {peak}B, while {memory.at} runs")
     console.print(str(verification), markup=False)
+    console.print(f"see it: open {path} in a browser", markup=False)
     return OK if verification.ok else FAILED
+
+
+def _demo_page(program: Program) -> Path:
+    """Where the command is run, or in the temporary folder where that may not be."""
+    try:
+        return program.view(Path("whence-demo.html"))
+    except OSError:
+        return program.view()
 
 
 def _show(options: argparse.Namespace, console: Console) -> int:
@@ -182,6 +205,22 @@ def _diff(options: argparse.Namespace, console: Console) -> int:
         return _print_json(console, found.to_dict(), found.ok)
     console.print(str(found), markup=False)
     return OK if found.ok else FAILED
+
+
+def _view(options: argparse.Namespace, console: Console) -> int:
+    program = _captured(_built(options.model), backward=not options.forward)
+    other = _captured(_built(options.other), backward=not options.forward) if options.other else None
+    path = options.html or Path(file_name(program.name))
+    try:
+        program.view(path, other=other, device=options.device)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    size = path.stat().st_size
+    if options.json:
+        counts = {"nodes": len(program.graph.nodes), "calls": len(program.calls)}
+        return _print_json(console, {"path": str(path), "bytes": size, **counts}, ok=True)
+    console.print(f"{path} ({scaled(size)}B): open it in a browser", markup=False)
+    return OK
 
 
 def _show_selection(program: Program, options: argparse.Namespace, console: Console) -> int:

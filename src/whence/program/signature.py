@@ -147,7 +147,9 @@ SHORT_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16
 
 
 def describe(value: Any) -> str:
-    """`f32[2, 8, 64]` for a tensor, the literal for anything else."""
+    """`f32[2, 8, 64]` for a tensor, `(f32[2], f32[2])` for several, the literal for anything else."""
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(describe, value))})"
     if isinstance(value, SYMBOLIC):
         return spelled(value)
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):

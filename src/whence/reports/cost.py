@@ -201,10 +201,9 @@ def _rows(
             flops[number][cost.phase] += cost.flops
             for place, figure in enumerate((cost.read, cost.written, cost.seconds)):
                 sums[number][place] += figure
-    held = [row for row in program.signature.state if row.kind is InputKind.PARAMETER]
+    held = _parameters(program)
     for call in calls.rows:
-        path = tuple(call.site.path)
-        own = [row.value for row in held if any(tuple(p)[: len(path)] == path for p in row.attribute_paths)]
+        own = held.get(tuple(call.site.path), ())
         read, written, seconds = sums[call.number]
         order = [phase for phase in (*Phase, RECOMPUTED) if flops[call.number][str(phase)]]
         yield CallCost(
@@ -219,3 +218,13 @@ def _rows(
             written=int(written),
             seconds=seconds if device else None,
         )
+
+
+def _parameters(program: Program) -> dict[tuple[str, ...], list[Any]]:
+    """The parameters in each module, by path; one that has several names there is in it once."""
+    found: dict[tuple[str, ...], list[Any]] = {}
+    for row in program.signature.state:
+        if row.kind is InputKind.PARAMETER:
+            for above in {tuple(above) for path in row.attribute_paths for above in path.prefixes()}:
+                found.setdefault(above, []).append(row.value)
+    return found

@@ -47,13 +47,13 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: rows with their figures, the cost in all, and the memory."""
-        rows = [_plain(row) for row in self.rows]
+        rows = [plain_row(row) for row in self.rows]
         cost = {"gaps": dict(self.cost.gaps), "beyond": dict(self.cost.beyond), "device": self.cost.device}
         return {"program": self.program, "ok": self.ok, "rows": rows, **cost, "memory": self.memory.to_dict()}
 
     def to_csv(self) -> str:
         """A line for each call, unfolded, in plain numbers."""
-        rows = [_plain(row) for row in self.rows]
+        rows = [plain_row(row) for row in self.rows]
         text = StringIO()
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
         writer.writeheader()
@@ -148,7 +148,8 @@ def _kept_by_call(program: Program, memory: Memory) -> Counter[int]:
     return found
 
 
-def _plain(row: ModuleRow) -> dict[str, Any]:
+def plain_row(row: ModuleRow) -> dict[str, Any]:
+    """A row with its figures beside its counts."""
     held = {"path": row.path, "index": row.index, "type": row.type, "depth": row.depth}
     counts = {"forward": row.forward, "backward": row.backward, "parameters": row.parameters}
     return {**held, **counts, **{name.replace(" ", "_").lower(): value for name, value in row.figures}}

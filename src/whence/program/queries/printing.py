@@ -23,7 +23,7 @@ def page(program: "Program") -> str:
 def partial_page(name: str, graph: fx.Graph, stopped: str) -> str:
     """A program that was not finished: the inputs used so far, the nodes, and why there are no more."""
     used = [node for node in graph.nodes if node.op == "placeholder" and node.users]
-    inputs = [f"  in   {node.name}: {_described(node.meta.get('val'))}" for node in used]
+    inputs = [f"  in   {node.name}: {describe(node.meta.get('val'))}" for node in used]
     head = f"program {name}, as far as it was recorded"
     return "\n".join([head, *inputs, *_body(graph), f"\n<- stopped here: {stopped}"])
 
@@ -54,7 +54,7 @@ def _any_line(node: fx.Node) -> str:
 
 def _input(node: fx.Node) -> str:
     """An input and what it is like; a number that varies is its own description."""
-    described = _described(node.meta.get("val"))
+    described = describe(node.meta.get("val"))
     return node.name if described == node.name else f"{node.name}: {described}"
 
 
@@ -82,13 +82,7 @@ def line(node: fx.Node) -> str:
     arguments = [_spelled(argument) for argument in node.args]
     arguments += [f"{key}={_spelled(value)}" for key, value in node.kwargs.items()]
     called = str(node.target) if node.op == "get_attr" else f"{op_name(node.target)}({', '.join(arguments)})"
-    return f"{node.name}: {_described(node.meta.get('val'))} = {called}"
-
-
-def _described(value: object) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(_described, value))})"
-    return describe(value)
+    return f"{node.name}: {describe(node.meta.get('val'))} = {called}"
 
 
 def _spelled(argument: object) -> str:

@@ -1,0 +1,211 @@
+"""The figures of a program as columns of numbers over one table of texts: what the page reads.
+
+Numbers that refer to nodes are distances backwards, and those that grow are differences: equal layers are
+then equal numbers, which compression stores once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from whence.schema import Phase, Quality
+
+FORM = 1
+"""The version of this form; the page refuses another one."""
+
+REFERENCE = "\x00"
+"""Stands in the text of an expression for a node."""
+
+Row = Mapping[str, Any]
+
+
+class Texts:
+    """Each text once, by number, in order of appearance."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        """The number of a text."""
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def listed(self) -> list[str]:
+        """All of them."""
+        return list(self._numbers)
+
+
+def columns(figures: Row) -> dict[str, Any]:
+    """What `reports.figures` says of a program, for the page."""
+    texts, program = Texts(), figures["program"]
+    nodes = list(_flat(program["nodes"], {}, -1))
+    return {
+        "form": FORM,
+        "name": program["name"],
+        "torch": program["torch"],
+        "device": figures["device"],
+        "notes": figures["notes"],
+        "calls": _calls(figures["rows"], program["calls"], texts),
+        "nodes": _nodes(nodes, program["calls"], texts),
+        "costs": _costs(nodes, figures["costs"]),
+        "made": [texts.number(figures["made"].get(node["name"], "")) for node, _, _ in nodes],
+        "bases": _distances(nodes, figures["bases"]),
+        "values": _values(nodes, figures["values"]),
+        "memory": _memory(nodes, figures["memory"], texts),
+        "inputs": [_input(row, texts) for row in (*program["inputs"], *program["attributes"])],
+        "outputs": [_output(row, texts) for row in program["outputs"]],
+        "texts": texts.listed(),
+    }
+
+
+Flat = tuple[Row, Mapping[str, int], int]
+"""A node, the positions of those that it may read by name, and that of the node that holds its graph."""
+
+
+def _flat(nodes: Sequence[Row], outer: dict[str, int], owner: int, start: int = 0) -> Iterator[Flat]:
+    """The nodes of all graphs in order, those of a nested graph behind the node that holds it."""
+    names, at = dict(outer), start
+    for node in nodes:
+        names[node["name"]] = at
+        yield node, names, owner
+        inside = list(_flat(node["graph"], names, at, at + 1)) if "graph" in node else []
+        yield from inside
+        at += 1 + len(inside)
+
+
+def _calls(rows: Sequence[Row], calls: Sequence[Row], texts: Texts) -> dict[str, Any]:
+    named = ("path", "index", "type", "depth")
+    return {
+        "path": [texts.number(row["path"]) for row in calls],
+        "index": [row["index"] for row in calls],
+        "type": [texts.number(row["type"]) for row in calls],
+        "parent": [row["parent"] for row in calls],
+        "figures": {key: [row[key] for row in rows] for key in rows[0] if key not in named},
+    }
+
+
+def _nodes(nodes: Sequence[Flat], calls: Sequence[Row], texts: Texts) -> dict[str, Any]:
+    sites = {_site(row): row["number"] for row in reversed(calls[1:])}
+    phases, qualities = list(Phase), list(Quality)
+    spelled = [_expression(node) for node, _, _ in nodes]
+    references = [
+        [at - names[name] for name in read if name in names]
+        for at, ((_, names, _), (_, read)) in enumerate(zip(nodes, spelled, strict=True))
+    ]
+    origins = [node["origin"] for node, _, _ in nodes]
+    places = [_place(origin["place"], sites) for origin in origins]
+    return {
+        "name": [node["name"] for node, _, _ in nodes],
+        "op": [texts.number(node["op"]) for node, _, _ in nodes],
+        "target": [texts.number(node["target"]) for node, _, _ in nodes],
+        "expression": [texts.number(text) for text, _ in spelled],
+        "reads": [distance for row in references for distance in row],
+        "count": [len(row) for row in references],
+        "within": [0 if owner < 0 else at - owner for at, (_, _, owner) in enumerate(nodes)],
+        "place": _differences(places),
+        "phase": [phases.index(Phase(origin["phase"])) for origin in origins],
+        "quality": [qualities.index(Quality(origin["quality"])) for origin in origins],
+        "source": [texts.number(origin["source"] or "") for origin in origins],
+        "forward": [
+            at - names[origin["forward"]] if origin["forward"] in names else 0
+            for at, ((_, names, _), origin) in enumerate(zip(nodes, origins, strict=True))
+        ],
+        "recomputed": [at for at, origin in enumerate(origins) if origin["recomputed"]],
+        "calls": {
+            str(at): [sites.get(call, 0) for call in origin["calls"]]
+            for at, (origin, place) in enumerate(zip(origins, places, strict=True))
+            if [sites.get(call, 0) for call in origin["calls"]] != ([place] if place else [])
+        },
+        "passes": {
+            str(at): [texts.number(name) for name in origin["passes"]]
+            for at, origin in enumerate(origins)
+            if origin["passes"]
+        },
+    }
+
+
+def _site(row: Row) -> str:
+    return f"{row['path']}@{row['index']}" if row["index"] else str(row["path"])
+
+
+def _place(place: str | None, sites: Mapping[str, int]) -> int:
+    return 0 if place is None else sites.get(place, 0)
+
+
+def _expression(node: Row) -> tuple[str, list[str]]:
+    """How a node computes its value, and the nodes that it reads, in order."""
+    read: list[str] = []
+    arguments = [_spelled(each, read) for each in node["args"]]
+    arguments += [f"{key}={_spelled(each, read)}" for key, each in node["kwargs"]["mapping"].items()]
+    return ", ".join(arguments), read
+
+
+def _spelled(value: Any, read: list[str]) -> str:
+    match value:
+        case {"node": name}:
+            read.append(name)
+            return REFERENCE
+        case {"mapping": held}:
+            return "{" + ", ".join(f"{key}: {_spelled(each, read)}" for key, each in held.items()) + "}"
+        case {"tensor": tensor}:
+            return f"{tensor['dtype']}{_spelled(tensor['shape'], read)}"
+        case {"slice": parts}:
+            return ":".join("" if part is None else _spelled(part, read) for part in parts)
+        case Mapping():
+            return ", ".join(_spelled(each, read) for each in value.values())
+        case list():
+            return "[" + ", ".join(_spelled(each, read) for each in value) + "]"
+    return (value if isinstance(value, str) else repr(value)).replace(REFERENCE, "")
+
+
+def _costs(nodes: Sequence[Flat], costs: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    found = [costs.get(node["name"], (0, 0, 0, 0)) for node, _, _ in nodes]
+    return {
+        name: [row[at] for row in found] for at, name in enumerate(("flops", "read", "written", "seconds"))
+    }
+
+
+def _distances(nodes: Sequence[Flat], others: Mapping[str, str]) -> list[int]:
+    return [
+        at - names[others[node["name"]]] if others.get(node["name"]) in names else 0
+        for at, (node, names, _) in enumerate(nodes)
+    ]
+
+
+def _values(nodes: Sequence[Flat], values: Mapping[str, float] | None) -> list[float | None] | None:
+    return None if values is None else [_finite(values.get(node["name"])) for node, _, _ in nodes]
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no word for the others, and no colour stands for them."""
+    return value if value is not None and abs(value) < float("inf") else None
+
+
+def _memory(nodes: Sequence[Flat], memory: Row, texts: Texts) -> dict[str, Any]:
+    places = {node["name"]: at for at, (node, _, owner) in enumerate(nodes) if owner < 0}
+    kept = sorted(memory["kept"], key=lambda row: places[row["node"]])
+    return {
+        "peak": memory["peak"],
+        "at": places[memory["at"]],
+        "where": memory["where"],
+        "parts": memory["parts"],
+        "nodes": _differences([places[name] for name, _ in memory["timeline"]]),
+        "alive": _differences([alive for _, alive in memory["timeline"]]),
+        "kept": {
+            "node": _differences([places[row["node"]] for row in kept]),
+            "consumer": _differences([places[row["consumer"]] for row in kept]),
+            "bytes": [row["bytes"] for row in kept],
+            "reads": [texts.number(row["reads"]) for row in kept],
+        },
+    }
+
+
+def _differences(numbers: Sequence[int]) -> list[int]:
+    return [now - before for before, now in pairwise([0, *numbers])]
+
+
+def _input(row: Row, texts: Texts) -> list[Any]:
+    return [row["name"], texts.number(row["kind"]), row["path"], row["aliases"], row["of"]]
+
+
+def _output(row: Row, texts: Texts) -> list[Any]:
+    return [row["name"], texts.number(row["kind"]), row["path"], row.get("node")]

@@ -1,0 +1,64 @@
+/** What is chosen on the page, and the address that says it. */
+
+import type { Metric } from "./colours";
+import type { Item, Tree } from "./data/items";
+import { PROGRAM } from "./data/program";
+
+export interface State {
+  /** The call whose graph is open. */
+  item: Item | null;
+  /** Which program a chosen node is of, and its number. */
+  node: { side: number; at: number } | null;
+  metric: Metric;
+}
+
+/** `#call=blocks.3.mlp&node=addmm_4`; the second program's nodes are `other=1`. */
+export function address(tree: Tree, state: State): string {
+  const parts: string[] = [];
+  if (state.item) parts.push(`call=${encoded(callName(state.item))}`);
+  if (state.node) parts.push(`node=${encoded(tree.programs[state.node.side]!.names[state.node.at]!)}`);
+  if (state.node?.side) parts.push("other=1");
+  return parts.length ? `#${parts.join("&")}` : "";
+}
+
+export function read(tree: Tree, hash: string): Pick<State, "item" | "node"> {
+  const given = new Map(hash.replace(/^#/, "").split("&").map((part) => split(part)));
+  const side = given.get("other") === "1" && tree.programs.length > 1 ? 1 : 0;
+  const at = tree.programs[side]!.byName.get(given.get("node") ?? "");
+  const node = at === undefined ? null : { side, at };
+  return { item: named(tree, side, given.get("call")) ?? (node && home(tree, node)), node };
+}
+
+/** The item whose graph holds a node. */
+export function home(tree: Tree, node: { side: number; at: number }): Item {
+  return tree.of(node.side, tree.programs[node.side]!.places[node.at]!);
+}
+
+function callName(item: Item): string {
+  return item.calls.includes(PROGRAM) ? "(program)" : item.site || "(root)";
+}
+
+function named(tree: Tree, side: number, name: string | undefined): Item | null {
+  if (name === undefined) return null;
+  if (name === "(program)") return tree.root;
+  const site = name === "(root)" ? "" : name;
+  return tree.bySiteName(side, site) ?? tree.bySiteName(1 - side, site) ?? null;
+}
+
+function encoded(text: string): string {
+  return encodeURIComponent(text);
+}
+
+function split(part: string): [string, string] {
+  const at = part.indexOf("=");
+  return [part.slice(0, Math.max(at, 0)), decoded(part.slice(at + 1))];
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch (error) {
+    if (error instanceof URIError) return text;
+    throw error;
+  }
+}
