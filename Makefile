@@ -2,7 +2,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-newest test-between test-libraries lint types check conformance bench benchmark bench-smoke clean
+.PHONY: help demo test test-newest test-between test-libraries test-viewer viewer-in-browser page screenshots lint types check conformance bench benchmark bench-smoke clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,24 @@ test-between: .venv-between/.ready ## run the tests of what may differ between r
 
 test-libraries: .venv-libraries/.ready ## run the tests of models from other libraries, in .venv-libraries
 	.venv-libraries/bin/pytest -n 2 tests/libraries
+
+test-viewer: ## run the page of program.view() in Chromium, and check that viewer/ builds it (needs Node)
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory viewer-in-browser; else echo "no Node here: the page is not tested in a browser"; fi
+
+viewer-in-browser: $(READY) viewer/node_modules/.ready
+	$(BIN)/python viewer/tests/pages.py build/pages
+	cd viewer && npx tsc --noEmit && PAGES=$(CURDIR)/build/pages npm test --silent
+
+page: viewer/node_modules/.ready ## build src/whence/viewer/page.html from viewer/ (needs Node)
+	cd viewer && npm run build --silent
+
+screenshots: $(READY) viewer/node_modules/.ready ## make the pictures of docs/images (needs Node and Chromium)
+	$(BIN)/python viewer/tests/pages.py build/pages
+	cd viewer && node tests/screenshots.mjs $(CURDIR)/build/pages $(CURDIR)/docs/images
+
+viewer/node_modules/.ready: viewer/package.json viewer/package-lock.json
+	cd viewer && npm ci --no-audit --no-fund --silent
+	@touch $@
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check

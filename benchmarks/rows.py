@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from benchmarks import captures, floors, meta, running, scaling
+from benchmarks import captures, floors, meta, running, scaling, viewer
 from benchmarks.results import Figures, Result, Subject, Target, amount, faster, longer
 from benchmarks.timing import Repeats
 
@@ -51,6 +51,7 @@ def full() -> list[Row]:
         *_guards(),
         *_meta(),
         *_scaling(),
+        *_viewer(),
         *_floors(32, repeats=5),
         *_floors(126, repeats=5),
     ]
@@ -147,6 +148,17 @@ def _scaling() -> Iterator[Row]:
     deep, shallow = DEPTHS[-1], DEPTHS[0]
     growth = subject("depth-growth", "cost of a node", f"at {shallow} layers", deep)
     yield Row(growth, amount(1.5), partial(scaling.growth, deep, shallow), "depth")
+
+
+def _viewer() -> Iterator[Row]:
+    """The page of a model as deep as the largest, in Chromium."""
+    subject = partial(Subject, "The page of a joint program", layers=viewer.LAYERS)
+    size = subject("viewer-size", "size of the file")
+    yield Row(size, amount(6), viewer.size, "viewer")
+    paint = subject("viewer-paint", "until it is painted")
+    yield Row(paint, amount(2), viewer.paint, "viewer")
+    opening = subject("viewer-open", "until a call is open, the slowest")
+    yield Row(opening, amount(300), viewer.opening, "viewer")
 
 
 def _floors(layers: int, repeats: int) -> Iterator[Row]:

@@ -149,6 +149,9 @@ def test_every_target_has_its_row() -> None:
         "meta-405b": amount(5),
         "meta-405b-memory": amount(2),
         "depth-1000": amount(25),
+        "viewer-size": amount(6),
+        "viewer-paint": amount(2),
+        "viewer-open": amount(300),
     }
     assert {name: targets[name] for name in promised} == promised
     quick = {row.subject.name: row.target for row in smoke()}

@@ -8,6 +8,7 @@ import { counted, times } from "./data/numbers";
 import { PHASES, Program } from "./data/program";
 import { el } from "./dom";
 import { address, home, read, type State } from "./state";
+import { measured, painted } from "./timing";
 import { CardView } from "./views/card";
 import { GraphView } from "./views/graph";
 import { helpView } from "./views/help";
@@ -75,8 +76,10 @@ class Page {
   }
 
   private open(item: Item): void {
-    this.go({ item, node: null });
-    this.graph.focus();
+    measured(item.site, () => {
+      this.go({ item, node: null });
+      this.graph.focus();
+    });
   }
 
   private node(side: number, at: number): void {
@@ -172,7 +175,10 @@ async function main(): Promise<void> {
   const app = document.getElementById("app")!;
   try {
     new Page(await load(document.getElementById("data")!)).start(app);
-    document.documentElement.dataset["ready"] = "true";
+    painted(() => {
+      performance.mark("ready");
+      document.documentElement.dataset["ready"] = "true";
+    });
   } catch (error) {
     app.replaceChildren(el("p", { class: "empty" }, `This page cannot be shown: ${String(error)}`));
     throw error;

@@ -104,11 +104,11 @@ function boxOf(placed: Placed<Box>, program: Program, metric: Metric, range: [nu
       ? svg("text", { class: "title", attributes: { x: width / 2, y: height / 2 + 4, "text-anchor": "middle" } }, cut(box.title, inner, FONT.title))
       : svg(
           "text",
-          { class: "title", attributes: { x: 10, y: 16 } },
+          { class: "title", attributes: { x: 10, y: 17 } },
           cut(box.title, inner, FONT.title),
           box.aside && svg("tspan", { class: "aside", attributes: { dx: 8 } }, cut(box.aside, inner - textWidth(box.title, FONT.title) - 8, FONT.aside)),
         ),
-    box.kind !== "port" && svg("text", { class: "note", attributes: { x: 10, y: height - 9 } }, cut(box.note, inner, FONT.note)),
+    box.kind !== "port" && svg("text", { class: "note", attributes: { x: 10, y: height - 10 } }, cut(box.note, inner, FONT.note)),
   );
   group.style.setProperty("--heat", strength(box.value, range).toFixed(3));
   return group;

@@ -31,7 +31,7 @@ export interface Laid {
   height: number;
 }
 
-const HEIGHT = { operation: 38, call: 44, port: 24 };
+const HEIGHT = { operation: 42, call: 44, port: 24 };
 const [GAP, MARGIN, HEAD] = [110, 24, 40];
 
 let pen: CanvasRenderingContext2D | null = null;
@@ -48,7 +48,7 @@ export const FONT = {
   note: '11px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace',
   aside: '11px system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif',
 };
-export const WIDEST = 240;
+const [WIDEST, WIDEST_CALL] = [220, 320];
 
 export function laidOut(scene: Scene): Laid {
   let x = MARGIN;
@@ -58,7 +58,7 @@ export function laidOut(scene: Scene): Laid {
     return laid;
   });
   const height = Math.max(120, ...columns.map((column) => bottom(column)));
-  for (const column of columns) centred(column, height);
+  for (const column of columns) lowered(column);
   const places = new Map(columns.flatMap((column) => column.boxes.map((box) => [`${column.column.phase} ${box.of.id}`, box] as const)));
   const across = scene.across.flatMap((edge) => {
     const from = places.get(`${edge.phases[0]} ${edge.from}`);
@@ -88,17 +88,17 @@ function columnOf(column: Column, x: number): LaidColumn {
 function boxWidth(box: Box): number {
   const title = textWidth(box.title, FONT.title) + (box.aside ? textWidth(box.aside, FONT.aside) + 10 : 0);
   const widest = Math.max(title, textWidth(box.note, FONT.note));
-  return Math.min(Math.max(widest + 22, box.kind === "port" ? 40 : 76), WIDEST);
+  return Math.min(Math.max(widest + 22, box.kind === "port" ? 40 : 76), box.kind === "call" ? WIDEST_CALL : WIDEST);
 }
 
 function bottom(column: LaidColumn): number {
   return Math.max(...column.boxes.map((box) => box.y + box.height / 2));
 }
 
-function centred(column: LaidColumn, height: number): void {
-  const down = HEAD + MARGIN + (height - bottom(column)) / 2;
-  for (const box of column.boxes) box.y += down;
-  for (const line of column.lines) for (const point of line.points) point.y += down;
+/** Below the heads: where the forward begins the backward ends. */
+function lowered(column: LaidColumn): void {
+  for (const box of column.boxes) box.y += HEAD + MARGIN;
+  for (const line of column.lines) for (const point of line.points) point.y += HEAD + MARGIN;
 }
 
 function between(from: Placed<Box>, to: Placed<Box>): { x: number; y: number }[] {

@@ -9,6 +9,9 @@ import { last } from "../data/items";
 /** So many boxes of one phase at once: a layout of these takes a tenth of a second. */
 export const WINDOW = 60;
 
+/** A value that more boxes read has no line to each of them. */
+const MOST_READERS = 8;
+
 export interface Box {
   id: string;
   kind: "operation" | "call" | "port";
@@ -164,7 +167,25 @@ function connected(program: Program, call: number, columns: Column[], places: Ma
         if (outside !== undefined && program.op(outside) !== "output") portOut(program, call, links, box, node, outside);
       }
   }
+  columns.forEach(thinned);
   return [...across.values()];
+}
+
+/** What many boxes read, as positions and masks are, is a word on most of them in the place of a line. */
+function thinned(column: Column): void {
+  const boxes = new Map(column.boxes.map((box) => [box.id, box]));
+  const readers = new Map<string, Edge[]>();
+  for (const edge of column.edges) readers.set(edge.from, [...(readers.get(edge.from) ?? []), edge]);
+  const gone = new Set<Edge>();
+  for (const [from, edges] of readers) {
+    if (edges.length <= MOST_READERS) continue;
+    for (const edge of edges.slice(1)) {
+      const reader = boxes.get(edge.to)!;
+      reader.aside = [reader.aside, boxes.get(from)!.title].filter(Boolean).join(", ");
+      gone.add(edge);
+    }
+  }
+  column.edges = column.edges.filter((edge) => !gone.has(edge));
 }
 
 class Links {

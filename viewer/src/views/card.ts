@@ -60,18 +60,20 @@ export class CardView {
   showCall(item: Item): void {
     const figures = figuresOf(this.tree, "values").filter((figure) => figure.key !== "values");
     const texts = figures.map((figure): [string, Child] => [figure.head, cellText(this.tree, item, figure)]);
-    this.element.replaceChildren(
+    filled(this.element,
       this.title(item.name, item.depth ? item.type : ""),
       rows(texts),
       ...this.changes(item),
       ...(item.calls[0] >= 0 ? this.largest(0, item.calls[0]) : []),
-      item.depth === 0 ? el("p", { class: "faint" }, this.about()) : el("p", { class: "faint" }, "Click an operation for where it comes from, or a call to see inside."),
+      ...(item.depth === 0 ? this.about() : []),
+      item.depth > 0 && el("p", { class: "faint" }, "Click an operation for where it comes from, or a call to see inside."),
     );
   }
 
-  private about(): string {
+  private about(): HTMLElement[] {
     const [program] = this.tree.programs as [Program];
-    return [`Captured with PyTorch ${program.torch}.`, program.notes].filter(Boolean).join(" ");
+    const notes = program.notes.split("\n").filter(Boolean);
+    return [`Captured with PyTorch ${program.torch}`, ...notes].map((text) => el("p", { class: "faint" }, text));
   }
 
   private title(name: string, kind: string): HTMLElement {
@@ -161,6 +163,11 @@ export class CardView {
     const none = difference.ok ? "The same calls, operations and signature." : item.mark === "inside" ? "The same itself; calls inside differ." : "No difference here.";
     return [el("section", {}, el("h3", {}, "differences"), lines.length ? el("ul", { class: "changes" }, ...lines) : el("p", { class: "faint" }, none))];
   }
+}
+
+function filled(element: HTMLElement, ...children: Child[]): void {
+  const shown = children.filter((child): child is Node | string => child instanceof Node || (typeof child === "string" && child !== ""));
+  element.replaceChildren(...shown);
 }
 
 function line(kind: string, sign: string, text: string, phase = ""): HTMLElement {

@@ -8,9 +8,10 @@ import { PHASES, PROGRAM, type Program } from "../data/program";
 import { el, link } from "../dom";
 import { draw, type Marks } from "../graph/draw";
 import { laidOut, type Laid, type Placed } from "../graph/layout";
+import { measured } from "../timing";
 import { sceneOf, WINDOW, type Box } from "../graph/scene";
 
-const [LEAST_ZOOM, MOST_ZOOM, READABLE] = [0.2, 2, 0.75];
+const [LEAST_ZOOM, MOST_ZOOM, READABLE] = [0.2, 2, 0.6];
 
 export interface GraphActions {
   open: (item: Item) => void;
@@ -176,16 +177,20 @@ class Pane {
   }
 
   private turn(phase: number, start: number): void {
-    this.starts[phase] = start;
-    this.render();
-    this.fit();
+    measured(`${this.item.site}, from ${start}`, () => {
+      this.starts[phase] = start;
+      this.render();
+      this.fit();
+    });
   }
 
   private refold(): void {
-    this.isUnfolded = !this.isUnfolded;
-    this.starts = PHASES.map(() => 0);
-    this.render();
-    this.fit();
+    measured(`${this.item.site}, one by one`, () => {
+      this.isUnfolded = !this.isUnfolded;
+      this.starts = PHASES.map(() => 0);
+      this.render();
+      this.fit();
+    });
   }
 
   /** The window of boxes that holds a node, where it is not the one that is shown. */

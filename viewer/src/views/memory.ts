@@ -23,11 +23,10 @@ export class MemoryView {
     title: string,
     private readonly actions: MemoryActions,
   ) {
-    this.at = program.timeline.nodes.indexOf(program.peak.at);
     const body = program.timeline.nodes.length ? this.plot : el("p", { class: "empty" }, "Nothing runs.");
     this.element = el("section", { class: "memory" }, el("header", {}, el("h2", {}, title), this.told), body);
     this.plot.addEventListener("pointermove", (event) => this.tell(this.near(event)));
-    this.plot.addEventListener("pointerleave", () => this.tellPeak());
+    this.plot.addEventListener("pointerleave", () => (this.at < 0 ? this.tellPeak() : this.tell(this.at)));
     this.plot.addEventListener("click", (event) => this.choose(this.near(event)));
     this.plot.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.render()).observe(this.plot);
@@ -37,9 +36,10 @@ export class MemoryView {
   /** Mark where a node runs. */
   mark(node: number | null): void {
     const at = node === null ? -1 : this.program.timeline.nodes.indexOf(node);
-    if (at >= 0) this.at = at;
+    this.at = at;
     this.render(true);
     if (at >= 0) this.tell(at);
+    else this.tellPeak();
   }
 
   private get count(): number {
@@ -153,10 +153,11 @@ export class MemoryView {
     const steps: Record<string, number> = { ArrowRight: 1, ArrowLeft: -1, PageDown: 50, PageUp: -50 };
     const step = steps[event.key];
     if (step !== undefined) {
-      this.at = Math.min(Math.max(this.at + step, 0), this.count - 1);
+      const from = this.at < 0 ? this.program.timeline.nodes.indexOf(this.program.peak.at) : this.at;
+      this.at = Math.min(Math.max(from + step, 0), this.count - 1);
       this.render(true);
       this.tell(this.at);
-    } else if (event.key === "Enter") this.choose(this.at);
+    } else if (event.key === "Enter" && this.at >= 0) this.choose(this.at);
     else return;
     event.preventDefault();
   }

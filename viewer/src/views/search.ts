@@ -79,7 +79,8 @@ export class SearchView {
       item.children.forEach(visit);
     };
     visit(this.tree.root);
-    items.sort((a, b) => Number(last(b.name) === word) - Number(last(a.name) === word));
+    const nearness = (item: Item): number => (item.name.toLowerCase() === word ? 2 : last(item.name) === word ? 1 : 0);
+    items.sort((a, b) => nearness(b) - nearness(a));
     const nodes = this.tree.programs.flatMap((program, side) => {
       const fits = new Map<string, boolean>();
       const found: { side: number; at: number }[] = [];

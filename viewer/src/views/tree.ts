@@ -151,7 +151,7 @@ export class TreeView {
     const types = this.rows.map((row) => textWidth(row.item.type, FONT.aside) + 28);
     const name = Math.min(Math.max(220, ...names) + 24, this.isNarrow ? 400 : 560);
     const type = this.isNarrow ? [] : [`${Math.ceil(Math.min(Math.max(80, ...types), 260))}px`];
-    this.element.style.setProperty("--columns", [`minmax(${Math.ceil(name)}px, 1fr)`, ...type, ...widths.map((width) => `${width}px`)].join(" "));
+    this.element.style.setProperty("--columns", [`minmax(${this.isNarrow ? 0 : Math.ceil(name)}px, 1fr)`, ...type, ...widths.map((width) => `${width}px`)].join(" "));
     const cells = ["module call", ...(this.isNarrow ? [] : ["class"])].map((text) => el("span", { attributes: { role: "columnheader" } }, text));
     const heads = figures.map((figure) => el("span", { class: "number", title: figure.hint, attributes: { role: "columnheader" } }, figure.head));
     this.head.replaceChildren(...cells, ...heads);
