@@ -12,6 +12,8 @@ export const WINDOW = 60;
 /** A value that more boxes read has no line to each of them. */
 const MOST_READERS = 8;
 
+const ELSEWHERE = "operations not shown";
+
 export interface Box {
   id: string;
   kind: "operation" | "call" | "port";
@@ -145,8 +147,9 @@ function asideOf(program: Program, nodes: number[], kind: Box["kind"]): string {
   return [...state, ...made.map((text) => `→ ${text}`)].slice(0, 2).join(", ");
 }
 
+/** `weight` of `blocks.0.weight`, `exp_avg` of `optimizer.state['blocks.0.weight']['exp_avg']`. */
 function short(path: string): string {
-  return path.split(".").slice(-1)[0]!;
+  return /\['([^']*)'\]$/.exec(path)?.[1] ?? last(path);
 }
 
 function connected(program: Program, call: number, columns: Column[], places: Map<number, Place>): Across[] {
@@ -158,7 +161,7 @@ function connected(program: Program, call: number, columns: Column[], places: Ma
       for (const node of box.nodes) {
         for (const read of program.readsOf(node)) {
           const source = places.get(read);
-          if (source === undefined) portIn(program, call, links, box, read);
+          if (source === undefined) portIn(program, call, links, box, read, column.phase);
           else if (source.box === box) continue;
           else if (source.phase === column.phase) links.add(source.box.id, box.id, read);
           else crossing(program, across, bases, source, { box, phase: column.phase }, read);
@@ -178,10 +181,11 @@ function thinned(column: Column): void {
   for (const edge of column.edges) readers.set(edge.from, [...(readers.get(edge.from) ?? []), edge]);
   const gone = new Set<Edge>();
   for (const [from, edges] of readers) {
-    if (edges.length <= MOST_READERS) continue;
+    const { title } = boxes.get(from)!;
+    if (edges.length <= (title === ELSEWHERE ? 2 : MOST_READERS)) continue;
     for (const edge of edges.slice(1)) {
       const reader = boxes.get(edge.to)!;
-      reader.aside = [reader.aside, boxes.get(from)!.title].filter(Boolean).join(", ");
+      if (title !== ELSEWHERE) reader.aside = [reader.aside, title].filter(Boolean).join(", ");
       gone.add(edge);
     }
   }
@@ -219,10 +223,11 @@ class Links {
   }
 }
 
-function portIn(program: Program, call: number, links: Links, box: Box, read: number): void {
+function portIn(program: Program, call: number, links: Links, box: Box, read: number, phase: number): void {
+  const isInside = program.places[read]! >= call && program.places[read]! < program.ends[call]!;
   const input = program.inputs.get(program.names[read]!);
   if (input && input.kind !== "user" && input.kind !== "tangent") return;
-  if (!input && !program.isOperation(read)) return;
+  if (!input && (!program.isOperation(read) || (isInside && program.phases[read] !== phase))) return; // in another window
   const title = input ? input.path : outsideOf(program, call, read);
   const port = links.port(title, input ? input.kind : "", "in", read);
   links.add(port.id, box.id, read);
@@ -236,7 +241,7 @@ function portOut(program: Program, call: number, links: Links, box: Box, node: n
 /** Where a value outside comes from or goes to: the outermost call around it that is not around this call. */
 function outsideOf(program: Program, call: number, node: number): string {
   const place = program.places[node]!;
-  if (place >= call && place < program.ends[call]!) return "operations not shown";
+  if (place >= call && place < program.ends[call]!) return ELSEWHERE;
   const around = new Set(program.chain(call));
   const outer = program.chain(place).find((each) => !around.has(each));
   if (outer !== undefined) return program.label(outer);

@@ -119,7 +119,7 @@ class Pane {
     const down = (this.scroller.clientHeight - 4) / this.laid.height;
     this.scaleTo(all ? Math.min(across, down, 1) : Math.min(1, Math.max(across, READABLE)));
     this.scroller.scrollTop = 0;
-    this.scroller.scrollLeft = Math.max(0, (this.laid.width * this.zoom - this.scroller.clientWidth) / 2);
+    this.scroller.scrollLeft = 0;
   }
 
   zoomBy(factor: number): void {
