@@ -195,9 +195,9 @@ describe("in a browser", { skip: !HAS_CHROMIUM && "no Chromium" }, () => {
 
   on("a long graph is shown in windows", "unrolled", async (page) => {
     await row(page, "(program)").click();
-    assert.match(await page.locator(".legend").textContent(), /forward 1–60 of 300 boxes/);
+    assert.match(await page.locator(".legend").textContent(), /forward 1–48 of 300 boxes/);
     await page.locator(".legend .link", { hasText: "later" }).click();
-    assert.match(await page.locator(".legend").textContent(), /forward 61–120 of 300 boxes/);
+    assert.match(await page.locator(".legend").textContent(), /forward 49–96 of 300 boxes/);
     await page.goto(`${page.url().split("#")[0]}#node=sin_120`);
     await page.reload();
     await page.waitForSelector("html[data-ready]");

@@ -7,7 +7,7 @@ import type { Item, Run, Tree } from "../data/items";
 import { last } from "../data/items";
 
 /** So many boxes of one phase at once: a layout of these takes a tenth of a second. */
-export const WINDOW = 60;
+export const WINDOW = 48;
 
 /** A value that more boxes read has no line to each of them. */
 const MOST_READERS = 8;
