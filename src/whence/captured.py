@@ -33,6 +33,7 @@ from whence.reports.cost import Cost, cost_of
 from whence.reports.devices import Device
 from whence.reports.diff import Diff, diff_of
 from whence.reports.figures import figures_of
+from whence.reports.formats import text_of
 from whence.reports.memory import Memory, memory_of
 from whence.reports.plain import plain
 from whence.reports.report import Report, report_of
@@ -327,6 +328,15 @@ class Program(_Program):
             return written(page(figures), self.name, path)
         others = figures_of(other, device)
         return written(page(figures, others, self.diff(other).to_dict()), self.name, path)
+
+    def to_text(self, form: str, device: str | Device | None = None) -> str:
+        """The program as other tools read it, as the text of a file.
+
+        `"model-explorer"`: JSON whose layers are phases, then modules. `"trace"`: JSON for Perfetto and
+        Chrome, operations one behind another, each as long as `cost(device)` says ("h100", if none is named),
+        and memory. `"dot"`: for Graphviz, calls are clusters. Raises `UsageError` for other forms.
+        """
+        return text_of(self, form, device)
 
     def to_dict(self) -> dict[str, Any]:
         """Signature, calls, nodes, origins and guards as plain data, in the form of `docs/schema.md`."""

@@ -18,6 +18,7 @@ from whence.execution.running import Run, run_eager, run_module, same_start
 from whence.execution.uninitialised import uninitialised_reads
 from whence.execution.values.first_difference import first_divergence
 from whence.program import Program
+from whence.program.queries.notebook import opening_html
 from whence.program.state import bound_state, state_of_loss
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
@@ -57,6 +58,9 @@ class Verification:
             "explained": self.explained,
             "uninitialised": list(self.uninitialised),
         }
+
+    def _repr_html_(self) -> str:
+        return opening_html(str(self).splitlines()[-1], str(self))
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))

@@ -10,6 +10,7 @@ from typing import Any
 from whence._torch.autograd.switches import Switches
 from whence._torch.pytrees import TreeSpec, tree_unflatten
 from whence.errors import SelectionError
+from whence.program.queries.notebook import opening_html
 from whence.provenance import CallSite, ModulePath
 from whence.provenance.places import ancestors
 
@@ -181,6 +182,9 @@ class Calls:
 
     def __repr__(self) -> str:
         return f"<{len(self):,} calls>"
+
+    def _repr_html_(self) -> str:
+        return opening_html(repr(self), str(self))
 
     def __str__(self) -> str:
         """The tree of calls; three or more neighbours that differ in their number alone are one line."""

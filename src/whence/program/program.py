@@ -18,6 +18,7 @@ from whence.program.guards.guards import Guards
 from whence.program.layers import Layers, layers_of
 from whence.program.node_records import GraphFacts, facts_in, origin_of
 from whence.program.queries.finding import find_input, find_output
+from whence.program.queries.notebook import opening_html
 from whence.program.queries.printing import page
 from whence.program.queries.selecting import select
 from whence.program.queries.shapes import Shapes, shapes_of
@@ -198,6 +199,9 @@ class Program:
 
     def __str__(self) -> str:
         return page(self)
+
+    def _repr_html_(self) -> str:
+        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         phases = "forward and backward" if self.has_backward else "forward"

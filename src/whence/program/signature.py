@@ -7,6 +7,7 @@ from torch import Tensor
 
 from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
+from whence.program.queries.notebook import opening_html
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
 
@@ -123,6 +124,9 @@ class Signature:
 
     def __repr__(self) -> str:
         return f"<{len(self.inputs):,} inputs, {len(self.outputs):,} outputs>"
+
+    def _repr_html_(self) -> str:
+        return opening_html(repr(self), str(self))
 
     def __str__(self) -> str:
         rows = [*map(_input_line, (*self.attributes, *self.inputs)), *map(_output_line, self.outputs)]

@@ -14,6 +14,7 @@ from rich.text import Text
 from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
+from whence.program.queries.notebook import opening_html
 from whence.provenance import ModulePath, PathPattern
 from whence.provenance.places import ancestors
 from whence.reports.cost import RECOMPUTED, Cost, cost_of
@@ -78,6 +79,9 @@ class Report:
         for line in lines:
             table.add_row(*map(Text, line))
         return table
+
+    def _repr_html_(self) -> str:
+        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         return f"<Report on {self.program}: {len(self.rows):,} calls>"
