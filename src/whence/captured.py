@@ -326,7 +326,7 @@ class Program(_Program):
         figures = figures_of(self, device, sizes, values)
         if other is None:
             return written(page(figures), self.name, path)
-        others = figures_of(other, device)
+        others = figures_of(other, device, sizes)
         return written(page(figures, others, self.diff(other).to_dict()), self.name, path)
 
     def to_text(self, form: str, device: str | Device | None = None) -> str:

@@ -61,3 +61,10 @@ def test_two_programs_are_on_a_page_with_their_difference() -> None:
     data = data_of(page(figures(), figures(HOSTILE), difference))
     assert [program["name"] for program in data["programs"]] == ["Named", "Named"]
     assert data["difference"] == json.loads(json.dumps(difference))
+
+
+def test_libraries_in_it_come_with_their_terms() -> None:
+    """Who has the page has them."""
+    assert (
+        page(figures()).count("The above copyright notice and this permission notice shall be included") == 2
+    )
