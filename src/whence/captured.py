@@ -38,7 +38,7 @@ from whence.reports.memory import Memory, memory_of
 from whence.reports.plain import plain
 from whence.reports.report import Report, report_of
 from whence.rewriting import Edit, GraphPass, Pass
-from whence.tracing.options import option_faults
+from whence.tracing.options import decide_faults, option_faults
 from whence.tracing.sandbox.capture_lock import without_collection
 from whence.viewer import page, written
 
@@ -131,6 +131,7 @@ class Program(_Program):
                 state=view,
                 preserve_calls=wanted.preserve_calls,
                 strict=wanted.strict,
+                decide=wanted.decide,
             )
             try:
                 return recapture(dynamic_shapes=wanted.dynamic_shapes)
@@ -363,6 +364,7 @@ def capture_step(
     optimizer: Optimizer | None = None,
     dynamic_shapes: Any = None,
     reuse: bool = True,
+    decide: str | None = None,
 ) -> Program:
     """Record a whole training step: forward, backward, and what the optimizer does.
 
@@ -382,16 +384,18 @@ def capture_step(
     Other values in the optimizer's groups are constants, in `program.step.settings`, that `bind` compares in
     every call; so is a learning rate by which the optimizer decides. An optimizer that has not taken a step
     yet is captured as all steps from then on are, if its state begins as constants, as Adam's does.
-    `dynamic_shapes` and `reuse` are those of `capture`; where the model runs again after a backward, nothing
-    is replayed, and `program.replay` says so.
+    `dynamic_shapes`, `reuse` and `decide` are those of `capture`; where the model runs again after a
+    backward, nothing is replayed, and `program.replay` says so.
 
     Raises `UnsupportedStep` for what one program cannot repeat (a closure for the optimizer, changes of
     learning rates in the step, gradients that were there before), and everything that `capture` raises.
     """
-    given = tracing.Given(args, kwargs, dynamic_shapes)
+    if faults := decide_faults(decide):
+        raise UsageError.of(faults)
+    given = tracing.Given(args, kwargs, dynamic_shapes, decide=decide)
 
     run = partial(tracing.capture_step, step, given, model, optimizer, reuse=reuse)
-    return _traced(run).under(dynamic_shapes=dynamic_shapes)
+    return _traced(run).under(dynamic_shapes=dynamic_shapes, decide=decide)
 
 
 def _plan_of(program: _Program) -> GuardPlan:
@@ -409,6 +413,7 @@ def capture(
     reuse: bool = True,
     strict: bool = False,
     preserve_calls: str | Sequence[str] = (),
+    decide: str | None = None,
 ) -> Program:
     """Record what `model` computes on these example inputs, as one functional graph.
 
@@ -435,6 +440,8 @@ def capture(
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
     With `strict`, PyTorch's bytecode front end (`torch.export.export(strict=True)`) reads a module's code,
     where tracing runs it. What it assumed of the model it does not say, so such a program has no guards.
+    With `decide="example"` the example decides what values of tensors decide (`program.decisions`), in place
+    of an error; a run whose values decide otherwise raises `StaleCapture` before it changes anything.
     `preserve_calls` are patterns of module paths (`"blocks.*.mlp"`): in the program's tree these modules take
     the originals' arguments, also those that nothing reads, and another may replace each (`set_submodule`).
 
@@ -443,16 +450,16 @@ def capture(
     a capture was running.
     """
     patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
-    if faults := [*option_faults(backward, strict, patterns), *view_faults(state)]:
+    if faults := [*option_faults(backward, strict, patterns, decide), *view_faults(state)]:
         raise UsageError.of(faults)
 
-    given = tracing.Given(args, kwargs, dynamic_shapes, patterns)
+    given = tracing.Given(args, kwargs, dynamic_shapes, patterns, decide=decide)
     if strict:
         program = full(interop.strict_program(model, given, backward))
     else:
         program = _traced(partial(tracing.capture, model, given, backward, reuse=reuse))
     asked_for = {"dynamic_shapes": dynamic_shapes, "preserve_calls": patterns, "strict": strict}
-    return program.under(**asked_for).with_state(state)
+    return program.under(**asked_for, decide=decide).with_state(state)
 
 
 def _traced(run: Callable[[], tuple[_Program, Observed]]) -> Program:

@@ -334,7 +334,8 @@ def test_rows_165_and_166_decisions_by_data() -> None:
   why: item comes from data: a number read from a tensor, or the size of a result of nonzero, unique
       or indexing with a mask
   what to do: say before that line what always holds, torch._check(item > 2); or compute both sides
-      and choose with torch.where; or decide outside and pass the decision in""",
+      and choose with torch.where; or decide outside and pass the decision in; or let the example
+      decide with decide="example", and every run is held to it""",
     )
     assert "eager" not in found and "Dynamo" not in found
     program = whence.capture(Checked(), args, dynamic_shapes={})

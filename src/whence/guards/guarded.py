@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
 from torch import Tensor
 
+from whence._torch.tensors import generator_state, set_generator_state
 from whence.errors import Place, StaleCapture
 from whence.guards.check import Checked
 from whence.guards.memory import Remembered
@@ -27,48 +28,87 @@ class Ways:
     capture: Callable[[tuple[Any, ...], dict[str, Any]], Program]
 
 
+@dataclass
+class _Path:
+    """A program for one way through the model, with what its last check met and the module that runs it."""
+
+    program: Program
+    memory: Remembered = field(default_factory=Remembered)
+    module: Callable[..., Any] | None = None
+    tensors: Sequence[Tensor] = ()
+
+
 class Guarded:
     """Calls a captured program where its guards hold, and does as asked where they do not.
 
-    `program` is the one in use; a recapture replaces it. Calls return what the flat module returns:
-    what the model returns, or `(loss, outputs)` for a program with a loss function.
+    `program` is the one in use; a recapture replaces it. Where values decided otherwise it stays beside the
+    new one, and calls try each, the last first (`programs`). Calls return what the flat module returns: what
+    the model returns, or `(loss, outputs)` for a program with a loss function.
     """
 
     def __init__(
         self, program: Program, model: Callable[..., Any], on_violation: OnViolation, ways: Ways
     ) -> None:
-        self.program = program
         self.model = model
         self.on_violation = on_violation
         self._ways = ways
-        self._memory = Remembered()
-        self._module: Callable[..., Any] | None = None
-        self._tensors: Sequence[Tensor] = ()
+        self._paths = [_Path(program)]
+
+    @property
+    def program(self) -> Program:
+        """The program that ran last."""
+        return self._paths[0].program
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The programs of all ways that values decided, the last used first."""
+        return tuple(path.program for path in self._paths)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Check, then run; raises `StaleCapture` where a guard does not hold and that was asked for."""
-        checked = self._ways.check(self.program, args, kwargs, self._memory)
-        if not checked.violations:
-            return self._run(checked, args, kwargs)
-        stale = stale_capture(self.program, checked)
+        stale: list[tuple[_Path, StaleCapture]] = []
+        for path in self._paths:
+            try:
+                result = self._checked_run(path, args, kwargs)
+            except StaleCapture as error:
+                stale.append((path, error))
+            else:
+                self._paths.sort(key=lambda other: other is not path)
+                return result
         if self.on_violation is OnViolation.RAISE:
-            raise stale
+            raise stale[0][1]
         if self.on_violation is OnViolation.WARN:
-            warnings.warn(f"{stale}\nthe model itself runs instead", stacklevel=2)
+            warnings.warn(f"{stale[0][1]}\nthe model itself runs instead", stacklevel=2)
             return self._eager(args, kwargs)
-        self.program, self._module = self._ways.capture(args, kwargs), None
-        return self._run(self._ways.check(self.program, args, kwargs, self._memory), args, kwargs)
+        kept = [path for path, error in stale if not error.violations]
+        self._paths = [_Path(self._ways.capture(args, kwargs)), *kept]
+        path = self._paths[0]
+        return self._run(path, self._ways.check(path.program, args, kwargs, path.memory), args, kwargs)
 
-    def _run(self, checked: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _checked_run(self, path: _Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Check, then run; raises `StaleCapture`, with random numbers as they were."""
+        checked = self._ways.check(path.program, args, kwargs, path.memory)
+        if checked.violations:
+            raise stale_capture(path.program, checked)
+        if path.program.circumstances.decide is None:
+            return self._run(path, checked, args, kwargs)
+        state = generator_state()
+        try:
+            return self._run(path, checked, args, kwargs)
+        except StaleCapture:
+            set_generator_state(state)
+            raise
+
+    def _run(self, path: _Path, checked: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run on the tensors that the model has now: a parameter may have been replaced by its like.
 
         A model that changes, when it runs, what it reads, runs itself: a program would leave that out.
         """
         if checked.changes:
             return self._eager(args, kwargs)
-        if self._module is None or not _are(checked.tensors, self._tensors):
-            self._module, self._tensors = self._ways.module(self.program), checked.tensors
-        return self._module(*args, **kwargs)
+        if path.module is None or not _are(checked.tensors, path.tensors):
+            path.module, path.tensors = self._ways.module(path.program), checked.tensors
+        return path.module(*args, **kwargs)
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outputs = self.model(*args, **kwargs)

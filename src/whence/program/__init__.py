@@ -5,6 +5,7 @@ from whence.program.calls import Absent, Call, Calls, Constant, Named, Structure
 from whence.program.layers import Layers
 from whence.program.node_records import Adjoint, Contribution, GraphFacts
 from whence.program.program import Circumstances, ModuleRecord, Program
+from whence.program.queries.decisions import DecisionByValue
 from whence.program.signature import Input, Output, Part, Signature, Whole
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Constant",
     "Contribution",
     "Convention",
+    "DecisionByValue",
     "GraphFacts",
     "Input",
     "Layers",

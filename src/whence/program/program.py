@@ -17,6 +17,7 @@ from whence.program.calls import Call, Calls, Structure
 from whence.program.guards.guards import Guards
 from whence.program.layers import Layers, layers_of
 from whence.program.node_records import GraphFacts, facts_in, origin_of
+from whence.program.queries.decisions import DecisionByValue, decisions_in
 from whence.program.queries.finding import find_input, find_output
 from whence.program.queries.notebook import opening_html
 from whence.program.queries.printing import page
@@ -59,7 +60,7 @@ class Circumstances:
     model asked whether it is being compiled: there it may have done something else than it does in eager
     mode. `opaque` lists custom autograd functions that a forward-only program passes through: it cannot be
     differentiated from outside. `is_foreign` marks a graph that others made (`attach`): of its operations the
-    origin may not be known.
+    origin may not be known. `decide` says whose values decide where the model lets values decide.
     """
 
     dynamic_shapes: Any = None
@@ -71,6 +72,7 @@ class Circumstances:
     asked: tuple[Source, ...] = ()
     opaque: tuple[str, ...] = ()
     is_foreign: bool = False
+    decide: str | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -183,6 +185,11 @@ class Program:
         out: one attention in each of 32 equal layers.
         """
         return layers_of(self)
+
+    @property
+    def decisions(self) -> tuple[DecisionByValue, ...]:
+        """What values of tensors decided at the capture: a run whose values decide otherwise raises."""
+        return decisions_in(self.graph.nodes)
 
     @property
     def shapes(self) -> Shapes:

@@ -15,7 +15,7 @@ from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import op_name
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
 from whence._torch.versions.release import release
-from whence.program import Absent, Call, Constant, Input, Named, Output, Program, Structure
+from whence.program import Absent, Call, Constant, DecisionByValue, Input, Named, Output, Program, Structure
 from whence.program.node_records import origin_of, record_of
 
 SCHEMA = 1
@@ -33,7 +33,19 @@ def plain(program: Program) -> dict[str, Any]:
         "outputs": [_output(row) for row in program.signature.outputs],
         "calls": [_call(call) for call in program.calls.rows],
         "nodes": [_node(node) for node in program.graph.nodes],
+        "decisions": [_decision(row) for row in program.decisions],
         "guards": program.guards.to_dict(),
+    }
+
+
+def _decision(row: DecisionByValue) -> dict[str, Any]:
+    return {
+        "node": row.node,
+        "call": None if row.call is None else str(row.call),
+        "source": None if row.source is None else str(row.source),
+        "asked": row.asked,
+        "answer": value_of(row.answer),
+        "drawn": row.drawn,
     }
 
 

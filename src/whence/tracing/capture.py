@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from whence.tracing.answers import Answers, with_eager_answers
 from whence.tracing.assembling.finish import finished
 from whence.tracing.attribution.attribution import attribute
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED
+from whence.tracing.decisions import DECIDES, with_decisions
 from whence.tracing.excluded_sizes import captured_for_sizes
 from whence.tracing.lazy_modules import materialised
 from whence.tracing.recording.partial import keeping_what_was_recorded
@@ -39,12 +41,11 @@ def capture(
     """
 
     def once(given: Given) -> tuple[Program, Observed]:
-        return with_eager_answers(
-            given.told, lambda answers: _captured_once(model, given, backward, start(answers))
-        )
+        return with_eager_answers(given.told, lambda answers: with_decisions(given, partial(told, answers)))
 
-    def start(answers: Answers) -> Reuse:
-        return Reuse(reuse, joint=bool(backward), composites=not backward, answers=answers)
+    def told(answers: Answers, given: Given) -> tuple[Program, Observed]:
+        wanted = Reuse(reuse, joint=bool(backward), composites=not backward, answers=answers)
+        return _captured_once(model, given, backward, wanted.but_where(given.decide, DECIDES))
 
     return captured_for_sizes(given, once)
 

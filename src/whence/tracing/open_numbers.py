@@ -25,10 +25,10 @@ def with_open_numbers(given: Given, capture: Callable[[Given], Result]) -> Resul
         found = attempt(lambda: capture(replace(given, dynamic_shapes={})))
         if not isinstance(found, Failed):
             return found  # type: ignore[no-any-return]
-        raise _further(needed, found.error) from needed.__cause__
+        raise further(needed, found.error) from needed.__cause__
 
 
-def _further(needed: DataDependent, then: Exception) -> Exception:
+def further(needed: DataDependent, then: Exception) -> Exception:
     """Of two errors the one that says what is in the way: the second, where the first line was got over."""
     is_elsewhere = isinstance(then, DataDependent) and then.where.line not in (None, needed.where.line)
     return then if is_elsewhere else needed

@@ -3,9 +3,20 @@
 from whence.errors import Fault
 
 
-def option_faults(backward: object, strict: bool, patterns: tuple[str, ...]) -> list[Fault]:
+def option_faults(backward: object, strict: bool, patterns: tuple[str, ...], decide: object) -> list[Fault]:
     """What is wrong with the options of a capture."""
-    return [*_backward_faults(backward), *_preserve_faults(strict, bool(backward), patterns)]
+    faults = [*_backward_faults(backward), *_preserve_faults(strict, bool(backward), patterns)]
+    return [*faults, *decide_faults(decide, strict)]
+
+
+def decide_faults(decide: object, strict: bool = False) -> list[Fault]:
+    """What is wrong with who is to decide by values."""
+    if decide not in (None, "example"):
+        return [Fault(f"decide cannot be {decide!r}", remedy="use 'example', or None to refuse such a model")]
+    if decide is None or not strict:
+        return []
+    why = "PyTorch's bytecode front end runs nothing on the example's values"
+    return [Fault("decide does not work with strict=True", why=why, remedy="capture with strict=False")]
 
 
 def _backward_faults(backward: object) -> list[Fault]:

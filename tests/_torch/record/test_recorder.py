@@ -32,6 +32,7 @@ from whence._torch.pytrees import tree_flatten
 from whence._torch.record.recorder import Recorder
 from whence._torch.sizes.symbols import fake_mode_of
 from whence._torch.subclasses.wrapper_subclasses import is_composed
+from whence.errors import Place
 
 aten = torch.ops.aten
 
@@ -67,6 +68,10 @@ class Listener:
         self.composed: list[Tensor] = []
         self.made: list[str] = []
         self.histories = 0
+
+    def here(self) -> Place:
+        """Nowhere in particular."""
+        return Place()
 
     def recorded(self, node: fx.Node) -> None:
         self.nodes.append(node)

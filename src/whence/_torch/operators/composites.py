@@ -117,9 +117,8 @@ def _dropout(
 
 def _recurrent(input: Any, hidden: Any, parameters: Any, *options: Any) -> CompositeCall | None:
     """Those of packed rows have sizes second, and are taken apart."""
-    return (
-        CompositeCall((input, hidden, parameters, *options)) if isinstance(parameters, list | tuple) else None
-    )
+    is_packed = isinstance(options[0], list | tuple)
+    return None if is_packed else CompositeCall((input, hidden, parameters, *options))
 
 
 def _contiguous(input: Any, *, memory_format: Any = torch.contiguous_format) -> CompositeCall | None:

@@ -1,5 +1,6 @@
 """Torch functions that a recording looks at before autograd and the dispatcher see them."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,9 +10,10 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 
 from whence._torch.autograd.nodes import below_autograd
+from whence._torch.deciding.packed_rows import with_known_rows
 from whence._torch.operators.composites import COMPOSITES, calls_composites, in_sight, keep_whole
 from whence._torch.operators.schemas import HigherOrderOperator
-from whence._torch.pytrees import tree_flatten
+from whence._torch.pytrees import tree_flatten, tree_map_only
 from whence._torch.record.recurrent_dropout import forgets_dropout, layer_by_layer
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
 _MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
 """They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
+_ADDRESS_READERS: tuple[object, ...] = (Tensor.data_ptr, Tensor.__dlpack__)
 _LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.storage_offset})
 _TENSOR: Any = Tensor
 _HISTORY_READERS = (
@@ -46,12 +49,9 @@ class FunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator) and ProxyTorchDispatchMode in func.python_key_table:
             return self.recorder.listener.branches.called(func, args, kwargs or {})
-        if func in _MAKERS and args and isinstance(args[0], list | tuple):
-            read = [leaf for leaf in tree_flatten(args[0])[0] if isinstance(leaf, FakeTensor)]
-            if read:
-                raise self.recorder.listener.value_needed(func, read, func)
+        func, args = self._with_numbers(func, args)
         if _reads_value(func, args):
-            raise self.recorder.listener.value_needed(func, args[:1], func)
+            return self._decided_content(func, args)
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
             raise self.recorder.listener.data_replaced(args[0])
         self._tell(func, args, kwargs or {})
@@ -76,6 +76,30 @@ class FunctionMode(TorchFunctionMode):
                 raise
             raise self.recorder.listener.value_needed(func, read, func) from error  # a tensor for a number
 
+    def _with_numbers(self, func: Any, args: Any) -> tuple[Any, Any]:
+        """A call whose kernel reads the numbers of tensors as one that is given them, if that can be."""
+        if self.recorder.decider is not None:
+            func, args = with_known_rows(self.recorder.decider, func, args)
+        if func in _MAKERS and args and isinstance(args[0], list | tuple):
+            read = [leaf for leaf in tree_flatten(args[0])[0] if isinstance(leaf, FakeTensor)]
+            args = (self._decided_numbers(func, args[0], read), *args[1:]) if read else args
+        return func, args
+
+    def _decided_content(self, func: Any, args: Any) -> Any:
+        """What Python makes of the numbers in a tensor, where the example's decide."""
+        decider = None if func in _ADDRESS_READERS else self.recorder.decider
+        if decider is None or (given := decider.content(func, args)) is None:
+            raise self.recorder.listener.value_needed(func, args[:1], func)
+        return given
+
+    def _decided_numbers(self, func: Any, data: Any, read: Sequence[Tensor]) -> Any:
+        """Tensors in a list as numbers of the example."""
+        decider = self.recorder.decider
+        numbers = {} if decider is None else {id(leaf): decider.content(_as_number, [leaf]) for leaf in read}
+        if decider is None or None in numbers.values():
+            raise self.recorder.listener.value_needed(func, read, func)
+        return tree_map_only(FakeTensor, lambda leaf: numbers[id(leaf)], data)
+
     def _whole(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of a composite that is recorded as one; None where nothing is kept together."""
         if calls_composites(func):
@@ -98,6 +122,10 @@ class FunctionMode(TorchFunctionMode):
         if func in _DETACH and args[0].requires_grad:
             with below_autograd():
                 torch.ops.aten.detach_.default(args[0])
+
+
+def _as_number(tensor: Tensor) -> Any:
+    return tensor.tolist()
 
 
 def _reads_value(func: Any, args: Any) -> bool:

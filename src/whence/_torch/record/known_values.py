@@ -23,8 +23,18 @@ ASKING = frozenset({NUMBER, _EQUAL})
 _TRUTHS: tuple[object, ...] = (Tensor.__bool__, Tensor.item, torch._assert, torch.is_nonzero)
 
 
-def known_answer(recorder: "Recorder", func: OpOverload, args: tuple[Any, ...]) -> Any:
-    """What an operator of `ASKING` answers; None where only a run knows."""
+def known_answer(
+    recorder: "Recorder", func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What an operator of `ASKING` answers, or any that needs values where the example's decide; None where
+    only a run knows."""
+    known = _known(recorder, func, args) if func in ASKING else None
+    if known is not None or recorder.decider is None:
+        return known
+    return recorder.decider.answer(func, args, kwargs)
+
+
+def _known(recorder: "Recorder", func: OpOverload, args: tuple[Any, ...]) -> Any:
     if func is NUMBER:
         return _known_number(recorder, *args)
     left, right = args

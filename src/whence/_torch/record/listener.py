@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, fx
 
+from whence.errors import Place
+
 
 class Branching(Protocol):
     """What happens to operators that run functions."""
@@ -49,6 +51,9 @@ class RecordingListener(Protocol):
 
         `called` says that the model called a function for it.
         """
+
+    def here(self) -> Place:
+        """The module that is running and the user's line."""
 
     def reading(self) -> object:
         """Where the model is now."""

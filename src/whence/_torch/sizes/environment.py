@@ -78,7 +78,8 @@ class SizeEnvironment(ShapeEnv):
 
     `bases` are the symbols of inputs by name, `names` says how every symbol is spelled. `where` is asked
     for the place of a decision; `filled` are the symbols that must not be 0, with the place of that.
-    `required` is told what code states of numbers that only a run knows.
+    `required` is told what code states of numbers that only a run knows, and `decide` gives what the example
+    says where code decides by one.
     With `keeps_whole` a composite runs that the program has as one operator. Inside `kernels` statements are
     PyTorch's own, which it makes again in every run.
     """
@@ -91,6 +92,7 @@ class SizeEnvironment(ShapeEnv):
         self.where: Callable[[], Any] = lambda: None
         self.filled: dict[Any, Any] = {}
         self.required: Callable[[SymBool], None] = lambda _: None
+        self.decide: Callable[[Any], Any] = lambda _: None
         self._in_kernel = False
         self.keeps_whole = False
 
@@ -109,6 +111,8 @@ class SizeEnvironment(ShapeEnv):
         try:
             result = super().evaluate_expr(orig_expr, *args, **kwargs)
         except UnknownSize as error:
+            if (decided := self.decide(orig_expr)) is not None:
+                return sympy.sympify(decided)
             error.whence_names = self.names  # type: ignore[attr-defined]
             raise
         self._note(known, orig_expr)
@@ -409,6 +413,9 @@ class _Printer(PythonPrinter):
 
     def _print_Symbol(self, symbol: Any) -> str:  # noqa: N802 - sympy finds printers by the name of the class
         return self._names.get(symbol, str(symbol))
+
+    def _print_Float(self, number: Any) -> str:  # noqa: N802
+        return repr(float(number))
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,15 @@ class SizeNodes:
         """Whether a number can be spelled with what is known: sizes of inputs, and what nodes gave."""
         return all(s in self._environment.names or s in self._bases for s in expression(number).free_symbols)
 
+    def readable_names(self) -> dict[Any, str]:
+        """What symbols are called; a number of a run by the tensor that it is read from."""
+        read = {
+            symbol: f"{node.args[0]}.item()"
+            for symbol, node in self._bases.items()
+            if symbol.is_Symbol and _ITEM in node.name
+        }
+        return {**self._environment.names, **read}
+
     def argument(self, number: Any, user: object = None) -> Any:
         """A size as the argument of an operation: a node, or the number where it is known after all.
 

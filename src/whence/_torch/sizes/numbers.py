@@ -19,7 +19,7 @@ from torch import SymFloat, Tensor, fx
 
 from whence._torch.patching import patched
 from whence._torch.pytrees import tree_flatten, tree_map_only
-from whence.errors import StaleCapture
+from whence.errors import Place, StaleCapture
 
 Append = Callable[[Any, tuple[Any, ...]], fx.Node]
 """Appends a node that calls a function on these arguments."""
@@ -222,14 +222,39 @@ def tensor_of(data: Any, **options: Any) -> Tensor:
     return torch.scalar_tensor(data, **options)
 
 
-def stays(found: object, expected: bool, branch: str) -> None:
-    """A node of a program in which a branch was taken by numbers: raises `StaleCapture` for the other way."""
-    if bool(found) is not expected:
+def stays(
+    found: object, expected: Any, asked: str, module: str | None = None, line: str | None = None
+) -> None:
+    """A node of a program in which values decided: raises `StaleCapture` where they decide otherwise."""
+    answer = bool(found) if isinstance(expected, bool) else found
+    if not _are_alike(answer, expected):
         raise StaleCapture(
-            f"a branch goes another way: {branch} is {bool(found)}, and was {expected} at capture",
+            f"a branch goes another way: {asked} is {_shown(answer)}, and was {_shown(expected)} at capture",
+            where=Place(module, line),
             why="the program holds what comes after one way only",
             remedy="capture again: from here on the other way is taken",
         )
+
+
+def contents(tensor: Tensor) -> Any:
+    """The numbers of a tensor, as Python has them."""
+    return tensor.tolist()
+
+
+def _are_alike(left: Any, right: Any) -> bool:
+    """Whether numbers, alone or in lists, are the same: NaN is NaN, and -0.0 is not 0.0."""
+    if isinstance(right, (list, tuple)):
+        pairs = zip(left, right, strict=False)
+        return len(left) == len(right) and all(_are_alike(*pair) for pair in pairs)
+    return repr(left) == repr(right)
+
+
+_SHOWN = 60
+
+
+def _shown(answer: object) -> str:
+    text = repr(answer)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def evaluated(value: Any, known: Mapping[fx.Node, Any]) -> Any:

@@ -235,6 +235,11 @@ def spelled(value: Any) -> str:
     return _environments().spell(value.node.expr, getattr(environment, "names", {}))  # type: ignore[no-any-return]
 
 
+def spelled_over(found: Any, names: Mapping[Any, str]) -> str:
+    """An expression of sizes as Python source, over these names of symbols."""
+    return _environments().spell(found, dict(names))  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class Assumed:
     """What a tracer of PyTorch's assumed of open sizes.

@@ -6,7 +6,7 @@ several releases.
 """
 
 NAMES = {
-    "torch": "_assert _check _check_with _compile _subclasses",
+    "torch": "_assert _check _check_with _compile _pad_packed_sequence _subclasses",
     "torch._C": """
         DisableTorchFunction DispatchKeySet ScriptMethod _AutoDispatchBelowAutograd _ForceDispatchKeyGuard
         _FunctionBase _current_graph_task_id _dispatch_has_kernel_for_dispatch_key
@@ -27,7 +27,7 @@ NAMES = {
     """,
     "torch._C._functorch": "is_functorch_wrapped_tensor peek_interpreter_stack",
     "torch._decomp.decompositions": "lstm_impl upsample_compute_output_size",
-    "torch._dispatch.python": "enable_python_dispatcher",
+    "torch._dispatch.python": "enable_python_dispatcher no_python_dispatcher",
     "torch._dynamo._trace_wrapped_higher_order_op": "ModIndex TransformGetItemToIndex",
     "torch._dynamo.eval_frame": "OptimizedModule _stance",
     "torch._dynamo.source": "ConstantSource",

@@ -13,6 +13,7 @@ from whence.errors import DataDependent, Place
 from whence.program.queries.printing import line
 
 _SHOWN = 3
+_EXAMPLE = 'let the example decide with decide="example", and every run is held to it'
 
 
 class Need(Enum):
@@ -87,7 +88,7 @@ def data_dependent(
         f"{asked} needs the value of {named}, which a capture does not have",
         where=where,
         why="; ".join([*made, "a capture runs on fake tensors, shapes without numbers"]),
-        remedy=need.value,
+        remedy=need.value if need is Need.ADDRESS else f"{need.value}; or {_EXAMPLE}",
     )
 
 
@@ -140,7 +141,7 @@ def _size_unknown(condition: str, names: Sequence[str], where: Place) -> DataDep
         where=where,
         why=f"{', '.join(names)} comes from data: {_GIVEN}",
         remedy=f"say before that line what always holds, torch._check({condition}); or compute both sides "
-        "and choose with torch.where; or decide outside and pass the decision in",
+        f"and choose with torch.where; or decide outside and pass the decision in; or {_EXAMPLE}",
     )
 
 

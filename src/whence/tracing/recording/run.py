@@ -1,7 +1,7 @@
 """Run the model once, forward and backward, and take notes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from whence._torch.autograd.derivatives import formulas_refused
 from whence._torch.autograd.grad_modes import observed_grad_modes
 from whence._torch.autograd.saved_tensors import observed_packing
 from whence._torch.autograd.switches import modes_restored
+from whence._torch.deciding.decider import deciding
 from whence._torch.higher_order.function_graphs import functions_traced, operators_called_directly
 from whence._torch.observe.checkpoints import observed_checkpoints
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
@@ -174,6 +175,7 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
         )
         active.enter_context(observed_grad_modes(session.grad_modes))
         active.enter_context(session.recorder.active())
+        active.enter_context(values_deciding(session, example, prepared))
         given = containers_in(prepared.arguments)
         session.reads.reachable.code_of(subject.call)
         if callable(backward):
@@ -210,6 +212,14 @@ def prepare(session: Session, example: Example, state: Sequence[StateTensor]) ->
         session.note_key(tensor)
     session.announce([whole.tensor for whole in wholes])
     return prepared
+
+
+def values_deciding(session: Session, example: Example, prepared: Prepared) -> AbstractContextManager[None]:
+    """Where the example decides, its values do so inside the block."""
+    if not example.decides:
+        return nullcontext()
+    inputs = zip(prepared.nodes, prepared.originals, strict=True)
+    return deciding(session.recorder, list(inputs), session.notes.redraws)
 
 
 @contextmanager

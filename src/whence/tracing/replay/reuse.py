@@ -24,3 +24,7 @@ class Reuse:
     def but_for(self, kind: type | None, why: str) -> "Reuse":
         """The same without one class more; None is every class."""
         return replace(self, without={**self.without, kind: why})
+
+    def but_where(self, condition: object, why: str) -> "Reuse":
+        """The same; without any class, for this reason, where the condition holds."""
+        return self.but_for(None, why) if condition else self

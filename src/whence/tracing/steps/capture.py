@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
 from whence.tracing.answers import Answers, with_eager_answers
 from whence.tracing.assembling.finish import finished
+from whence.tracing.decisions import DECIDES, with_decisions
 from whence.tracing.excluded_sizes import captured_for_sizes
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.replay.records.template import Doubt
@@ -42,12 +44,11 @@ def capture_step(
     """
 
     def once(given: Given) -> tuple[Program, Observed]:
-        return with_eager_answers(
-            given.told, lambda answers: _captured_once(step, given, model, optimizer, start(answers))
-        )
+        return with_eager_answers(given.told, lambda answers: with_decisions(given, partial(told, answers)))
 
-    def start(answers: Answers) -> StepAssumptions:
-        return StepAssumptions(reuse=Reuse(reuse, joint=True, answers=answers))
+    def told(answers: Answers, given: Given) -> tuple[Program, Observed]:
+        wanted = Reuse(reuse, joint=True, answers=answers).but_where(given.decide, DECIDES)
+        return _captured_once(step, given, model, optimizer, StepAssumptions(reuse=wanted))
 
     return captured_for_sizes(given, once)
 

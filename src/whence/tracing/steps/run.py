@@ -27,6 +27,7 @@ from whence.tracing.recording.run import (
     prepare,
     run_subject,
     surroundings_kept,
+    values_deciding,
 )
 from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.module_snapshot import Lines
@@ -121,6 +122,7 @@ def _run(
         active.enter_context(torch.enable_grad())
         active.enter_context(observed_step(session))
         active.enter_context(session.recorder.active())
+        active.enter_context(values_deciding(session, example, prepared))
         given = containers_in(prepared.arguments)
         result = run_subject(session, subject, prepared.arguments)
         refuse_changes(subject, given, result)

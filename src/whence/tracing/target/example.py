@@ -35,7 +35,8 @@ class Given:
 
     `preserve` are patterns of the modules whose calling convention the program keeps. `numbers` are sizes, of
     those that an earlier capture left open, that are to be numbers. `told` are lines of code that are told
-    that they are being compiled.
+    that they are being compiled. With `decide="example"` its values decide where the model lets values
+    decide.
     """
 
     args: Any
@@ -44,6 +45,7 @@ class Given:
     preserve: Sequence[str] = ()
     numbers: Numbers | None = None
     told: Sequence[Source] = ()
+    decide: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Example:
 
     `asked` says which sizes may vary; None where nobody asked, and all are numbers. `wholes` are the tensors
     that are made of others, and `parts` says for every leaf whether it is one of theirs. `preserve` are
-    patterns of the modules whose calling convention the program keeps.
+    patterns of the modules whose calling convention the program keeps. An example that `decides` is asked for
+    values where the model decides by some.
     """
 
     spec: TreeSpec
@@ -63,6 +66,7 @@ class Example:
     wholes: tuple[Tensor, ...] = ()
     parts: tuple[Part | None, ...] = ()
     preserve: Sequence[str] = ()
+    decides: bool = False
 
     def with_leaves(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` of the same structure over other leaves."""
@@ -91,6 +95,7 @@ def example_of(subject: Subject, given: Given) -> Example:
         wholes,
         argument_parts(args, kwargs),
         given.preserve,
+        given.decide is not None,
     )
     return example if given.numbers is None else _with_numbers(example, *given.numbers)
 

@@ -1,0 +1,159 @@
+"""What is decided by values goes as the example decides it, and the recording says so."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.deciding.example_values import ABSENT, ExampleValues, for_real
+from whence._torch.fakes import fake_like
+from whence._torch.operators.schemas import OpOverload, has_size_of_data, short_name
+from whence._torch.pytrees import tree_map_only
+from whence._torch.record.direct_recording import is_plain
+from whence._torch.sizes.numbers import contents, stays
+from whence._torch.sizes.symbols import spelled_over
+
+if TYPE_CHECKING:
+    from whence._torch.record.recorder import Recorder
+
+NUMBER = torch.ops.aten._local_scalar_dense.default
+_SIZES = torch.ops.aten.sym_size.default
+_PACK = torch.ops.aten._pack_padded_sequence.default
+_MOST = 4096
+"""How many numbers of a tensor Python may look at: a program holds them all."""
+
+
+@contextmanager
+def deciding(
+    recorder: "Recorder", inputs: Sequence[tuple[fx.Node, Any]], redraws: Mapping[fx.Node, fx.Node | None]
+) -> Iterator[None]:
+    """Inside the block values of the example decide, where the model lets values decide."""
+    decider = recorder.decider = Decider(recorder, dict(inputs), redraws)
+    if recorder.environment is not None:
+        recorder.environment.decide = decider.by_symbols
+    try:
+        yield
+    finally:
+        recorder.decider = None
+        if recorder.environment is not None:
+            recorder.environment.decide = lambda _: None
+
+
+class Decider:
+    """Answers with the example's values, and appends a node for each answer that holds every run to it."""
+
+    def __init__(
+        self, recorder: "Recorder", inputs: Mapping[fx.Node, Any], redraws: Mapping[fx.Node, fx.Node | None]
+    ) -> None:
+        self._recorder = recorder
+        self._inputs = inputs
+        self._known: dict[object, Any] = {}
+        self._values = ExampleValues(recorder.graph, recorder.nested, self._held, redraws)
+
+    def _held(self, node: fx.Node) -> Any:
+        known = self._recorder.real.get(node)
+        return self._inputs.get(node, ABSENT) if known is None else known
+
+    # --- what is asked -------------------------------------------------------------------------------
+
+    def by_symbols(self, asked: Any) -> Any:
+        """The answer to a question about numbers of a run; None where the example does not have it."""
+        sizes: Any = self._recorder.sizes
+        if not sizes.knows(asked):
+            return None
+        node = sizes.argument(asked)
+        if not isinstance(node, fx.Node):
+            return node
+        key = (self._recorder.listener.user_of_sizes(), asked)
+        if key not in self._known:
+            answer = self._values.of(node)
+            if answer is ABSENT:
+                return None
+            self._known[key] = answer
+            is_number = node.target is NUMBER
+            shown = str(node.args[0]) if is_number else spelled_over(asked, sizes.readable_names())
+            self._note(node, answer, shown)
+        return self._known[key]
+
+    def answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator gives that reads values: a number, a truth, or tensors whose size is the
+        example's; None for other operators, and where the example does not have it."""
+        recorder = self._recorder
+        if not _reads_values(func, args, symbols_stand=recorder.environment is not None):
+            return None
+        given = tree_map_only(Tensor, recorder.node_of, (args, kwargs))
+        node = recorder.graph.create_node(
+            "call_function", func, given[0], given[1], func.overloadpacket.__name__
+        )
+        node.meta["val"] = None
+        found = self._values.of(node)
+        if found is ABSENT:
+            recorder.graph.erase_node(node)
+            return None
+        if not _is_plain(found):
+            return self._sized(node, found)
+        node.meta["val"] = found
+        recorder.listener.size_recorded(node)
+        sources = ", ".join(source.name for source in node.all_input_nodes)
+        self._note(node, found, sources if func is NUMBER else f"{short_name(func)}({sources})")
+        return found
+
+    def _sized(self, node: fx.Node, found: Any) -> Any:
+        recorder = self._recorder
+        result = tree_map_only(
+            Tensor, lambda real: fake_like(recorder.fake_mode, real, real.shape, real.stride()), found
+        )
+        recorder.track(result, node)
+        recorder.listener.recorded(node)
+        if not isinstance(result, Tensor):
+            for position, part in enumerate(result):
+                recorder.track_part(node, position, part)
+        for part in [result] if isinstance(result, Tensor) else result:
+            made = recorder.node_of(part)
+            sizes = self._append(_SIZES, (made,), list(part.shape))
+            self._note(sizes, list(part.shape), f"the size of {node.name}")
+        return result
+
+    def content(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """What Python makes of all numbers of a tensor; None where the example does not have them."""
+        node = self._recorder.node_of(self._recorder.recognised(args[0]))
+        if node is None:
+            return None
+        found: Any = self._values.of(node)
+        if found is ABSENT or found.numel() > _MOST:
+            return None
+        with for_real():
+            numbers = contents(found)
+            given = function(found.clone(), *args[1:])
+        self._note(self._append(contents, (node,), None), numbers, f"the content of {node.name}")
+        if hasattr(given, "flags"):
+            given.flags.writeable = False
+        return given
+
+    # --- what is written down ------------------------------------------------------------------------
+
+    def _note(self, found: fx.Node, answer: Any, asked: str) -> None:
+        place = self._recorder.listener.here()
+        self._append(stays, (found, answer, asked, place.module, place.line), None)
+
+    def _append(self, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+        node = self._recorder.graph.create_node("call_function", target, args, {})
+        node.meta["val"] = value
+        self._recorder.listener.size_recorded(node)
+        return node
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, complex))
+
+
+def _reads_values(func: Any, args: Any, *, symbols_stand: bool) -> bool:
+    """Whether an operator needs values; symbols stand for numbers and sizes where there are some."""
+    has_size = func is _PACK or has_size_of_data(func)
+    if not isinstance(func, OpOverload) or (symbols_stand and (func is NUMBER or has_size)):
+        return False
+    if has_size:
+        return func is _PACK or not is_plain(func, args)
+    return torch.Tag.data_dependent_output in func.tags

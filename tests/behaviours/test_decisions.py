@@ -1,0 +1,128 @@
+"""With decide="example" the example decides, and a run that decides otherwise changes nothing."""
+
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import whence
+from tests.behaviours.deciding import NEGATIVE, ROWS, Deciding, Half, Quantiser, X
+from tests.checks import gradients, same_bits, state
+
+
+def total(outputs: Any) -> Tensor:
+    """A scalar in which every result takes part."""
+    leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return torch.stack([leaf.sin().sum() for leaf in leaves]).sum()
+
+
+def made(row: Deciding) -> nn.Module:
+    torch.manual_seed(1)
+    return row.build()
+
+
+MODES = pytest.mark.parametrize("mode", ["forward", pytest.param("tangents", marks=pytest.mark.slow), "loss"])
+BACKWARD: dict[str, Any] = {"forward": False, "tangents": True, "loss": total}
+
+
+@cache
+def captured(row: Deciding, mode: str) -> tuple[nn.Module, whence.Program]:
+    """A model, which nothing may change, and its program."""
+    model = made(row)
+    return model, whence.capture(model, row.example, backward=BACKWARD[mode], decide="example")
+
+
+def clones(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(tensor.clone() for tensor in tensors)
+
+
+def one_run(module: nn.Module, inputs: tuple[Tensor, ...], *, has_loss: bool) -> list[Any]:
+    """What a run from a fixed seed gives and leaves behind, gradients included."""
+    torch.manual_seed(2)
+    result = module(*clones(inputs))
+    loss, result = result if has_loss else (total(result), result)
+    loss.backward()
+    left = [*gradients(module).values(), *state(module).values(), torch.get_rng_state()]
+    return [loss, *tree_leaves(result), *left]
+
+
+TABLE = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+
+@MODES
+@TABLE
+def test_the_example_decides(row: Deciding, mode: str) -> None:
+    """Program and tree are eager on the example, and the program says what was decided."""
+    model, program = captured(row, mode)
+    assert any(row.decision in str(decision) for decision in program.decisions)
+    result = program.verify(model, row.example)
+    assert result.ok, str(result)
+    expected = one_run(deepcopy(model), row.example, has_loss=False)
+    found = one_run(program.unflatten(copy=True), row.example, has_loss=mode == "loss")
+    assert all(map(same_bits, found, expected))
+    assert program.check(model, row.example) == []
+
+
+@MODES
+@TABLE
+def test_another_decision_is_refused(row: Deciding, mode: str) -> None:
+    """Flat, as a tree and bound: nothing is written before the error, which names the line."""
+    model, program = captured(row, mode)
+    ways: list[Any] = [program.module(), program.unflatten()]
+    ways += [] if mode == "tangents" else [program.bind(model)]
+    held = deepcopy(model.state_dict())
+    if row.other is None:
+        ways[0](*row.example)
+    for run in ways:
+        before = deepcopy(model.state_dict())
+        given = clones(row.other or row.example)
+        with pytest.raises(whence.StaleCapture, match="at capture") as caught:
+            run(*given)
+        assert str(caught.value.where.line).startswith(f"{ROWS_FILE}:")
+        assert all(map(same_bits, model.state_dict().values(), before.values()))
+        assert all(map(same_bits, given, row.other or row.example))
+        assert all(parameter.grad is None for parameter in model.parameters())
+    model.load_state_dict(held)
+
+
+ROWS_FILE = __file__.replace("test_decisions.py", "deciding.py")
+
+
+@TABLE
+def test_a_guarded_program_keeps_every_way(row: Deciding) -> None:
+    """It captures each once, and chooses among them; random numbers are eager's, whichever is tried."""
+    model = made(row)
+    eager, calls = deepcopy(model), [row.example, row.other or row.example] * 2
+    guarded = whence.capture(model, row.example, decide="example").guarded(model, "recapture")
+    for inputs in calls:
+        torch.manual_seed(3)
+        found = guarded(*clones(inputs)), torch.get_rng_state()
+        torch.manual_seed(3)
+        expected = eager(*clones(inputs)), torch.get_rng_state()
+        assert all(map(same_bits, tree_leaves(found), tree_leaves(expected)))
+    assert all(map(same_bits, model.state_dict().values(), eager.state_dict().values()))
+    assert len(guarded.programs) == 2
+
+
+def test_what_is_refused_names_the_remedy() -> None:
+    """Without `decide` such a model is an error, as ever."""
+    with pytest.raises(whence.DataDependent, match='decide="example"'):
+        whence.capture(Half(), (X,))
+
+
+def test_a_quantiser_runs_on() -> None:
+    """The first batch takes one way, all others the other, and eager's buffers come of it."""
+    torch.manual_seed(0)
+    model = Quantiser()
+    eager = deepcopy(model)
+    guarded = whence.capture(model, (X,), decide="example").guarded(model, "recapture")
+    torch.manual_seed(4)
+    found = [guarded(x) for x in (X, X * 2, NEGATIVE)]
+    torch.manual_seed(4)
+    assert all(map(same_bits, found, [eager(x) for x in (X, X * 2, NEGATIVE)]))
+    assert len(guarded.programs) == 2
+    assert [row.answer for program in guarded.programs for row in program.decisions] == [True, False]
