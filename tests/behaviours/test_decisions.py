@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 import whence
 from tests.behaviours.deciding import NEGATIVE, ROWS, Deciding, Half, Quantiser, X
 from tests.checks import gradients, same_bits, state
+from whence.rewriting import DeadCode
 
 
 def total(outputs: Any) -> Tensor:
@@ -126,3 +127,59 @@ def test_a_quantiser_runs_on() -> None:
     assert all(map(same_bits, found, [eager(x) for x in (X, X * 2, NEGATIVE)]))
     assert len(guarded.programs) == 2
     assert [row.answer for program in guarded.programs for row in program.decisions] == [True, False]
+
+
+@TABLE
+def test_a_step_is_held_to_its_decisions(row: Deciding) -> None:
+    """A step is eager's, and one that decides otherwise leaves model and optimizer as they were."""
+    model = made(row)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step(*inputs: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = total(model(*inputs))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    program = whence.capture_step(step, row.example, model=model, optimizer=optimizer, decide="example")
+    assert program.decisions
+    result = program.verify(model, row.example, optimizer=optimizer)
+    assert result.ok, str(result)
+    bound = program.bind(model, optimizer)
+    if row.other is None:
+        bound(*row.example)
+    before = deepcopy((model.state_dict(), optimizer.state_dict()))
+    with pytest.raises(whence.StaleCapture):
+        bound(*clones(row.other or row.example))
+    after = (model.state_dict(), optimizer.state_dict())
+    assert all(map(same_bits, tree_leaves(after), tree_leaves(before)))
+    assert len(tree_leaves(after)) == len(tree_leaves(before))
+
+
+@pytest.mark.parametrize("name", ["Routed", "Converging", "Packed"])
+def test_other_tools_go_on(name: str) -> None:
+    """Passes keep decisions, lowered programs and copies have them, and costs know them for no work."""
+    row = next(row for row in ROWS if row.name == name)
+    model, program = captured(row, "forward")
+    asked = [decision.asked for decision in program.decisions]
+    for other in (program.apply(DeadCode()), program.decompose(None), deepcopy(program)):
+        assert [decision.asked for decision in other.decisions] == asked
+    assert program.decompose(None).verify(model, row.example).ok
+    assert not any("stays" in gap or "content" in gap for gap in program.cost(sizes=SIZES[name]).gaps)
+    assert program.first(row.example) is None
+
+
+SIZES = {"Routed": {"size_of_index": 1, "size_of_index_1": 1}, "Converging": None, "Packed": None}
+
+
+# PyTorch's compiler looks at the gradient of what is passed over a break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_compiled_trees_look_too() -> None:
+    """The check is a break in the graph that PyTorch compiles."""
+    torch.manual_seed(1)
+    model = Half()
+    tree = torch.compile(whence.capture(model, (X,), decide="example").unflatten(), backend="eager")
+    assert torch.equal(tree(X), model(X))
+    with pytest.raises(whence.StaleCapture):
+        tree(-3 * X)

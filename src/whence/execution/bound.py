@@ -65,15 +65,19 @@ class Bound:
         tensors = tensors_by_name(self._subject)
         begun = Live(program, tensors, flat, self.optimizer)
         begun.refuse()
-        begun.begin()
+        undo = begun.begin()
         values = begun.values()
         if converted := self._converted(values):
             raise StaleCapture.of(converted)
         state = autocast_state()
         if state != program.circumstances.autocast:
             raise other_autocast(program.circumstances.autocast, state)
-        with below_autograd(), without_autocast(state):
-            results = program.graph_module(*self._arguments(values, program.convention.bound(flat)))
+        try:
+            with below_autograd(), without_autocast(state):
+                results = program.graph_module(*self._arguments(values, program.convention.bound(flat)))
+        except StaleCapture:  # values decide otherwise
+            undo()
+            raise
         return begun.finished(values, results)
 
     def _converted(self, values: Mapping[str, Any]) -> list[Fault]:

@@ -1,6 +1,7 @@
 """One run of a program on live state: what it takes, and where it puts what it gives."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -128,15 +129,28 @@ class Live:
             )
         ] * bool(held)
 
-    def begin(self) -> None:
-        """Make the state that the optimizer's first step would make."""
+    def begin(self) -> Callable[[], None]:
+        """Make the state that the optimizer's first step would make; gives a way back."""
+        made: list[tuple[dict[str, Any], str]] = []
+        known = [] if self.optimizer is None else [*self.optimizer.state]
         for slot in self.step.states:
             state = self._state(slot)
             if slot.key not in state and slot.initial is not None:
                 state[slot.key] = _made(slot.initial)
+                made.append((state, slot.key))
         for number in self.step.numbers:
-            if number.initial is not None:
-                self.optimizer.param_groups[number.group].setdefault(number.key, number.initial.value)
+            group = self.optimizer.param_groups[number.group]
+            if number.initial is not None and number.key not in group:
+                group[number.key] = number.initial.value
+                made.append((group, number.key))
+        return partial(self._unbegin, made, set(known))
+
+    def _unbegin(self, made: Sequence[tuple[dict[str, Any], str]], known: Set[Tensor]) -> None:
+        for held, key in made:
+            del held[key]
+        for parameter in [] if self.optimizer is None else [*self.optimizer.state]:
+            if parameter not in known:
+                del self.optimizer.state[parameter]
 
     def _state(self, slot: StateSlot) -> dict[str, Any]:
         return self.optimizer.state[self.tensors[slot.parameter]]  # type: ignore[no-any-return]

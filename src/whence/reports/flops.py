@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backwa
 from whence._torch.operators.decompositions import is_composite
 from whence._torch.operators.schemas import op_name
 from whence._torch.pytrees import tree_flatten, tree_unflatten
+from whence._torch.sizes.numbers import OF_DECISIONS
 from whence._torch.sizes.symbols import SYMBOLIC, size_at
 from whence.dependence.asking import Failed, attempt
 
@@ -92,6 +93,8 @@ _OWN: Mapping[Any, Callable[..., int]] = {
 def flops_of(node: fx.Node, sizes: Sizes) -> Flops:
     """The FLOPs of a node where open sizes are these numbers."""
     packet = getattr(node.target, "overloadpacket", node.target)
+    if packet not in flop_registry and packet not in _OWN and not is_composite(node.target):
+        return Flops(gap="no formula" if _may_multiply(node.target) else None)
     args, kwargs = _given(node, sizes)
     found: Flops | Failed
     if packet in flop_registry:
@@ -99,10 +102,8 @@ def flops_of(node: fx.Node, sizes: Sizes) -> Flops:
         found = attempt(lambda: Flops(int(flop_registry[packet](*args, **kwargs, out_val=result))))
     elif (formula := _OWN.get(packet)) is not None:
         found = attempt(lambda: _counted(packet, formula(*_shapes(args))))
-    elif is_composite(node.target):
-        found = attempt(lambda: _taken_apart(node.target, args, kwargs))
     else:
-        return Flops(gap="no formula" if _may_multiply(node.target) else None)
+        found = attempt(lambda: _taken_apart(node.target, args, kwargs))
     return Flops(gap=str(found.error)) if isinstance(found, Failed) else found
 
 
@@ -115,7 +116,7 @@ def _counted(packet: Any, count: int) -> Flops:
 def _may_multiply(target: Any) -> bool:
     """Operators of other libraries, functions over graphs, and those whose names say so."""
     namespace, _, name = op_name(target).partition(".")
-    if isinstance(target, BUILTIN_KINDS) or namespace in ("getitem", "prims"):
+    if isinstance(target, BUILTIN_KINDS) or target in OF_DECISIONS or namespace in ("getitem", "prims"):
         return False
     return namespace != "aten" or not _MULTIPLIES.isdisjoint(name.replace(".", "_").split("_"))
 

@@ -12,14 +12,13 @@ from whence._torch.fakes import fake_like
 from whence._torch.operators.schemas import OpOverload, has_size_of_data, short_name
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.direct_recording import is_plain
-from whence._torch.sizes.numbers import contents, stays
+from whence._torch.sizes.numbers import contents, sizes_of, stays
 from whence._torch.sizes.symbols import spelled_over
 
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
 
 NUMBER = torch.ops.aten._local_scalar_dense.default
-_SIZES = torch.ops.aten.sym_size.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
 _MOST = 4096
 """How many numbers of a tensor Python may look at: a program holds them all."""
@@ -112,7 +111,7 @@ class Decider:
                 recorder.track_part(node, position, part)
         for part in [result] if isinstance(result, Tensor) else result:
             made = recorder.node_of(part)
-            sizes = self._append(_SIZES, (made,), list(part.shape))
+            sizes = self._append(sizes_of, (made,), list(part.shape))
             self._note(sizes, list(part.shape), f"the size of {node.name}")
         return result
 

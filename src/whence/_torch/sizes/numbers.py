@@ -241,6 +241,15 @@ def contents(tensor: Tensor) -> Any:
     return tensor.tolist()
 
 
+def sizes_of(tensor: Tensor) -> list[int]:
+    """The sizes of a tensor."""
+    return list(tensor.shape)
+
+
+OF_DECISIONS = frozenset({stays, contents, sizes_of})
+"""Functions in programs that only look."""
+
+
 def _are_alike(left: Any, right: Any) -> bool:
     """Whether numbers, alone or in lists, are the same: NaN is NaN, and -0.0 is not 0.0."""
     if isinstance(right, (list, tuple)):

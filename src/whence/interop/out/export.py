@@ -24,8 +24,10 @@ from whence._torch.operators.schemas import OpOverload, acts, op_name
 from whence._torch.pytrees import spelled, tree_flatten_with_path
 from whence._torch.sizes.exported_sizes import is_number, like, ranges_of, say_where
 from whence.errors import Fault, NotExportable
+from whence.interop.out.decisions import asserted, decision_faults
 from whence.interop.out.metadata import classes_of, with_metadata
 from whence.program import Input, Output, Program
+from whence.program.queries.decisions import is_decision
 from whence.program.state import with_state
 from whence.schema import InputKind, OutputKind
 
@@ -93,6 +95,7 @@ def _faults(program: Program) -> Iterator[Fault]:
         return
     yield from _composed(program)
     yield from _effects(program)
+    yield from decision_faults(program)
     yield from _objects(program)
     by_name = {row.name: row for row in program.signature.inputs}
     for row in program.signature.outputs_of(OutputKind.MUTATION):
@@ -128,7 +131,8 @@ def _composed(program: Program) -> Iterator[Fault]:
 
 def _effects(program: Program) -> Iterator[Fault]:
     """Operators that give nothing: PyTorch removes those that it does not know, when it makes a module."""
-    lost = [node for node in program.nodes() if acts(node.target) and not node.is_impure()]
+    acting = (node for node in program.nodes() if acts(node.target) and not is_decision(node))
+    lost = [node for node in acting if not node.is_impure()]
     for name in dict.fromkeys(op_name(node.target) for node in lost):
         yield Fault(
             f"{name} gives no result",
@@ -177,6 +181,10 @@ def _graph(program: Program) -> fx.Graph:
     moved, classes = in_a_mode_for_all(), classes_of(program)
     for node in program.graph.nodes:
         if node.op == "output":
+            continue
+        if is_decision(node):
+            for each in asserted(graph, node, made.__getitem__):
+                each.meta |= {k: v for k, v in with_metadata(program, node, classes).items() if k != "val"}
             continue
         made[node] = graph.node_copy(node, lambda source: made[source])
         name_plainly(made[node], node.name)
