@@ -6,15 +6,15 @@ import torch
 from torch import nn
 
 import whence
-from tests.libraries.rows import OWN_FUNCTION, Rows, given, refused
+from tests.libraries.rows import OWN_FUNCTION, Rows, decided, given, refused
 
 row = Rows()
-BY_CHANCE = refused(
-    whence.DataDependent,
+BY_CHANCE = decided(
     "needs the value of gt",
     "in training a random number decides which ranks are left out, also where none are",
     "joint",
     "steps",
+    decide=("joint",),
 )
 
 

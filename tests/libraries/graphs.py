@@ -5,14 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn, randn
 
-import whence
-from tests.libraries.rows import Rows, given, refused
+from tests.libraries.rows import Rows, decided, given
 
 row = Rows()
-COUNTS = refused(
-    whence.DataDependent,
+COUNTS = decided(
     r"a number \(int\(\)\)",
     "the greatest number of a group, read from a tensor, is a size",
+    decide=("forward", "joint"),
 )
 
 

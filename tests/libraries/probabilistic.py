@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn, randn
 
 import whence
-from tests.libraries.rows import OWN_FUNCTION, Applied, Rows, given, refused, untrained
+from tests.libraries.rows import OWN_FUNCTION, Applied, Rows, decided, given, refused, untrained
 
 row = Rows()
 
@@ -15,10 +15,10 @@ def dense(kernel: nn.Module, *points: Tensor) -> Any:
     return kernel(*points).to_dense()
 
 
-COMPARES = refused(
-    whence.DataDependent,
+COMPARES = decided(
     "torch.equal",
     "it asks whether two sets of points are equal, and computes otherwise if so",
+    decide=("joint",),
 )
 
 
@@ -111,8 +111,10 @@ def start() -> Any:
 @row(
     "torchdiffeq",
     lambda: given(randn(2, 4), torch.linspace(0, 1, 3)),
-    **refused(
-        whence.DataDependent, "needs the value of all", "it asks whether the times that it is given increase"
+    **decided(
+        "needs the value of all",
+        "it asks whether the times that it is given increase",
+        decide=("forward", "joint"),
     ),
 )
 def times_as_an_argument(library: Any) -> nn.Module:
@@ -132,7 +134,7 @@ def euler(library: Any) -> nn.Module:
 @row(
     "torchdiffeq",
     start,
-    **refused(whence.DataDependent, "", "the next step's size is chosen by the error of the last"),
+    **decided("", "the next step's size is chosen by the error of the last", decide=("joint",)),
 )
 def adaptive_steps(library: Any) -> nn.Module:
     return Applied(Solved(library.odeint, method="dopri5"), Field())

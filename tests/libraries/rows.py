@@ -41,7 +41,8 @@ class LibraryCase:
 
     `libraries` are imported in this order and given to the builder; `without` says which kinds there are not
     and why, as for a model without parameters; `forward_alone` why a program of its forward is run without
-    gradients; `make_optimizer` makes another optimizer than AdamW.
+    gradients; `make_optimizer` makes another optimizer than AdamW. Of the kinds that are refused because
+    values decide, those of `decide` are bitwise where the example decides.
     """
 
     case: ModelCase
@@ -50,6 +51,7 @@ class LibraryCase:
     without: Mapping[Kind, str] = field(default_factory=dict)
     forward_alone: str = ""
     make_optimizer: Callable[[nn.Module], Optimizer] | None = None
+    decide: tuple[Kind, ...] = ()
 
     @property
     def name(self) -> str:
@@ -118,6 +120,11 @@ def any_loss(outputs: Any) -> Tensor:
 def refused(error: type[whence.WhenceError], match: str, why: str, *kinds: Kind) -> dict[str, Any]:
     """The kinds that are refused, all unless some are named, as a detail of a row."""
     return {"refused": dict.fromkeys(kinds or KINDS, Refusal(error, match, why))}
+
+
+def decided(match: str, why: str, *kinds: Kind, decide: tuple[Kind, ...]) -> dict[str, Any]:
+    """The kinds in which values decide, and those that are right where the example does."""
+    return {**refused(whence.DataDependent, match, why, *kinds), "decide": decide}
 
 
 def untrained(why: str) -> dict[str, Any]:

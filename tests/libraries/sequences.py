@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn, randn
 
 import whence
-from tests.libraries.rows import OWN_FUNCTION, Applied, Rows, given, refused, untrained
+from tests.libraries.rows import OWN_FUNCTION, Applied, Rows, decided, given, refused, untrained
 
 row = Rows()
-READS_A_FLAG = refused(
-    whence.DataDependent,
+READS_A_FLAG = decided(
     "initted",
     "the codebook keeps in a buffer whether it has been initialised, and asks it in every run",
+    decide=("forward",),
 )
 NAMES_ONCE = "einx parses an expression once in a process, and gives the parts random names"
 
@@ -196,12 +196,12 @@ def simple_quantizer(library: Any) -> nn.Module:
 @row(
     "vector_quantize_pytorch",
     lambda: numbers(2, 8, 6),
-    **refused(
-        whence.DataDependent,
+    **decided(
         "a branch",
         "in training it compares its values with what is decoded from their indices",
         "joint",
         "steps",
+        decide=("joint",),
     ),
 )
 def latent_quantizer(library: Any) -> nn.Module:

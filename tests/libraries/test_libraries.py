@@ -54,16 +54,33 @@ def test_three_steps_are_eager(row: LibraryCase) -> None:
         trained_alike_by(row.case, row.make_optimizer or _adamw)
 
 
+DECIDED = [(row, kind) for row in ROWS if row.is_installed for kind in row.decide]
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"), DECIDED, ids=lambda each: each if isinstance(each, str) else each.name
+)
+def test_the_example_decides(row: LibraryCase, kind: str) -> None:
+    """Where values decide, program and tree take the example's way, bit for bit, and say what was decided."""
+    training = kind == "joint"
+    program = _program_and_tree(
+        replace(row.case, training=training), "loss" if training else "forward", decide="example"
+    )
+    assert program.decisions
+
+
 def _adamw(model: nn.Module) -> Optimizer:
     return AdamW(model.parameters(), lr=0.01)
 
 
-def _program_and_tree(case: ModelCase, mode: str) -> None:
+def _program_and_tree(case: ModelCase, mode: str, *, decide: str | None = None) -> whence.Program:
     model, args, kwargs = case.make()
-    program = whence.capture(model, args, kwargs, backward=case.loss if mode == "loss" else False)
+    backward = case.loss if mode == "loss" else False
+    program = whence.capture(model, args, kwargs, backward=backward, decide=decide)
     assert program.check(model, args, kwargs) == []
     result = program.verify(model, args, kwargs)
     assert result.ok, str(result)
     original, *again = case.make()
     expected = one_run(case, original, (again[0], again[1]), mode, tree=False)
     assert differing(expected, one_run(case, program.unflatten(), (args, kwargs), mode, tree=True)) == []
+    return program

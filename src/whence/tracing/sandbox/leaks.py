@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from whence._torch.observe.attribute_reads import own_attributes
+from whence.program.guards.observed import Read
 
 _DEEP = 6
 
@@ -32,7 +33,9 @@ def _taken_out(held: Any, ours: set[int], depth: int) -> Iterator[str]:
     for holder in holders:
         if id(holder) in ours or id(holder) == id(held):
             continue
-        if isinstance(holder, _lru_cache_wrapper):
+        if isinstance(holder, Read):  # what is noted of a run is needed after it
+            yield "note of what was read"
+        elif isinstance(holder, _lru_cache_wrapper):
             holder.cache_clear()
         elif isinstance(holder, tuple) and depth:
             yield from _taken_out(holder, ours, depth - 1)
