@@ -215,7 +215,7 @@ class Sorted(Linear):
         return self.linear(x)[sorted(range(len(sums)), key=sums.__getitem__)]
 
 
-@row((X,), (NEGATIVE,), "the size of nonzero is [4, 2]")
+@row((X,), (NEGATIVE,), "size_of_nonzero is 4")
 class Places(Linear):
     """A loop over the places of what is above 0."""
 

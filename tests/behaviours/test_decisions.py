@@ -183,3 +183,31 @@ def test_compiled_trees_look_too() -> None:
     assert torch.equal(tree(X), model(X))
     with pytest.raises(whence.StaleCapture):
         tree(-3 * X)
+
+
+def mixtral() -> tuple[nn.Module, Tensor]:
+    """Two layers with eight experts each, of which eager runs those that somebody is sent to."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 30}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"num_local_experts": 8, "experts_implementation": "eager"}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads, **experts))
+    return model, torch.arange(24).view(1, 24)
+
+
+@pytest.mark.parametrize(
+    "backward", [False, lambda outputs: outputs.logits.sin().mean()], ids=["forward", "loss"]
+)
+def test_experts_of_transformers(backward: Any) -> None:
+    """The program holds for every batch that is sent to the same experts, whoever goes where."""
+    model, ids = mixtral()
+    program = whence.capture(model, (ids,), {"use_cache": False}, backward=backward, decide="example")
+    asked = [row for row in program.decisions if str(row.call) == "model.layers.1.mlp.experts"]
+    assert [row.answer for row in asked][:2] == [False, 8]  # how many experts there are
+    for batch in (ids, ids.flip(1)):
+        result = program.verify(model, (batch,), {"use_cache": False})
+        assert result.ok, str(result)
+    with pytest.raises(whence.StaleCapture) as caught:
+        program.module()(ids * 0, use_cache=False)
+    assert caught.value.where.module == "model.layers.0.mlp.experts"

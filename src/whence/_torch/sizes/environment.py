@@ -112,11 +112,19 @@ class SizeEnvironment(ShapeEnv):
             result = super().evaluate_expr(orig_expr, *args, **kwargs)
         except UnknownSize as error:
             if (decided := self.decide(orig_expr)) is not None:
-                return sympy.sympify(decided)
+                return self._learnt(orig_expr, sympy.sympify(decided))
             error.whence_names = self.names  # type: ignore[attr-defined]
             raise
         self._note(known, orig_expr)
         return result
+
+    def _learnt(self, asked: Any, answer: Any) -> Any:
+        """An answer; of a whole number it is what the symbol stands for from now on."""
+        equal = sympy.Eq(asked, answer) if answer.is_Integer else asked
+        is_whole = all(symbol.is_integer for symbol in equal.free_symbols)
+        if isinstance(equal, sympy.Eq) and is_whole and answer is not sympy.false:
+            super().guard_or_defer_runtime_assert(equal, "the example decides")
+        return answer
 
     def guard_or_defer_runtime_assert(  # type: ignore[override]
         self, orig_expr: Any, *args: Any, **kwargs: Any

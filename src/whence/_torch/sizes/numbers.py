@@ -232,7 +232,8 @@ def stays(
             f"a branch goes another way: {asked} is {_shown(answer)}, and was {_shown(expected)} at capture",
             where=Place(module, line),
             why="the program holds what comes after one way only",
-            remedy="capture again: from here on the other way is taken",
+            remedy="capture again: from here on the other way is taken; a guarded program keeps one for each "
+            "way with on_violation='recapture'",
         )
 
 
