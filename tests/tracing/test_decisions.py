@@ -36,6 +36,17 @@ def test_what_cannot_be_a_symbol_is_the_examples() -> None:
     assert asked(body(lambda x: {3: 2.0}[x.max().long().item()])) == [("_to_copy", 3)]  # type: ignore[index]
 
 
+def test_of_an_integer_the_whole_part_is_decided() -> None:
+    """What `int()` cuts off may be anything; of numbers that no tensor of integers holds nothing is."""
+    model = body(lambda x: range(9)[int(x.max())])
+    assert asked(model) == [("_to_copy", 3)]
+    program = whence.capture(model, (X,), decide="example")
+    assert program.verify(model, (X + 0.5,)).ok
+    assert asked(body(lambda x: len(str(int(x.max() * 1e20))))) == [("mul", float(torch.tensor(3e20)))]
+    with pytest.raises(ValueError, match="NaN"):
+        whence.capture(body(lambda x: int(x.max() / 0 * 0)), (X,), decide="example")
+
+
 def test_nothing_is_decided_without_need() -> None:
     """A model that can be captured as it is has no decisions, and replays its calls."""
     assert asked(body(lambda x: x[x > 0].sum())) == []

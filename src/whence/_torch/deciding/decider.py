@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 NUMBER = torch.ops.aten._local_scalar_dense.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
+_LARGEST = 2**53
+"""From here on, and for what is no number, Python's integers are others than a tensor's."""
 _MOST = 4096
 """How many numbers of a tensor Python may look at: a program holds them all."""
 
@@ -130,6 +132,16 @@ class Decider:
         if hasattr(given, "flags"):
             given.flags.writeable = False
         return given
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """What `int()` is asked of: of a number with a fraction only the whole part is decided."""
+        if not tensor.is_floating_point() or tensor.numel() != 1:
+            return tensor
+        node = self._recorder.node_of(self._recorder.recognised(tensor))
+        found: Any = ABSENT if node is None else self._values.of(node)
+        with for_real():
+            is_whole = found is not ABSENT and abs(found.item()) < _LARGEST
+        return tensor.detach().to(torch.int64) if is_whole else tensor
 
     # --- what is written down ------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ _HISTORY_READERS = (
 )
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _SET_REQUIRES = frozenset({Tensor.requires_grad_, _TENSOR.requires_grad.__set__})
+_AS_INTEGER = Tensor.__int__
 _INDEXINGS = (Tensor.__getitem__, Tensor.__setitem__)
 _DETACH = frozenset({Tensor.detach_, torch.detach_})
 
@@ -80,6 +81,7 @@ class FunctionMode(TorchFunctionMode):
         """A call whose kernel reads the numbers of tensors as one that is given them, if that can be."""
         if self.recorder.decider is not None:
             func, args = with_known_rows(self.recorder.decider, func, args)
+            args = (self.recorder.decider.whole(args[0]),) if func is _AS_INTEGER else args
         if func in _MAKERS and args and isinstance(args[0], list | tuple):
             read = [leaf for leaf in tree_flatten(args[0])[0] if isinstance(leaf, FakeTensor)]
             args = (self._decided_numbers(func, args[0], read), *args[1:]) if read else args
