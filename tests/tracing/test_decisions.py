@@ -88,3 +88,21 @@ def test_the_models_own_error() -> None:
 
     with pytest.raises(KeyError):
         whence.capture(body(fails), (X,), decide="example")
+
+
+def test_a_write_to_an_array_is_refused() -> None:
+    """It would be one to the tensor, which nobody sees; a copy may be written."""
+
+    def written(m: Any, x: Tensor) -> Tensor:
+        x.numpy()[0] = 5
+        return m.linear(x)
+
+    def copied(m: Any, x: Tensor) -> Tensor:
+        found = x.numpy().copy()
+        found[0] = 5
+        return m.linear(x) + torch.from_numpy(found)
+
+    with pytest.raises(whence.UnsupportedMutation, match="array of a tensor") as caught:
+        whence.capture(Doing(written), (X,), decide="example")
+    assert "test_decisions.py" in str(caught.value.where.line)
+    assert asked(Doing(copied))[0][0] == "the content of x"

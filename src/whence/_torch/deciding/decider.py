@@ -10,10 +10,12 @@ from torch import Tensor, fx
 from whence._torch.deciding.example_values import ABSENT, ExampleValues, for_real
 from whence._torch.fakes import fake_like
 from whence._torch.operators.schemas import OpOverload, has_size_of_data, short_name
+from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.direct_recording import is_plain
-from whence._torch.sizes.numbers import contents, sizes_of, stays
+from whence._torch.sizes.numbers import are_alike, contents, sizes_of, stays
 from whence._torch.sizes.symbols import spelled_over
+from whence.errors import Place, UnsupportedMutation
 
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
@@ -36,6 +38,7 @@ def deciding(
         recorder.environment.decide = decider.by_symbols
     try:
         yield
+        decider.refuse_written()
     finally:
         recorder.decider = None
         if recorder.environment is not None:
@@ -51,6 +54,7 @@ class Decider:
         self._recorder = recorder
         self._inputs = inputs
         self._known: dict[object, Any] = {}
+        self._arrays: list[tuple[Any, Any, Place]] = []
         self._values = ExampleValues(recorder.graph, recorder.nested, self._held, redraws)
 
     def _held(self, node: fx.Node) -> Any:
@@ -129,9 +133,23 @@ class Decider:
             numbers = contents(found)
             given = function(found.clone(), *args[1:])
         self._note(self._append(contents, (node,), None), numbers, f"the content of {node.name}")
-        if hasattr(given, "flags"):
-            given.flags.writeable = False
+        if type(given) not in PLAIN and hasattr(given, "tolist"):
+            self._arrays.append((given, numbers, self._recorder.listener.here()))
         return given
+
+    def refuse_written(self) -> None:
+        """Raise `UnsupportedMutation` where the model has written to an array, and so to a tensor."""
+        with for_real():
+            written = [
+                place for array, numbers, place in self._arrays if not are_alike(array.tolist(), numbers)
+            ]
+        if written:
+            raise UnsupportedMutation(
+                "the model writes into the NumPy array of a tensor",
+                where=written[0],
+                why="array and tensor are one memory, and a capture does not see who writes to an array",
+                remedy="write to a copy: tensor.numpy().copy(), or write to the tensor",
+            )
 
     def whole(self, tensor: Tensor) -> Tensor:
         """What `int()` is asked of: of a number with a fraction only the whole part is decided."""

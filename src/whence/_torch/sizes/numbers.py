@@ -227,7 +227,7 @@ def stays(
 ) -> None:
     """A node of a program in which values decided: raises `StaleCapture` where they decide otherwise."""
     answer = bool(found) if isinstance(expected, bool) else found
-    if not _are_alike(answer, expected):
+    if not are_alike(answer, expected):
         raise StaleCapture(
             f"a branch goes another way: {asked} is {_shown(answer)}, and was {_shown(expected)} at capture",
             where=Place(module, line),
@@ -251,11 +251,11 @@ OF_DECISIONS = frozenset({stays, contents, sizes_of})
 """Functions in programs that only look."""
 
 
-def _are_alike(left: Any, right: Any) -> bool:
+def are_alike(left: Any, right: Any) -> bool:
     """Whether numbers, alone or in lists, are the same: NaN is NaN, and -0.0 is not 0.0."""
     if isinstance(right, (list, tuple)):
         pairs = zip(left, right, strict=False)
-        return len(left) == len(right) and all(_are_alike(*pair) for pair in pairs)
+        return len(left) == len(right) and all(are_alike(*pair) for pair in pairs)
     return repr(left) == repr(right)
 
 
