@@ -1,4 +1,3 @@
-import gc
 import sys
 from collections.abc import Iterator
 
@@ -50,14 +49,3 @@ def group_of_two() -> Iterator[None]:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield
     torch.distributed.destroy_process_group()
-
-
-def pytest_collection_finish() -> None:
-    """What is loaded by now stays: collections of garbage need not go through all of it each time."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Extensions of C++ that count what is alive at the end find nothing left over."""
-    gc.unfreeze()

@@ -1,6 +1,14 @@
-"""Which Python values are plain: their type and equality say all about them, and they never change."""
+"""Which Python values are plain: their type and equality say all about them, and they never change.
+
+How values that equality decides are compared stands here, too.
+"""
+
+import enum
+import types
+from typing import Any
 
 import torch
+from torch import Tensor
 
 PLAIN = frozenset(
     {
@@ -11,3 +19,20 @@ PLAIN = frozenset(
 """Types of values that hold no others."""
 PLAIN_IN_WHOLE = frozenset({*PLAIN, range, slice, torch.Size})
 """The same with types of values that hold such, and, while sizes are open, symbols."""
+TEXTS_AND_NUMBERS = (bool, str, bytes, int, float, complex)
+"""Types whose own equality decides, also for classes derived from them."""
+_THEMSELVES = (Tensor, enum.Enum, types.ModuleType, type)
+
+
+def same_constant(expected: Any, value: Any) -> bool:
+    """Equality of type and value; nan is itself, and the two zeros differ. Tracers read this."""
+    if expected is value:
+        return True
+    if type(expected) is not type(value) or isinstance(value, _THEMSELVES):
+        return False
+    if isinstance(expected, (float, complex)):
+        return repr(expected) == repr(value)
+    base: Any = next((base for base in TEXTS_AND_NUMBERS if isinstance(expected, base)), None)
+    if base is None or type(expected).__eq__ is base.__eq__:
+        return bool(expected == value)
+    return bool(base.__eq__(expected, value))

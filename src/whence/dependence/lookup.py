@@ -6,9 +6,10 @@ from typing import Any
 from torch import nn
 
 from whence._torch.observe.attribute_reads import NOTHING, TABLES, class_attribute
+from whence._torch.plain_values import same_constant
 from whence._torch.subclasses.fully_sharded import class_as_written
 from whence.dependence.describe import closure_of, code_of
-from whence.dependence.values import is_constant, same_constant
+from whence.dependence.values import is_constant
 
 __all__ = ["NOTHING", "class_attribute", "is_of_module", "module_attribute", "same_class"]
 

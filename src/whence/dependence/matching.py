@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence._torch.plain_values import PLAIN
+from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.subclasses.fully_sharded import is_distributed_class
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.dependence.describe import closure_of, code_of, expected_tensor, function_of, shown
 from whence.dependence.lookup import NOTHING, same_class
-from whence.dependence.values import content_of, is_constant, is_solid, same_constant
+from whence.dependence.values import content_of, is_constant, is_solid
 from whence.program.arguments.open_sizes import SizeRule
 from whence.program.guards.expectations import (
     Entries,

@@ -1,4 +1,4 @@
-"""Which Python values equality decides, and how they are compared."""
+"""Which Python values equality decides, and what arrays hold."""
 
 import array
 import enum
@@ -8,10 +8,8 @@ import types
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from whence._torch.plain_values import PLAIN_IN_WHOLE
-from whence.program.guards.expectations import TEXTS_AND_NUMBERS
+from whence._torch.plain_values import PLAIN_IN_WHOLE, TEXTS_AND_NUMBERS
 
 _CONSTANT = PLAIN_IN_WHOLE | {re.Pattern, torch.finfo, torch.iinfo}
 _LIBRARIES = frozenset({"decimal", "fractions", "datetime", "uuid", "pathlib", "ipaddress", "zoneinfo"})
@@ -37,19 +35,6 @@ def is_constant(value: object) -> bool:
 def is_solid(value: object) -> bool:
     """Whether a value is a constant, or a tuple of such, which a set may hold."""
     return all(map(is_solid, value)) if type(value) is tuple else is_constant(value)
-
-
-def same_constant(expected: Any, value: Any) -> bool:
-    """Equality of type and value; nan is itself, and the two zeros differ."""
-    if expected is value:
-        return True
-    kind = type(expected)
-    if kind is not type(value) or isinstance(value, Tensor | enum.Enum | types.ModuleType | type):
-        return False
-    if isinstance(expected, float | complex):
-        return repr(expected) == repr(value)
-    base = next((base for base in TEXTS_AND_NUMBERS if isinstance(expected, base)), None)
-    return bool(expected == value if base is None else base.__eq__(expected, value))
 
 
 def content_of(value: Any) -> object | None:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from whence._torch.observe.attribute_reads import NOTHING
-from whence.dependence.values import same_constant
+from whence._torch.plain_values import same_constant
 from whence.errors import Fault
 from whence.program.arguments.optimizer_arguments import Outside
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import random
 import sys
 import warnings
@@ -24,12 +23,6 @@ from tests.models import MODEL_CASES, ModelCase
 from tests.tracing.keeping import Keeping, all_places, results
 
 X = torch.full((2, 4), 1.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def collected_garbage() -> None:
-    """Who keeps a tensor is found among what is collected, and tests run with what is loaded left out."""
-    gc.unfreeze()
 
 
 PLACES = all_places()

@@ -33,8 +33,9 @@ aten = torch.ops.aten
 class Operator:
     """What is said of one operator.
 
-    `writes` are the positions of arguments that it writes to without saying so, and `training` that of a flag
-    without which it does not. `twin` is its functional form, where naming rules do not lead to it.
+    `writes` are the positions of arguments that it writes to without saying so, and `training` that of the
+    flag that says whether it trains: without it nothing is written. `twin` is its functional form, where
+    naming rules do not lead to it.
     `view` is the inverse of an operator whose result looks into its first argument.
     `layout` corrects the strides that its fake kernel gives, `on_symbols` is what that kernel does where
     sizes are open, and `kernel` the one in Python that runs there: its C++ kernel takes numbers only, unless
@@ -102,6 +103,14 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten._native_batch_norm_legit.default: Operator(twin=aten._native_batch_norm_legit_functional.default),
     aten._batch_norm_with_update.default: Operator(twin=aten._batch_norm_with_update_functional.default),
     aten.rrelu_with_noise.default: Operator(training=4, twin=aten.rrelu_with_noise_functional.default),
+    **dict.fromkeys(
+        (aten.batch_norm.default, aten.instance_norm.default), Operator(writes=(3, 4), training=5)
+    ),
+    aten._native_batch_norm_legit_functional.default: Operator(training=5),
+    **{
+        operator: Operator(training=2)
+        for _, operator in _named("feature_dropout alpha_dropout native_dropout")
+    },
     aten.bernoulli_.float: Operator(twin=aten.bernoulli.p),
     aten.normal_.default: Operator(twin=aten.normal_functional.default),
     aten.threshold_.default: Operator(by_result=_above_threshold),
@@ -159,7 +168,7 @@ ROWS: Mapping[OpOverload, Operator] = {
         for name, operator in _named(_RESAMPLED)
     },
     **{operator: Operator(takes_symbols=True) for _, operator in _named(_RESAMPLED)},
-    aten.dropout.default: Operator(kernel=symbolic_kernels.dropout),
+    aten.dropout.default: Operator(training=2, kernel=symbolic_kernels.dropout),
     aten.lstm.input: Operator(kernel=symbolic_kernels.lstm_in_layers),
     aten.gru.input: Operator(kernel=symbolic_kernels.stepwise(aten.gru.input, gru_cell)),
     **{

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import fx
 from torch.export import ExportedProgram
 
-from whence._torch.operators.schemas import op_name
+from whence._torch.operators.table import said_of
 from whence.interop.exported.held_state import ModuleState, held_by
 from whence.interop.exported.shared_modules import Chain, instances_of
 from whence.interop.exported.state import State
@@ -18,9 +18,6 @@ from whence.schema import InputKind
 UNKNOWN = "Module"
 """The class of a module that was never called: the export does not say."""
 _LISTS = ("ModuleList", "Sequential")
-_FLAGS = {"aten.dropout.default": 2, "aten.batch_norm.default": 5, "aten.native_dropout.default": 2}
-_FLAGS |= {"aten._native_batch_norm_legit_functional.default": 5, "aten.instance_norm.default": 5}
-_FLAGS |= {"aten.feature_dropout.default": 2, "aten.alpha_dropout.default": 2}
 
 
 def module_paths(
@@ -144,7 +141,7 @@ def training_flags(nodes: Iterable[fx.Node], homes: Mapping[fx.Node, ModulePath]
 
 
 def _flag(node: fx.Node) -> Iterator[bool]:
-    position = _FLAGS.get(op_name(node.target)) if node.op == "call_function" else None
+    position = said_of(node.target).training
     if position is not None and len(node.args) > position:
         yield bool(node.args[position])
 

@@ -1,22 +1,14 @@
-"""Which values of a graph may share memory, and which of them are written; on what the schemas say."""
+"""Which values of a graph may share memory, and which are written; on what schemas and the table say."""
 
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
 from whence._torch.export.programs import looks_into
 from whence._torch.operators.schemas import written_arguments
-
-aten = torch.ops.aten
-_STATISTICS: dict[Any, tuple[tuple[int, ...], int]] = {
-    aten.batch_norm.default: ((3, 4), 5),
-    aten.instance_norm.default: ((3, 4), 5),
-}
-"""Composite operators that write arguments and do not say so: which, and which argument says whether."""
 
 
 @dataclass
@@ -59,16 +51,7 @@ def looked_into(node: fx.Node) -> Iterator[fx.Node]:
 
 def written_by(node: fx.Node) -> list[fx.Node]:
     """The values that an operation writes to."""
-    found = [*_nodes_in(written_arguments(node.target, node.args, node.kwargs))]
-    positions, switch = _STATISTICS.get(node.target, ((), 0))
-    if positions and len(node.args) > switch and node.args[switch]:
-        found += _nodes_in([node.args[position] for position in positions])
-    return found
-
-
-def writes_silently(node: fx.Node) -> bool:
-    """Whether a composite operator writes running statistics, and does not say so."""
-    return node.target in _STATISTICS and bool(written_by(node))
+    return [*_nodes_in(written_arguments(node.target, node.args, node.kwargs))]
 
 
 def _nodes_in(value: Any) -> Iterator[fx.Node]:

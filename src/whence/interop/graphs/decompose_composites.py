@@ -19,7 +19,7 @@ from whence._torch.graphs import fake_result
 from whence._torch.operators.decompositions import Operation, is_composite, taken_apart
 from whence._torch.operators.schemas import OpOverload, op_name
 from whence.errors import Fault
-from whence.interop.graphs.aliases import aliases_in, writes_silently
+from whence.interop.graphs.aliases import aliases_in, written_by
 from whence.interop.graphs.faults import place_of
 from whence.interop.graphs.frames import STACK
 from whence.interop.graphs.inline import Flat, Region
@@ -68,7 +68,7 @@ def without_hidden_writes(flat: Flat) -> None:
     for node in list(flat.graph.nodes):
         if node.op != "call_function" or not is_composite(node.target):
             continue
-        if writes_silently(node) or (looks_into(node.target) and aliases.group(node) in groups):
+        if written_by(node) or (looks_into(node.target) and aliases.group(node) in groups):
             _take_apart(flat, node, flat.regions.get(node, Region()))
 
 

@@ -10,22 +10,12 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
+from whence._torch.plain_values import same_constant
 from whence.program.arguments.open_sizes import KNOWN_NAMES, Sized, Sizes
 
 _WHOLE = (int, SymInt)
 Look = Callable[[Sequence[Any]], bool]
 """Looks at the flat values of a call."""
-
-
-def same_constant(expected: Any, given: Any) -> bool:
-    """Equality of type and value; nan is itself, and the two zeros differ."""
-    if expected is given:
-        return True
-    if type(expected) is not type(given) or isinstance(given, Tensor):
-        return False
-    if isinstance(expected, float):
-        return repr(expected) == repr(given)
-    return bool(expected == given)
 
 
 class LeafConditions:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional
 
+from whence._torch.plain_values import TEXTS_AND_NUMBERS
 from whence._torch.subclasses.wrapper_subclasses import Composition
 from whence.program.arguments.open_sizes import Sized, SizeRule, at
 
 _SHOWN_ITEMS = 6
 _WIDTH = 80
-TEXTS_AND_NUMBERS = (bool, str, bytes, int, float, complex)
 _TRUSTED = ("builtins", "torch", "re", "decimal", "fractions", "datetime", "uuid", "pathlib", "numpy")
 _BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), weakref.ref: ("a weak reference to ", "")}
 

@@ -11,9 +11,8 @@ from torch import nn
 
 from whence._torch.observe.attribute_reads import TABLES, own_attributes
 from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
-from whence._torch.plain_values import PLAIN
+from whence._torch.plain_values import PLAIN, same_constant
 from whence.dependence.snapshots import CONTAINERS, Container, Saved, contents_of
-from whence.dependence.values import same_constant
 from whence.program.guards.observed import Change, Left, Outer, Read
 from whence.tracing.reads.probes import plain
 

@@ -24,13 +24,12 @@ from whence._torch.observe.attribute_reads import (
     own_attributes,
 )
 from whence._torch.observe.hooks import has_own_hooks
-from whence._torch.plain_values import PLAIN
+from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
 from whence.dependence.object_graph import ReachedThing, is_steady
 from whence.dependence.snapshots import Saved, content_of_cell, content_of_slot
 from whence.dependence.tensor_facts import AllFacts, all_facts_of, first_difference
-from whence.dependence.values import same_constant
 from whence.dependence.variables import OutsideVariables
 
 COMPUTED = "?"

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from whence._torch.plain_values import PLAIN
+from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.pytrees import children_of
-from whence.dependence.values import same_constant
 from whence.errors import Fault, SideEffect
 from whence.tracing.target.subject import Subject
 
