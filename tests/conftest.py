@@ -8,8 +8,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.known_bugs import known_bug
 
-settings.register_profile("few", max_examples=8)
-settings.register_profile("conformance", max_examples=80)
+settings.register_profile("few", max_examples=5)
+settings.register_profile("conformance", max_examples=50)
 settings.load_profile("few")
 torch.set_num_threads(1)  # two workers share two cores
 

@@ -548,6 +548,11 @@ _OF_A_KIND = frozenset(
 """Each shows what no other one does; in most tests the rest are for the conformance run."""
 
 
+MODES = ("forward", "loss", pytest.param("tangents", marks=pytest.mark.slow))
+"""The modes of a capture. A loss shows what tangents show, but for how the backward begins: in most tests
+that mode is for the conformance run."""
+
+
 def sampled_cases(rows: Iterable[ModelCase] = MODEL_CASES) -> list[Any]:
     """Rows for a test that takes long: those like others run with the slow tests."""
     return [

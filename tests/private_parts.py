@@ -7,7 +7,7 @@ PyTorch's own frames. Of an attribute and of a variable only the last name is kn
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 PYTHONS = frozenset(
@@ -53,7 +53,7 @@ def uses(source: str, ours: Collection[str] = ()) -> list[Use]:
 
 def uses_by_name(sources: Mapping[str, str]) -> dict[str, list[tuple[str, Use]]]:
     """The uses in all files, by name."""
-    ours = {name for source in sources.values() for name in _defined(ast.parse(source))}
+    ours = {name for source in sources.values() for name in _defined(ast.walk(ast.parse(source)))}
     found: dict[str, list[tuple[str, Use]]] = {}
     for file, source in sources.items():
         for use in uses(source, ours):
@@ -63,12 +63,14 @@ def uses_by_name(sources: Mapping[str, str]) -> dict[str, list[tuple[str, Use]]]
 
 class _Finder:
     def __init__(self, tree: ast.Module, ours: Collection[str]) -> None:
+        nodes = list(ast.walk(tree))
         self.tree = tree
         self.ours = ours
-        self.known = dict(_imports(tree))
-        self.texts = dict(_constants(tree))
-        self.known |= {name: found for name, value in _assigned(tree) if (found := self.dotted(value))}
-        self.own = set(_defined(tree))
+        self.known = dict(_imports(nodes))
+        self.texts = dict(_constants(nodes))
+        self.known |= {name: found for name, value in _assigned(nodes) if (found := self.dotted(value))}
+        self.own = set(_defined(nodes))
+        self.reads_frames = any(map(_is_locals, nodes))
 
     def found(self) -> Iterator[Use]:
         for node, runs in _walked(self.tree, runs=False):
@@ -96,7 +98,7 @@ class _Finder:
             case ast.Constant(value=str(text)) if re.fullmatch(r"_[a-z]\w*", text):
                 if text not in PYTHONS | OURS | PIECES and not text.startswith(OPERATORS):
                     yield f".{text}"
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if self.reads_frames:
                 yield from (f":{name}" for name in _frame_variables(node))
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.startswith(_LOCALS):
                 pieces = (piece.value for piece in ast.walk(value) if isinstance(piece, ast.Constant))
@@ -150,9 +152,9 @@ def _walked(node: ast.AST, runs: bool) -> Iterator[tuple[ast.AST, bool]]:
         yield from _walked(child, inside if is_body else runs)
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
     """Local name and what it stands for, of every absolute import."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Import(names=names):
                 for alias in names:
@@ -162,9 +164,9 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield from ((alias.asname or alias.name, f"{module}.{alias.name}") for alias in names)
 
 
-def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
     """Names that are given a value, in functions, too."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 yield name, value
@@ -174,15 +176,15 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
                 yield name, value
 
 
-def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for name, value in _assigned(tree):
+def _constants(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    for name, value in _assigned(nodes):
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
             yield name, value.value
 
 
-def _defined(tree: ast.Module) -> Iterator[str]:
+def _defined(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Names of functions, classes, fields and attributes that a file defines."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name
@@ -194,7 +196,7 @@ def _defined(tree: ast.Module) -> Iterator[str]:
 
 def _frame_variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     """The variables of frames that a function reads by name, from `f_locals` or what was assigned from it."""
-    held = {name for name, value in _assigned(ast.Module([function], [])) if _is_locals(value)}
+    held = {name for name, value in _assigned(ast.walk(function)) if _is_locals(value)}
     for node in ast.walk(function):
         match node:
             case ast.Subscript(value=of, slice=ast.Constant(value=str(name))):
@@ -207,5 +209,5 @@ def _frame_variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterat
             yield name
 
 
-def _is_locals(node: ast.expr) -> bool:
+def _is_locals(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "f_locals"

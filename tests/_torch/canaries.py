@@ -1,17 +1,25 @@
 """What the source uses of PyTorch's private parts, and the lines that run it."""
 
+from functools import cache
 from pathlib import Path
 
-from tests.private_parts import uses_by_name
+from tests.private_parts import Use, uses_by_name
 from whence._torch.versions.relied_on import ATTRIBUTES, NAMES, VARIABLES
 
 SOURCE = Path(__file__).parents[2] / "src" / "whence"
-SOURCES = {
-    str(file.relative_to(SOURCE)): file.read_text()
-    for file in sorted(SOURCE.rglob("*.py"))
-    if file.name != "relied_on.py"
-}
-USES = uses_by_name(SOURCES)
+
+
+@cache
+def sources() -> dict[str, str]:
+    """The text of every source file but the list's own."""
+    files = (file for file in sorted(SOURCE.rglob("*.py")) if file.name != "relied_on.py")
+    return {str(file.relative_to(SOURCE)): file.read_text() for file in files}
+
+
+@cache
+def used() -> dict[str, list[tuple[str, Use]]]:
+    """Everything private that the source uses, by name."""
+    return uses_by_name(sources())
 
 
 def relied_on() -> set[str]:
@@ -27,7 +35,7 @@ def relied_on() -> set[str]:
 def lines_that_use(name: str, *, running: bool = False) -> set[tuple[str, int]]:
     """Where something of the list is used, or only where it is used inside a function."""
     last = name.rpartition(".")[2]
-    found = [row for spelled in (name, f".{last}", f":{last}") for row in USES.get(spelled, ())]
+    found = [row for spelled in (name, f".{last}", f":{last}") for row in used().get(spelled, ())]
     return {
         (file, line)
         for file, use in found

@@ -16,7 +16,7 @@ from tests.tracing.dynamic import dynamic_case
 
 QUICK = frozenset(
     {
-        *("llama", "bert", "vit", "resnet", "transformer", "shared_layer", "checkpoint"),
+        *("llama", "vit", "resnet", "shared_layer", "checkpoint"),
         *("inplace_activations", "cached_attention", "dict_to_dataclass", "aliased_outputs", "weight_norm"),
     }
 )
@@ -35,7 +35,7 @@ def _rows() -> list[object]:
 
 
 def _is_quick(row: ModelCase, mode: str) -> bool:
-    return row.name in QUICK and (mode == "loss" or row.name in ("llama", "shared_layer"))
+    return row.name in QUICK and (mode == "loss" or row.name == "shared_layer")
 
 
 @pytest.mark.parametrize(("row", "mode"), _rows())

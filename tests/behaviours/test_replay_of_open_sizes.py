@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import whence
+from tests import models
 from tests.checks import backward_of
 from tests.models import MODEL_CASES, ModelCase
 from tests.sameness import differences, first_run
@@ -20,7 +21,7 @@ from tests.tracing.replay.layered import Stack, Stemmed
 from tests.tracing.replay.test_likeness import CASES, DIFFERS_WITH_COUNTS, MODES, blocks, made
 
 SHAPES = ({0: Dim.DYNAMIC, 1: Dim.AUTO},)
-QUICK = ("llama", "gpt2_dropout", "t5", "clip", "checkpoint")
+QUICK = ("t5", "checkpoint")
 
 
 def _rows() -> list[object]:
@@ -49,7 +50,16 @@ def test_models_of_the_table(row: ModelCase, mode: str) -> None:
     assert differences(*programs) == {}
 
 
-@pytest.mark.parametrize("name", sorted(CASES.keys() - DIFFERS_WITH_COUNTS))
+FEW = ("equal", "adapters on some layers", "batch normalisation", "checkpoints", "stacks of layers")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
+        for name in sorted(CASES.keys() - DIFFERS_WITH_COUNTS)
+    ],
+)
 def test_layers_that_seem_equal(name: str) -> None:
     """As with fixed sizes; one more layer runs where the first asks about a size."""
     model, x = made(name)
@@ -73,7 +83,7 @@ SIZED: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", models.MODES)
 @pytest.mark.parametrize("name", SIZED)
 def test_layers_that_look_at_sizes(name: str, mode: str) -> None:
     """One program with and without reuse; a layer stands for others only where they would decide alike."""

@@ -4,7 +4,7 @@ import pytest
 
 import whence
 from tests.checks import backward_of, captured
-from tests.models import ModelCase, case, sampled_cases
+from tests.models import MODES, ModelCase, case, sampled_cases
 from tests.sameness import differences
 
 
@@ -15,13 +15,10 @@ def traced(name: str, mode: str) -> whence.Program:
     return whence.capture(model, args, kwargs, backward=backward_of(row, mode), reuse=False)
 
 
-@pytest.mark.parametrize("mode", ["forward", "loss", pytest.param("tangents", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", sampled_cases())
 def test_program_is_the_same_with_and_without_reuse(row: ModelCase, mode: str) -> None:
-    """Node for node, with its signature, origins, calls, adjoints and guards.
-
-    A loss shows what tangents show, but for how the backward begins.
-    """
+    """Node for node, with its signature, origins, calls, adjoints and guards."""
     plain = traced(row.name, mode)
     assert differences(plain, captured(row.name, mode)) == {}
     assert len(plain.replay) == 0

@@ -1,5 +1,6 @@
 """The models of the table with inputs of other sizes."""
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -106,5 +107,4 @@ def dynamic_case(row: ModelCase) -> Case:
 
 def _by_name(row: ModelCase, args: tuple[Any, ...], own: tuple[Any, ...]) -> dict[str, Any]:
     model, *_ = row.make()
-    names = list(whence.capture(model, *row.make()[1:]).convention.parameters.parameters)  # type: ignore[union-attr]
-    return dict(zip(names, own, strict=False))
+    return dict(zip(inspect.signature(model.forward).parameters, own, strict=False))

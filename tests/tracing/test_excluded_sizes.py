@@ -169,10 +169,22 @@ DECODERS: dict[str, dict[str, Any]] = {
     "Qwen2": SMALL | {"intermediate_size": 64, "num_key_value_heads": 4},
     "GPTNeoX": SMALL | {"intermediate_size": 64},
 }
+QUICK = (("Llama", "joint"), ("GPTNeoX", "forward"))
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "joint"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    ("name", "backward"),
+    [
+        pytest.param(
+            name,
+            mode == "joint",
+            id=f"{name}-{mode}",
+            marks=() if (name, mode) in QUICK else pytest.mark.slow,
+        )
+        for name in DECODERS
+        for mode in ("forward", "joint")
+    ],
+)
 def test_a_batch_of_one_of_decoders(name: str, backward: bool) -> None:
     """They compare the batch with 1, to expand the numbers of positions."""
     torch.manual_seed(0)

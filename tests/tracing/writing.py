@@ -59,9 +59,17 @@ class Bodies:
         return body
 
     def parametrize(self) -> pytest.MarkDecorator:
-        """Every function in every mode."""
-        names = [(name, mode) for name in self.all for mode in BACKWARD]
-        cases = [pytest.param(self.all[name], mode, id=f"{name}-{mode}") for name, mode in names]
+        """Every function in every mode; tangents, of which a loss shows all but the beginning, are slow."""
+        names = [(name, mode) for mode in BACKWARD for name in self.all]
+        cases = [
+            pytest.param(
+                self.all[name],
+                mode,
+                id=f"{name}-{mode}",
+                marks=pytest.mark.slow if mode == "tangents" else (),
+            )
+            for name, mode in names
+        ]
         return pytest.mark.parametrize(("body", "mode"), cases)
 
 

@@ -154,8 +154,17 @@ def test_row_40_a_module_made_in_forward_has_no_name() -> None:
     assert torch.equal(tree.makes(x), model.makes(x))
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("name", ["unet", "diffusion_transformer", "named_branches", "dense_experts"])
+@pytest.mark.parametrize(
+    ("name", "strict"),
+    [
+        *((name, False) for name in ("unet", "diffusion_transformer", "named_branches", "dense_experts")),
+        ("named_branches", True),
+        *(
+            pytest.param(name, True, marks=pytest.mark.slow)
+            for name in ("unet", "diffusion_transformer", "dense_experts")
+        ),
+    ],
+)
 def test_row_41_leaves_are_those_of_torch_export(name: str, strict: bool) -> None:
     """The leaves of the tree hold the operations that strict and non-strict export give, and run alone."""
     model, args, kwargs = case(name).make()

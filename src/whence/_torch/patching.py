@@ -69,9 +69,10 @@ def _take_off(patch: _Patch) -> None:
             return
         if vars(patch.owner).get(patch.name, ABSENT) is patch.value:
             _set(patch.owner, patch.name, patch.before)
-        for above in [other for other in _on if _is_above(other, patch)]:
+        position = _on.index(patch)
+        for above in [other for other in _on[position + 1 :] if _is_above(other, patch)]:
             above.before = patch.before
-        _on.remove(patch)
+        del _on[position]
 
 
 def _is_above(other: _Patch, patch: _Patch) -> bool:

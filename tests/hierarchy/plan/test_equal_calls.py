@@ -14,7 +14,7 @@ import whence
 from tests.behaviours.test_random_modules import SEARCH, made, run, total
 from tests.checks import captured, differing
 from tests.hierarchy.random_modules import Recipe, recipes
-from tests.models import ModelCase, case, sampled_cases
+from tests.models import MODES, ModelCase, case, sampled_cases
 from tests.program.small import Stack, sine_loss, stack_program
 from whence.hierarchy.plan import facts as layout
 from whence.hierarchy.plan.check import check
@@ -48,7 +48,7 @@ def check_same_plan(program: whence.Program) -> None:
         assert contents(shared.calls[number].backward) == contents(call.backward)
 
 
-@pytest.mark.parametrize("mode", ["forward", pytest.param("tangents", marks=pytest.mark.slow), "loss"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", sampled_cases())
 def test_plan_of_the_table_is_that_of_each_call_alone(row: ModelCase, mode: str) -> None:
     """For every model of the table, renaming a plan gives what planning would have given."""

@@ -3,7 +3,7 @@ import torch
 
 import whence
 from tests.checks import captured
-from tests.models import ModelCase, sampled_cases
+from tests.models import MODES, ModelCase, sampled_cases
 from tests.program.small import counted_program, sine_loss, stack_program
 from whence.hierarchy.plan.check import check
 from whence.hierarchy.plan.plan import ROOT_CALL, Plan
@@ -95,7 +95,7 @@ def test_recomputed_calls_are_calls_of_their_own() -> None:
     assert all(planned.site(number) == planned.site(planned.original(number)) for number in repeated)
 
 
-@pytest.mark.parametrize("mode", ["forward", "tangents", "loss"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", sampled_cases())
 def test_plan_of_the_table_holds_and_flattens_nothing(row: ModelCase, mode: str) -> None:
     """The plan of every model of the table passes the check, and every call gets its own graph."""

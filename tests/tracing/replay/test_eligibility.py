@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     outside.reset()
 
 
+@cache
 def captured(name: str, mode: str, *, reuse: bool) -> whence.Program:
-    """The program of a case, made anew."""
+    """The program of a case, to be read and never to be changed."""
     torch.manual_seed(0)
     outside.reset()
     model, x = outside.CASES[name]().eval(), torch.randn(3, 4, WIDTH)
@@ -32,7 +34,7 @@ def captured(name: str, mode: str, *, reuse: bool) -> whence.Program:
 
 
 @pytest.mark.parametrize("name", outside.CASES)
-@pytest.mark.parametrize("mode", ["forward", "loss"])
+@pytest.mark.parametrize("mode", ["loss", pytest.param("forward", marks=pytest.mark.slow)])
 def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> None:
     """Whatever a layer looks at."""
     assert differences(captured(name, mode, reuse=False), captured(name, mode, reuse=True)) == {}

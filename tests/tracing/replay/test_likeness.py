@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
-from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import whence
+from tests import models
 from tests.sameness import differences, first_run
 from tests.tracing.replay import layered as kinds
 from tests.tracing.replay.layered import Block, Stack
@@ -137,17 +138,20 @@ def made(name: str) -> tuple[nn.Module, Tensor]:
     return model, torch.randn(3, 4, kinds.WIDTH)
 
 
+@cache
+def captured(name: str, mode: str, *, reuse: bool = True) -> whence.Program:
+    """The program of a case, to be read and never to be changed."""
+    kinds.COUNTS["calls"], kinds.TOTAL, kinds.CountsOnClass.calls = 0, 0, 0
+    kinds.FOLLOWING = kinds.counting()
+    model, x = made(name)
+    return first_run(model, (x,), backward=MODES[mode], reuse=reuse)
+
+
 @EVERY_CASE
-@pytest.mark.parametrize("mode", ["forward", "loss", pytest.param("tangents", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", models.MODES)
 def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> None:
     """Whatever the layers do on the side, both captures see the same model do the same."""
-    model, x = made(name)
-    programs = []
-    for reuse in (False, True):
-        kinds.COUNTS["calls"], kinds.TOTAL, kinds.CountsOnClass.calls = 0, 0, 0
-        kinds.FOLLOWING = kinds.counting()
-        programs.append(first_run(deepcopy(model), (x,), backward=MODES[mode], reuse=reuse))
-    assert differences(*programs) == {}
+    assert differences(captured(name, mode, reuse=False), captured(name, mode)) == {}
 
 
 DIFFERS_WITH_COUNTS = {name for name in CASES if name.startswith("counter ")}
@@ -159,16 +163,15 @@ def test_program_is_what_eager_computes(name: str) -> None:
     if name in DIFFERS_WITH_COUNTS:
         pytest.skip("eager counts on from where the capture left the counter, or the capture leaves none")
     model, x = made(name)
-    result = first_run(model, (x,), backward=loss).verify(model, (x,))
+    result = captured(name, "loss").verify(model, (x,))
     assert result.ok, str(result)
 
 
 @EVERY_CASE
 def test_what_is_equal_is_replayed(name: str) -> None:
     """As many calls as can be are replayed, and no more; there is a reason for every other but the first."""
-    model, x = made(name)
     _, kind, expected = CASES[name]
-    row = first_run(model, (x,), backward=loss).replay[kind]
+    row = captured(name, "loss").replay[kind]
     assert row.replayed == expected, str(row)
     assert row.replayed + row.traced >= 3
     if not expected:

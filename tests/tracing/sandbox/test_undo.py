@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import whence
 from tests import zoo
 from tests.checks import backward_of, leaves_no_trace
-from tests.models import MODEL_CASES, ModelCase, sampled_cases
+from tests.models import MODEL_CASES, MODES, ModelCase, sampled_cases
 from tests.tracing.failing import ALL, Failing, Failure
 
 SOME = {
@@ -39,7 +39,7 @@ def test_failed_capture_leaves_no_trace(failure: Failure) -> None:
         failure.capture(model)
 
 
-@pytest.mark.parametrize("mode", ["forward", "tangents", "loss"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", sampled_cases(CASES))
 def test_capture_leaves_no_trace(row: ModelCase, mode: str) -> None:
     """After a capture the model's tensors, hooks and attributes, seeds, modes and patches are as before."""
@@ -50,7 +50,7 @@ def test_capture_leaves_no_trace(row: ModelCase, mode: str) -> None:
         whence.capture(model, args, kwargs, backward=backward_of(row, mode))
 
 
-@pytest.mark.parametrize("mode", ["forward", "tangents", "loss"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", sampled_cases(row for row in CASES if "hf" not in row.tags))
 def test_capture_leaves_inputs_alone(row: ModelCase, mode: str) -> None:
     """The example inputs keep their values, versions and gradients."""
