@@ -42,6 +42,7 @@ WORDS = {
     "capture": "capture",
     "capture_step": "step",
     "from_exported_program": "program",
+    "load": "program",
     "register_caches": "state",
     "unflatten": "tree",
 }

@@ -1,13 +1,14 @@
 """What `import whence` gives: a facade without logic. Each call leads to the room that does the work."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram, FlatArgsAdapter
 
 from whence import hierarchy, interop
-from whence.captured import Program, capture, capture_step, full
+from whence.captured import Program, capture, capture_step, full, loaded
 from whence.errors import (
     CallError,
     CaptureError,
@@ -22,11 +23,13 @@ from whence.errors import (
     NotCallable,
     NotDifferentiable,
     NotExportable,
+    NotStorable,
     SelectionError,
     SideEffect,
     SpecialisedShapes,
     StaleCapture,
     UnmatchedRecomputation,
+    UnreadableFile,
     UnsupportedGenerator,
     UnsupportedGraph,
     UnsupportedHook,
@@ -109,6 +112,20 @@ def attach(
     return full(interop.attach(graph, model, words)).under(loss_function=loss)
 
 
+def load(path: str | Path, *, model: Callable[..., Any] | None = None) -> Program:
+    """The program that `program.save` wrote to a file.
+
+    Nothing in the file runs and nothing is imported: classes and functions of the model stay names, and
+    operators are those that are registered in this process. A live `model` gives the program its own tensors
+    by their qualified names, shared as by `capture`: what was saved without weights needs one. Guards can be
+    checked only then, too, for they speak of what is loaded.
+
+    Raises `UnreadableFile` for anything else than a saved program, naming every operator and every class of
+    containers that this process does not have; and `UsageError` naming every tensor that does not fit.
+    """
+    return loaded(interop.content_of(path), str(path), model)
+
+
 def unflatten(
     program: _Program | ExportedProgram,
     flat_args_adapter: FlatArgsAdapter | None = None,
@@ -123,9 +140,8 @@ def unflatten(
     """
     if isinstance(program, _Program):
         return hierarchy.unflatten(interop.adapted(program, flat_args_adapter), copy=copy)
-    return hierarchy.unflatten(
-        interop.adapted(interop.from_exported_program(program), flat_args_adapter), copy=True
-    )
+    read = full(interop.from_exported_program(program))
+    return hierarchy.unflatten(interop.adapted(read, flat_args_adapter), copy=True)
 
 
 __all__ = [
@@ -158,6 +174,7 @@ __all__ = [
     "NotCallable",
     "NotDifferentiable",
     "NotExportable",
+    "NotStorable",
     "OnViolation",
     "Origin",
     "Output",
@@ -176,6 +193,7 @@ __all__ = [
     "Strictness",
     "Tree",
     "UnmatchedRecomputation",
+    "UnreadableFile",
     "UnsupportedGenerator",
     "UnsupportedGraph",
     "UnsupportedHook",
@@ -194,6 +212,7 @@ __all__ = [
     "capture",
     "capture_step",
     "from_exported_program",
+    "load",
     "register_caches",
     "unflatten",
 ]

@@ -136,9 +136,10 @@ def test_guarded_copies_look_at_the_copied_model() -> None:
         duplicate(X)
 
 
-def test_pickling_is_refused() -> None:
-    """What holds graphs says that it cannot be pickled, and what to do."""
-    program = whence.capture(deep(1), (X,))
-    for holder in (program, program.unflatten(), program.module()):
-        with pytest.raises(whence.CallError, match="cannot be pickled"):
-            pickle.dumps(holder)
+def test_trees_of_the_users_classes_are_not_pickled() -> None:
+    """Their `forward` would be the class's own in another process: that is said, and what to do."""
+    model = deep(1)
+    tree = whence.capture(model, (X,)).unflatten(onto=model)
+    with pytest.raises(whence.CallError, match="cannot be pickled"):
+        pickle.dumps(tree)
+    assert torch.equal(deepcopy(tree)(X), tree(X))

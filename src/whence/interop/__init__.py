@@ -1,5 +1,6 @@
 """Other people's graphs and formats, in and out."""
 
+from whence.interop.archive.saved import bytes_of, content_of, program_of, saved_to
 from whence.interop.args_adapters import adapted
 from whence.interop.attached.attach import attach
 from whence.interop.attached.roles import GraphWords
@@ -11,7 +12,11 @@ __all__ = [
     "GraphWords",
     "adapted",
     "attach",
+    "bytes_of",
+    "content_of",
     "from_exported_program",
+    "program_of",
+    "saved_to",
     "strict_program",
     "to_exported_program",
 ]
