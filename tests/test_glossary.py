@@ -39,6 +39,7 @@ WORDS = {
     "Verification": "verification",
     "Violation": "violation",
     "attach": "attach",
+    "cached": "capture",
     "capture": "capture",
     "capture_step": "step",
     "from_exported_program": "program",

@@ -1,6 +1,7 @@
 """A program in a file, and back: the table of contents of this room."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -195,7 +196,7 @@ def _bound(program: Program, named: Mapping[str, Tensor], name: str) -> dict[str
 def saved_to(path: str | Path, content: bytes) -> None:
     """Write a file, whole or not at all; raises `UsageError` where none can be written."""
     target = Path(path)
-    beside = target.with_name(f"{target.name}.part")
+    beside = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         beside.write_bytes(content)
         beside.replace(target)
