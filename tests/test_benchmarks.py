@@ -149,6 +149,8 @@ def test_every_target_has_its_row() -> None:
         "meta-405b": amount(5),
         "meta-405b-memory": amount(2),
         "depth-1000": amount(25),
+        "load-405b": amount(1),
+        "load-32": faster(5),
     }
     assert {name: targets[name] for name in promised} == promised
     quick = {row.subject.name: row.target for row in smoke()}
