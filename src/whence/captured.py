@@ -97,7 +97,8 @@ class Program(_Program):
 
         `model` may be the captured one, a copy, or another instance of its class. Without `args` and `kwargs`
         only the model and the process are looked at. Nothing runs and nothing is raised, whatever is given:
-        what does not fit is a violation.
+        what does not fit is a violation. A program that was loaded from a file without a model raises
+        `UsageError`: it has classes and code by name alone.
 
         A program that was read, attached or captured with `strict=True` has no guards on the model, because
         nobody watched what its graph assumes of it. There the arguments alone are looked at: everything for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.interop.archive.programs import KINDS, X, content, layered, program, 
 from tests.models import MODEL_CASES, ModelCase
 from tests.sameness import differences
 from tests.tracing.attribution.test_wrapper_subclasses import doubled
+from tests.tracing.steps.small import batch, small, zero_first
 from whence._torch.pytrees import tree_flatten
 from whence.captured import loaded
 from whence.errors import CallError, MalformedProgram, NotStorable, UnreadableFile, UsageError
@@ -138,6 +140,36 @@ def test_without_weights_what_needs_them_says_so(tmp_path: Path) -> None:
         bare.run((X,), read=["2"])
     constants = through_file(program("constants"), tmp_path, weights=False)
     assert [row.path for row in constants.signature.state if row.name in constants.state] == ["scale"]
+
+
+def test_guards_ask_for_a_model(tmp_path: Path) -> None:
+    """A file names classes and code: what is to be checked has to be there when it is read."""
+    for use in (lambda p: p.check(layered(), (X,)), lambda p: p.guarded(layered())(X)):
+        with pytest.raises(UsageError, match="model="):
+            use(through_file(program("forward"), tmp_path))
+
+
+def test_a_step_is_bound(tmp_path: Path) -> None:
+    """With the optimizer of another process it does what the step does, three times."""
+    program("step").save(tmp_path / "p.whence", weights=False)
+    (model, optimizer), (eager, theirs) = small(), small()
+    run = whence.load(tmp_path / "p.whence", model=model).bind(model, optimizer)
+    step = zero_first(eager, theirs)
+    assert [bool(torch.equal(run(batch()), step(batch()))) for _ in range(3)] == [True] * 3
+    assert checks.differing(checks.state(eager), checks.state(model)) == []
+    with pytest.raises(UsageError, match="captured with AdamW, not SGD"):
+        whence.load(tmp_path / "p.whence", model=model).bind(model, torch.optim.SGD(model.parameters()))
+
+
+def test_what_a_program_does_it_does_after_loading(tmp_path: Path) -> None:
+    """Passes, the other view of the state, copies, exported programs, and a guarded program."""
+    model = layered().eval()
+    after = through_file(whence.capture(model, (X,)), tmp_path, model=model)
+    wanted = model(X)
+    for other in (after.decompose(), after.with_state("attributes"), copy.deepcopy(after)):
+        assert torch.equal(other.module()(X), wanted)
+    assert torch.equal(after.to_exported_program().module()(X), wanted)
+    assert torch.equal(after.guarded(model)(X), wanted) and torch.equal(after.bind(model)(X), wanted)
 
 
 def test_bound_to_a_model_it_shares_its_tensors(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.interop.archive.programs import KINDS, content
 from whence.captured import loaded
 from whence.errors import UnreadableFile
 from whence.program import wellformed
+from whence.program.guards.in_words import NamedOnly
 
 MANY = 4000
 
@@ -126,4 +127,4 @@ def test_classes_stay_names() -> None:
     found = loaded(content("forward"), "a file").guards
     owners = {row.owner for row in found if row.owner is not None}
     assert "Linear" in {owner.__name__ for owner in owners}
-    assert all(owner.__mro__ == (owner, object) for owner in owners)
+    assert all(owner.__mro__ == (owner, NamedOnly, object) for owner in owners)

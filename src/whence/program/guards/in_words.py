@@ -6,6 +6,20 @@ from typing import Any, NoReturn
 from whence.errors import CallError
 
 
+class NamedOnly:
+    """Base of the classes that stand for those of a model, in a program that was loaded without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfClass:
+    """Stands for an object of a class, of which a file keeps nothing else."""
+
+    kind: type
+
+    def __repr__(self) -> str:
+        return f"a {self.kind.__name__}"
+
+
 @dataclass(frozen=True, slots=True)
 class InWords:
     """Stands for a value that a file does not hold; it is equal to no value of a model."""

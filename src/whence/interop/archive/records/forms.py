@@ -108,7 +108,7 @@ SPECIAL: dict[tuple[type, str], Form] = {
     (Replays, "known"): Special("nothing"),
     (Whole, "tensor"): Special("nothing"),
     (Step, "call"): FUNCTION,
-    (Step, "optimizer"): Special("nothing"),
+    (Step, "optimizer"): Special("of class"),
     (Outside, "root"): Special("root"),
     (Outside, "way"): Special("way"),
     (Outside, "value"): Special("outside"),

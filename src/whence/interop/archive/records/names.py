@@ -22,7 +22,7 @@ from whence._torch.observe.attribute_reads import NOTHING
 from whence.dependence.code import fingerprint, globals_in
 from whence.dependence.snapshots import content_of_cell
 from whence.program.guards.expectations import ExpectedFunction, Reference
-from whence.program.guards.in_words import InWords
+from whence.program.guards.in_words import InWords, NamedOnly
 from whence.tracing.reads.reachable import held_attribute
 
 _CONTENT = "cell_contents"
@@ -242,7 +242,8 @@ class LoadedNames:
         if found is None and (name, nth) not in self._made:
             module, _, path = name.partition(":")
             named = {"__module__": module, "__qualname__": path}
-            self._made[name, nth] = type(path.rpartition(".")[2], (), named)
+            bases = (NamedOnly,) if self.classes is None else ()
+            self._made[name, nth] = type(path.rpartition(".")[2], bases, named)
         return found or self._made[name, nth]
 
     def object(self, said: tuple[str | None, ...] | None, text: str) -> Callable[[], Any]:

@@ -53,7 +53,7 @@ from whence.interop.archive.records.forms import (
 )
 from whence.interop.archive.records.names import CodePrint, LoadedNames, itself
 from whence.program import Absent, Constant, Named
-from whence.program.guards.in_words import InWords
+from whence.program.guards.in_words import InWords, OfClass
 from whence.provenance import CallSite, ModulePath, Source
 from whence.schema import GuardKind, InputKind, OutputKind, Phase, Quality, Strictness
 
@@ -441,6 +441,7 @@ _SPECIAL: Mapping[str, Callable[[Reader, Any], Any]] = {
     "parameters": Reader.parameters,
     "adapter": _nothing,
     "nothing": _nothing,
+    "of class": lambda reader, data: None if data is None else OfClass(reader.class_(data)),
     "function": lambda _, data: None if data is None else InWords(text(data)),
     "sized": lambda _, data: sized(data),
     "identifier": lambda _, data: identifier(data),

@@ -36,7 +36,7 @@ from whence.interop.archive.records.forms import (
 )
 from whence.interop.archive.records.names import Described, class_name
 from whence.program import Absent, Constant, Named
-from whence.program.guards.in_words import InWords
+from whence.program.guards.in_words import InWords, OfClass
 from whence.provenance import CallSite, ModulePath, Source
 
 _FEW = 4
@@ -336,6 +336,10 @@ def _nothing(_writer: Writer, _value: Any) -> None:
     return None
 
 
+def _of_class(writer: Writer, value: Any) -> Any:
+    return None if value is None else writer.class_(value.kind if isinstance(value, OfClass) else type(value))
+
+
 def _function(_writer: Writer, value: Any) -> Any:
     return None if value is None else str(value) if isinstance(value, InWords) else op_name(value)
 
@@ -351,6 +355,7 @@ _SPECIAL: dict[str, Callable[[Writer, Any], Any]] = {
     "parameters": Writer.parameters,
     "adapter": Writer.adapter,
     "nothing": _nothing,
+    "of class": _of_class,
     "function": _function,
     "sized": lambda _writer, value: value,
     "identifier": lambda _writer, value: value,
