@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from benchmarks import captures, floors, meta, running, scaling, viewer
+from benchmarks import captures, files, floors, meta, running, scaling, viewer
 from benchmarks.results import Figures, Result, Subject, Target, amount, faster, longer
 from benchmarks.timing import Repeats
 
@@ -50,6 +50,7 @@ def full() -> list[Row]:
         *_running(repeats=200),
         *_guards(),
         *_meta(),
+        *_files(32, Repeats(5, 5)),
         *_scaling(),
         *_viewer(),
         *_floors(32, repeats=5),
@@ -136,6 +137,20 @@ def _meta() -> Iterator[Row]:
     yield Row(memory, amount(2), partial(meta.memory, "405b"), "405b")
     small = subject("meta-8b-memory", "8 B, memory added", layers=32)
     yield Row(small, amount(1), partial(meta.memory, "8b"), "8b")
+
+
+def _files(layers: int, repeats: Repeats) -> Iterator[Row]:
+    subject = partial(Subject, "Programs in files", layers=layers)
+    save = subject(f"save-{layers}", "save a forward program, with weights", "torch.export.save")
+    yield Row(save, faster(2), partial(files.saving, layers, repeats), "files")
+    load = subject(f"load-{layers}", "load it", "torch.export.load")
+    yield Row(load, faster(5), partial(files.loading, layers, repeats), "files")
+    kept = subject(f"cached-{layers}", "joint program from a cache, checked", "capturing it")
+    yield Row(kept, faster(1.5), partial(files.instead_of_capture, layers, repeats), "files")
+    large = partial(Subject, "Programs in files", layers=126)
+    for what, most in (("save", 3), ("load", 1)):
+        row = large(f"{what}-405b", f"{what} a joint program of 405 B")
+        yield Row(row, amount(most), partial(files.large, what, 5), "files-405b")
 
 
 def _scaling() -> Iterator[Row]:

@@ -14,7 +14,7 @@ PYTHONS = frozenset(
     {
         *("_getframe", "_current_frames", "_is_owned", "_replace", "_showwarnmsg", "_urandom"),
         *("_abc", "_collections_abc", "_functools", "_io", "_operator", "_py_abc", "_random", "_thread"),
-        "_weakrefset",
+        *("_weakrefset", "_fields", "_field_defaults"),
     }
 )
 """Private names of Python's own library."""

@@ -152,6 +152,8 @@ def test_every_target_has_its_row() -> None:
         "viewer-size": amount(6),
         "viewer-paint": amount(2),
         "viewer-open": amount(300),
+        "load-405b": amount(1),
+        "load-32": faster(5),
     }
     assert {name: targets[name] for name in promised} == promised
     quick = {row.subject.name: row.target for row in smoke()}

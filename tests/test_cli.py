@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import whence
 from whence.cli import FAILED, OK, USAGE, main
 
 TINY_BERT = (
@@ -266,3 +267,17 @@ def test_diff_says_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
     wider = TINY_BERT.replace("intermediate_size=64", "intermediate_size=48")
     assert main(["diff", TINY_BERT, wider, "--forward", "--json"]) == FAILED
     assert json.loads(capsys.readouterr().out)["rows"]
+
+
+def test_a_file_stands_in_the_place_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`show`, `report` and `diff` read what `program.save` wrote; a broken file ends with 1, none with 2."""
+    path, broken = str(tmp_path / "model.whence"), tmp_path / "broken.whence"
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    whence.capture(model, (torch.randn(2, 4),)).save(path, weights=False)
+    assert main(["show", path]) == OK and "Linear" in capsys.readouterr().out
+    assert main(["show", path, "--select", "0"]) == OK and "aten.linear" in capsys.readouterr().out
+    assert main(["report", path]) == OK and "Linear" in capsys.readouterr().out
+    assert main(["diff", path, path]) == OK
+    broken.write_bytes(b"PK")
+    assert main(["show", str(broken)]) == FAILED and "WH504" in capsys.readouterr().err
+    assert main(["show", str(tmp_path / "none.whence")]) == USAGE and "WH401" in capsys.readouterr().err

@@ -39,9 +39,11 @@ WORDS = {
     "Verification": "verification",
     "Violation": "violation",
     "attach": "attach",
+    "cached": "capture",
     "capture": "capture",
     "capture_step": "step",
     "from_exported_program": "program",
+    "load": "program",
     "register_caches": "state",
     "unflatten": "tree",
 }

@@ -1,13 +1,15 @@
 """What `import whence` gives: a facade without logic. Each call leads to the room that does the work."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram, FlatArgsAdapter
 
 from whence import hierarchy, interop
-from whence.captured import Program, capture, capture_step, full
+from whence.captured import Program, capture, capture_step, full, loaded
 from whence.errors import (
     CallError,
     CaptureError,
@@ -22,11 +24,13 @@ from whence.errors import (
     NotCallable,
     NotDifferentiable,
     NotExportable,
+    NotStorable,
     SelectionError,
     SideEffect,
     SpecialisedShapes,
     StaleCapture,
     UnmatchedRecomputation,
+    UnreadableFile,
     UnsupportedGenerator,
     UnsupportedGraph,
     UnsupportedHook,
@@ -109,6 +113,63 @@ def attach(
     return full(interop.attach(graph, model, words)).under(loss_function=loss)
 
 
+def cached(
+    model: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    directory: str | Path,
+    **options: Any,
+) -> Program:
+    """What `capture` gives, kept in `directory` between processes and taken from there while it still holds.
+
+    `options` are those of `capture`. A kept program is used where the class of the model, the arguments, the
+    options and the releases of Python, PyTorch and whence are the same; where `program.check` finds nothing,
+    with the live model and these arguments; and where no file of code was changed that the capture could have
+    run, which are those that its origins and guards name and all that is imported there. Otherwise the model
+    is captured, and that is kept, without weights: a kept program has the tensors of the live model.
+
+    Warns where a program cannot be kept, and why: it holds what no file can (`NotStorable`), its code has no
+    file, or guards compare objects that have no name. Raises what `capture` raises, and `UsageError` for
+    options under which nobody could say whether a program still holds.
+    """
+    given = kwargs or {}
+    if faults := list(interop.cache_faults(options)):
+        raise UsageError("these captures cannot be kept", why="; ".join(faults), remedy="use whence.capture")
+    cache = interop.Cache(Path(directory), interop.key_of(model, args, given, options))
+    asked = {"dynamic_shapes": options.get("dynamic_shapes"), "loss_function": _loss_in(options)}
+
+    def admit(program: _Program) -> bool:
+        return full(program).check(model, args, given) == []
+
+    found = cache.found(model, admit)
+    if found is not None:
+        return full(found).under(**asked)
+    program = capture(model, args, kwargs, **options)
+    for why in cache.keep(program, model, admit):
+        warnings.warn(f"the program of {program.name} is not kept: {why}", stacklevel=2)
+    return program
+
+
+def _loss_in(options: Mapping[str, Any]) -> Callable[[Any], Tensor] | None:
+    loss = options.get("backward", False)
+    return None if isinstance(loss, bool) else loss
+
+
+def load(path: str | Path, *, model: Callable[..., Any] | None = None) -> Program:
+    """The program that `program.save` wrote to a file.
+
+    Nothing in the file runs and nothing is imported: classes and functions of the model stay names, and
+    operators are those that are registered in this process. A live `model` gives the program its own tensors
+    by their qualified names, shared as by `capture`: what was saved without weights needs one. Guards can be
+    checked only then, too, for they speak of what is loaded.
+
+    Raises `UnreadableFile` for anything else than a saved program, naming every operator and every class of
+    containers that this process does not have; and `UsageError` naming every tensor that does not fit.
+    """
+    return loaded(interop.content_of(path), str(path), model)
+
+
 def unflatten(
     program: _Program | ExportedProgram,
     flat_args_adapter: FlatArgsAdapter | None = None,
@@ -123,9 +184,8 @@ def unflatten(
     """
     if isinstance(program, _Program):
         return hierarchy.unflatten(interop.adapted(program, flat_args_adapter), copy=copy)
-    return hierarchy.unflatten(
-        interop.adapted(interop.from_exported_program(program), flat_args_adapter), copy=True
-    )
+    read = full(interop.from_exported_program(program))
+    return hierarchy.unflatten(interop.adapted(read, flat_args_adapter), copy=True)
 
 
 __all__ = [
@@ -158,6 +218,7 @@ __all__ = [
     "NotCallable",
     "NotDifferentiable",
     "NotExportable",
+    "NotStorable",
     "OnViolation",
     "Origin",
     "Output",
@@ -176,6 +237,7 @@ __all__ = [
     "Strictness",
     "Tree",
     "UnmatchedRecomputation",
+    "UnreadableFile",
     "UnsupportedGenerator",
     "UnsupportedGraph",
     "UnsupportedHook",
@@ -191,9 +253,11 @@ __all__ = [
     "Violation",
     "WhenceError",
     "attach",
+    "cached",
     "capture",
     "capture_step",
     "from_exported_program",
+    "load",
     "register_caches",
     "unflatten",
 ]

@@ -7,7 +7,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -25,7 +25,7 @@ from whence.guards import Guarded, GuardPlan, plan_of
 from whence.guards.check import Checked
 from whence.hierarchy import Tree
 from whence.program import Program as _Program
-from whence.program.copying import deep_copy, refuse_pickling
+from whence.program.copying import deep_copy
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Violation
 from whence.program.state import view_faults, with_state
@@ -57,8 +57,9 @@ class Program(_Program):
         """The program with a graph and tensors of its own: training a tree of it does not train the model."""
         return deep_copy(self, memo)
 
-    def __reduce__(self) -> NoReturn:
-        refuse_pickling("a program")
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A program travels as the file that `save` writes; raises `NotStorable` for what no file holds."""
+        return loaded, (interop.bytes_of(self, weights=True), "a pickled program")
 
     def with_state(self, state: str) -> Self:
         """The same program with its state as `"inputs"` (placeholders) or `"attributes"` (`get_attr`)."""
@@ -99,7 +100,8 @@ class Program(_Program):
 
         `model` may be the captured one, a copy, or another instance of its class. Without `args` and `kwargs`
         only the model and the process are looked at. Nothing runs and nothing is raised, whatever is given:
-        what does not fit is a violation.
+        what does not fit is a violation. A program that was loaded from a file without a model raises
+        `UsageError`: it has classes and code by name alone.
 
         A program that was read, attached or captured with `strict=True` has no guards on the model, because
         nobody watched what its graph assumes of it. There the arguments alone are looked at: everything for
@@ -347,6 +349,16 @@ class Program(_Program):
         """`to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
+    def save(self, path: str | Path, *, weights: bool = True) -> None:
+        """Write the program to a file: plain data and safetensors in a zip, in the form of
+        `docs/saved-programs.md`.
+
+        All of it is there: graph, signature, origins, calls, guards, open sizes, constants. Without `weights`
+        parameters and buffers are left out. Raises `NotStorable` naming everything that a file cannot hold;
+        then no file is written.
+        """
+        interop.saved_to(path, interop.bytes_of(self, weights=weights))
+
     def _checks(self, model: object) -> Check:
         return partial(_checked, self, model)
 
@@ -471,6 +483,11 @@ def _traced(run: Callable[[], tuple[_Program, Observed]]) -> Program:
         return program.with_changes(guards=guards_for(program, observed, run))
 
     return copy_context().run(without_collection, captured)
+
+
+def loaded(content: bytes, name: str, model: Callable[..., Any] | None = None) -> Program:
+    """The program in the bytes of a file; with a `model`, on its tensors."""
+    return full(interop.program_of(content, name, model)[0])
 
 
 def full(program: _Program) -> Program:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from whence.api import Program, capture
+from whence.api import load as saved
 from whence.demo import GPT, GPTConfig, gpt, next_token_loss
 from whence.dependence.asking import Failed, attempt
 from whence.errors import CaptureError, SelectionError, UsageError, WhenceError
@@ -33,6 +34,8 @@ PIPED_WIDTH = 200
 MOST_SHOWN = 20
 LAST_LINES = 12
 MODEL_HELP = "package.module:factory, or hf:LlamaForCausalLM(num_hidden_layers=2, hidden_size=64)"
+SAVED = ".whence"
+SAVED_HELP = f"{MODEL_HELP}; or a file that program.save wrote, called *{SAVED}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     demo = _command(commands, "demo", _demo, "capture the training step of a small GPT and verify it")
     show = _command(commands, "show", _show, "show a model's calls, operations and signature")
-    show.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    show.add_argument("model", metavar="MODEL", help=SAVED_HELP)
     show.add_argument(
         "--backward", action="store_true", help="capture the training step, not only the forward"
     )
@@ -79,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     report = _command(
         commands, "report", _report, "say what each call costs, and what the backward keeps of it"
     )
-    report.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    report.add_argument("model", metavar="MODEL", help=SAVED_HELP)
     report.add_argument(
         "--forward", action="store_true", help="report on the forward only, not the training step"
     )
@@ -93,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--format", choices=("table", "markdown", "csv"), default="table", help="how it is printed"
     )
     diff = _command(commands, "diff", _diff, "say what differs between the programs of two models")
-    diff.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    diff.add_argument("model", metavar="MODEL", help=SAVED_HELP)
     diff.add_argument("other", metavar="OTHER", help="the model that it is compared with")
     diff.add_argument("--forward", action="store_true", help="compare the forward only")
     view = _view_command(commands)
@@ -171,8 +174,7 @@ def _demo_page(program: Program) -> Path:
 
 
 def _show(options: argparse.Namespace, console: Console) -> int:
-    named = _built(options.model)
-    program = _captured(named, backward=options.backward)
+    program = _program(options.model, backward=options.backward)
     if options.select:
         return _show_selection(program, options, console)
     report = module_report(program, depth=options.depth)
@@ -184,7 +186,7 @@ def _show(options: argparse.Namespace, console: Console) -> int:
 
 
 def _report(options: argparse.Namespace, console: Console) -> int:
-    program = _captured(_built(options.model), backward=not options.forward)
+    program = _program(options.model, backward=not options.forward)
     chosen = {name: getattr(options, name) for name in ("depth", "sort", "where", "device")}
     report = program.report(**chosen)
     if options.json:
@@ -199,7 +201,7 @@ def _report(options: argparse.Namespace, console: Console) -> int:
 
 def _diff(options: argparse.Namespace, console: Console) -> int:
     names = (options.model, options.other)
-    before, after = (_captured(_built(name), backward=not options.forward) for name in names)
+    before, after = (_program(name, backward=not options.forward) for name in names)
     found = before.diff(after)
     if options.json:
         return _print_json(console, found.to_dict(), found.ok)
@@ -296,6 +298,11 @@ def _held(options: argparse.Namespace, guards: int, violations: int) -> str:
     if violations:
         return f"{violations} of {guards:,} guards do not hold on {on}"
     return f"all {guards:,} guards hold on {on}"
+
+
+def _program(name: str, *, backward: bool) -> Program:
+    """The program of a model, or the one in a file, whatever is in that."""
+    return saved(name) if name.endswith(SAVED) else _captured(_built(name), backward=backward)
 
 
 def _built(name: str) -> NamedModel:

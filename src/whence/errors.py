@@ -30,9 +30,11 @@
     ├── (usage)                       4xx
     │   ├── UsageError              WH401  an option, or the command line, that whence cannot use
     │   └── UnsupportedRelease      WH402  a release of PyTorch without something that whence relies on
-    └── (other people's graphs)       5xx
+    └── (other people's graphs, files) 5xx
         ├── UnsupportedGraph        WH501  a graph from elsewhere holds what a program cannot
-        └── NotExportable           WH502  a program holds what an ExportedProgram cannot
+        ├── NotExportable           WH502  a program holds what an ExportedProgram cannot
+        ├── NotStorable             WH503  a program holds what a file cannot
+        └── UnreadableFile          WH504  a file that holds no program, or one that needs what is not there
 
 A code is for good: it is never given to another error, and `docs/errors/` has a page for each. `WhenceError`
 and `CaptureError` are there to be caught and are never raised themselves.
@@ -361,6 +363,18 @@ class NotExportable(WhenceError, ValueError):
     """A program holds something that an ExportedProgram cannot."""
 
     code = "WH502"
+
+
+class NotStorable(WhenceError, ValueError):
+    """A program holds something that a file cannot: a function of Python's, a tensor made of others."""
+
+    code = "WH503"
+
+
+class UnreadableFile(WhenceError, ValueError):
+    """A file holds no program, or one that needs operators or classes that this process does not have."""
+
+    code = "WH504"
 
 
 class UntriedRelease(UserWarning):

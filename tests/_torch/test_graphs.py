@@ -6,6 +6,7 @@ from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from whence._torch.graphs import (
+    Appender,
     fake_result,
     graph_module,
     name_plainly,
@@ -128,3 +129,19 @@ def test_result_on_fakes() -> None:
     x.meta["val"] = torch.empty(3, device="meta")
     assert fake_result(double.target, double.args, double.kwargs).shape == (3,)
     assert graph is x.graph
+
+
+@pytest.mark.canary("torch.fx.Graph._root")
+def test_appended_nodes_are_those_of_a_graph() -> None:
+    """A graph of appended nodes is in order, runs, finds its nodes, and gives no name twice."""
+    graph = fx.Graph()
+    append = Appender(graph)
+    x = append("placeholder", "x", "x", (), {})
+    double = append("call_function", "double", torch.ops.aten.mul.Tensor, (x, 2), {})
+    append("output", "output", "output", (double,), {})
+    graph.lint()
+    assert [node.name for node in graph.nodes] == ["x", "double", "output"] and len(graph.nodes) == 3
+    assert graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor) == [double]
+    assert torch.equal(graph_module({}, graph, "Doubling")(torch.ones(2)), torch.full((2,), 2.0))
+    with graph.inserting_after(double):
+        assert graph.call_function(torch.ops.aten.neg.default, (double,), name="double").name == "double_1"

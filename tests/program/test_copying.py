@@ -1,5 +1,7 @@
 """Copies of programs, and what no copy can take to another process."""
 
+import inspect
+import io
 import pickle
 import warnings
 from collections.abc import Callable
@@ -136,9 +138,40 @@ def test_guarded_copies_look_at_the_copied_model() -> None:
         duplicate(X)
 
 
-def test_pickling_is_refused() -> None:
-    """What holds graphs says that it cannot be pickled, and what to do."""
-    program = whence.capture(deep(1), (X,))
-    for holder in (program, program.unflatten(), program.module()):
-        with pytest.raises(whence.CallError, match="cannot be pickled"):
-            pickle.dumps(holder)
+def test_trees_of_the_users_classes_are_not_pickled() -> None:
+    """Their `forward` would be the class's own in another process: that is said, and what to do."""
+    model = deep(1)
+    tree = whence.capture(model, (X,)).unflatten(onto=model)
+    with pytest.raises(whence.CallError, match="cannot be pickled"):
+        pickle.dumps(tree)
+    assert torch.equal(deepcopy(tree)(X), tree(X))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_pickled_programs_and_trees_are_as_they_were(backward: bool) -> None:
+    """`pickle` and `torch.save` take programs, trees and flat modules, with tensors of their own."""
+    model = deep(1)
+    program = whence.capture(model, (X,), backward=backward)
+    for send in (lambda it: pickle.loads(pickle.dumps(it)), _through_torch):
+        assert str(send(program)) == str(program)
+        for tree in (program.unflatten(), program.module()):
+            tree.register_forward_hook(_twice)
+            again = send(tree)
+            assert same_bits(again(X), tree(X)) and inspect.signature(again) == inspect.signature(
+                model.forward
+            )
+            assert list(again.state_dict()) == list(model.state_dict())
+            again(X).sum().backward()
+            assert all(parameter.grad is not None for parameter in again.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def _twice(_module: nn.Module, _args: object, result: Tensor) -> Tensor:
+    return 2 * result
+
+
+def _through_torch(it: Any) -> Any:
+    held = io.BytesIO()
+    torch.save(it, held)
+    held.seek(0)
+    return torch.load(held, weights_only=False)

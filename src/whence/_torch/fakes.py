@@ -20,6 +20,27 @@ def fake_like(
     return FakeTensor(mode, empty, like.device)
 
 
+def fake_at(
+    mode: FakeTensorMode,
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: Sequence[Any],
+    strides: Sequence[Any],
+) -> FakeTensor:
+    """A fake tensor on a device, which need not be there."""
+    empty = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
+    return FakeTensor(mode, empty, device)
+
+
+def as_leaf(fake: FakeTensor, *, requires_grad: bool, is_parameter: bool) -> FakeTensor:
+    """The fake tensor itself, as a leaf; `nn.Parameter` would run kernels to make another of it."""
+    if requires_grad:
+        fake.requires_grad_()
+    if is_parameter:
+        fake._is_param = True
+    return fake
+
+
 def fake_of(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     """A fake tensor for a real one, and nothing of its numbers.
 

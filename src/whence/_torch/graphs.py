@@ -205,3 +205,26 @@ class Inserter:
         before._prepend(made)
         self._graph._len += 1
         return made
+
+
+class Appender:
+    """Appends nodes to a graph without the checks that `Graph.create_node` makes for each.
+
+    Names must be new to the graph: whoever gives them knows that.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        names = graph._graph_namespace
+        self._used, self._names = names._used_names, names._obj_to_name
+        self._table = graph._find_nodes_lookup_table.table
+
+    def __call__(self, kind: str, name: str, target: Any, args: Any, kwargs: Any) -> fx.Node:
+        """A node of this name at the end of the graph."""
+        made = Node(self._graph, name, kind, target, args, kwargs)
+        self._used.add(name)
+        self._names[made] = name
+        self._table[kind, target if kind == "call_function" else None][made] = None
+        self._graph._root._prepend(made)
+        self._graph._len += 1
+        return made

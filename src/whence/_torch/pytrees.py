@@ -229,3 +229,18 @@ def _bare(key: Any) -> Any:
             return "_".join(map(str, map(_bare, keys)))
         case _:
             return str(key).strip("[]<>.'\"")
+
+
+def leaf_spec() -> TreeSpec:
+    """The structure of a leaf."""
+    return _pytree.tree_flatten(0)[1]
+
+
+def container_spec(kind: Any, context: Any, children: list[TreeSpec]) -> TreeSpec:
+    """The structure of a container of this class, or of a `collections.namedtuple` that `context` gives."""
+    return TreeSpec(kind, context, children)
+
+
+def containers() -> dict[str, Any]:
+    """The classes that are registered, by module and qualified name."""
+    return {f"{kind.__module__}:{kind.__qualname__}": kind for kind in SUPPORTED_NODES}

@@ -1,6 +1,7 @@
 """What the code of a function tells before it runs: whose it is, which names it uses, what it asks."""
 
 import builtins
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from whence._torch.files import is_standard_library
+from whence._torch.plain_values import PLAIN_IN_WHOLE
 
 _NETWORKS = f"{Path(torch.nn.__file__).parent}{os.sep}"
 _IMPORT, _LOAD_GLOBAL, _EXTENDED = opmap["IMPORT_NAME"], opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
@@ -185,3 +187,41 @@ def function_in(held: Any) -> FunctionType | None:
     elif isinstance(held, property | cached_property):
         held = held.fget if isinstance(held, property) else held.func
     return held if isinstance(held, FunctionType) else None
+
+
+def fingerprint(function: FunctionType) -> str:
+    """What a function runs, from which lines, with which defaults: a text that every process gives it."""
+    facts = (
+        sys.version_info[:2],
+        _facts_of(function.__code__),
+        _in_words(function.__defaults__),
+        _in_words(function.__kwdefaults__),
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _facts_of(code: CodeType) -> tuple[Any, ...]:
+    return (
+        *(code.co_filename, code.co_firstlineno, code.co_linetable, code.co_qualname, code.co_flags),
+        *(code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_exceptiontable),
+        *(code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars),
+        tuple(map(_in_words, code.co_consts)),
+    )
+
+
+def _in_words(value: Any) -> Any:
+    """A constant or a default; what is no plain value has words that no other process gives it."""
+    match value:
+        case CodeType():
+            return _facts_of(value)
+        case FunctionType():
+            return fingerprint(value)
+        case tuple() | list():
+            return type(value).__name__, [_in_words(each) for each in value]
+        case frozenset() | set():
+            return type(value).__name__, sorted(repr(_in_words(each)) for each in value)
+        case dict():
+            return "dict", [(_in_words(key), _in_words(each)) for key, each in value.items()]
+        case type():
+            return "class", value.__module__, value.__qualname__
+    return repr(value) if type(value) in PLAIN_IN_WHOLE else (type(value).__qualname__, id(value))

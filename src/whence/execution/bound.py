@@ -162,9 +162,9 @@ def _other_optimizer(program: Program, subject: Subject, optimizer: Optimizer) -
         tuple(rows.get(names.get(id(p), ""), "a tensor from outside the model") for p in group["params"])
         for group in optimizer.param_groups
     )
-    if type(optimizer) is not type(step.optimizer):
+    if type(optimizer) is not step.optimizer_class:
         what = (
-            f"the program was captured with {type(step.optimizer).__name__}, not {type(optimizer).__name__}"
+            f"the program was captured with {step.optimizer_class.__name__}, not {type(optimizer).__name__}"
         )
         return [Fault(what, remedy=AGAIN)]
     if groups == step.groups:

@@ -19,6 +19,7 @@ from whence.guards.memory import Remembered
 from whence.program import Program
 from whence.program.guards.expectations import Entries, Expectation, ExpectedConstant, Items
 from whence.program.guards.guards import Guards
+from whence.program.guards.in_words import NamedOnly
 from whence.program.guards.observed import Left, Observed
 from whence.program.guards.rows import Unguarded, Violation
 from whence.program.state import bound_state
@@ -130,13 +131,18 @@ def check(
     """Every guard that does not hold for this model and, where they are given, these inputs.
 
     Where looking at what was given fails, that is what was found. Raises `UsageError` for a program that has
-    no guards.
+    no guards, or that was loaded without a model.
     """
     if not plan.guards:
         raise UsageError(
             f"{program.name} has no guards: nobody watched what its graph assumes of the model",
             remedy="pass the arguments, which are compared with the graph's; whence.capture the model; "
             "or program.verify, which compares the numbers of any graph",
+        )
+    if any(issubclass(row.type, NamedOnly) for row in plan.guards.holders):
+        raise UsageError(
+            f"{program.name} was loaded from a file, and its guards speak of classes and code by name",
+            remedy="whence.load(path, model=...) with the model that is to be checked",
         )
     checked = attempt(lambda: _check(program, plan, model, (args, kwargs), memory))
     if isinstance(checked, Failed):

@@ -7,6 +7,7 @@ site is written into the caller's code, and nothing is chosen by counting calls.
 import inspect
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import fx, nn
@@ -84,6 +85,21 @@ class Tree(nn.Module):
         copy_results([*vars(self).values(), *self._buffers.values()], memo)
         copied.__dict__.update(deepcopy(vars(self), memo))
         return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process: all but the signature of the original, which the calls have."""
+        state = dict(vars(self))
+        state["__signature__"], state["forward"] = "__signature__" in state, "forward" in state
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        is_signed, is_root = state.pop("__signature__"), state.pop("forward")
+        super().__setstate__(state)
+        parameters = self.calls[0].parameters if is_signed else None
+        if parameters is not None:
+            self.__dict__["__signature__"] = parameters
+            if is_root:
+                self.__dict__["forward"] = MethodType(forward_as(parameters), self)
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """Add it as on any module; a module under the name of a call that was not made is refused."""

@@ -1,5 +1,8 @@
 """Other people's graphs and formats, in and out."""
 
+from whence.interop.archive.cache import Cache, key_of
+from whence.interop.archive.cache import option_faults as cache_faults
+from whence.interop.archive.saved import bytes_of, content_of, program_of, saved_to
 from whence.interop.args_adapters import adapted
 from whence.interop.attached.attach import attach
 from whence.interop.attached.roles import GraphWords
@@ -8,10 +11,17 @@ from whence.interop.out.export import to_exported_program
 from whence.interop.strict import strict_program
 
 __all__ = [
+    "Cache",
     "GraphWords",
     "adapted",
     "attach",
+    "bytes_of",
+    "cache_faults",
+    "content_of",
     "from_exported_program",
+    "key_of",
+    "program_of",
+    "saved_to",
     "strict_program",
     "to_exported_program",
 ]

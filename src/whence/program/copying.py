@@ -57,10 +57,9 @@ def _state(state: Mapping[str, Tensor], wholes: tuple[Whole, ...], memo: dict[in
 
 
 def refuse_pickling(what: str) -> NoReturn:
-    """Raise `CallError` for what holds graphs of this process."""
+    """Raise `CallError` for what another process would make something else of."""
     raise CallError(
         f"{what} cannot be pickled",
-        why="its graphs hold values of PyTorch's tracer, which only this process knows",
-        remedy="save its state_dict; a graph of the forward alone can be saved, too: "
-        "torch.export.save(whence.capture(model, args).to_exported_program(), path)",
+        why="its modules are of classes whose own code would run in the place of what was captured",
+        remedy="pickle program.unflatten(), or save the program, program.save(path), and its state_dict",
     )

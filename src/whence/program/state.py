@@ -88,7 +88,5 @@ def bound_state(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Te
     rows += [
         (row.name, (row.path, *row.aliases)) for row in program.signature.wholes if row.tensor is not None
     ]
-    return {
-        name: next((tensors[path] for path in paths if path in tensors), program.state[name])
-        for name, paths in rows
-    }
+    found = {name: next((path for path in paths if path in tensors), None) for name, paths in rows}
+    return {name: program.state[name] if path is None else tensors[path] for name, path in found.items()}

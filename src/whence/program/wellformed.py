@@ -21,7 +21,10 @@ from whence.schema import Phase, Quality
 _REMEDY = (
     "mend the graph where it was changed; if nobody changed it, this is a mistake of ours: please report it"
 )
-_STATE = "give the program the tensors of its model: program.with_changes(state=...) by the names of inputs"
+_STATE = (
+    "give the program the tensors of its model: whence.load(path, model=...) for one that was saved without "
+    "weights, program.with_changes(state=...) by the names of inputs for any other"
+)
 _MANY = 20
 
 
@@ -58,14 +61,15 @@ def check(program: Program) -> None:
         raise error
 
 
-def faults(program: Program) -> list[Broken]:
-    """Every broken rule."""
+def faults(program: Program, *, without_state: bool = False) -> list[Broken]:
+    """Every broken rule, but for that on tensors where a program may be without them."""
     nodes = tuple(program.graph.nodes)
     origins = tuple(map(origin_of, nodes))
     pairs = zip(nodes, origins, strict=True)
     operations = [(node, origin) for node, origin in pairs if node.op == "call_function"]
     looked = Looked(program, nodes, origins, operations)
-    return [fault for rule in RULES for fault in rule(looked)]
+    rules = [rule for rule in RULES if not (without_state and rule is state_present)]
+    return [fault for rule in rules for fault in rule(looked)]
 
 
 def shown(graph: fx.Graph, broken: Iterable[Broken]) -> str:

@@ -14,7 +14,15 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from whence._torch.operators.table import said_of
 from whence._torch.sizes.numbers import stays
 
-__all__ = ["HigherOrderOperator", "OpOverload", "Traits", "functional_twin", "op_name", "traits"]
+__all__ = [
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "Traits",
+    "functional_twin",
+    "op_name",
+    "traits",
+]
 
 aten = torch.ops.aten
 WRAPPER = auto_functionalized
@@ -222,3 +230,40 @@ def _is_twin(candidate: OpOverload, arguments: list[tuple[str, str]]) -> bool:
 def is_elementwise(target: Any) -> bool:
     """Whether an operator computes each element from the elements in its place."""
     return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
+
+
+_FUNCTIONS_OF_PYTHON = (
+    "triton",
+    "autograd_function",
+    "custom_function",
+    "print",
+    "call_delegate",
+    "compiled",
+)
+"""Parts of the names of operators that run functions of Python's, which no file holds."""
+
+
+def operator_named(
+    namespace: str, packet: str, overload: str | None = None
+) -> OpOverload | OpOverloadPacket | None:
+    """The operator, or without `overload` all those of one name; None where there is none."""
+    are_names = namespace.isidentifier() and packet.isidentifier()
+    if not are_names or namespace in vars(type(torch.ops)):
+        return None
+    try:
+        found = getattr(getattr(torch.ops, namespace), packet)
+        found = found if overload is None else getattr(found, overload)
+    except (AttributeError, RuntimeError):
+        return None
+    return found if isinstance(found, OpOverload | OpOverloadPacket) else None
+
+
+def higher_order_named(name: str) -> HigherOrderOperator | None:
+    """The higher-order operator of that name; None for one that runs Python's functions, and for none."""
+    if not name.isidentifier() or any(part in name for part in _FUNCTIONS_OF_PYTHON):
+        return None
+    try:
+        found = getattr(torch.ops.higher_order, name)
+    except AttributeError:
+        return None
+    return found if isinstance(found, HigherOrderOperator) else None

@@ -139,3 +139,10 @@ def written(wish: DimWish) -> str:
     text = f"Dim({', '.join(filter(None, [repr(wish.name), wish.bounds]))})"
     text = f"{wish.scale}*{text}" if wish.scale != 1 else text
     return f"{text} {'+' if wish.offset > 0 else '-'} {abs(wish.offset)}" if wish.offset else text
+
+
+def dim_in_words(value: object) -> str | None:
+    """What was asked of a dimension, or of several, as it is printed; None for anything else."""
+    if isinstance(value, Dim | _DerivedDim | _StaticDim | _DimHint | ShapesCollection | AdditionalInputs):
+        return str(getattr(value, "__name__", None) or value)
+    return None

@@ -115,7 +115,7 @@ ATTRIBUTES = {
     "torch.distributed.fsdp.fully_shard": "_is_fsdp_managed_module",
     "torch.export.AdditionalInputs": "_examples",
     "torch.export._trace": "_export_root",
-    "torch.fx.Graph": "_codegen _find_nodes_lookup_table _graph_namespace _len",
+    "torch.fx.Graph": "_codegen _find_nodes_lookup_table _graph_namespace _len _root",
     "torch.fx.GraphModule": "_register_replace_node_hook _unregister_replace_node_hook",
     "torch.fx.Node": "_prepend",
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": "_maybe_evaluate_static",

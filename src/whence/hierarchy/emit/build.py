@@ -31,7 +31,7 @@ def flat_module(program: Program, *, copy: bool = False) -> Tree:
     module, flat = _emitted(program, copy=copy), plan(program, flat=True)
     check(flat)
     held = captured_of(module)
-    held.watched, held.calls = held.calls[0], (CallBody(flat, ROOT_CALL, Compiler(flat)),)
+    held.watched, held.calls = held.calls[0], (CallBody(flat, ROOT_CALL, Compiler(flat, flat=True)),)
     return module  # type: ignore[return-value]
 
 

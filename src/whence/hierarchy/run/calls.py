@@ -22,6 +22,7 @@ from whence.hierarchy.emit.graphs import as_graph
 from whence.hierarchy.emit.source import FunctionSource, write
 from whence.hierarchy.emit.traced_calls import Alone, alone, on_proxies, plain_body, plain_call
 from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region
+from whence.hierarchy.plan.planning import plan as plan_of
 from whence.hierarchy.run.differentiable import Differentiation, laid_out, run_differentiably
 from whence.hierarchy.run.differentiated_state import HeldTensors
 from whence.hierarchy.run.gradient_pieces import GradientPieces, apart
@@ -35,7 +36,7 @@ from whence.hierarchy.swap.unpreserved import refuse_lost
 from whence.hierarchy.value_shapes import described
 from whence.program.arguments.fitting import Misfit, other_autocast
 from whence.program.arguments.overlap import refuse_overlap
-from whence.program.copying import refuse_pickling
+from whence.program.program import Program
 from whence.program.queries.printing import marked
 from whence.provenance import ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
@@ -48,10 +49,7 @@ Runnable = tuple[FunctionType, tuple[ChildCall, ...]]
 
 
 class _OfThisProcess:
-    """What cannot leave the process, and is the same for every copy of a tree."""
-
-    def __reduce__(self) -> str:
-        refuse_pickling("a captured tree")
+    """What is the same for every copy of a tree in this process."""
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
@@ -65,10 +63,15 @@ class Compiler(_OfThisProcess):
     """
 
     plan: Plan
+    flat: bool = False
     codes: dict[str, CodeType] = field(default_factory=dict)
     functions: dict[tuple[Half, int], Function] = field(default_factory=dict)
     graphs: dict[Region, fx.Graph] = field(default_factory=dict)
     plain: dict[int, Function] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The program travels, without the tensors: those are the tree's. Plan and code are made again."""
+        return _compiler_of, (self.plan.program.with_changes(state={}), self.flat)
 
     @cached_property
     def touched(self) -> dict[str, Touched]:
@@ -128,6 +131,14 @@ class Compiler(_OfThisProcess):
         return names["run"], source.calls
 
 
+def _compiler_of(program: Program, flat: bool) -> Compiler:
+    return Compiler(plan_of(program, flat=flat), flat)
+
+
+def _call_of(compiler: Compiler, number: int) -> "CallBody":
+    return CallBody(compiler.plan, number, compiler)
+
+
 @dataclass(frozen=True)
 class CallBody(_OfThisProcess):
     """One captured call of one module."""
@@ -139,6 +150,9 @@ class CallBody(_OfThisProcess):
 
     def __repr__(self) -> str:
         return f"<call {self.name or '(root)'}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _call_of, (self.compiler, self.number)
 
     @property
     def name(self) -> str:

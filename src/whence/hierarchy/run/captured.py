@@ -10,6 +10,7 @@ from torch import fx, nn
 from whence._torch.observe.compile_flags import constant_to_tracers
 from whence.errors import CallError
 from whence.hierarchy.plan.plan import Plan
+from whence.program.copying import refuse_pickling
 
 if TYPE_CHECKING:
     from whence.hierarchy.run.calls import CallBody
@@ -37,6 +38,9 @@ class Readables:
 
     def __deepcopy__(self, _memo: object) -> "Readables":
         return Readables()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Readables, ()
 
 
 @dataclass(eq=False)
@@ -74,6 +78,23 @@ class Captured:
         if len(self.calls) == 1:
             return self.calls[0]
         return next((call for call in self.calls if call.fits(args, kwargs)), self.calls[0])
+
+
+class KeepsInProcess:
+    """What may be copied, and not pickled."""
+
+    def __reduce__(self) -> str:
+        refuse_pickling("a captured tree of the user's own classes")
+
+    def __deepcopy__(self, _memo: object) -> "KeepsInProcess":
+        return self
+
+
+@dataclass(eq=False)
+class CapturedOnto(Captured):
+    """Those of an instance of the user's class, of which pickle would take the original's `forward`."""
+
+    keeps: KeepsInProcess = field(default_factory=KeepsInProcess)
 
 
 def captured_of(module: nn.Module) -> Any:

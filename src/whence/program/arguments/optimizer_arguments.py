@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from whence._torch.observe.attribute_reads import NOTHING
+from whence.program.guards.in_words import OfClass
 
 
 @dataclass(frozen=True)
@@ -111,3 +112,8 @@ class Step:
     without_gradient: frozenset[str] = frozenset()
     cleared: frozenset[str] = frozenset()
     outside: tuple[Outside, ...] = ()
+
+    @property
+    def optimizer_class(self) -> type:
+        """The class of the captured optimizer, which a loaded program has not."""
+        return self.optimizer.kind if isinstance(self.optimizer, OfClass) else type(self.optimizer)

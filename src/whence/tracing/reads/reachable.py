@@ -195,7 +195,7 @@ class Reachable:
         """Attributes of an object or a class that code names; it is looked for where it was found."""
         root, way = (row.thing, ()) if at is None else (at.root, at.way)
         for name in names:
-            held, last = _held(row.thing, name), partial(_held, name=name)
+            held, last = held_attribute(row.thing, name), partial(held_attribute, name=name)
             if type(held) is not FunctionType:  # a method; who has it is looked at
                 self._name(row, Outside(f"{row.path}.{name}", root, (*way, last), held), code, depth)
 
@@ -346,7 +346,7 @@ def _as_found(path: str, root: Any, step: Callable[[Any], Any]) -> Outside:
     return replace(found, value=found.now())
 
 
-def _held(thing: Any, name: str) -> Any:
+def held_attribute(thing: Any, name: str) -> Any:
     """An attribute of an object or a class, found without running any code of theirs."""
     if isinstance(thing, type):
         return class_attribute(thing, name)

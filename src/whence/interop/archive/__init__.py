@@ -1,0 +1,1 @@
+"""Programs in files: plain data and safetensors in a zip, and nothing that runs."""

@@ -1,0 +1,225 @@
+"""Programs kept between processes: found by what they were captured with, used while that still holds.
+
+What a capture relied on is in its guards, which are checked on the live model. Beside these, the files of all
+code that could have run are kept with the program: a file that was changed is a miss.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from whence._torch.files import is_standard_library
+from whence._torch.pytrees import tree_flatten
+from whence._torch.versions.release import release
+from whence.dependence.code import fingerprint
+from whence.dependence.describe import expected_tensor, shown
+from whence.errors import NotStorable, UnreadableFile, UsageError
+from whence.interop.archive.records.names import class_name
+from whence.interop.archive.saved import bytes_of, content_of, program_of, saved_to
+from whence.program import Program
+from whence.program.guards.expectations import ExpectedFunction, inside_of
+from whence.program.node_records import origin_of
+
+_INSTALLED = ("site-packages", "dist-packages")
+_OURS = ("torch", "whence")
+"""Packages whose releases are part of the key."""
+Files = Mapping[str, str]
+"""Files of code, each with what tells whether it was changed."""
+Admit = Callable[[Program], bool]
+"""Whether every guard of a program holds."""
+
+
+def key_of(model: object, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> str:
+    """A name for captures of such a model with such arguments and options, in these releases."""
+    leaves, spec = tree_flatten((args, kwargs))
+    facts = (
+        *(release(), version("whence"), platform.python_version(), platform.machine()),
+        class_name(type(model)),
+        *(getattr(model, "__module__", ""), getattr(model, "__qualname__", "")),
+        str(spec),
+        [str(expected_tensor(leaf)) if isinstance(leaf, Tensor) else shown(leaf) for leaf in leaves],
+        [(name, _option(held)) for name, held in sorted(options.items())],
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _option(held: Any) -> Any:
+    return (held.__qualname__, fingerprint(held)) if isinstance(held, FunctionType) else repr(held)
+
+
+def option_faults(options: Mapping[str, Any]) -> Iterator[str]:
+    """Why captures with such options cannot be kept."""
+    if options.get("strict"):
+        yield "a strict capture has no guards, so nobody can say whether it still holds"
+    loss = options.get("backward", False)
+    if isinstance(loss, FunctionType):
+        if loss.__closure__ or loss.__defaults__ or loss.__kwdefaults__:
+            yield f"the loss {loss.__qualname__} closes over values that no guard compares"
+    elif not isinstance(loss, bool):
+        yield f"the loss is a {type(loss).__name__}, and only functions can be compared"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The programs in a folder that were captured under one key."""
+
+    folder: Path
+    key: str
+
+    def found(self, model: Callable[..., Any], admit: Admit) -> Program | None:
+        """The newest program that still holds, on the tensors of the model; None where there is none."""
+        notes = self.folder.glob(f"{self.key}-*.json")
+        for note in sorted(notes, key=_age):
+            program = self._read(note, model)
+            if program is not None and admit(program):
+                return program
+        return None
+
+    def keep(self, program: Program, model: Callable[..., Any], admit: Admit) -> list[str]:
+        """Keep a program; why it was not, where it could not be found again."""
+        files, unseen = files_of(program)
+        if unseen:
+            return [f"{', '.join(unseen)} cannot be read, so nobody can say whether its code has changed"]
+        try:
+            content = bytes_of(program, weights=False)
+        except NotStorable as error:
+            return [str(error)]
+        again, lost = program_of(content, "the cached program", model)
+        if lost or not admit(again):
+            return [f"{', '.join(lost) or 'a guard'} cannot be compared in another process"]
+        digest = _digest(content)
+        name = f"{self.key}-{digest[:16]}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{self.folder} cannot be made: {error.strerror}") from error
+        saved_to(self.folder / f"{name}.whence", content)
+        saved_to(self.folder / f"{name}.json", json.dumps({"program": digest, "files": dict(files)}).encode())
+        return []
+
+    def _read(self, note: Path, model: Callable[..., Any]) -> Program | None:
+        """A program whose code is as it was; None for one that cannot be read, or whose code is another."""
+        try:
+            said, content = json.loads(content_of(note)), content_of(note.with_suffix(".whence"))
+            if said["program"] != _digest(content):
+                return None
+            if any(_state_of(name) != held for name, held in said["files"].items()):
+                return None
+            program, lost = program_of(content, str(note), model)
+        except (UnreadableFile, UsageError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return None if lost else program
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _age(path: Path) -> tuple[float, str]:
+    try:
+        return -path.stat().st_mtime, path.name
+    except OSError:
+        return 0.0, path.name
+
+
+def files_of(program: Program) -> tuple[Files, list[str]]:
+    """The files of all code that a capture could have run, and those of them that nobody can read.
+
+    These are files that origins and guards name, and of everything that is imported there, but for Python's
+    own and torch's.
+    """
+    named = [*dict.fromkeys(_named_by(program))]
+    files = {name: _state_of(name) for name in named}
+    for module in _imported(named):
+        name = str(getattr(module, "__file__", None) or "")
+        if name and name not in files:
+            files[name] = _state_of(name)
+    unseen = [name for name in named if not files[name]]
+    return {name: state for name, state in files.items() if state}, unseen
+
+
+def _named_by(program: Program) -> Iterator[str]:
+    lines = [origin_of(node).source for node in program.nodes()]
+    lines += [*program.asked, *(guard.source for guard in program.guards)]
+    yield from (line.file for line in lines if line is not None and _is_watched(line.file))
+    kinds = {kind for holder in program.guards.holders for kind in holder.type.__mro__}
+    functions = [target for guard in program.guards for target in _functions_in(guard.expected)]
+    if program.loss_function is not None:
+        functions.append(program.loss_function)
+    for thing in (*kinds, *functions):
+        module = sys.modules.get(str(getattr(thing, "__module__", None)))
+        name = str(getattr(module, "__file__", None) or "")
+        code = getattr(thing, "__code__", None)
+        yield from (each for each in (name, getattr(code, "co_filename", "")) if each and _is_watched(each))
+
+
+def _functions_in(expected: Any) -> Iterator[Any]:
+    if isinstance(expected, ExpectedFunction):
+        yield expected.target
+    for inside in inside_of(expected):
+        yield from _functions_in(inside)
+
+
+def _is_watched(file: str) -> bool:
+    """Whether code in a file may change while releases stay: not Python's, torch's, or what has no file."""
+    if is_standard_library(file) or file.startswith("<frozen "):
+        return False
+    return not any(file.startswith(folder) for folder in _folders())
+
+
+def _folders() -> Iterator[str]:
+    for package in _OURS:
+        name = getattr(sys.modules.get(package), "__file__", None)
+        if name:
+            yield f"{Path(name).parent}{os.sep}"
+
+
+def _imported(files: Iterable[str]) -> Iterator[ModuleType]:
+    """The modules in these files, and those whose names they hold, and so on."""
+    wanted = frozenset(files)
+    waiting = [module for module in list(sys.modules.values()) if _file_of(module) in wanted]
+    seen = set[int]()
+    for module in waiting:  # which grows
+        if id(module) in seen or not _is_watched(_file_of(module)):
+            continue
+        seen.add(id(module))
+        yield module
+        waiting += [other for other in _named_in(module) if id(other) not in seen]
+
+
+def _file_of(module: Any) -> str:
+    held = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+    return held if isinstance(held, str) else ""
+
+
+def _named_in(module: ModuleType) -> Iterator[ModuleType]:
+    for held in list(vars(module).values()):
+        if isinstance(held, ModuleType):
+            yield held
+            continue
+        thing = held if isinstance(held, type | FunctionType) else type(held)
+        other = sys.modules.get(str(thing.__module__))
+        if other is not None and _file_of(other):
+            yield other
+
+
+def _state_of(file: str) -> str:
+    """What tells whether a file was changed: its content, or of an installed one its time and length."""
+    path = Path(file)
+    try:
+        if any(part in _INSTALLED for part in path.parts):
+            found = path.stat()
+            return f"{found.st_mtime_ns}:{found.st_size}"
+        return _digest(path.read_bytes())
+    except OSError:
+        return ""

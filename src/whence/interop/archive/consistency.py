@@ -1,0 +1,168 @@
+"""What the parts of a program that was read must keep to, so that each finds what it names in the others."""
+
+from collections.abc import Iterator, Set
+
+import torch
+
+from whence.interop.archive.records.checked import Unreadable
+from whence.program import Calls, Convention, Named, Program, Structure
+from whence.program.guards.guards import Guards
+from whence.program.node_records import record_of
+from whence.program.wellformed import faults
+from whence.provenance import ROOT
+from whence.schema import GuardKind, InputKind
+
+
+def refuse_inconsistent(program: Program, *, is_complete: bool) -> None:
+    """Raise `Unreadable` for the first thing that is named and is not there, or is there twice.
+
+    Parameters and buffers may be left out unless the file says that it `is_complete`.
+    """
+    for what in (*_found(program), *_of_state(program, is_complete=is_complete)):
+        raise Unreadable(what)
+
+
+def _of_state(program: Program, *, is_complete: bool) -> Iterator[str]:
+    for row in program.signature.state:
+        held = program.state.get(row.name)
+        if held is None and (is_complete or row.kind is InputKind.CONSTANT):
+            yield f"the numbers of {row.path} are missing"
+        elif held is not None and (held.shape, held.dtype) != (row.value.shape, row.value.dtype):
+            yield f"{row.path} has another shape than its numbers"
+
+
+def _found(program: Program) -> Iterator[str]:
+    nodes = {node.name for node in program.graph.nodes}
+    yield from _of_calls(program.calls, nodes)
+    yield from _of_structure(program.result, nodes, "the result")
+    yield from _of_convention(program)
+    yield from _of_records(program, nodes)
+    yield from _of_signature(program, nodes)
+    yield from _of_modules(program)
+    yield from _of_guards(program.guards, program.convention)
+    yield from (fault.what for fault in faults(program, without_state=True))
+
+
+def _of_calls(calls: Calls, nodes: Set[str]) -> Iterator[str]:
+    rows = calls.rows
+    if not rows or rows[0].parent != 0:
+        yield "there is no call of the program"
+        return
+    if [row.number for row in rows] != list(range(len(rows))):
+        yield "calls are not numbered in order"
+    if not all(0 <= row.parent < row.number for row in rows[1:]):
+        yield "a call is made by one that comes after it"
+    elif any(number not in calls.within(row.parent) for number, row in enumerate(rows)):
+        yield "calls are not nested"
+    if len({(row.site.path, row.site.index) for row in rows[1:]}) < len(rows) - 1:
+        yield "two calls are one"
+    if not {calls.entry, *calls.preserved} <= set(range(len(rows))):
+        yield "a call is named that was not made"
+    for row in rows:
+        for structure in (row.inputs, row.outputs):
+            if structure is not None:
+                yield from _of_structure(structure, nodes, f"the call {row.label}")
+
+
+def _of_structure(structure: Structure, nodes: Set[str], where: str) -> Iterator[str]:
+    if structure.spec.num_leaves != len(structure.leaves):
+        yield f"{where} has another number of leaves than its structure"
+    for leaf in structure.leaves:
+        if isinstance(leaf, Named) and leaf.name not in nodes:
+            yield f"{where} names {leaf.name}, which does not exist"
+
+
+def _of_convention(program: Program) -> Iterator[str]:
+    convention, count = program.convention, len(program.convention.leaves)
+    spec = convention.spec
+    if spec.num_leaves != count or len(convention.paths) != count:
+        yield "the arguments have another number of leaves than their structure"
+    if spec.type is not tuple or [child.type for child in spec.children()] != [tuple, dict]:
+        yield "the arguments are no tuple and dictionary"
+    if not all(0 <= at < count for pair in convention.same for at in pair):
+        yield "an argument is named that is not there"
+    if [row.path for row in program.signature.inputs_of(InputKind.USER)] != list(convention.paths):
+        yield "the arguments are not the inputs of the program"
+    sizes = convention.sizes
+    if sizes is None:
+        return
+    dimensions = [row.dimension for row in sizes.readings]
+    dimensions += [row for rule in sizes.rules for row in rule.dimensions]
+    if len(sizes.shapes) != count or not all(0 <= row.position < count for row in dimensions):
+        yield "a size is one of an argument that is not there"
+    for position, shape in enumerate(sizes.shapes[:count]):
+        leaf = convention.leaves[position]
+        if (shape is not None) != isinstance(leaf, torch.Tensor) or len(shape or ()) != len(
+            getattr(leaf, "shape", ())
+        ):
+            yield "an argument has another shape than it has"
+            return
+    for row in dimensions:
+        shape = sizes.shapes[row.position] if row.position < count else ()
+        if (row.dim is None) != (shape is None) or not 0 <= (row.dim or 0) < max(len(shape or ()), 1):
+            yield "a size is one of a dimension that is not there"
+
+
+def _of_records(program: Program, nodes: Set[str]) -> Iterator[str]:
+    calls = range(len(program.calls.rows))
+    for node in program.graph.nodes:
+        record = record_of(node)
+        if record.adjoint is None and not record.versions and not record.unclear:
+            continue
+        parts = () if record.adjoint is None else record.adjoint.contributions
+        scopes = {*record.unclear, *(part.scope for part in parts)}
+        names = {name for part in parts for name in (part.node, part.sum) if name is not None}
+        if not all(scope in calls for scope in scopes):
+            yield f"{node.name} has a gradient of a call that was not made"
+        if not names.union(base for base, _ in record.versions) <= nodes:
+            yield f"{node.name} speaks of a node that does not exist"
+
+
+def _of_signature(program: Program, nodes: Set[str]) -> Iterator[str]:
+    signature = program.signature
+    inputs = [row.name for row in (*signature.attributes, *signature.inputs)]
+    if len(set(inputs)) < len(inputs) or not set(inputs) <= nodes:
+        yield "two inputs have one name, or one has none of a node"
+    for row in signature.state:
+        if not isinstance(row.value, torch.Tensor):
+            yield f"{row.path} is no tensor"
+    for output in signature.outputs:
+        if output.of is not None and output.of not in inputs:
+            yield f"the output {output.name} is of an input that does not exist"
+    for whole in signature.wholes:
+        if not set(whole.parts) <= set(inputs):
+            yield f"{whole.path} is made of inputs that do not exist"
+
+
+def _of_modules(program: Program) -> Iterator[str]:
+    paths = [record.path for record in program.modules]
+    known = {row.name for row in program.signature.state} | {row.name for row in program.signature.wholes}
+    if len(set(paths)) < len(paths):
+        yield "two modules are in one place"
+    seen = {ROOT}
+    for record in program.modules:
+        if record.same_as is not None and record.same_as not in seen:
+            yield f"{record.path} is a module that is not there"
+        if record.path.parent not in seen:
+            yield f"{record.path} is inside a module that is not there"
+        seen.add(record.path)
+        held = [name for _, name in (*record.parameters, *record.tensors)]
+        held += [name for _, name, _ in record.buffers]
+        if not {*held} - {None} <= known:
+            yield f"{record.path} holds a tensor that is no state of the program"
+
+
+def _of_guards(guards: Guards, convention: Convention) -> Iterator[str]:
+    count, leaves = len(guards.holders), range(len(convention.leaves))
+    if [row.number for row in guards.holders] != list(range(count)):
+        yield "what guards speak of is not numbered in order"
+    if not all(0 <= parent < count for row in guards.holders for parent, _ in row.names):
+        yield "a module is held by one that is not there"
+    if not all(row.holder is None or 0 <= row.holder < count for row in guards):
+        yield "a guard is about a module that is not there"
+    if not all(at in leaves for row in guards for at in row.positions):
+        yield "a guard is about an argument that is not there"
+    if sum(row.kind is GuardKind.VARIABLE for row in guards) != len(guards.variables):
+        yield "guards speak of other variables than there are"
+    if guards.settled is not None:
+        yield from _of_guards(guards.settled, convention)

@@ -1,0 +1,253 @@
+"""Columns become a graph; the mirror of `writing.py`.
+
+Names end up in Python code that `torch.fx` writes, so each is looked at before a node has it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from whence._torch.graphs import Appender, graph_module
+from whence._torch.record.annotations import CUSTOM
+from whence.interop.archive.graphs.targets import target_named
+from whence.interop.archive.graphs.writing import KINDS, MARKS, TORCH_FUNCTION
+from whence.interop.archive.records.checked import (
+    expanded,
+    identifier,
+    listed,
+    mapping,
+    number,
+    optional,
+    place,
+    places,
+    raise_unless,
+    text,
+    truth,
+)
+from whence.interop.archive.records.checked import names as checked_names
+from whence.interop.archive.records.reading import Reader
+from whence.program.node_records import RECORD, Adjoint, Contribution, NodeRecord
+from whence.provenance import Origin
+from whence.schema import Phase, Quality
+
+_PATH = re.compile(r"\w+(\.\w+)*", re.ASCII)
+Fill = Callable[[Sequence[fx.Node]], tuple[Any, dict[str, Any]]]
+"""Makes the arguments of a node of the nodes that it reads."""
+
+
+@dataclass(frozen=True)
+class ArgumentForm:
+    """The arguments of nodes of one form: how many values they read, and how these are arranged."""
+
+    count: int
+    fill: Fill
+
+
+@dataclass
+class GraphReader:
+    """Reads the graphs of a file; `held` gives what a `get_attr` of the program's state finds.
+
+    `missing` are operators that this process does not know, by name.
+    """
+
+    reader: Reader
+    graphs: Sequence[Any]
+    held: Mapping[str, Any]
+    missing: list[str] = field(default_factory=list)
+    targets: list[Any] = field(default_factory=list)
+    forms: list[ArgumentForm] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    functions: list[tuple[str, str]] = field(default_factory=list)
+    _reading: set[int] = field(default_factory=set)
+
+    def read_tables(self) -> None:
+        """Read what graphs share."""
+        tables = self.reader.tables
+        for said in listed(tables.get("targets", [])):
+            target = target_named([text(part) for part in listed(said)])
+            if target is None:
+                self.missing.append(".".join(said[1:]))
+            self.targets.append(target)
+        self.forms = [self._arguments(*listed(form)) for form in listed(tables.get("forms", []))]
+        self.values = [self.reader.anything(value) for value in listed(tables.get("values", []))]
+        self.functions = [(text(a), text(b)) for a, b in listed(tables.get("functions", []))]
+
+    def read(self, position: int) -> fx.GraphModule:
+        """The graph of that number, with those inside it."""
+        raise_unless(position not in self._reading, "a graph is inside itself, or in two places")
+        self._reading.add(position)
+        data = mapping(self.graphs[place(position, self.graphs)])
+        graph = fx.Graph()
+        names = checked_names(data["names"])
+        root: dict[str, Any] = {}
+        nodes = self._append(graph, names, data, root)
+        self._describe(nodes, names, data)
+        return graph_module(root, graph, text(data["name"]))
+
+    # --- nodes ---------------------------------------------------------------------------------------
+
+    def _append(
+        self, graph: fx.Graph, names: list[str], data: dict[str, Any], root: dict[str, Any]
+    ) -> list[fx.Node]:
+        append, nodes, at = Appender(graph), list[fx.Node](), 0
+        kinds, targets = expanded(data["kinds"], text), listed(data["targets"])
+        forms, reads = places(data["forms"], self.forms), places(data["reads"], names)
+        for name, kind, said, form in zip(names, kinds, targets, forms, strict=True):
+            arguments = self.forms[form]
+            end = at + arguments.count
+            read = [nodes[number] for number in reads[at:end]]  # of those that are there by now
+            raise_unless(len(read) == arguments.count, "a node reads more than there is")
+            at = end
+            target = self._target(kind, said, root)
+            nodes.append(append(kind, name, target, *arguments.fill(read)))
+        raise_unless(at == len(reads), "there is more to read than nodes read")
+        raise_unless(
+            bool(nodes) and kinds.index("output") == len(kinds) - 1, "a graph has one output, at its end"
+        )
+        return nodes
+
+    def _target(self, kind: str, said: Any, root: dict[str, Any]) -> Any:
+        if kind == "call_function":
+            target = self.targets[place(said, self.targets)]
+            return _unknown if target is None else target
+        raise_unless(kind in KINDS, f"{kind!r} is no kind of node")
+        if isinstance(said, list):
+            path, graph = said
+            raise_unless(kind == "get_attr", "only get_attr reads a graph")
+            root[_path(path)] = self.read(graph)
+            return path
+        if kind == "get_attr":
+            raise_unless(_path(said) in self.held, f"{said!r} is no state of the program")
+            root[said] = self.held[said]
+        elif kind == "placeholder":
+            identifier(said)
+        return kind if kind == "output" else said
+
+    def _arguments(self, args: Any, kwargs: Any) -> ArgumentForm:
+        """How the arguments of nodes of one form are made; nearly all are values and constants in a row."""
+        holes = _holes([args, kwargs])
+        raise_unless(holes == list(range(len(holes))), "arguments are not numbered in order")
+        for key, _ in listed(kwargs):
+            identifier(key)
+        if not kwargs and all(map(_is_hole, listed(args))):
+            return ArgumentForm(len(holes), lambda read: (tuple(read), {}))
+        if not _holes([each for each in (*args, *kwargs) if not _is_hole(each)]) and not kwargs:
+            constants = [None if _is_hole(each) else self.reader.anything(each) for each in args]
+            at = [place for place, each in enumerate(args) if _is_hole(each)]
+            return ArgumentForm(len(holes), lambda read: (_placed(constants, at, read), {}))
+        return ArgumentForm(len(holes), lambda read: self._filled(args, kwargs, read))
+
+    def _filled(self, args: Any, kwargs: Any, read: Sequence[fx.Node]) -> tuple[Any, dict[str, Any]]:
+        self.reader.nodes = read.__getitem__
+        try:
+            made = tuple(map(self.reader.anything, args))
+            return made, {key: self.reader.anything(each) for key, each in kwargs}
+        finally:
+            self.reader.nodes = None
+
+    # --- what is said of them ------------------------------------------------------------------------
+
+    def _describe(self, nodes: list[fx.Node], names: list[str], data: dict[str, Any]) -> None:
+        rows = listed(self.reader.tables.get("origins", []))
+        origins, values = places(data["origins"], rows), places(data["values"], self.values)
+        records = {at: NodeRecord(self._origin(names, *rows[at])) for at in {*origins} - {None}}
+        for node, origin, value in zip(nodes, origins, values, strict=True):
+            if value is not None:
+                node.meta["val"] = self.values[value]
+            if origin is not None:
+                node.meta[RECORD] = records[origin]
+        for at, marks, adjoint, versions, unclear in listed(data["records"]):
+            node = nodes[place(at, nodes)]
+            record = node.meta.get(RECORD)
+            node.meta[RECORD] = NodeRecord(
+                origin=None if record is None else record.origin,
+                adjoint=self._adjoint(listed(adjoint), names),
+                versions=tuple((_named(base, names), number(nth)) for base, nth in listed(versions)),
+                unclear=frozenset(map(number, listed(unclear))),
+                **{MARKS[place(mark, MARKS)]: True for mark in listed(marks)},
+            )
+        for at, function in listed(data["functions"]):
+            nodes[place(at, nodes)].meta[TORCH_FUNCTION] = self.functions[place(function, self.functions)]
+        for at, noted in listed(data["notes"]):
+            nodes[place(at, nodes)].meta[CUSTOM] = dict(self.reader.anything(noted))
+
+    def _adjoint(self, rows: list[Any], names: Sequence[str]) -> Adjoint | None:
+        parts = tuple(
+            Contribution(
+                _named(node, names), number(scope), optional(lambda each: _named(each, names), total)
+            )
+            for node, scope, total in rows
+        )
+        return Adjoint(parts) if parts else None
+
+    def _origin(
+        self,
+        names: Sequence[str],
+        phase: str,
+        calls: Any,
+        quality: str,
+        source: Any,
+        forward: Any,
+        *rest: Any,
+    ) -> Origin:
+        reader = self.reader
+        within, *more = rest
+        recomputed, hook, passes = more or (False, None, [])
+        return Origin(
+            _PHASES[phase],
+            tuple(map(reader.site, calls)),
+            _QUALITIES[quality],
+            None if source is None else reader.line(source),
+            None if forward is None else _named(forward, names),
+            None if within is None else reader.site(within),
+            truth(recomputed),
+            optional(text, hook),
+            tuple(map(text, listed(passes))),
+        )
+
+
+_PHASES = {each.value: each for each in Phase}
+_QUALITIES = {each.value: each for each in Quality}
+
+
+def _unknown(*_args: Any, **_kwargs: Any) -> None:
+    """Stands for an operator that this process does not know, until all of them are named."""
+
+
+def _path(data: Any) -> str:
+    raise_unless(_PATH.fullmatch(text(data)) is not None, f"{data!r} is no path of an attribute")
+    return str(data)
+
+
+def _named(data: Any, names: Sequence[str]) -> str:
+    """The name of a node, which may be one of another graph."""
+    return identifier(data) if isinstance(data, str) else names[place(data, names)]
+
+
+def _is_hole(data: Any) -> bool:
+    return isinstance(data, dict) and "node" in data
+
+
+def _holes(data: Any) -> list[Any]:
+    """The numbers of the values that arguments read, in order."""
+    return list(_holes_in(data))
+
+
+def _holes_in(data: Any) -> Iterator[Any]:
+    if isinstance(data, dict):
+        if "node" in data:
+            yield data["node"]
+            return
+        data = list(data.values())
+    for each in data if isinstance(data, list) else ():
+        yield from _holes_in(each)
+
+
+def _placed(constants: Sequence[Any], at: Sequence[int], read: Sequence[fx.Node]) -> tuple[Any, ...]:
+    filled = list(constants)
+    for position, node in zip(at, read, strict=True):
+        filled[position] = node
+    return tuple(filled)

@@ -1,0 +1,1 @@
+"""Records of a program, as plain data and back."""

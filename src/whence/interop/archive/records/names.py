@@ -1,0 +1,323 @@
+"""What a program knows of things outside it, in a file: classes, functions and variables, by their names.
+
+A file that is read alone leaves all of them names. With a live model, names are looked up among what is
+loaded, in dictionaries alone: nothing is imported, and no attribute is asked for that could compute.
+"""
+
+import os
+import sys
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from operator import attrgetter, itemgetter, methodcaller
+from types import CellType, FunctionType, MappingProxyType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.observe.attribute_reads import NOTHING
+from whence.dependence.code import fingerprint, globals_in
+from whence.dependence.snapshots import content_of_cell
+from whence.program.guards.expectations import ExpectedFunction, Reference
+from whence.program.guards.in_words import InWords, NamedOnly
+from whence.tracing.reads.reachable import held_attribute
+
+_CONTENT = "cell_contents"
+_CORE = (
+    *(Tensor, nn.Parameter, nn.Buffer, torch.Size, bool, int, float, complex, str, bytes, type(None)),
+    *(list, tuple, dict, set, frozenset, slice, range, deque, OrderedDict, defaultdict, weakref.ref),
+    *(SimpleNamespace, property, staticmethod, classmethod, partial),
+)
+Names = tuple[str, ...]
+
+
+def class_name(kind: type) -> str:
+    """The module and the qualified name of a class."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def looked_up(name: str) -> Any:
+    """What is called so among what is loaded; `NOTHING` where nothing is. No code runs for it."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module, NOTHING)
+    for part in path.split("."):
+        held = getattr(type(found), "__dict__", {}) if found is NOTHING else _dictionary_of(found)
+        found = held.get(part, NOTHING)
+    return found
+
+
+def _dictionary_of(thing: Any) -> Mapping[str, Any]:
+    if isinstance(thing, type):
+        return type.__dict__["__dict__"].__get__(thing)  # type: ignore[no-any-return]
+    return thing.__dict__ if type(thing) is type(sys) else {}
+
+
+def function_behind(thing: Any) -> FunctionType | None:
+    """The function of a property, a static method or a class method."""
+    if isinstance(thing, property):
+        thing = thing.fget
+    elif isinstance(thing, staticmethod | classmethod):
+        thing = thing.__func__
+    return thing if isinstance(thing, FunctionType) else None
+
+
+def name_of(thing: Any) -> str | None:
+    """The name under which a thing is found among what is loaded; None where it is not found by name."""
+    named = function_behind(thing) or thing
+    module, path = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
+    last = getattr(named, "__name__", None)
+    candidates = [(module, path), ("torch", last), ("torch.nn.functional", last), ("builtins", last)]
+    for where, spelled in candidates:
+        if isinstance(where, str) and isinstance(spelled, str) and looked_up(f"{where}:{spelled}") is thing:
+            return f"{where}:{spelled}"
+    return None
+
+
+def _print_of(thing: Any) -> str | None:
+    function = function_behind(thing)
+    return None if function is None else fingerprint(function)
+
+
+@dataclass
+class Described:
+    """Describes things outside a program for a file; `tensors` are names of state by identity, `classes`
+    those that guards speak of."""
+
+    tensors: Mapping[int, str]
+    classes: Iterable[type] = ()
+
+    def object(self, value: Any) -> list[str | None] | None:
+        """A thing that is compared by identity: where it is, and what its code is."""
+        name = None if value is None else name_of(value)
+        return None if name is None else [name, _print_of(value)]
+
+    def function(self, value: Any) -> list[str | None]:
+        """A function: how it is spelled, and where one is that has no code to compare."""
+        spelled = str(ExpectedFunction(value))
+        return [spelled, None if isinstance(value, FunctionType | InWords) else name_of(value)]
+
+    def code(self, value: Any) -> str | None:
+        """What a function runs."""
+        if value is None or isinstance(value, CodePrint):
+            return None if value is None else value.digest
+        code, defaults, keywords = value
+        function = FunctionType(
+            code, {}, argdefs=defaults, closure=tuple(CellType() for _ in code.co_freevars)
+        )
+        function.__kwdefaults__ = dict(keywords) or None
+        return fingerprint(function)
+
+    def tensor(self, value: Any) -> str | None:
+        """The name of the state that a tensor is."""
+        return self.tensors.get(id(value))
+
+    def root(self, value: Any) -> list[Any] | None:
+        """Where a variable is looked for; None where that cannot be said."""
+        if value is os.environ:
+            return ["environment"]
+        if isinstance(value, CellType):
+            route = self._routes.get(id(value))
+            return None if route is None else ["closure", *route]
+        if isinstance(value, type):
+            return ["class", class_name(value)] if looked_up(class_name(value)) is value else None
+        module = value.get("__name__") if isinstance(value, dict) else None
+        return ["module", module] if isinstance(module, str) and _namespace(module) is value else None
+
+    def way(self, value: Iterable[Any]) -> list[list[str]] | None:
+        """How a variable is reached from there; None where that cannot be said."""
+        steps = [_step(step) for step in value]
+        return None if None in steps else steps  # type: ignore[return-value]
+
+    @cached_property
+    def _routes(self) -> dict[int, Names]:
+        """How the cells of functions are reached: the name of a function, and the variables it closes over.
+
+        Functions are those of the classes, those whose names their code spells, and those in their cells.
+        """
+        found: dict[int, Names] = {}
+        waiting: list[tuple[FunctionType, Names]] = [
+            (function, (name,)) for kind in self.classes for name, function in _functions_of(kind)
+        ]
+        seen = set[int]()
+        for function, route in waiting:  # which grows
+            if id(function) in seen:
+                continue
+            seen.add(id(function))
+            waiting += [(each, (name,)) for name, each in _globals_of(function)]
+            for name, cell in _cells_of(function):
+                found.setdefault(id(cell), (*route, name))
+                if isinstance(content := content_of_cell(cell), FunctionType):
+                    waiting.append((content, (*route, name)))
+        return found
+
+
+def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    """The functions of a class and its bases, each with a name that leads to it."""
+    for base in kind.__mro__:
+        name = class_name(base)
+        if base.__module__.partition(".")[0] not in ("torch", "builtins") and looked_up(name) is base:
+            for key, held in vars(base).items():
+                if (function := function_behind(held)) is not None:
+                    yield f"{name}.{key}", function
+
+
+def _globals_of(function: FunctionType) -> Iterator[tuple[str, FunctionType]]:
+    """The functions that a function's code names, each with a name that leads to it."""
+    module = function.__globals__.get("__name__")
+    if isinstance(module, str) and _namespace(module) is function.__globals__:
+        for key in globals_in(function.__code__):
+            held = function.__globals__.get(key)
+            if isinstance(held, FunctionType) and str(held.__module__).partition(".")[0] != "torch":
+                yield f"{module}:{key}", held
+
+
+def _cells_of(function: Any) -> Iterator[tuple[str, CellType]]:
+    if isinstance(function, FunctionType):
+        yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+
+
+def _namespace(module: str) -> dict[str, Any] | None:
+    found = sys.modules.get(module)
+    return found.__dict__ if type(found) is type(sys) else None
+
+
+def _step(step: Any) -> list[str] | None:
+    match step:
+        case itemgetter() | attrgetter() | methodcaller():
+            given = step.__reduce__()[1]
+            names = [str(each) for each in given]
+            return [type(step).__name__, *names] if all(isinstance(each, str) for each in given) else None
+        case partial(func=function, args=(), keywords={"name": str(name)}) if function is held_attribute:
+            return ["held", name]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class CodePrint:
+    """Stands for what a function runs: it is equal to code with its fingerprint."""
+
+    digest: str
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, CodePrint):
+            return self.digest == other.digest
+        return isinstance(other, tuple) and Described({}).code(other) == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+@dataclass
+class LoadedNames:
+    """Finds things by what a file says of them.
+
+    `classes` are those of a live model, by name, None where there is none: then everything stays in words.
+    `lost` lists what no check can compare, because the file could not say where it is.
+    """
+
+    classes: Mapping[str, type] | None = None
+    lost: list[str] = field(default_factory=list)
+    _made: dict[tuple[str, int], type] = field(default_factory=dict)
+
+    @classmethod
+    def beside(cls, modules: Iterable[nn.Module]) -> "LoadedNames":
+        """What is found beside a live model."""
+        found: dict[str, set[type]] = {}
+        for kind in {kind for module in modules for kind in type(module).__mro__}:
+            found.setdefault(class_name(kind), set()).add(kind)
+        return cls({name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1})
+
+    def class_(self, name: str, nth: int = 0) -> type:
+        """The class of that name; one of ours that is called so where it stays a name.
+
+        Of several classes of one name, made for one instance each, it is the `nth`.
+        """
+        found = _KNOWN.get(name)
+        if found is None and self.classes is not None and not nth:
+            held = self.classes.get(name) or looked_up(name)
+            found = held if isinstance(held, type) else None
+        if found is None and (name, nth) not in self._made:
+            module, _, path = name.partition(":")
+            named = {"__module__": module, "__qualname__": path}
+            bases = (NamedOnly,) if self.classes is None else ()
+            self._made[name, nth] = type(path.rpartition(".")[2], bases, named)
+        return found or self._made[name, nth]
+
+    def object(self, said: tuple[str | None, ...] | None, text: str) -> Callable[[], Any]:
+        """What is compared by identity, where it is still what it was."""
+        name, digest = said or (None, None)
+        held = looked_up(name) if name and self.classes is not None else NOTHING
+        if held is NOTHING or _print_of(held) != digest:
+            self.lost.append(text)
+            held = None
+        return partial(itself, held)
+
+    def resolved(self, kind: type, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a record with what it speaks of in the place of its name."""
+        said = values["target"]
+        if kind is Reference:
+            return {**values, "target": self.object(said, values["text"])}
+        if kind is not ExpectedFunction:
+            return values
+        spelled, name = said
+        held = looked_up(name) if name and self.classes is not None else NOTHING
+        if held is NOTHING and values["code"] is None:
+            self.lost.append(spelled)
+        return {**values, "target": InWords(spelled) if held is NOTHING else held}
+
+    def root(self, said: list[str] | None) -> Any:
+        """Where a variable is looked for; `NOTHING` where that is not known."""
+        if said is None or self.classes is None:
+            return NOTHING
+        kind, *names = said
+        match kind:
+            case "environment":
+                return os.environ
+            case "module":
+                return _namespace(names[0]) or NOTHING
+            case "class":
+                return looked_up(names[0])
+        return _cell_at(*names)
+
+    def way(self, said: list[list[str]] | None) -> tuple[Callable[[Any], Any], ...]:
+        """How it is reached from there."""
+        return tuple(_STEPS[kind](name) for kind, *rest in said or () for name in rest[-1:])
+
+
+def _cell_at(name: str, *variables: str) -> Any:
+    found: Any = function_behind(looked_up(name))
+    for variable in variables[:-1]:
+        cell = dict(_cells_of(found)).get(variable)
+        found = None if cell is None else content_of_cell(cell)
+    return dict(_cells_of(found)).get(variables[-1], NOTHING)
+
+
+def itself(value: Any) -> Any:
+    """What it is given."""
+    return value
+
+
+def _cell_content(_name: str) -> Callable[[Any], Any]:
+    return attrgetter(_CONTENT)
+
+
+def _of_environment(name: str) -> Callable[[Any], Any]:
+    return methodcaller("get", name)
+
+
+def _attribute(name: str) -> Callable[[Any], Any]:
+    return partial(held_attribute, name=name)
+
+
+_STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "itemgetter": itemgetter,
+        "attrgetter": _cell_content,
+        "methodcaller": _of_environment,
+        "held": _attribute,
+    }
+)
+_KNOWN: Mapping[str, type] = MappingProxyType({class_name(kind): kind for kind in _CORE})

@@ -1,0 +1,212 @@
+"""A program in a file, and back: the table of contents of this room."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from torch import Tensor
+
+from whence._torch.versions.release import release
+from whence.errors import NotStorable, UnreadableFile, UsageError
+from whence.interop.archive import tensors
+from whence.interop.archive.consistency import refuse_inconsistent
+from whence.interop.archive.container import PROGRAM, TENSORS, not_readable, packed, unpacked
+from whence.interop.archive.graphs.reading import GraphReader
+from whence.interop.archive.graphs.writing import GraphWriter
+from whence.interop.archive.records.checked import (
+    Unreadable,
+    listed,
+    mapping,
+    number,
+    raise_unless,
+    text,
+    truth,
+)
+from whence.interop.archive.records.names import Described, LoadedNames
+from whence.interop.archive.records.reading import Reader, read
+from whence.interop.archive.records.writing import Writer, written
+from whence.program import Program
+from whence.program.state import bound_state
+from whence.schema import InputKind
+from whence.tracing.sandbox.capture_lock import without_collection
+from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
+
+FORMAT, VERSION = "whence program", 1
+_FIELDS = (
+    *("signature", "calls", "convention", "result", "modules", "guards", "replay", "step", "circumstances"),
+)
+_BROKEN = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
+    *(RuntimeError, AssertionError, SyntaxError, MemoryError, NotImplementedError),
+)
+"""What reading a broken file may come to, in Python, torch and sympy: it is the file's fault."""
+
+
+def bytes_of(program: Program, *, weights: bool) -> bytes:
+    """The bytes of a file that holds a program; raises `NotStorable` naming all that it cannot hold."""
+    return without_collection(partial(_written, program, weights=weights))
+
+
+def _written(program: Program, *, weights: bool) -> bytes:
+    data, numbers = _data_of(program, weights=weights)
+    plain = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return packed({PROGRAM: plain.encode(), TENSORS: numbers})
+
+
+def _data_of(program: Program, *, weights: bool) -> tuple[dict[str, Any], bytes]:
+    writer = Writer(_described(program))
+    stored = _stored(program, weights=weights)
+    rows, numbers, faults = tensors.written(stored)
+    graphs = GraphWriter(writer, frozenset(row.name for row in program.signature.attributes))
+    graphs.write(program.graph_module)
+    hints = get_type_hints(Program)
+    parts = {name: written(writer, hints[name], getattr(program, name)) for name in _FIELDS}
+    for whole in program.signature.wholes:
+        writer.refuse(
+            f"the tensor {whole.path}", "it is made of others, by a class of which a file has the name"
+        )
+    if faults := [*writer.faults, *faults]:
+        raise NotStorable.of(faults)
+    head = {
+        "format": FORMAT,
+        "version": VERSION,
+        "torch": release(),
+        "name": program.name,
+        "weights": all(row.name in stored for row in program.signature.state),
+    }
+    return {**head, **parts, "graphs": graphs.graphs, "tensors": rows, "tables": writer.tables()}, numbers
+
+
+def _stored(program: Program, *, weights: bool) -> Mapping[str, Tensor]:
+    """The tensors that go into the file: constants are part of the program, whatever becomes of weights."""
+    kinds = {row.name: row.kind for row in program.signature.state}
+    left_out = () if weights else (InputKind.PARAMETER, InputKind.BUFFER)
+    return {name: held for name, held in program.state.items() if kinds.get(name) not in left_out}
+
+
+def _described(program: Program) -> Described:
+    classes = dict.fromkeys(holder.type for holder in program.guards.holders)
+    return Described({id(held): name for name, held in program.state.items()}, tuple(classes))
+
+
+# --- and back ----------------------------------------------------------------------------------------
+
+
+class Unsaved(dict[str, Tensor]):
+    """The state of a program of which not all was saved; what is not there says how to come by it."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise UsageError(
+            f"the program was saved without its weights, and {name} is one",
+            remedy="whence.load(path, model=...) gives it those of a model",
+        )
+
+
+def program_of(
+    content: bytes, name: str, model: Callable[..., Any] | None = None
+) -> tuple[Program, tuple[str, ...]]:
+    """The program that the bytes of a file hold, and what of its guards cannot be compared any more.
+
+    With a `model` it has the tensors of that, by qualified name, and its guards speak of what is loaded.
+    Raises `UnreadableFile` for anything else than a saved program, and for one that needs what this process
+    does not have, all of which it names.
+    """
+    subject, members = None if model is None else subject_of(model), unpacked(content, name)
+    try:
+        return without_collection(partial(_read, members, name, subject))
+    except _BROKEN as error:
+        if isinstance(error, UnreadableFile):
+            raise
+        raise not_readable(name, _why(error)) from error
+
+
+def _read(
+    members: Mapping[str, bytes], name: str, subject: Subject | None
+) -> tuple[Program, tuple[str, ...]]:
+    data = mapping(json.loads(members[PROGRAM].decode()))
+    _refuse_other(data, name)
+    return _program(data, members.get(TENSORS), name, subject)
+
+
+def _why(error: BaseException) -> str:
+    words = " ".join(str(error).split())[:200]
+    return words if isinstance(error, Unreadable) else f"{type(error).__name__}: {words}"
+
+
+def _refuse_other(data: dict[str, Any], name: str) -> None:
+    raise_unless(data["format"] == FORMAT, "it holds something else")
+    if number(data["version"]) > VERSION:
+        raise UnreadableFile(
+            f"{name} is of version {data['version']}, and this release of whence reads up to {VERSION}",
+            remedy="load it with the release of whence that saved it, or a newer one",
+        )
+
+
+def _program(
+    data: dict[str, Any], numbers: bytes | None, name: str, subject: Subject | None
+) -> tuple[Program, tuple[str, ...]]:
+    stored = tensors.read(data["tensors"], numbers)
+    modules = None if subject is None else [module for _, module in subject.named_modules()]
+    found = LoadedNames() if modules is None else LoadedNames.beside(modules)
+    reader = Reader(mapping(data["tables"]), found, stored)
+    reader.read_tables()
+    hints = get_type_hints(Program)
+    signature = read(reader, hints["signature"], data["signature"])
+    held = {row.path: stored.get(row.name, row.value) for row in signature.attributes}
+    graphs = GraphReader(reader, listed(data["graphs"]), held)
+    graphs.read_tables()
+    module = graphs.read(0)
+    if missing := [*reader.missing, *graphs.missing]:
+        raise _misses(missing, name, text(data["torch"]))
+    parts = {each: read(reader, hints[each], data[each]) for each in _FIELDS if each != "signature"}
+    program = Program(graph_module=module, signature=signature, state=stored, **parts)
+    refuse_inconsistent(program, is_complete=truth(data["weights"]))
+    state = stored if subject is None else _bound(program, tensors_by_name(subject), name)
+    complete = {row.name for row in signature.state} <= state.keys()
+    return program.with_changes(state=state if complete else Unsaved(state)), tuple(found.lost)
+
+
+def _misses(missing: list[str], name: str, torch: str) -> UnreadableFile:
+    return UnreadableFile(
+        f"{name} needs {', '.join(dict.fromkeys(missing))}",
+        why=f"this process (PyTorch {release()}) has nothing of that name; it was saved with {torch}",
+        remedy="import the package that registers them first, or capture the model again",
+    )
+
+
+def _bound(program: Program, named: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The state with the model's own tensors; raises `UsageError` naming every one that does not fit."""
+    faults = []
+    for row in program.signature.state:
+        held = next((named[path] for path in (row.path, *row.aliases) if path in named), None)
+        if held is None and row.name not in program.state:
+            faults.append(f"{row.path} is not there")
+        elif held is not None and (held.shape, held.dtype) != (row.value.shape, row.value.dtype):
+            faults.append(f"{row.path} is {tuple(held.shape)} {held.dtype}")
+    if faults:
+        raise UsageError(
+            f"{name} does not fit the model: {'; '.join(faults)}", remedy="capture the model again"
+        )
+    return bound_state(program.with_changes(state=Unsaved(program.state)), named)
+
+
+def saved_to(path: str | Path, content: bytes) -> None:
+    """Write a file, whole or not at all; raises `UsageError` where none can be written."""
+    target = Path(path)
+    beside = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(content)
+        beside.replace(target)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def content_of(path: str | Path) -> bytes:
+    """The bytes of a file; raises `UsageError` where there is none."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,346 @@
+"""Programs come back from files as they were: all that they say, and the bits that they compute."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests import checks
+from tests.interop.archive.mutations import members, with_data
+from tests.interop.archive.programs import KINDS, X, content, layered, program, sine, through_file
+from tests.models import MODEL_CASES, ModelCase
+from tests.sameness import differences
+from tests.tracing.attribution.test_wrapper_subclasses import doubled
+from tests.tracing.steps.small import batch, small, zero_first
+from whence._torch.pytrees import tree_flatten
+from whence.captured import loaded
+from whence.errors import CallError, MalformedProgram, NotStorable, UnreadableFile, UsageError
+
+PAGES = (str, repr, lambda p: str(p.guards), lambda p: str(p.calls), lambda p: str(p.signature))
+
+
+def say_the_same(before: whence.Program, after: whence.Program) -> None:
+    """Two programs say the same, word for word."""
+    assert differences(before, after) == {}
+    assert [page(before) for page in PAGES] == [page(after) for page in PAGES]
+    assert before.to_json() == after.to_json()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_survives(kind: str, tmp_path: Path) -> None:
+    """Pages, origins, calls, guards, layers and facts are those of the program that was saved."""
+    say_the_same(program(kind), through_file(program(kind), tmp_path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_a_loaded_program_is_the_same_file(kind: str) -> None:
+    """Nothing is lost on the way, however often it is gone."""
+    again = loaded(content(kind), "a file")
+    first, second = (json.loads(members(each)["program.json"]) for each in (content(kind), _bytes(again)))
+    for data in (first, second):
+        del data["guards"]  # of what is compared by name the name alone is left
+        data["tables"].pop("classes", None)
+    assert first["graphs"] == second["graphs"] and first["signature"] == second["signature"]
+
+
+def _bytes(given: whence.Program) -> bytes:
+    return whence.interop.bytes_of(given, weights=True)
+
+
+def test_saving_twice_gives_the_same_bytes() -> None:
+    """A file says nothing of when and where it was written."""
+    assert _bytes(program("joint")) == content("joint")
+
+
+QUICK = ("llama", "tied_language_model", "shared_module", "deberta_v2")
+
+
+def _rows() -> Iterator[Any]:
+    for row in MODEL_CASES:
+        yield pytest.param(row, id=row.name, marks=() if row.name in QUICK else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("model", list(_rows()))
+@pytest.mark.parametrize("mode", ["forward", "loss"])
+def test_table_of_models(model: ModelCase, mode: str, tmp_path: Path) -> None:
+    """Each model's program comes back saying the same, computing the same bits, and valid for the model."""
+    before = checks.captured(model.name, mode)
+    after = through_file(before, tmp_path)
+    say_the_same(before, after)
+    for make in ("module", "unflatten"):
+        trees = [getattr(each, make)(copy=True) for each in (before, after)]
+        assert same_results(*(_seeded(model, tree) for tree in trees))
+    module, args, kwargs = model.make()
+    bound = through_file(before, tmp_path, weights=False, model=module)
+    assert model.name in LOST or bound.check(module, args, kwargs) == []
+
+
+def _seeded(model: ModelCase, tree: nn.Module) -> Any:
+    _, args, kwargs = model.make()
+    torch.manual_seed(3)
+    return tree(*args, **kwargs)
+
+
+def same_results(left: Any, right: Any) -> bool:
+    """Structured results are the same, bit for bit."""
+    (mine, spec), (theirs, other) = tree_flatten(left), tree_flatten(right)
+    return spec == other and all(map(checks.same_bits, mine, theirs))
+
+
+LOST = frozenset({"spectral_norm"})
+"""Models with several classes of one name, made for one instance each: nothing says which is which."""
+
+
+def test_sizes_of_other_calls(tmp_path: Path) -> None:
+    """What the sizes of the example do not fix runs with others, and limits are kept."""
+    sized = through_file(program("sizes"), tmp_path)
+    other = torch.randn(7, 4)
+    for tree in (sized.unflatten(), sized.module()):
+        assert torch.equal(tree(other)[0], sine(layered()(other)))
+    with pytest.raises(CallError, match="at most 64"):
+        sized.module()(torch.randn(65, 4))
+
+
+def test_reports_are_those_of_the_saved_program(tmp_path: Path) -> None:
+    """Cost, memory, report and differences need no tensors."""
+    before, after = program("joint"), through_file(program("joint"), tmp_path, weights=False)
+    assert str(before.report()) == str(after.report()) and before.diff(after).ok
+    assert before.cost().to_dict() == after.cost().to_dict()
+    assert before.memory().to_dict() == after.memory().to_dict()
+    assert [node.name for node in after.select("0 :: :: backward")] == [
+        node.name for node in before.select("0 :: :: backward")
+    ]
+
+
+def test_values_on_the_way(tmp_path: Path) -> None:
+    """`run` and `first` work on a loaded program."""
+    after = through_file(program("forward"), tmp_path)
+    before, found = (each.run((X,), read=["2"])["2"] for each in (program("forward"), after))
+    assert torch.equal(before, found) and after.first((X,)) is None
+
+
+def test_without_weights_what_needs_them_says_so(tmp_path: Path) -> None:
+    """Modules, trees and values ask for a model; constants are there all the same."""
+    bare = through_file(program("joint"), tmp_path, weights=False)
+    for use in (bare.module, bare.unflatten):
+        with pytest.raises(MalformedProgram, match="model="):
+            use()
+    with pytest.raises(UsageError, match=r"no value is given for 0\.weight"):
+        bare.run((X,), read=["2"])
+    constants = through_file(program("constants"), tmp_path, weights=False)
+    assert [row.path for row in constants.signature.state if row.name in constants.state] == ["scale"]
+
+
+def test_guards_ask_for_a_model(tmp_path: Path) -> None:
+    """A file names classes and code: what is to be checked has to be there when it is read."""
+    for use in (lambda p: p.check(layered(), (X,)), lambda p: p.guarded(layered())(X)):
+        with pytest.raises(UsageError, match="model="):
+            use(through_file(program("forward"), tmp_path))
+
+
+def test_a_step_is_bound(tmp_path: Path) -> None:
+    """With the optimizer of another process it does what the step does, three times."""
+    program("step").save(tmp_path / "p.whence", weights=False)
+    (model, optimizer), (eager, theirs) = small(), small()
+    run = whence.load(tmp_path / "p.whence", model=model).bind(model, optimizer)
+    step = zero_first(eager, theirs)
+    assert [bool(torch.equal(run(batch()), step(batch()))) for _ in range(3)] == [True] * 3
+    assert checks.differing(checks.state(eager), checks.state(model)) == []
+    with pytest.raises(UsageError, match="captured with AdamW, not SGD"):
+        whence.load(tmp_path / "p.whence", model=model).bind(model, torch.optim.SGD(model.parameters()))
+
+
+def test_what_a_program_does_it_does_after_loading(tmp_path: Path) -> None:
+    """Passes, the other view of the state, copies, exported programs, and a guarded program."""
+    model = layered().eval()
+    after = through_file(whence.capture(model, (X,)), tmp_path, model=model)
+    wanted = model(X)
+    for other in (after.decompose(), after.with_state("attributes"), copy.deepcopy(after)):
+        assert torch.equal(other.module()(X), wanted)
+    assert torch.equal(after.to_exported_program().module()(X), wanted)
+    assert torch.equal(after.guarded(model)(X), wanted) and torch.equal(after.bind(model)(X), wanted)
+
+
+def test_bound_to_a_model_it_shares_its_tensors(tmp_path: Path) -> None:
+    """Training a tree of the loaded program trains the model, and guards hold on it."""
+    model = layered()
+    saved = whence.capture(model, (X,))
+    bound = through_file(saved, tmp_path, weights=False, model=model)
+    assert bound.check(model, (X,)) == []
+    tree = bound.unflatten()
+    assert next(tree.parameters()) is next(model.parameters())
+    assert torch.equal(tree(X), model(X))
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    """Every tensor that does not fit is named at once."""
+    with pytest.raises(UsageError, match=r"0.weight is .*; 1.weight is not there"):
+        through_file(program("forward"), tmp_path, weights=False, model=nn.Sequential(nn.Linear(5, 5)))
+
+
+def test_changes_of_the_model_are_found(tmp_path: Path) -> None:
+    """A bound program is checked as one that was just captured: modes, classes, hooks, structure."""
+    model = layered()
+    whence.capture(model, (X,)).save(tmp_path / "p.whence", weights=False)
+    bound = whence.load(tmp_path / "p.whence", model=model)
+    changed = layered()
+    changed[2] = nn.GELU()
+    assert [row.guard.what for row in bound.check(changed, (X,))][:1] == ["2"]
+    assert {row.guard.name for row in bound.check(layered().eval(), (X,))} == {"training"}
+    assert bound.check(model, (torch.randn(5, 4),)) != []
+
+
+def test_memory_that_tensors_share_is_shared_again(tmp_path: Path) -> None:
+    """One tensor under several names, views of one memory, and strides are as they were."""
+
+    class Sharing(nn.Module):
+        part: Tensor
+        turned: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.whole = nn.Parameter(torch.randn(4, 6))
+            self.register_buffer("part", self.whole.detach()[1:3, ::2])
+            self.register_buffer("turned", torch.randn(6, 4).t())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.whole + self.part.sum() + self.turned.sum()
+
+    model = Sharing()
+    after = through_file(whence.capture(model, (X,)), tmp_path)
+    whole, part, turned = (after.state[after.input(name).name] for name in ("whole", "part", "turned"))
+    assert isinstance(whole, nn.Parameter) and torch.equal(part, whole[1:3, ::2])
+    assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    assert turned.stride() == model.turned.stride() and torch.equal(after.module()(X), model(X))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex128, torch.float8_e5m2, torch.uint16])
+def test_every_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Tensors of dtypes that readers of safetensors do not know are there, bit for bit."""
+
+    class Held(nn.Module):
+        held: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("held", torch.arange(6).reshape(2, 3).to(dtype))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.held.shape[0]
+
+    after = through_file(whence.capture(Held(), (X,)), tmp_path)
+    (found,) = after.state.values()
+    assert found.dtype is dtype and torch.equal(found.view(torch.uint8), Held().held.view(torch.uint8))
+
+
+def test_what_cannot_be_stored_is_named_at_once(tmp_path: Path) -> None:
+    """Python's functions and tensors that are made of others; no file is written."""
+
+    captured = whence.capture(doubled(nn.Linear(4, 4)), (X,))
+    with captured.track("mine") as edit:
+        for node in edit.graph.nodes:
+            if node.op == "call_function":
+                node.target = torch.add
+    with pytest.raises(NotStorable) as caught:
+        edit.program.save(tmp_path / "no.whence")
+    text = str(caught.value)
+    assert "calls add" in text and "the tensor weight" in text and len(caught.value.faults) > 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_operators_that_are_not_there_are_all_named() -> None:
+    """A file of another release loads where its operators exist."""
+
+    def rename(data: Any) -> None:
+        for row in data["tables"]["targets"]:
+            if row[:3] in (["operator", "aten", "relu"], ["operator", "aten", "linear"]):
+                row[2] = f"{row[2]}_of_tomorrow"
+
+    with pytest.raises(UnreadableFile, match=r"aten.linear_of_tomorrow.default, aten.relu_of_tomorrow"):
+        loaded(with_data(content("forward"), rename), "a file")
+
+
+def test_containers_that_are_not_there_are_named() -> None:
+    """A class among arguments or results that nobody has registered."""
+
+    def rename(data: Any) -> None:
+        for row in data["tables"]["classes"]:
+            row[0] = row[0].replace("builtins:dict", "elsewhere:Mapping")
+
+    with pytest.raises(UnreadableFile, match=r"elsewhere\.Mapping"):
+        loaded(with_data(content("constants"), rename), "a file")
+
+
+def test_later_versions_are_refused() -> None:
+    """A form that this release does not know."""
+    with pytest.raises(UnreadableFile, match="version 2"):
+        loaded(with_data(content("forward"), lambda data: {**data, "version": 2}), "a file")
+
+
+def test_losses_stay_names(tmp_path: Path) -> None:
+    """A function runs again when the program is given it."""
+    model = layered()
+    after = through_file(whence.capture(model, (X,), backward=sine), tmp_path)
+    assert repr(after.loss_function) == "sine"
+    with pytest.raises(CallError, match="sine cannot run"):
+        after.verify(model, (X,))
+    assert after.under(loss_function=sine).verify(model, (X,)).ok
+
+
+def test_arguments_are_called_as_before(tmp_path: Path) -> None:
+    """Defaults, keywords and structured results are those of the model."""
+    after = through_file(program("constants"), tmp_path).module()
+    before = program("constants").module(copy=True)
+    assert same_results(after(X), before(X)) and same_results(after(X, factor=2.0), before(x=X))
+    with pytest.raises(CallError, match="factor"):
+        after(X, factor=3.0)
+
+
+def test_named_containers(tmp_path: Path) -> None:
+    """Dictionaries with an order, lists, empty containers and sizes among arguments and results."""
+
+    def run(given: OrderedDict[str, Any], rows: list[Tensor]) -> dict[str, Any]:
+        return {"a": [given["x"] + rows[0], ()], "b": {"size": given["x"].shape, "none": None}}
+
+    args = (OrderedDict(x=X, y={}), [X])
+    before = whence.capture(run, args)
+    after = through_file(before, tmp_path)
+    say_the_same(before, after)
+    assert same_results(after.module()(*args), run(*args))
+
+
+IN_ANOTHER_PROCESS = """
+import sys, torch, whence
+loaded = whence.load(sys.argv[1])
+assert "transformers" not in sys.modules
+print(loaded.unflatten()(torch.ones(3, 4)).double().sum().item())
+"""
+
+
+def test_another_process_computes_the_same(tmp_path: Path) -> None:
+    """All that it takes is the file."""
+    model = layered()
+    whence.capture(model, (X,)).save(tmp_path / "p.whence")
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(tmp_path / "p.whence")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    here = whence.load(tmp_path / "p.whence").unflatten()(torch.ones(3, 4)).double().sum()
+    assert float(done.stdout) == here.item()
+
+
+def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    """No such file, no such folder."""
+    with pytest.raises(UsageError, match="cannot be read"):
+        whence.load(tmp_path / "none.whence")
+    with pytest.raises(UsageError, match="cannot be written"):
+        program("forward").save(tmp_path / "no" / "p.whence")

@@ -1,0 +1,130 @@
+"""Files that were changed: each is refused by name, or holds a program that is well formed. Nothing runs."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import pickle
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.interop.archive.mutations import mutated, with_data
+from tests.interop.archive.programs import KINDS, content
+from whence.captured import loaded
+from whence.errors import UnreadableFile
+from whence.program import wellformed
+from whence.program.guards.in_words import NamedOnly
+
+MANY = 4000
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What a file could run while it is read: commands, code that is text, pickles, modules to import."""
+    found: list[str] = []
+    for kind in ("sizes", "sizes of data"):
+        read(content(kind))  # which loads what reading files takes
+    before = sys.modules.keys() | set()
+
+    def noted(name: str) -> Callable[..., Any]:
+        return lambda *_args, **_kwargs: found.append(name)
+
+    for holder, name in ((os, "system"), (builtins, "eval"), (builtins, "exec"), (pickle, "loads")):
+        monkeypatch.setattr(holder, name, noted(name))
+    yield found
+    found += sys.modules.keys() - before
+
+
+def read(changed: bytes) -> bool:
+    """Read a file that was changed; False where it was refused by name."""
+    try:
+        program = loaded(changed, "a file")
+    except UnreadableFile:
+        return False
+    missing = {row.name for row in program.signature.state} - program.state.keys()
+    assert [fault.what for fault in wellformed.faults(program, without_state=bool(missing))] == []
+    for page in (str, repr, lambda each: str(each.guards), lambda each: each.to_json()):
+        page(program)
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_changed_files(kind: str, ran: list[str]) -> None:
+    """Bytes, members, and what the plain data says."""
+    _look_at(kind, 40, ran)
+
+
+@pytest.mark.random
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_changed_files(kind: str, ran: list[str]) -> None:
+    """The same with a hundred times as many."""
+    _look_at(kind, MANY, ran)
+
+
+def _look_at(kind: str, count: int, ran: list[str]) -> None:
+    for number in range(count):
+        with warnings.catch_warnings(action="ignore"):
+            changed = mutated(content(kind), random.Random(f"{kind}:{number}"))
+            try:
+                read(changed)
+            except Exception as error:
+                error.add_note(f"file {number} of {kind}")
+                raise
+    assert ran == []
+
+
+CODE = "__import__('os').system('x')"
+"""What no file may bring anybody to run."""
+
+
+def _place(*keys: Any) -> Callable[[Any], None]:
+    def change(data: Any) -> None:
+        holder = data
+        for key in keys[:-1]:
+            holder = holder[key]
+        holder[keys[-1]] = CODE
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("graphs", 0, "names", 0),
+        ("graphs", 0, "targets", 0),
+        ("tables", "symbols", 0, 0),
+        ("convention", "sizes", "rules", "columns", "condition", 0),
+        ("convention", "sizes", "readings", "columns", "name", 0),
+        ("convention", "sizes", "shapes", 0, 0),
+    ],
+)
+def test_code_in_the_place_of_a_name(keys: tuple[Any, ...], ran: list[str]) -> None:
+    """Names of nodes end up in code that fx writes, and conditions of sizes are evaluated."""
+    with pytest.raises(UnreadableFile):
+        loaded(with_data(content("sizes"), _place(*keys)), "a file")
+    assert ran == []
+
+
+def test_functions_of_python_are_not_called(ran: list[str]) -> None:
+    """A target is an operator, or one of a fixed table: no other function is found by its name."""
+
+    def change(data: Any) -> None:
+        data["tables"]["targets"] = [["function", "os.system"] for _ in data["tables"]["targets"]]
+
+    with pytest.raises(UnreadableFile, match=r"os\.system"):
+        loaded(with_data(content("forward"), change), "a file")
+    assert ran == []
+
+
+def test_classes_stay_names() -> None:
+    """A class that a file names is one of ours that is called so, also where this process has it."""
+    found = loaded(content("forward"), "a file").guards
+    owners = {row.owner for row in found if row.owner is not None}
+    assert "Linear" in {owner.__name__ for owner in owners}
+    assert all(owner.__mro__ == (owner, NamedOnly, object) for owner in owners)
