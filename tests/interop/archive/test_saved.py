@@ -25,7 +25,7 @@ from tests.tracing.attribution.test_wrapper_subclasses import doubled
 from tests.tracing.steps.small import batch, small, zero_first
 from whence._torch.pytrees import tree_flatten
 from whence.captured import loaded
-from whence.errors import CallError, MalformedProgram, NotStorable, UnreadableFile, UsageError
+from whence.errors import CallError, MalformedProgram, NotStorable, StaleCapture, UnreadableFile, UsageError
 
 PAGES = (str, repr, lambda p: str(p.guards), lambda p: str(p.calls), lambda p: str(p.signature))
 
@@ -41,6 +41,21 @@ def say_the_same(before: whence.Program, after: whence.Program) -> None:
 def test_every_kind_survives(kind: str, tmp_path: Path) -> None:
     """Pages, origins, calls, guards, layers and facts are those of the program that was saved."""
     say_the_same(program(kind), through_file(program(kind), tmp_path))
+
+
+def test_what_an_example_decided_survives(tmp_path: Path) -> None:
+    """A loaded program holds its runs to the same answers."""
+
+    class Routed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin() if x.sum() > 0 else x.cos()
+
+    before = whence.capture(Routed(), (torch.ones(3),), decide="example", backward=True)
+    after = through_file(before, tmp_path)
+    say_the_same(before, after)
+    assert after.decisions == before.decisions and len(after.decisions) == 1
+    with pytest.raises(StaleCapture, match="gt is False, and was True"):
+        after.module()(-torch.ones(3))
 
 
 @pytest.mark.parametrize("kind", KINDS)

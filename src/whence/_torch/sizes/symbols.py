@@ -193,7 +193,7 @@ def _strides(tensor: Tensor, sizes: Sequence[Any]) -> tuple[Any, ...]:
 
 def is_symbolic(value: object) -> bool:
     """Whether a value is a number that is not known before a program runs."""
-    return isinstance(value, SYMBOLIC) and not expression(value).is_number
+    return isinstance(value, SYMBOLIC) and bool(expression(value).free_symbols)
 
 
 def expression(value: Any) -> Any:

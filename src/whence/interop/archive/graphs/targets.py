@@ -15,6 +15,7 @@ from whence._torch.operators.schemas import (
     higher_order_named,
     operator_named,
 )
+from whence._torch.sizes.numbers import contents, sizes_of, stays, tensor_of
 
 _OF_OPERATOR = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs", "inv", "invert"),
@@ -38,6 +39,7 @@ FUNCTIONS: Mapping[str, Any] = MappingProxyType(
         **{f"math.{name}": getattr(math, name) for name in _OF_MATH},
         **{f"torch.{name}": found for name in _OF_TORCH if (found := getattr(torch, name, None))},
         **{f"builtins.{name}": found for name, found in _OF_PYTHON.items()},
+        **{f"whence.{found.__name__}": found for found in (contents, sizes_of, stays, tensor_of)},
     }
 )
 """Functions, none of them an operator, that a node may call."""

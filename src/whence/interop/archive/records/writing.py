@@ -20,7 +20,7 @@ from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.dims import dim_in_words
 from whence._torch.sizes.numbers import Unknown
 from whence._torch.sizes.structure import SizeStructures
-from whence._torch.sizes.symbols import SYMBOLIC
+from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of
 from whence.dependence.describe import shown
 from whence.errors import Fault
 from whence.interop.archive.records.forms import (
@@ -157,7 +157,7 @@ class Writer:
         if isinstance(value, Tensor):
             return {"tensor": self.tensor(value)}
         if isinstance(value, SYMBOLIC):
-            return {"size": self.sizes.written(value)}
+            return {"size": self.sizes.written(value)} if is_symbolic(value) else number_of(value)
         if kind in NAMED:
             return {NAMED[kind]: str(value).removeprefix("torch.")}
         return self._container(value)
