@@ -50,7 +50,7 @@ def test_what_an_example_decided_survives(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.sin() if x.sum() > 0 else x.cos()
 
-    before = whence.capture(Routed(), (torch.ones(3),), decide="example", backward=True)
+    before = whence.capture(Routed(), (torch.ones(3),), decide="example")
     after = through_file(before, tmp_path)
     say_the_same(before, after)
     assert after.decisions == before.decisions and len(after.decisions) == 1
