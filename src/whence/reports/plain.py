@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import op_name
-from whence._torch.sizes.symbols import SYMBOLIC, spelled
+from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of, spelled
 from whence._torch.versions.release import release
 from whence.program import Absent, Call, Constant, DecisionByValue, Input, Named, Output, Program, Structure
 from whence.program.node_records import origin_of, record_of
@@ -132,7 +132,7 @@ def value_of(value: Any) -> Any:
     if isinstance(value, Tensor):
         return {"tensor": _tensor(value)}
     if isinstance(value, SYMBOLIC):
-        return {"size": spelled(value)}
+        return {"size": spelled(value)} if is_symbolic(value) else number_of(value)
     if isinstance(value, Mapping):
         return {"mapping": {str(key): value_of(held) for key, held in value.items()}}
     if isinstance(value, slice):
