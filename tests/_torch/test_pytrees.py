@@ -10,8 +10,12 @@ from torch.utils import _pytree
 from torch.utils._pytree import SUPPORTED_NODES, _get_node_type
 
 from whence._torch.pytrees import (
+    TreeSpec,
+    container_spec,
+    containers,
     is_container,
     key_segments,
+    leaf_spec,
     spelled,
     tree_flatten,
     tree_flatten_with_path,
@@ -144,7 +148,7 @@ def test_equal_structures_are_equal() -> None:
     assert tree_flatten([1])[1] != tree_flatten((1,))[1]
 
 
-@pytest.mark.canary("torch.utils._pytree.KeyPath", "torch.utils._pytree.TreeSpec")
+@pytest.mark.canary("torch.utils._pytree.KeyPath")
 @pytest.mark.parametrize("name", ["SequenceKey", "MappingKey", "GetAttrKey", "KeyPath", "TreeSpec"])
 def test_private_names_are_there(name: str) -> None:
     """The names that we import from `torch.utils._pytree` exist."""
@@ -170,3 +174,20 @@ def test_sizes_come_back_as_sizes() -> None:
     assert kinds == [torch.Size] * 3
     assert type(again[2]["key"][1].y) is tuple
     assert type(tree_unflatten([1, "word", 3, 4, 5, 6, None], spec)[1]) is tuple
+
+
+@pytest.mark.canary("torch.utils._pytree.TreeSpec")
+def test_structures_are_made_of_their_parts() -> None:
+    """A `TreeSpec` of class, context and children is that of flattening; classes are found by name."""
+    value = {"a": [1, (2, None)], "b": Point(3, 4)}
+    _, wanted = tree_flatten(value)
+    kinds = containers()
+
+    def again(spec: TreeSpec) -> TreeSpec:
+        if spec.is_leaf():
+            return leaf_spec()
+        name = f"{spec.type.__module__}:{spec.type.__qualname__}"
+        return container_spec(kinds[name], spec.context, list(map(again, spec.children())))
+
+    assert again(wanted) == wanted
+    assert tree_unflatten([1, 2, None, 3, 4], again(wanted)) == value

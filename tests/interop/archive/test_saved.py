@@ -6,7 +6,7 @@ import copy
 import json
 import subprocess
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -320,6 +320,32 @@ def test_arguments_are_called_as_before(tmp_path: Path) -> None:
     assert same_results(after(X), before(X)) and same_results(after(X, factor=2.0), before(x=X))
     with pytest.raises(CallError, match="factor"):
         after(X, factor=3.0)
+
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+def test_named_tuples(tmp_path: Path) -> None:
+    """Their class has to be loaded, and is said by name where it is not."""
+
+    def run(pair: Any) -> Any:
+        return Pair(pair.right * 2, [pair.left])
+
+    before = whence.capture(run, (Pair(X, X + 1),))
+    after = through_file(before, tmp_path)
+    say_the_same(before, after)
+    found = after.module()(Pair(X, X + 1))
+    assert type(found) is Pair and same_results(found, run(Pair(X, X + 1)))
+
+    def rename(other: str) -> bytes:
+        text = members((tmp_path / "program.whence").read_bytes())["program.json"].decode()
+        data = json.loads(text.replace(f"{__name__}:Pair", other))
+        return with_data((tmp_path / "program.whence").read_bytes(), lambda _: data)
+
+    with pytest.raises(UnreadableFile, match=r"the named tuple somewhere\.Pair"):
+        loaded(rename("somewhere:Pair"), "a file")
+    with pytest.raises(UnreadableFile, match="is no named tuple"):
+        loaded(rename("os:system"), "a file")
 
 
 def test_named_containers(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ imported, and what a file calls a class or a function stays a name unless a live
 import base64
 import inspect
 import math
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from enum import Enum, StrEnum
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from whence._torch.fakes import as_leaf, fake_at
+from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.pytrees import TreeSpec, container_spec, containers, leaf_spec
 from whence._torch.sizes.numbers import Unknown
 from whence._torch.sizes.structure import SizeReader
@@ -51,7 +53,7 @@ from whence.interop.archive.records.forms import (
     Table,
     form_of,
 )
-from whence.interop.archive.records.names import CodePrint, LoadedNames, itself
+from whence.interop.archive.records.names import CodePrint, LoadedNames, itself, looked_up
 from whence.program import Absent, Constant, Named
 from whence.program.guards.in_words import InWords, OfClass
 from whence.provenance import CallSite, ModulePath, Source
@@ -270,18 +272,26 @@ class Reader:
         if row is None:
             return leaf_spec()
         kind, context, children = listed(row)
-        name = text(self._rows("classes")[place(kind, self.classes)][0])
         inside = [self.structure(child) for child in listed(children)]
-        made_with = self.anything(context)
-        known = containers().get("collections:namedtuple" if name == "builtins:NoneType" else name)
+        if kind is None:
+            return container_spec(namedtuple, self._named_tuple(mapping(context)["class"]), inside)
+        known = containers().get(name := self._name(kind))
         if known is None:
             self.missing.append(f"the class of containers {name.replace(':', '.')}")
-            known = tuple
-        if name == "builtins:NoneType":
-            raise_unless(
-                isinstance(made_with, type) and hasattr(made_with, "_fields"), "it is no named tuple"
-            )
-        return container_spec(known, made_with, inside)
+        return container_spec(known or tuple, self.anything(context), inside)
+
+    def _named_tuple(self, kind: Any) -> type:
+        """A class that is loaded: a structure makes instances of it."""
+        found = looked_up(name := self._name(kind))
+        if found is NOTHING:
+            self.missing.append(f"the named tuple {name.replace(':', '.')}")
+            return tuple
+        is_one = isinstance(found, type) and issubclass(found, tuple) and "_fields" in vars(found)
+        raise_unless(is_one, f"{name} is no named tuple")
+        return found  # type: ignore[no-any-return]
+
+    def _name(self, kind: Any) -> str:
+        return text(self._rows("classes")[place(kind, self.classes)][0])
 
     def _tensor(self, mode: Any, *row: Any) -> Tensor:
         dtype, device, shape, strides, requires_grad, is_parameter = row

@@ -235,13 +235,14 @@ class Writer:
     def _structure(self, spec: TreeSpec) -> list[Any] | None:
         if spec.is_leaf():
             return None
-        kind = spec.type if isinstance(spec.type, type) else type(None)  # a named tuple has it in its context
         context = self.anything(spec.context)
         if first_words(context) is not None:
-            self.refuse(
-                f"a {kind.__name__} among arguments or results", "what it is made with cannot be stored"
-            )
-        return [self.class_(kind), context, [self.structure(child) for child in spec.children()]]
+            what = f"a {spec.type.__name__} among arguments or results"
+            self.refuse(what, "what it is made with cannot be stored")
+        kind = (
+            self.class_(spec.type) if isinstance(spec.type, type) else None
+        )  # a named tuple, by its context
+        return [kind, context, [self.structure(child) for child in spec.children()]]
 
     def tensor(self, value: Tensor) -> int:
         """What is known of a tensor but its numbers, for each tensor by itself."""
