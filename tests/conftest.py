@@ -1,3 +1,4 @@
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ settings.register_profile("few", max_examples=5)
 settings.register_profile("conformance", max_examples=50)
 settings.load_profile("few")
 torch.set_num_threads(1)  # two workers share two cores
+gc.set_threshold(700, 10, 1000)  # looking through all that tests have loaded takes seconds each time
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -64,6 +64,11 @@ def other_number(model: Branching, x: Tensor) -> Tensor:
     return model.linear(x) * (2.0 if x.shape[0] == 1 else 3.0)
 
 
+def other_zero(model: Branching, x: Tensor) -> Tensor:
+    """The other side has a zero of the other sign."""
+    return 1 / (model.linear(x) * (0.0 if x.shape[0] == 1 else -0.0))
+
+
 def other_size(model: Branching, x: Tensor) -> Tensor:
     """The other side is right for its size alone."""
     result = model.linear(x)
@@ -100,6 +105,7 @@ REFUSED = {
     two_numbers: (0, "at least 1"),
     other_operation: (1, "other than 1"),
     other_number: (1, "other than 1"),
+    other_zero: (1, "other than 1"),
     other_size: (1, "other than 1"),
     other_attribute: (1, "other than 1"),
     other_constant: (1, "other than 1"),

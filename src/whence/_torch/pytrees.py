@@ -120,12 +120,12 @@ class Nth:
         return SUPPORTED_NODES[type(value)].flatten_fn(value)[0][self.number]
 
 
-def with_tensors_apart(value: Any, apart: Callable[[Any], Any] = taken_apart) -> Any:
+def with_tensors_apart(value: Any) -> Any:
     """A value in which tensors that are made of others are containers of them."""
     leaves, spec = _pytree.tree_flatten(value)
     if not any(map(is_composed, leaves)):
         return value
-    return tree_unflatten([apart(leaf) if is_composed(leaf) else leaf for leaf in leaves], spec)
+    return tree_unflatten([taken_apart(leaf) if is_composed(leaf) else leaf for leaf in leaves], spec)
 
 
 def composition_of(value: Any) -> list[tuple[str, Any, str] | None]:

@@ -44,13 +44,12 @@ class StateKind:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A thing with its state then; `path` is how a person calls it, `line` where code reads it."""
+    """A thing with its state then; `path` is how a person calls it."""
 
     path: str
     thing: Any
     kind: StateKind
     before: Any
-    line: str | None = None
 
     @property
     def is_unchanged(self) -> bool:
@@ -379,9 +378,9 @@ def is_iterator(thing: Any) -> bool:
     return type(getattr(kind, "__next__", None)) is WrapperDescriptorType and kind.__module__ != "_io"
 
 
-def save(path: str, thing: Any, line: str | None = None) -> list[Saved]:
+def save(path: str, thing: Any) -> list[Saved]:
     """A thing with its state."""
-    return [Saved(path, thing, kind, kind.read(thing), line) for kind in kinds_of(thing)]
+    return [Saved(path, thing, kind, kind.read(thing)) for kind in kinds_of(thing)]
 
 
 def contents_of(path: str, held: Container) -> list[Saved]:

@@ -26,12 +26,13 @@ def facts_of(tensor: Tensor) -> TensorFacts:
     return TensorFacts(kind, shape, tensor.dtype, device, tensor.layout, strides, tensor.requires_grad)
 
 
-def is_like(value: Any, facts: TensorFacts, kinds: Container[type] | None = None) -> bool:
-    """Whether a value is a tensor as the facts say, or of these `kinds`; faster than making them."""
-    kind, shape, dtype, device, layout, strides, requires_grad = facts
+def is_like(value: Any, facts: TensorFacts, kinds: Container[type]) -> bool:
+    """Whether a value is a tensor of one of these `kinds` and otherwise as the facts say; faster than making
+    them."""
+    _, shape, dtype, device, layout, strides, requires_grad = facts
     tensor: Any = value
     return bool(
-        (type(value) is kind if kinds is None else type(value) in kinds)
+        type(value) in kinds
         and tensor.requires_grad is requires_grad
         and tensor.dtype is dtype
         and tensor.layout is layout

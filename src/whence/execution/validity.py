@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from whence import hierarchy
 from whence.dependence.asking import Failed, attempt
 from whence.errors import LostState, NotCallable, UsageError
@@ -22,8 +20,9 @@ from whence.program.guards.guards import Guards
 from whence.program.guards.in_words import NamedOnly
 from whence.program.guards.observed import Left, Observed
 from whence.program.guards.rows import Unguarded, Violation
+from whence.program.queries.same_operations import same_operations
 from whence.program.state import bound_state
-from whence.schema import InputKind, OnViolation, OutputKind
+from whence.schema import OnViolation, OutputKind
 from whence.tracing.reads.kept_changes import applied
 from whence.tracing.sandbox.leftovers import probed
 from whence.tracing.target.subject import subject_of, tensors_by_name
@@ -180,14 +179,6 @@ def _roots(plan: GuardPlan, model: object) -> tuple[object, ...]:
         return tuple(module for _, module in subject_of(model).roots)
     except NotCallable:
         return ()
-
-
-def same_operations(left: Program, right: Program) -> bool:
-    """Whether two programs are one, operation for operation, over equal constants."""
-    if str(left.graph) != str(right.graph) or left.result != right.result:
-        return False
-    rows = [row.name for row in left.signature.inputs if row.kind is InputKind.CONSTANT]
-    return all(torch.equal(left.state[name], right.state[name]) for name in rows)
 
 
 def guarded(

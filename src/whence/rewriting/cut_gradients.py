@@ -46,21 +46,29 @@ def cut_gradients(
     detached: dict[fx.Node, fx.Node] = {}
     straight: list[str] = []
     for node in nodes:
-        if node.op == "placeholder":
-            carries = isinstance(value := node.meta.get("val"), Tensor) and (
-                value.requires_grad or (any_input and value.is_floating_point())
-            )
-        elif is_cut(node):
+        if node.op == "placeholder" or not is_cut(node):
+            is_carrying = carries_gradient(node, carrying, any_input=any_input)
+        else:
             held = _written_argument(node, sources)
             _detach_inputs(graph, node, carrying - {held}, detached)
-            carries = held in carrying
-            straight += [node.name] if carries else []
-        else:
-            holds_size = isinstance(node.meta.get("val"), SYMBOLIC)
-            carries = not holds_size and any(source in carrying for source in node.all_input_nodes)
-        if carries:
+            is_carrying = held in carrying
+            straight += [node.name] if is_carrying else []
+        if is_carrying:
             carrying.add(node)
     return frozenset(straight)
+
+
+def carries_gradient(node: fx.Node, carrying: Set[fx.Node | None], *, any_input: bool = False) -> bool:
+    """Whether autograd follows the value of a node, where it follows those `carrying` among its sources.
+
+    With `any_input` each input may need a gradient, whatever that of the example did.
+    """
+    value = node.meta.get("val")
+    if node.op == "placeholder":
+        return isinstance(value, Tensor) and (
+            value.requires_grad or (any_input and value.is_floating_point())
+        )
+    return not isinstance(value, SYMBOLIC) and not carrying.isdisjoint(node.all_input_nodes)
 
 
 def _written_argument(node: fx.Node, sources: Mapping[fx.Node, fx.Node]) -> fx.Node | None:

@@ -18,6 +18,7 @@ from whence._torch.sizes.numbers import RecordedNumber, Unknown
 from whence._torch.sizes.symbols import comparable, is_symbolic
 from whence.errors import Fault, Noting, UnsupportedOperator, UsageError
 from whence.program.node_records import RECORD, GraphFacts, place_of
+from whence.rewriting.cut_gradients import carries_gradient
 from whence.rewriting.edits.before import MARK
 from whence.rewriting.functionalize import functionalize
 from whence.rewriting.splice import Splice, UnknownValueError, called_again, replace_by
@@ -150,12 +151,7 @@ def _carrying(graph: fx.Graph) -> frozenset[fx.Node]:
     """The values that have a gradient in eager mode."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "placeholder":
-            carries = isinstance(value, Tensor) and value.requires_grad
-        else:
-            carries = node.target is not _DETACH and not found.isdisjoint(node.all_input_nodes)
-        if carries:
+        if node.target is not _DETACH and carries_gradient(node, found):
             found.add(node)
     return frozenset(found)
 

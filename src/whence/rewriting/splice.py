@@ -110,22 +110,12 @@ class Splice:
                     known[symbol] = self._node(aten.sym_size.int, (source, axis), {}, extent)
         if not found.free_symbols <= known.keys():
             raise UnknownValueError(f"it computes the size {size}")
-        return self._spelled(known, found)
 
-    def _spelled(self, known: dict[Any, fx.Node], found: Any) -> fx.Node:
-        tracer: Any = fx.proxy.GraphAppendingTracer(self.node.graph)
+        def write(target: Any, args: Any, kwargs: Any, values: Any) -> fx.Node:
+            return self._node(target, args, kwargs, target(*values[0], **values[1]))
 
-        def appended(_kind: str, target: Any, args: Any, kwargs: Any, *_rest: Any, **_options: Any) -> Any:
-            args, kwargs = tracer.create_arg(args), tracer.create_arg(kwargs)
-            given: Any = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
-            return fx.Proxy(self._node(target, args, kwargs, target(*given[0], **given[1])), tracer)
-
-        tracer.create_proxy = appended
-        proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in known.items()}
-        node: fx.Node = (
-            importlib.import_module("whence._torch.sizes.proxies").interpreted(proxies, found).node
-        )
-        return node
+        written: Callable[..., fx.Node] = importlib.import_module("whence._torch.sizes.proxies").written
+        return written(known, found, write)
 
 
 def replace_by(node: fx.Node, replacement: Any) -> list[tuple[fx.Node, Any]]:

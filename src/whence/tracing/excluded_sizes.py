@@ -9,33 +9,21 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, islice
-from typing import Any
 
-import torch
-from torch import Tensor, fx
-
-from whence._torch.graphs import nested_graph
-from whence._torch.sizes.symbols import SYMBOLIC, admit, are_same_at
+from whence._torch.sizes.symbols import admit
 from whence.dependence.asking import Failed, attempt
 from whence.program import Program
 from whence.program.arguments.open_sizes import SizeRule, Sizes
 from whence.program.guards.observed import Observed
+from whence.program.queries.same_operations import same_operations
 from whence.tracing.open_numbers import with_open_numbers
 from whence.tracing.target.example import Given, Numbers
 
-aten = torch.ops.aten
 Captured = tuple[Program, Observed]
 Again = Callable[[Numbers], Captured]
 """Captures once more, with these numbers."""
 _FEW = 2
 """A branch that excludes more sizes than this is about ranges, and is left alone."""
-_RESIZING = frozenset(
-    {
-        *(aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default),
-        *(aten.slice.Tensor, aten._reshape_copy.default, aten.slice_backward.default),
-    }
-)
-"""They give their argument, or a part of it, in a shape: where shape and strides are the same, just that."""
 _LARGEST = 4096
 """Further up no excluded size is looked for."""
 
@@ -120,97 +108,9 @@ def _is_same(open_: Captured, fixed: Captured, at: Mapping[str, int]) -> bool:
     rules = {rule.condition for rule in program.convention.sizes.rules}  # type: ignore[union-attr]
     if not all(rule.condition in rules for rule in other.convention.sizes.rules):  # type: ignore[union-attr]
         return False
-    rows = [_spelled_rows(each) for each in (program, other)]
-    if rows[0] != rows[1] or not all(
-        _is_same_tensor(held, other.state[name]) for name, held in program.state.items()
-    ):
-        return False
-    return _is_same_graph(program.graph_module, other.graph_module, at)
-
-
-def _is_same_tensor(left: Tensor, right: Tensor) -> bool:
-    """Whether state is the same, or a constant that each capture made holds the same bits."""
-    return left is right or (left.dtype == right.dtype and torch.equal(left, right))
+    return same_operations(program, other, at)
 
 
 def _read(observed: Observed) -> set[tuple[int | str, str]]:
     variables = {(found.path, "") for found, _ in observed.variables}
     return {*((id(read.holder), read.name) for read in observed.reads), *variables}
-
-
-def _spelled_rows(program: Program) -> list[Any]:
-    inputs = [(row.name, row.kind) for row in program.signature.inputs]
-    return [inputs, *[(row.name, row.kind, row.of) for row in program.signature.outputs], program.result.spec]
-
-
-def _is_same_graph(left: fx.GraphModule, right: fx.GraphModule, at: Mapping[str, int]) -> bool:
-    """Whether two graphs have the same operations, where sizes are numbers in the second that are open in the
-    first; what only computes sizes may differ."""
-    passed: dict[fx.Node, fx.Node] = {}
-    rows = [_computing(each, at, passed) for each in (left, right)]
-    if len(rows[0]) != len(rows[1]):
-        return False
-    partner: dict[fx.Node, fx.Node] = {}
-    for node, other in zip(*rows, strict=True):
-        partner[node] = other
-        if (node.op, node.target) != (other.op, other.target) and node.op != "get_attr":
-            return False
-        if not _are_same(_given(node, passed), _given(other, passed), partner, at):
-            return False
-        inner, nested = nested_graph(node), nested_graph(other)
-        if inner is not None and (nested is None or not _is_same_graph(inner, nested, at)):
-            return False
-    return True
-
-
-def _given(node: fx.Node, passed: Mapping[fx.Node, fx.Node]) -> Any:
-    return fx.map_arg((node.args, node.kwargs), lambda each: passed.get(each, each))
-
-
-def _computing(
-    module: fx.GraphModule, at: Mapping[str, int], passed: dict[fx.Node, fx.Node]
-) -> list[fx.Node]:
-    """The nodes that compute more than sizes; `passed` is told of those that give, at these sizes, what they
-    are given."""
-    rows = []
-    for node in module.graph.nodes:
-        if _gives_its_argument(node, at):
-            passed[node] = passed.get(node.args[0], node.args[0])
-        elif not _is_size(node):
-            rows.append(node)
-    return rows
-
-
-def _gives_its_argument(node: fx.Node, at: Mapping[str, int]) -> bool:
-    if node.op != "call_function" or node.target not in _RESIZING:
-        return False
-    found, given = (each.meta["val"] for each in (node, node.args[0]))  # type: ignore[union-attr]
-    if found.dim() != given.dim():
-        return False
-    if not all(map(are_same_at, found.shape, given.shape, (at,) * found.dim())):
-        return False
-    steps = zip(found.shape, found.stride(), given.stride(), strict=True)
-    return all(are_same_at(size, 1, at) or are_same_at(step, other, at) for size, step, other in steps)
-
-
-def _is_size(node: fx.Node) -> bool:
-    """Whether a node only computes with sizes."""
-    return node.op == "call_function" and isinstance(node.meta.get("val"), SYMBOLIC)
-
-
-def _are_same(left: Any, right: Any, partner: Mapping[fx.Node, fx.Node], at: Mapping[str, int]) -> bool:
-    if isinstance(left, fx.Node) and left in partner:
-        return partner[left] is right
-    if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
-        pairs = zip(left, right, strict=False)
-        return len(left) == len(right) and all(_are_same(*pair, partner, at) for pair in pairs)
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return left.keys() == right.keys() and all(_are_same(left[k], right[k], partner, at) for k in left)
-    if isinstance(left, slice) and isinstance(right, slice):
-        parts: Sequence[Any] = ("start", "stop", "step")
-        return all(_are_same(getattr(left, part), getattr(right, part), partner, at) for part in parts)
-    return are_same_at(_size(left), _size(right), at)
-
-
-def _size(value: Any) -> Any:
-    return value.meta.get("val") if isinstance(value, fx.Node) else value

@@ -8,8 +8,7 @@ layers stay equal, and a module can be called alone.
 
 import importlib
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,40 +111,21 @@ class SizeNodes:
             return number_of(number)
         if not found.free_symbols <= self._bases.keys():
             raise OuterNumber
-        known = {symbol: fx.Proxy(self._bases[symbol], self._tracer) for symbol in found.free_symbols}
-        with self._appending(create):
-            node: fx.Node = _interpreted(known, found).node
-        return node
 
-    @contextmanager
-    def _appending(self, create: Create) -> Iterator[None]:
-        """Operations on proxies become nodes that `create` appends, with the size that they compute."""
-        tracer: Any = self._tracer
-
-        def appended(_kind: str, target: Any, args: Any, kwargs: Any, *_rest: Any, **_options: Any) -> Any:
-            args, kwargs = tracer.create_arg(args), tracer.create_arg(kwargs)
+        def write(target: Any, args: Any, kwargs: Any, values: Any) -> fx.Node:
             node = create(target, args, kwargs)
-            values: Any = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
             if target is operator.truediv and is_symbolic(values[0][1]):
                 self._environment.require_nonzero(values[0][1])
             node.meta["val"] = target(*values[0], **values[1])
-            return fx.Proxy(node, tracer)
+            return node
 
-        tracer.create_proxy = appended
-        try:
-            yield
-        finally:
-            del tracer.create_proxy
+        known = {symbol: self._bases[symbol] for symbol in found.free_symbols}
+        return importlib.import_module("whence._torch.sizes.proxies").written(known, found, write)
 
     def _made(self, target: Any, args: tuple[Any, ...], size: Any) -> fx.Node:
         node = self._create(target, args, {})
         node.meta["val"] = size
         return node
-
-
-def _interpreted(known: dict[Any, fx.Proxy], found: Any) -> Any:
-    """An expression over proxies; what reads it comes with sympy."""
-    return importlib.import_module("whence._torch.sizes.proxies").interpreted(known, found)
 
 
 def bases_of(sizes: SizeNodes | None) -> frozenset[fx.Node]:

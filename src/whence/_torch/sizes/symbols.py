@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config
 
 from whence._torch.fakes import fake_like
+from whence._torch.plain_values import same_constant
 
 if TYPE_CHECKING:
     from whence._torch.sizes.environment import SizeEnvironment
@@ -148,10 +149,11 @@ def admit(values: Iterable[object], name: str, number: int) -> None:
 
 
 def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:
-    """Whether a size is what one of another environment is, where some sizes, by name, are these numbers."""
+    """Whether a size is what one of another environment is, where some sizes, by name, are these numbers; any
+    other constant is compared as such."""
     if isinstance(left, SYMBOLIC) or isinstance(right, SYMBOLIC):
         return bool(_environments().are_same_at(left, right, at))
-    return type(left) is type(right) and bool(left == right)
+    return same_constant(left, right)
 
 
 def size_at(size: Any, at: Mapping[str, int]) -> int | float:

@@ -184,7 +184,7 @@ def _size_at(place: tuple[int, bool, int], parts: Sequence[Any]) -> Any:
     return parts[number].shape[dim] if is_size else parts[number].stride(dim)
 
 
-def apart_differentiably(tensor: Any, gradient: Callable[[list[Any]], Any] | None = None) -> Any:
+def apart_differentiably(tensor: Any, gradient: Callable[[list[Any]], Any] | None) -> Any:
     """As `taken_apart`, with parts whose gradients arrive at the whole as one.
 
     `gradient` makes it of those of the plain parts; without, it has the layout of the whole.

@@ -63,17 +63,14 @@ class LeafConditions:
         """Whether a condition on values holds."""
         return bool(eval(condition, self._names, {value_at(at): value for at, value in enumerate(flat)}))
 
-    def compiled(
-        self, conditions: Sequence[str], count: int, sizes: Sizes | None, of_sizes: Sequence[str] = ()
-    ) -> Look:
-        """A function of so many values, which are in order; what is asked `of_sizes` comes last."""
+    def compiled(self, conditions: Sequence[str], count: int, sizes: Sizes | None) -> Look:
+        """A function of so many values, which are in order; what is asked of sizes comes last."""
         unpacked = "".join(f"{value_at(at)}, " for at in range(count))
         lines = [f"{unpacked[:-1]} = flat"] if unpacked else []
         lines += [f"if not ({condition}): return False" for condition in conditions]
         if sizes is not None:
             lines += [f"{row.name} = {_read(row.dimension, row.scale, row.offset)}" for row in sizes.readings]
-            of_sizes = [*(rule.condition for rule in sizes.rules), *of_sizes]
-        lines += [f"if not ({condition}): return False" for condition in of_sizes]
+            lines += [f"if not ({rule.condition}): return False" for rule in sizes.rules]
         source = "\n    ".join(["def fits(flat):", *lines, "return True"])
         names = dict(self._names)
         exec(compile(source, "<arguments>", "exec"), names)
