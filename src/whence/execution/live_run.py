@@ -138,6 +138,11 @@ class Live:
             if slot.key not in state and slot.initial is not None:
                 state[slot.key] = _made(slot.initial)
                 made.append((state, slot.key))
+        for parameter, key in self.step.empty:
+            state = self.optimizer.state[self.tensors[parameter]]
+            if key not in state:
+                state[key] = None
+                made.append((state, key))
         for number in self.step.numbers:
             group = self.optimizer.param_groups[number.group]
             if number.initial is not None and number.key not in group:

@@ -100,7 +100,8 @@ class Step:
     `call` is the user's function and `optimizer` the captured one, by reference. `groups` are the parameters
     of its groups by name. `without_gradient` are parameters whose `.grad` has to be None when the step
     begins, `cleared` those whose `.grad` is None afterwards, whatever it was.
-    `outside` are values that it reads from variables and objects around it.
+    `outside` are values that it reads from variables and objects around it. `empty` is state that is None, by
+    parameter and key: a first step puts it there.
     """
 
     call: Callable[..., Any]
@@ -112,6 +113,7 @@ class Step:
     without_gradient: frozenset[str] = frozenset()
     cleared: frozenset[str] = frozenset()
     outside: tuple[Outside, ...] = ()
+    empty: tuple[tuple[str, str], ...] = ()
 
     @property
     def optimizer_class(self) -> type:

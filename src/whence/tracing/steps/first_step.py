@@ -167,7 +167,15 @@ def _operations(session: StepSession, without: set[fx.Node]) -> Operations:
         if marks[node].phase is Phase.OPTIMIZER
         and node not in without
         and isinstance(node.target, OpOverload)
+        and not _is_of_numbers(node)
     )
+
+
+def _is_of_numbers(node: fx.Node) -> bool:
+    """Whether it makes a tensor of numbers of Python's: a constant where they are known, nodes where not."""
+    if node.target is aten.stack.default:
+        return all(part.target is aten.scalar_tensor.default for part in node.all_input_nodes)
+    return node.target in (*_PASSED_ON, aten.scalar_tensor.default)
 
 
 def _initial(session: StepSession, held: OptimizerEntry, history: Sequence[fx.Node]) -> Initial | None:

@@ -70,6 +70,7 @@ class _Taken:
     groups: tuple[GroupSlot, ...]
     before: frozenset[Key]
     settings: tuple[Setting, ...]
+    empty: tuple[tuple[str, str], ...]
 
 
 def record_step(
@@ -184,7 +185,8 @@ def _taken(session: StepSession, found: Optimizing, wish: StepAssumptions) -> _T
             states.append((StateSlot(node.name, str(held.parameter.paths[0]), held.key, initial), held))
     groups = [*_rates(session, found, wish, rows), *_numbers(session, found, wish, rows)]
     places = frozenset(held.place for held in before)
-    return _Taken(tuple(rows), tuple(states), tuple(groups), places, tuple(found.settings()))
+    empty = tuple((str(held.parameter.paths[0]), held.key) for held in before if held.value is None)
+    return _Taken(tuple(rows), tuple(states), tuple(groups), places, tuple(found.settings()), empty)
 
 
 def _begin(session: StepSession, found: Optimizing, wish: StepAssumptions) -> None:
@@ -347,4 +349,5 @@ def _step(subject: Subject, session: StepSession, found: Optimizing, taken: _Tak
         numbers=taken.groups,
         without_gradient=frozenset(names[key] for key in notes.assumed if key in names),
         cleared=frozenset(names[key] for key in gone),
+        empty=taken.empty,
     )
