@@ -87,8 +87,10 @@ def scales_by_a_list(group: dict[str, Any], held: dict[str, Any]) -> Any:
     return torch.tensor([-group["lr"] * group["beta"] ** held["taken"], 1.0])[0]
 
 
-ADVANCE = (*(counts, counts_in_the_group, multiplies, sums_rates, doubles), *(adds_whole_numbers, keeps))
-ADVANCE += (leaves_a_place_empty, scales_by_a_list)
+ADVANCE = (
+    *(counts, counts_in_the_group, multiplies, sums_rates, doubles, adds_whole_numbers, keeps),
+    *(leaves_a_place_empty, scales_by_a_list),
+)
 CASES = [(advance, taken) for advance in ADVANCE for taken in (0, 1, 3)]
 CASES += [(makes_a_tensor, 1), (looks_at_tensors, 1)]  # whose first step has a constant there
 
