@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import whence
 from tests.tracing.failing import Doing
@@ -106,3 +106,25 @@ def test_a_write_to_an_array_is_refused() -> None:
         whence.capture(Doing(written), (X,), decide="example")
     assert "test_decisions.py" in str(caught.value.where.line)
     assert asked(Doing(copied))[0][0] == "the content of x"
+
+
+class Named(nn.Module):
+    """Finds a module by a number in its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleDict({f"expert_{number}": nn.Linear(4, 4) for number in range(3)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in (x.sum(1) > 0).nonzero():
+            x = self.experts[f"expert_{number[0]}"](x)
+        return x
+
+
+def test_a_whole_number_in_a_text_is_decided() -> None:
+    """By which a model finds its modules."""
+    model, x = Named(), torch.diag(torch.tensor([1.0, -1.0, 1.0, -1.0]))[:3]
+    program = whence.capture(model, (x,), decide="example")
+    assert program.verify(model, (x,)).ok
+    with pytest.raises(whence.StaleCapture):
+        program.module()(-x)

@@ -1,6 +1,7 @@
 """Numbers and sizes that data decide are open by default, and all other sizes are fixed."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,64 @@ def test_what_data_decide_is_open(name: str, backward: Any) -> None:
     found = program.unflatten()(OTHER)
     assert torch.equal(found[1] if callable(backward) else found, model(OTHER))
     assert program.check(model, (OTHER,)) == []
+
+
+def _positive(x: Tensor) -> float:
+    return (x > 0).sum().item()
+
+
+def _asserting(m: Any, x: Tensor) -> Tensor:
+    assert x.max().item() <= 3.0
+    return m.linear(x)
+
+
+def _raising(m: Any, x: Tensor) -> Tensor:
+    if _positive(x) > x.numel() - 3:
+        raise ValueError("too many")
+    return m.linear(x)
+
+
+def _between(m: Any, x: Tensor) -> Tensor:
+    if not (1 <= _positive(x) < 6):
+        raise ValueError("too few or too many")
+    return m.linear(x)
+
+
+def _matching(m: Any, x: Tensor) -> Tensor:
+    picked = x[x > 0]
+    if picked.numel() != 4:
+        raise ValueError("as many as there are places")
+    return m.linear(x).flatten()[:4] * picked
+
+
+def _any(m: Any, x: Tensor) -> Tensor:
+    assert x.nonzero().shape[0], "nothing is there"
+    return m.linear(x)
+
+
+STATED: dict[str, tuple[Callable[[Any, Tensor], Tensor], Tensor]] = {
+    "an assertion about a number": (_asserting, OTHER * 4),
+    "an exception": (_raising, OTHER),
+    "two comparisons": (_between, OTHER),
+    "a size": (_matching, OTHER),
+    "a size that is not 0": (_any, torch.zeros(2, 4)),
+}
+
+
+@pytest.mark.parametrize("backward", MODES, ids=["forward", "tangents", "loss"])
+@pytest.mark.parametrize("name", STATED)
+def test_what_code_states_of_numbers_every_run_is_held_to(name: str, backward: Any) -> None:
+    """A branch of which one side raises says what holds; a run that it does not hold for raises there."""
+    computed, wrong = STATED[name]
+    model = Doing(computed)
+    program = whence.capture(model, (X,), backward=backward)
+    assert program.verify(model, (X,)).ok
+    assert not program.decisions
+    with pytest.raises((AssertionError, ValueError)):
+        model(wrong)
+    for runnable in (program.module(), program.unflatten()):
+        with pytest.raises(RuntimeError, match=rf"{Path(__file__).name}:\d+ in {computed.__name__}"):
+            runnable(wrong)
 
 
 def test_other_sizes_are_fixed() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from whence.dependence.asking import Failed, attempt
+from whence.errors import WhenceError
 from whence.provenance import Source
 from whence.tracing.source_lines import SourceFinder
 
@@ -43,14 +44,15 @@ class Answers:
 def with_eager_answers(told: Sequence[Source], capture: Callable[[Answers], Result]) -> Result:
     """What `capture` gives with as many of eager's answers as can be; `told` are lines that get another.
 
-    Raises what the last attempt raises, in which every line is told that it is compiled.
+    Raises what the last attempt raises, in which every line is told that it is compiled; where code breaks
+    that believes it, what the first one raises.
     """
     answers = Answers(frozenset(told))
-    found = attempt(lambda: capture(answers))
+    first = found = attempt(lambda: capture(answers))
     while isinstance(found, Failed) and answers.untold:
         answers, found = _told_more(answers, found, capture)
     if isinstance(found, Failed):
-        raise found.error
+        raise found.error if isinstance(found.error, WhenceError) else first.error
     return found  # type: ignore[no-any-return]
 
 

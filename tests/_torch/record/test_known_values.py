@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import whence
 
@@ -17,3 +17,23 @@ def test_an_assertion_of_torch_is_one_of_the_program() -> None:
     assert torch.equal(run(torch.full((2,), 2.0)), torch.full((2,), 2.0).sin())
     with pytest.raises(RuntimeError, match="the model requires otherwise"):
         run(torch.zeros(2))
+
+
+class Converting(nn.Module):
+    """Brings a part of itself to a dtype, as routers do that compute in float32."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear, self.dtype = nn.Linear(4, 4), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear.to(self.dtype)(x.to(self.dtype))
+
+
+def test_a_module_that_is_what_it_is_brought_to() -> None:
+    """Nothing is written then; with another dtype there would be other parameters."""
+    x = torch.randn(2, 4)
+    model = Converting(torch.float32)
+    assert whence.capture(model, (x,)).verify(model, (x,)).ok
+    with pytest.raises(whence.LostState, match=r"linear\.weight"):
+        whence.capture(Converting(torch.float64), (x,))

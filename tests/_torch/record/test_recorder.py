@@ -1,6 +1,7 @@
 """Canaries: fake tensors and the recording of operators."""
 
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -92,7 +93,7 @@ class Listener:
     def required(self, condition: str) -> str:
         return condition
 
-    def stated(self, *, called: bool) -> tuple[bool, str] | None:
+    def stated(self, branching: FrameType | None = None, *, called: bool) -> tuple[bool, str] | None:
         return None
 
     def user_of_sizes(self) -> object:

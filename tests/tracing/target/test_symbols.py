@@ -254,6 +254,25 @@ def test_a_static_cache_is_written_in_place(name: str, cached: None) -> None:
             token = expected[:, -1:].argmax(-1)
 
 
+def test_decode_beside_an_encoder(cached: None) -> None:
+    """The cache of a decoder that looks at an encoder: the step that is captured gives it back, filled."""
+    model, _, kwargs, *_ = case("t5").make()
+    model.eval()
+    inputs = {name: value for name, value in kwargs.items() if name != "use_cache"} | {"use_cache": True}
+    with torch.no_grad():
+        assert whence.capture(model, (), inputs).verify(model, (), inputs).ok
+        eager, given = (model(**inputs) for _ in range(2))
+        token = torch.zeros(len(eager.logits), 1, dtype=torch.long)
+        outputs = (given.encoder_last_hidden_state,)
+        example = {"encoder_outputs": outputs, "decoder_input_ids": token, "use_cache": True}
+        step = whence.capture(model, (), example | {"past_key_values": given.past_key_values}).module()
+        found = step(**example, past_key_values=given.past_key_values)
+        expected = model(**example, past_key_values=eager.past_key_values)
+    assert torch.equal(found.logits, expected.logits)
+    assert found.past_key_values.is_updated == expected.past_key_values.is_updated
+    assert found.past_key_values.get_seq_length() == expected.past_key_values.get_seq_length()
+
+
 def sliding(kind: str, window: int) -> Any:
     """A decoder of two layers with attention in a window, in both or in the first."""
     transformers: Any = pytest.importorskip("transformers")

@@ -53,7 +53,11 @@ class FunctionMode(TorchFunctionMode):
         func, args = self._with_numbers(func, args)
         if _reads_value(func, args):
             return self._decided_content(func, args)
+        if func is Tensor.__format__ and (text := self._decided_text(*args)) is not None:
+            return text
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
+            if args[1] is args[0]:
+                return None  # `module.to` with what a module has already
             raise self.recorder.listener.data_replaced(args[0])
         self._tell(func, args, kwargs or {})
         if self.recorder.environment is not None:
@@ -93,6 +97,14 @@ class FunctionMode(TorchFunctionMode):
         if decider is None or (given := decider.content(func, args)) is None:
             raise self.recorder.listener.value_needed(func, args[:1], func)
         return given
+
+    def _decided_text(self, tensor: Tensor, spec: str) -> str | None:
+        """A whole number as text, by which models find modules; None for others: people read those."""
+        decider = self.recorder.decider
+        if decider is None or tensor.ndim or tensor.is_floating_point() or tensor.is_complex():
+            return None
+        number = decider.content(Tensor.item, (tensor,))
+        return None if number is None else format(number, spec)
 
     def _decided_numbers(self, func: Any, data: Any, read: Sequence[Tensor]) -> Any:
         """Tensors in a list as numbers of the example."""

@@ -1,6 +1,7 @@
 """What a recording tells, and asks."""
 
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, Protocol
 
 from torch import Tensor, fx
@@ -46,10 +47,11 @@ class RecordingListener(Protocol):
     def required(self, condition: str) -> str:
         """The model states a condition for every run; what one says where it does not hold."""
 
-    def stated(self, *, called: bool) -> tuple[bool, str] | None:
+    def stated(self, branching: FrameType | None = None, *, called: bool) -> tuple[bool, str] | None:
         """What a truth that Python asks for has to be for the model not to raise, and what a run says else.
 
-        `called` says that the model called a function for it.
+        `branching` is the code that asks, the innermost that is not ours by default; `called` says that it
+        called a function for the truth.
         """
 
     def here(self) -> Place:

@@ -11,6 +11,7 @@ import operator
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,6 +118,7 @@ class Recorder(ProxyTorchDispatchMode):
         if self.environment is not None:
             self.environment.where = listener.reading
             self.environment.required = self._require
+            self.environment.stated = partial(listener.stated, called=False)
             tracer: Any = self.tracer
             self.sizes = SizeNodes(self.environment, self._append_size, listener.user_of_sizes, tracer)
             tracer.symnode_tracker = Slots(self.sizes)
@@ -126,14 +128,14 @@ class Recorder(ProxyTorchDispatchMode):
         self.listener.size_recorded(node)
         return node
 
-    def _require(self, condition: Any) -> None:
-        """Append an assertion of what the model states of numbers that only a run knows."""
+    def _require(self, condition: Any, otherwise: str | None) -> bool:
+        """Append an assertion of what the model states of numbers that only a run knows; whether it could."""
         sizes: Any = self.sizes
-        if sizes.knows(condition):
-            args = (sizes.argument(condition), self.listener.required(spelled(condition)))
-            node = self.tracer.graph.create_node("call_function", ASSERT, args, {})
-            node.meta["val"] = None
-            self.listener.size_recorded(node)
+        if not sizes.knows(condition):
+            return False
+        args = (sizes.argument(condition), otherwise or self.listener.required(spelled(condition)))
+        self._append_size(ASSERT, args, {}).meta["val"] = None
+        return True
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What Python computes of sizes is written down where an operation uses it."""

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import sympy
 import torch
-from torch import SymBool, SymInt
+from torch import SymBool, SymFloat, SymInt
 from torch._guards import Source
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -78,8 +79,9 @@ class SizeEnvironment(ShapeEnv):
 
     `bases` are the symbols of inputs by name, `names` says how every symbol is spelled. `where` is asked
     for the place of a decision; `filled` are the symbols that must not be 0, with the place of that.
-    `required` is told what code states of numbers that only a run knows, and `decide` gives what the example
-    says where code decides by one.
+    `required` is told what code states of numbers that only a run knows, with what a run says else, and tells
+    whether the program says so; `stated` is asked whether code at a branch raises on one of its sides, and
+    `decide` gives what the example says where code decides by such a number.
     With `keeps_whole` a composite runs that the program has as one operator. Inside `kernels` statements are
     PyTorch's own, which it makes again in every run.
     """
@@ -91,7 +93,8 @@ class SizeEnvironment(ShapeEnv):
         self.decisions: list[Decision] = []
         self.where: Callable[[], Any] = lambda: None
         self.filled: dict[Any, Any] = {}
-        self.required: Callable[[SymBool], None] = lambda _: None
+        self.required: Callable[[SymBool, str | None], bool] = lambda *_: False
+        self.stated: Callable[[FrameType], tuple[bool, str] | None] = lambda _: None
         self.decide: Callable[[Any], Any] = lambda _: None
         self._in_kernel = False
         self.keeps_whole = False
@@ -111,12 +114,27 @@ class SizeEnvironment(ShapeEnv):
         try:
             result = super().evaluate_expr(orig_expr, *args, **kwargs)
         except UnknownSize as error:
+            if (stated := self._stated(orig_expr)) is not None:
+                return stated
             if (decided := self.decide(orig_expr)) is not None:
                 return self._learnt(orig_expr, sympy.sympify(decided))
             error.whence_names = self.names  # type: ignore[attr-defined]
             raise
         self._note(known, orig_expr)
         return result
+
+    def _stated(self, asked: Any) -> Any:
+        """The answer with which code goes on that raises with the other, and to which every run is held."""
+        branching = None if self._in_kernel else _branching()
+        found = None if branching is None else self.stated(branching)
+        if found is None:
+            return None
+        wanted, otherwise = found
+        holds = asked if wanted else sympy.Not(asked)
+        if not self.required(self.create_symboolnode(holds), otherwise):
+            return None
+        super().guard_or_defer_runtime_assert(holds, otherwise)
+        return sympy.sympify(wanted)
 
     def _learnt(self, asked: Any, answer: Any) -> Any:
         """An answer; of a whole number it is what the symbol stands for from now on."""
@@ -132,7 +150,7 @@ class SizeEnvironment(ShapeEnv):
         """Require, as `torch._check` does, and note it."""
         known = len(self.guards)
         if self._is_for_a_run(orig_expr):
-            self.required(self.create_symboolnode(orig_expr))
+            self.required(self.create_symboolnode(orig_expr), None)
         result = super().guard_or_defer_runtime_assert(orig_expr, *args, **kwargs)
         self._note(known, orig_expr)
         return result
@@ -289,6 +307,23 @@ def _is_statement() -> bool:
     else:
         return False
     return frame is not None
+
+
+_TRUTHS = (SymBool.__bool__.__code__, SymInt.__bool__.__code__, SymFloat.__bool__.__code__)
+
+
+def _branching() -> FrameType | None:
+    """The code that asks by itself whether a condition on sizes holds; None where it is asked elsewhere."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame is None or frame.f_code in _TRUTHS:
+            break
+        frame = frame.f_back
+    else:
+        return None
+    while frame is not None and frame.f_code in _TRUTHS:
+        frame = frame.f_back
+    return frame
 
 
 _RELATIONS: dict[Any, Callable[[int], str]] = {

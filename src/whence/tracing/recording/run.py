@@ -385,5 +385,5 @@ def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
         why="a result is a tensor, a constant, or a container that pytree knows; tensors in other objects "
         "would be lost",
         remedy="return tensors in a tuple, dict or dataclass, or register the class with pytree; caches of "
-        "transformers are left out with use_cache=False",
+        "transformers are containers after whence.register_caches(), and left out with use_cache=False",
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -339,9 +339,9 @@ class Session:
         """What a run says where a condition that the model states does not hold."""
         return f"{condition} does not hold, and torch._check requires it ({self.here()})"
 
-    def stated(self, *, called: bool) -> tuple[bool, str] | None:
+    def stated(self, branching: FrameType | None = None, *, called: bool) -> tuple[bool, str] | None:
         """What a truth has to be where the other side of a branch only raises, and what a run says else."""
-        wanted = required(frame_outside(), called=called)
+        wanted = required(branching or frame_outside(), called=called)
         return (
             None if wanted is None else (wanted, f"the model requires otherwise ({self._finder.current()})")
         )

@@ -6,7 +6,6 @@ from typing import Any
 from whence._torch.pytrees import GetAttrKey, SequenceKey, is_container, register_container
 from whence.errors import UsageError
 
-_NAMES = ("DynamicCache", "StaticCache")
 _LAYERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "DynamicLayer": (("keys", "values"), ()),
     "DynamicSlidingWindowLayer": (("keys", "values", "cumulative_length"), ("sliding_window",)),
@@ -20,7 +19,7 @@ _LAYERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def register_caches() -> tuple[str, ...]:
-    """Let transformers' `DynamicCache` and `StaticCache` be passed to captured models, and returned.
+    """Let captured models take and return transformers' `DynamicCache`, `StaticCache`, `EncoderDecoderCache`.
 
     It registers them with `torch.utils._pytree`, for the process, unless somebody has done so; call it before
     `capture`. In a program a cache is its tensors: `kwargs['past_key_values'].layers[0].keys`. Layers with a
@@ -33,9 +32,9 @@ def register_caches() -> tuple[str, ...]:
         found: Any = importlib.import_module("transformers.cache_utils")
     except ImportError as error:
         raise UsageError("transformers is not installed", remedy="pip install transformers") from error
-    new = [name for name in _NAMES if not is_container(getattr(found, name))]
+    new = [name for name in _CONTAINERS if not is_container(getattr(found, name))]
     for name in new:
-        register_container(getattr(found, name), _flattened, _restored)
+        register_container(getattr(found, name), *_CONTAINERS[name])
     return tuple(new)
 
 
@@ -72,6 +71,21 @@ def _restored(tensors: Any, context: Any) -> Any:
     return cache
 
 
+def _halves(cache: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    """The two caches of a decoder that looks at an encoder, and of which layers the second is filled."""
+    names = ("self_attention_cache", "cross_attention_cache")
+    rows = [((GetAttrKey(name),), getattr(cache, name)) for name in names]
+    return rows, (type(cache), tuple(cache.is_updated.items()))
+
+
+def _joined(caches: Any, context: Any) -> Any:
+    kind, filled = context
+    cache = kind.__new__(kind)
+    cache.self_attention_cache, cache.cross_attention_cache = caches
+    cache.is_updated = dict(filled)
+    return cache
+
+
 def _layer(row: Any, tensors: Any) -> Any:
     kind, held, initialised, made_with = row
     options = dict(made_with)
@@ -88,3 +102,11 @@ def _layer(row: Any, tensors: Any) -> Any:
             layer.batch_size, layer.num_heads = layer.keys.shape[:2]
             layer.k_head_dim, layer.v_head_dim = layer.keys.shape[-1], layer.values.shape[-1]
     return layer
+
+
+_CONTAINERS = {
+    "DynamicCache": (_flattened, _restored),
+    "StaticCache": (_flattened, _restored),
+    "EncoderDecoderCache": (_halves, _joined),
+}
+"""How each class comes apart, and how it is put together again."""
