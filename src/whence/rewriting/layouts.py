@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from whence._torch.operators.fake_layouts import is_laid_out_two_ways
 from whence._torch.operators.schemas import is_elementwise
 from whence._torch.sizes.symbols import comparable
 
@@ -28,8 +29,10 @@ def inputs_behind(node: fx.Node) -> set[str]:
 
 
 def have_one_layout(node: fx.Node, other: fx.Node) -> bool:
-    """Whether two values of one shape lie in memory alike; nothing is decided about sizes that vary."""
-    return _layout(node.meta["val"]) == _layout(other.meta["val"])
+    """Whether two values of one shape are sure to lie in memory alike; nothing is decided about sizes that
+    vary."""
+    value = node.meta["val"]
+    return _layout(value) == _layout(other.meta["val"]) and not is_laid_out_two_ways(value)
 
 
 def _layout(value: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -101,3 +101,31 @@ def test_other_operators_are_left_alone() -> None:
     result = torch.ones(2)
     assert said_of(aten.mm.default).layout is None
     assert laid_out(aten.mm.default, (), result) is result
+
+
+class Pyramid(nn.Module):
+    """A row of pixels becomes a picture of one, which is written in place and grows."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 3, padding=1)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixel = self.activation(self.first(x.transpose(1, 2).reshape(2, 64, 1, 1)))
+        return self.second(F.interpolate(pixel, size=(4, 4), mode="nearest"))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.Hardtanh(inplace=True), nn.ReLU()]
+)
+def test_a_picture_of_one_pixel_that_is_written(activation: nn.Module, backward: bool) -> None:
+    """It stays channels last, and so does the convolution behind it; a new tensor of a kernel does not."""
+    x = torch.randn(2, 1, 64)
+    model = Pyramid(activation)
+    program = whence.capture(model, (x,), backward=backward)
+    result = program.verify(model, (x,))
+    assert result.ok, str(result)
+    with torch.no_grad():
+        assert torch.equal(program.unflatten()(x), model(x))

@@ -53,6 +53,18 @@ def as_on_meta(func: Any) -> LayoutRule:
     return laid_out
 
 
+def is_laid_out_two_ways(tensor: Any) -> bool:
+    """Whether a tensor is contiguous and channels last at once, as one of a single pixel can be.
+
+    Which of the two a kernel's new tensor is then, fake kernels do not know, and convolutions go by it.
+    """
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or has_open_sizes(tensor):
+        return False
+    if 1 not in tensor.shape or not tensor.is_contiguous():
+        return False
+    return suggest_memory_format(tensor) is not torch.contiguous_format
+
+
 def _on_meta(given: Any) -> Any:
     """An argument without numbers; a number among tensors is a tensor to the kernel, without dimensions."""
     if isinstance(given, Tensor):
