@@ -37,3 +37,25 @@ def test_a_module_that_is_what_it_is_brought_to() -> None:
     assert whence.capture(model, (x,)).verify(model, (x,)).ok
     with pytest.raises(whence.LostState, match=r"linear\.weight"):
         whence.capture(Converting(torch.float64), (x,))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_an_index_made_of_single_numbers(backward: bool) -> None:
+    """`x[rows, columns]` with tuples of tensors: they are one tensor, of which nobody needs the numbers."""
+
+    class Marking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows, columns = zip(*x.argsort(1)[:, :2], strict=True)
+            x = self.linear(x)
+            x[rows, columns] = 0.0
+            return x * x[:, rows].sum()
+
+    model, x = Marking(), torch.randn(4, 4)
+    program = whence.capture(model, (x,), backward=backward)
+    assert not program.decisions
+    for inputs in (x, torch.randn(4, 4)):
+        assert program.verify(model, (inputs,)).ok

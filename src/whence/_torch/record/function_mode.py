@@ -33,6 +33,7 @@ _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _SET_REQUIRES = frozenset({Tensor.requires_grad_, _TENSOR.requires_grad.__set__})
 _AS_INTEGER = Tensor.__int__
 _INDEXINGS = (Tensor.__getitem__, Tensor.__setitem__)
+_WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 _DETACH = frozenset({Tensor.detach_, torch.detach_})
 
 
@@ -86,6 +87,8 @@ class FunctionMode(TorchFunctionMode):
         if self.recorder.decider is not None:
             func, args = with_known_rows(self.recorder.decider, func, args)
             args = (self.recorder.decider.whole(args[0]),) if func is _AS_INTEGER else args
+        if func in _INDEXINGS and isinstance(args[1], tuple):
+            args = (args[0], tuple(map(_as_index, args[1])), *args[2:])
         if func in _MAKERS and args and isinstance(args[0], list | tuple):
             read = [leaf for leaf in tree_flatten(args[0])[0] if isinstance(leaf, FakeTensor)]
             args = (self._decided_numbers(func, args[0], read), *args[1:]) if read else args
@@ -136,6 +139,15 @@ class FunctionMode(TorchFunctionMode):
         if func in _DETACH and args[0].requires_grad:
             with below_autograd():
                 torch.ops.aten.detach_.default(args[0])
+
+
+def _as_index(item: Any) -> Any:
+    """A sequence of single whole numbers, which C++ would read one by one, as the tensor that they make."""
+    if not isinstance(item, list | tuple) or not any(isinstance(part, FakeTensor) for part in item):
+        return item
+    kinds = {part.dtype if isinstance(part, Tensor) and not part.ndim else None for part in item}
+    is_whole = len(kinds) == 1 and kinds <= _WHOLE
+    return torch.stack(tuple(item)) if is_whole else item
 
 
 def _as_number(tensor: Tensor) -> Any:
