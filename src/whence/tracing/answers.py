@@ -44,16 +44,24 @@ class Answers:
 def with_eager_answers(told: Sequence[Source], capture: Callable[[Answers], Result]) -> Result:
     """What `capture` gives with as many of eager's answers as can be; `told` are lines that get another.
 
-    Raises what the last attempt raises, in which every line is told that it is compiled; where code breaks
-    that believes it, what the first one raises.
+    Raises what the last attempt raises, in which every line is told that it is compiled.
     """
     answers = Answers(frozenset(told))
     first = found = attempt(lambda: capture(answers))
     while isinstance(found, Failed) and answers.untold:
         answers, found = _told_more(answers, found, capture)
     if isinstance(found, Failed):
-        raise found.error if isinstance(found.error, WhenceError) else first.error
+        raise _beside(found.error, first.error)
     return found  # type: ignore[no-any-return]
+
+
+def _beside(error: Exception, first: Exception) -> Exception:
+    """An error of code that was told that it is compiled, with what came of eager's answers."""
+    if error is not first and not isinstance(error, WhenceError):
+        error.add_note(
+            f"with eager's answers the capture ended otherwise: {str(first).partition(chr(10))[0]}"
+        )
+    return error
 
 
 def _told_more(

@@ -8,7 +8,7 @@ does. None of them returns a tensor that shares memory with an argument, or writ
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
 
 aten = torch.ops.aten
+
+
+_COMPARED = frozenset({type(None), bool, int, float, str, list})
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,25 @@ class Composite:
         """The call; None for tensors that stand for many, under autocast, and for what does not fit."""
         try:
             call = self.bind(*args, **kwargs)
-        except TypeError:
+        except (TypeError, KeyError):
             return None  # the function says what is wrong
-        return call if call is not None and _is_simple(call) else None
+        if call is None or not _is_simple(call):
+            return None
+        return replace(call, args=_without_defaults(self.operator, call.args))
+
+
+def _without_defaults(operator: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments without those at the end that are the operator's own defaults, as PyTorch writes calls."""
+    kept = list(args)
+    for argument, described in reversed(list(zip(args, operator._schema.arguments, strict=False))):
+        if not described.has_default_value() or not _is_default(argument, described.default_value):
+            break
+        kept.pop()
+    return tuple(kept)
+
+
+def _is_default(argument: Any, default: Any) -> bool:
+    return type(argument) is type(default) and type(argument) in _COMPARED and argument == default
 
 
 def _is_simple(call: CompositeCall) -> bool:
@@ -93,12 +112,8 @@ def _attention(
     is_causal: bool = False,
     **options: Any,
 ) -> CompositeCall:
-    args, defaults = [query, key, value, attn_mask, dropout_p, is_causal], [None, 0.0, False]
-    while defaults and (args[-1] is defaults[-1] or args[-1] == defaults[-1]):
-        args.pop()
-        defaults.pop()
     given = {name: value for name, value in options.items() if value is not None and value is not False}
-    return CompositeCall(tuple(args), given)
+    return CompositeCall((query, key, value, attn_mask, dropout_p, is_causal), given)
 
 
 def _layer_norm(
@@ -113,6 +128,111 @@ def _dropout(
     count = input.numel()
     gives_input = not training or not p or (type(count) is int and not count)
     return CompositeCall((input, p, True)) if not inplace and not gives_input else None
+
+
+def _by_name(order: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments under the names that a function gives them, in this order."""
+    return {**dict(zip(order.split(), args, strict=False)), **named}
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """The arguments of a convolution over so many dimensions; `options` are those behind the bias."""
+
+    dimensions: int
+    options: str = "stride padding dilation groups"
+
+    def __call__(self, *args: Any, **named: Any) -> CompositeCall | None:
+        """The call; None where the padding has a name: that is another operator."""
+        given = _by_name(f"input weight bias {self.options}", args, named)
+        if isinstance(given.get("padding"), str):
+            return None
+        options = (self._option(given, name) for name in self.options.split())
+        return CompositeCall((given["input"], given["weight"], given.get("bias"), *options))
+
+    def _option(self, given: Mapping[str, Any], name: str) -> Any:
+        value = given.get(name, 0 if "padding" in name else 1)
+        return value if name == "groups" else _as_list(value, self.dimensions)
+
+
+_TRANSPOSED = "stride padding output_padding groups dilation"
+
+
+def _as_list(size: Any, dimensions: int) -> list[Any]:
+    given = list(size) if isinstance(size, tuple | list) else [size]
+    return given * dimensions if len(given) == 1 else given
+
+
+def _batch_norm(*args: Any, **named: Any) -> CompositeCall | None:
+    """One that trains writes to its statistics, and is taken apart."""
+    order = "input running_mean running_var weight bias training momentum eps"
+    given = _by_name(order, args, named)
+    if given.get("training", False):
+        return None
+    tensors = [given.get(name) for name in ("input", "weight", "bias", "running_mean", "running_var")]
+    numbers = given.get("momentum", 0.1), given.get("eps", 1e-5)
+    return CompositeCall((*tensors, False, *numbers, torch.backends.cudnn.enabled))
+
+
+def _group_norm(
+    input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> CompositeCall:
+    return CompositeCall((input, num_groups, weight, bias, eps))
+
+
+def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> CompositeCall:
+    return CompositeCall((input, list(normalized_shape), weight, eps))
+
+
+def _softmax(
+    input: Any, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+) -> CompositeCall | None:
+    if dim is None:
+        return None
+    return CompositeCall((input, dim) if dtype is None else (input, dim, dtype))
+
+
+def _max_pool(*args: Any, **named: Any) -> CompositeCall | None:
+    order = "input kernel_size stride padding dilation ceil_mode return_indices"
+    given = _by_name(order, args, named)
+    if given.get("return_indices", False):
+        return None
+    kernel, stride = given["kernel_size"], given.get("stride")
+    sizes = (kernel, kernel if stride is None else stride, given.get("padding", 0), given.get("dilation", 1))
+    return CompositeCall(
+        (given["input"], *(_as_list(size, 2) for size in sizes), given.get("ceil_mode", False))
+    )
+
+
+def _adaptive_pool(input: Any, output_size: Any) -> CompositeCall | None:
+    """A size of which a part is the input's own is taken apart."""
+    sizes = _as_list(output_size, 2)
+    return None if None in sizes else CompositeCall((input, sizes))
+
+
+def _adaptive_pool_of_rows(input: Any, output_size: Any) -> CompositeCall:
+    return CompositeCall((input, _as_list(output_size, 1)))
+
+
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
+
+def _cross_entropy(*args: Any, **named: Any) -> CompositeCall | None:
+    """One that is given averaging in PyTorch's former words is taken apart."""
+    order = "input target weight size_average ignore_index reduce reduction label_smoothing"
+    given = {"reduction": "mean", "ignore_index": -100, **_by_name(order, args, named)}
+    if given.get("size_average") is not None or given.get("reduce") is not None:
+        return None
+    tensors = (given["input"], given["target"], given.get("weight"))
+    reduction = _REDUCTIONS.get(given["reduction"])
+    smoothing = given.get("label_smoothing", 0.0)
+    return (
+        None if reduction is None else CompositeCall((*tensors, reduction, given["ignore_index"], smoothing))
+    )
+
+
+def _softmax_along(input: Any, dim: int, dtype: Any = None) -> CompositeCall | None:
+    return _softmax(input, dim, dtype=dtype)
 
 
 def _recurrent(input: Any, hidden: Any, parameters: Any, *options: Any) -> CompositeCall | None:
@@ -141,6 +261,23 @@ _BY_FUNCTION: dict[Any, Composite] = {
     F.scaled_dot_product_attention: Composite(aten.scaled_dot_product_attention.default, _attention),
     F.layer_norm: Composite(aten.layer_norm.default, _layer_norm),
     F.dropout: Composite(aten.dropout.default, _dropout),
+    torch.conv1d: Composite(aten.conv1d.default, _Convolution(1)),
+    torch.conv2d: Composite(aten.conv2d.default, _Convolution(2)),
+    torch.conv3d: Composite(aten.conv3d.default, _Convolution(3)),
+    torch.conv_transpose1d: Composite(aten.conv_transpose1d.default, _Convolution(1, _TRANSPOSED)),
+    torch.conv_transpose2d: Composite(aten.conv_transpose2d.input, _Convolution(2, _TRANSPOSED)),
+    torch.conv_transpose3d: Composite(aten.conv_transpose3d.input, _Convolution(3, _TRANSPOSED)),
+    F.batch_norm: Composite(aten.batch_norm.default, _batch_norm),
+    F.group_norm: Composite(aten.group_norm.default, _group_norm),
+    F.rms_norm: Composite(aten.rms_norm.default, _rms_norm),
+    F.softmax: Composite(aten.softmax.int, _softmax),
+    **dict.fromkeys((Tensor.softmax, torch.softmax), Composite(aten.softmax.int, _softmax_along)),
+    F.log_softmax: Composite(aten.log_softmax.int, _softmax),
+    **dict.fromkeys((Tensor.log_softmax, torch.log_softmax), Composite(aten.log_softmax.int, _softmax_along)),
+    F.max_pool2d: Composite(aten.max_pool2d.default, _max_pool),
+    torch.adaptive_avg_pool1d: Composite(aten.adaptive_avg_pool1d.default, _adaptive_pool_of_rows),
+    F.adaptive_avg_pool2d: Composite(aten.adaptive_avg_pool2d.default, _adaptive_pool),
+    F.cross_entropy: Composite(aten.cross_entropy_loss.default, _cross_entropy),
     torch.lstm: Composite(aten.lstm.input, _recurrent),
     torch.gru: Composite(aten.gru.input, _recurrent),
     torch.rnn_tanh: Composite(aten.rnn_tanh.input, _recurrent),

@@ -10,16 +10,31 @@ from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import op_name, short_name
 from whence.interop.graphs.frames import STACK
 from whence.program import Call, Program
+from whence.program.guards.expectations import ExpectedHolder
+from whence.program.guards.rows import Guard
 from whence.program.node_records import RECORD
 from whence.provenance import Source
+from whence.schema import GuardKind
 
 ROOT_KEY = "L__self__"
 
 
 def classes_of(program: Program) -> dict[str, str]:
-    """The full names of the classes of modules by path, where the exporter of the program said them."""
+    """The full names of the classes of modules by path, as guards know them or the exporter said them."""
+    held = ((row, row.expected) for row in program.guards)
+    guarded = {
+        _path_of(row): _full_name(known.type) for row, known in held if isinstance(known, ExpectedHolder)
+    }
     stacks = (node.meta.get(STACK) or {} for node in program.graph.nodes)
-    return {str(path): str(kind) for stack in stacks for path, kind, *_ in stack.values()}
+    return guarded | {str(path): str(kind) for stack in stacks for path, kind, *_ in stack.values()}
+
+
+def _path_of(row: Guard) -> str:
+    return row.what if row.kind is GuardKind.SUBMODULE else ""
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def with_metadata(program: Program, node: fx.Node, classes: Mapping[str, str]) -> dict[str, Any]:
