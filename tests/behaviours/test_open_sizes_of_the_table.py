@@ -61,6 +61,7 @@ def _outputs(module: nn.Module, args: Any, kwargs: Any) -> list[Any]:
     return tree_leaves(module(*args, **kwargs))
 
 
+@pytest.mark.slow
 def test_the_batch_that_clip_fixes_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its contrastive loss counts rows with `len()`: both inputs are named with the line; the rest works."""
     monkeypatch.setattr(dynamic, "FIXED", frozenset())

@@ -35,6 +35,7 @@ def test_submodules_of_a_joint_tree(name: str) -> None:
     assert differences(name, case(name).loss) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_submodules_of_a_tree_with_tangents(name: str) -> None:
     """The same with the captured backward of every output."""

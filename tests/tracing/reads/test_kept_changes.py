@@ -26,8 +26,8 @@ X = torch.full((2, 4), 1.0)
 
 
 PLACES = all_places()
-SLOW = frozenset({"pair_in_a_module_of_pythons"})
-"""Each capture looks through all that the process has, as for the first of its kind."""
+SLOW = frozenset({"in_a_module_of_pythons", "pair_in_a_module_of_pythons"})
+"""Each capture looks through all that the process has, which is much among so many tests."""
 EVERY_PLACE = pytest.mark.parametrize(
     "place",
     [
