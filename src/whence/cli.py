@@ -31,6 +31,8 @@ from whence.viewer import file_name
 
 OK, FAILED, USAGE = 0, 1, 2
 PIPED_WIDTH = 200
+SCHEMA = 1
+"""The version of what commands print with `--json`, whose schemas are in `schemas/`."""
 MOST_SHOWN = 20
 LAST_LINES = 12
 MODEL_HELP = "package.module:factory, or hf:LlamaForCausalLM(num_hidden_layers=2, hidden_size=64)"
@@ -322,7 +324,8 @@ def _captured(named: NamedModel, *, backward: bool) -> Program:
 
 
 def _print_json(console: Console, data: Any, ok: bool) -> int:
-    console.print(json.dumps(data, indent=2), markup=False)
+    said = {"schema": SCHEMA, **data} if isinstance(data, dict) else data
+    console.print(json.dumps(said, indent=2, allow_nan=False), markup=False)
     return OK if ok else FAILED
 
 
