@@ -40,7 +40,7 @@ def test_schemas_are_schemas(name: str) -> None:
 
 def test_all_that_is_written_as_json_has_one() -> None:
     """Programs, files, and every command that prints plain data."""
-    commands = ["check", "demo", "diff", "doctor", "report", "show", "verify", "view"]
+    commands = ["check", "demo", "diff", "doctor", "graph", "report", "show", "verify", "view"]
     assert sorted(["program", "archive", *commands]) == NAMES
 
 
@@ -102,6 +102,8 @@ def test_the_schema_of_files_is_that_of_the_records() -> None:
         ["diff", MODEL, MODEL, "--forward"],
         ["diff", MODEL, "hf:GPT2LMHeadModel(n_layer=1, n_embd=32, n_head=2)", "--forward"],
         ["view", MODEL, "--forward"],
+        ["graph", MODEL, "--forward"],
+        ["graph", MODEL, "--forward", "--format", "trace", "--output", "trace.json"],
         ["verify", MODEL, "--forward"],
         ["check", MODEL, "--forward"],
         ["check", MODEL, "--forward", "--guards"],
