@@ -44,6 +44,7 @@ WORDS = {
     "capture_step": "step",
     "from_exported_program": "program",
     "load": "program",
+    "region": "region",
     "register_caches": "state",
     "unflatten": "tree",
 }

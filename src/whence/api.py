@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram, FlatArgsAdapter
 
 from whence import hierarchy, interop
+from whence._torch.record.annotations import region
 from whence.captured import Program, capture, capture_step, full, loaded
 from whence.errors import (
     CallError,
@@ -258,6 +259,7 @@ __all__ = [
     "capture_step",
     "from_exported_program",
     "load",
+    "region",
     "register_caches",
     "unflatten",
 ]
