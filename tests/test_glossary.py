@@ -39,6 +39,7 @@ WORDS = {
     "Verification": "verification",
     "Violation": "violation",
     "attach": "attach",
+    "bisect": "pass",
     "cached": "capture",
     "capture": "capture",
     "capture_step": "step",

@@ -20,6 +20,7 @@ from whence.program.node_records import GraphFacts, constant_origin, facts_in, o
 from whence.program.queries.decisions import DecisionByValue, decisions_in
 from whence.program.queries.draws import Draw, draws_in
 from whence.program.queries.finding import find_input, find_output
+from whence.program.queries.history import PassEntry
 from whence.program.queries.notebook import opening_html
 from whence.program.queries.printing import page
 from whence.program.queries.selecting import select
@@ -88,6 +89,7 @@ class Program:
     their own. `guards` is what the capture assumed. `replay` says which calls were not run, because they had
     to do what an equal one did. `step` is there for a program of a whole training step: what it needs of the
     optimizer. `circumstances` are what the capture was asked for, and under what it ran.
+    `history` has an entry for each pass since then, in order.
     """
 
     graph_module: fx.GraphModule
@@ -101,6 +103,7 @@ class Program:
     replay: Replays = field(default_factory=Replays)
     step: Step | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
+    history: tuple[PassEntry, ...] = ()
 
     @property
     def name(self) -> str:

@@ -37,6 +37,7 @@ def plain(program: Program) -> dict[str, Any]:
         "calls": [_call(call) for call in program.calls.rows],
         "nodes": [_node(node, program) for node in program.graph.nodes],
         "draws": [_draw(row) for row in program.draws],
+        "history": [row.to_dict() for row in program.history],
         "decisions": [_decision(row) for row in program.decisions],
         "guards": program.guards.to_dict(),
     }
