@@ -11,6 +11,7 @@ from whence.reports.devices import Device
 from whence.reports.diff import Diff, diff_of
 from whence.reports.figures import figures_of
 from whence.reports.formats import text_of
+from whence.reports.formats.network import network
 from whence.reports.memory import Memory, memory_of
 from whence.reports.plain import plain
 from whence.reports.report import Report, report_of
@@ -91,9 +92,14 @@ class Reported(Program):
 
         `"model-explorer"`: JSON whose layers are phases, then modules. `"trace"`: JSON for Perfetto and
         Chrome, operations one behind another, each as long as `cost(device)` says ("h100", if none is named),
-        and memory. `"dot"`: for Graphviz, calls are clusters. Raises `UsageError` for other forms.
+        and memory. `"dot"`: for Graphviz, calls are clusters. `"tlparse"`: a log of artefacts for `tlparse`.
+        Raises `UsageError` for other forms.
         """
         return text_of(self, form, device)
+
+    def to_networkx(self) -> Any:
+        """The graph as a `networkx.MultiDiGraph`: nodes by name, with operator, phase, call, line, FLOPs."""
+        return network(figures_of(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Signature, calls, nodes, origins and guards as plain data, in the form of `docs/schema.md`."""

@@ -15,7 +15,7 @@ from whence.reports.modules import module_report
 from whence.reports.numbers import scaled
 from whence.viewer import file_name
 
-FORMS = ("dot", "model-explorer", "trace", "json")
+FORMS = ("dot", "model-explorer", "trace", "tlparse", "json")
 
 
 def show(options: argparse.Namespace, console: Console) -> int:
