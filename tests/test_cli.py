@@ -139,7 +139,7 @@ def test_doctor_names_what_is_gone(
         "whence.execution.doctor.looked_for", lambda: {"torch._a.b": False, "torch._C.c": True}
     )
     monkeypatch.setattr("whence.execution.doctor.release", lambda: "2.16.0")
-    monkeypatch.setattr("whence.cli.GPT", None)
+    monkeypatch.setattr("whence.cli.trusting.GPT", None)
     assert main(["doctor"]) == FAILED
     lines = capsys.readouterr().out.splitlines()
     told = {line[:15].strip(): line[15:] for line in lines}
@@ -278,6 +278,66 @@ def test_a_file_stands_in_the_place_of_a_model(tmp_path: Path, capsys: pytest.Ca
     assert main(["show", path, "--select", "0"]) == OK and "aten.linear" in capsys.readouterr().out
     assert main(["report", path]) == OK and "Linear" in capsys.readouterr().out
     assert main(["diff", path, path]) == OK
+    assert main(["graph", path]) == OK and "digraph" in capsys.readouterr().out
+    assert main(["view", path, "--html", str(tmp_path / "page.html")]) == OK
     broken.write_bytes(b"PK")
     assert main(["show", str(broken)]) == FAILED and "WH504" in capsys.readouterr().err
     assert main(["show", str(tmp_path / "none.whence")]) == USAGE and "WH401" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["dot", "model-explorer", "trace", "json"])
+def test_graph_writes_what_other_tools_read(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Printed as it is, in a file, or as data that says how much it is."""
+    assert main(["graph", TINY_BERT, "--forward", "--format", form]) == OK
+    printed = capsys.readouterr().out
+    assert printed.startswith("digraph" if form == "dot" else "{")
+    file = tmp_path / "graph"
+    assert main(["graph", TINY_BERT, "--forward", "--format", form, "-o", str(file), "--json"]) == OK
+    data = json.loads(capsys.readouterr().out)
+    assert data["bytes"] == file.stat().st_size and data["path"] == str(file)
+    assert file.read_text().rstrip() == printed.rstrip()
+
+
+def test_a_graph_that_cannot_be_written_is_bad_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says which file, and why."""
+    assert main(["graph", TINY_BERT, "--forward", "-o", str(tmp_path / "nowhere" / "graph")]) == USAGE
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["show"], ["report", "--forward"], ["diff", TINY_BERT, "--forward"]])
+def test_pages_beside_what_is_printed(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `--html` a command that looks at programs writes their page, too."""
+    page = tmp_path / "page.html"
+    assert main([command[0], TINY_BERT, *command[1:], "--html", str(page)]) == OK
+    assert page.read_text().startswith("<!doctype html>") and capsys.readouterr().out
+
+
+def test_help_is_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """It names every command, how models are named, examples, and the exit status; a command is a line."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert ended.value.code == OK
+    first, *_ = (line for line in lines if line.startswith("    demo "))
+    assert first == "    demo                capture the training step of a GPT, and verify it"
+    for heading in ("commands:", "models:", "examples:", "exit status:", "completion:"):
+        assert heading in lines
+
+
+def test_what_takes_long_is_said_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal alone, and beside what is printed."""
+    assert main(["show", TINY_BERT]) == OK
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["show", TINY_BERT]) == OK
+    shown = capsys.readouterr()
+    assert "capturing the forward of BertForMaskedLM" in shown.err and "capturing" not in shown.out

@@ -39,11 +39,13 @@ WORDS = {
     "Verification": "verification",
     "Violation": "violation",
     "attach": "attach",
+    "bisect": "pass",
     "cached": "capture",
     "capture": "capture",
     "capture_step": "step",
     "from_exported_program": "program",
     "load": "program",
+    "region": "region",
     "register_caches": "state",
     "unflatten": "tree",
 }

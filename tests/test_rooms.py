@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "whence"
 
 LINES = (
-    {"__init__", "__main__", "api", "captured", "cli", "demo", "models", "testing"},
+    {"__init__", "__main__", "api", "captured", "cli", "demo", "models", "reported", "testing"},
     {"viewer", "distributed"},
     {"reports", "execution", "interop"},
     {"hierarchy", "guards", "tracing"},
@@ -20,7 +20,13 @@ LINES = (
     {"errors", "schema"},
 )
 ROOMS = set().union(*LINES)
-NEIGHBOURS = {"__main__": {"cli"}, "api": {"captured"}, "cli": {"api", "demo", "models"}, "demo": {"api"}}
+NEIGHBOURS = {
+    "__main__": {"cli"},
+    "api": {"captured"},
+    "captured": {"reported"},
+    "cli": {"api", "demo", "models"},
+    "demo": {"api"},
+}
 
 
 FILES = 12

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram, FlatArgsAdapter
 
 from whence import hierarchy, interop
+from whence._torch.record.annotations import region
 from whence.captured import Program, capture, capture_step, full, loaded
 from whence.errors import (
     CallError,
@@ -45,6 +46,7 @@ from whence.errors import (
     WhenceError,
 )
 from whence.execution.bound import Bound
+from whence.execution.values.culprit import Culprit, culprit
 from whence.execution.verify import Verification
 from whence.guards import Guarded
 from whence.hierarchy import Tree
@@ -56,7 +58,7 @@ from whence.provenance import CallSite, ModulePath, Origin, Source
 from whence.reports.cost import Cost
 from whence.reports.memory import Memory
 from whence.reports.report import Report
-from whence.rewriting import Edit
+from whence.rewriting import Edit, GraphPass, Pass
 from whence.schema import GuardKind, InputKind, OnViolation, OutputKind, Phase, Quality, Strictness
 from whence.tracing.target.caches import register_caches
 
@@ -170,6 +172,28 @@ def load(path: str | Path, *, model: Callable[..., Any] | None = None) -> Progra
     return loaded(interop.content_of(path), str(path), model)
 
 
+def bisect(
+    program: Program,
+    passes: Sequence[Pass | GraphPass],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    check: Callable[[Program], object] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> Culprit | None:
+    """Which of these passes makes `program` compute something else; None where all of them keep every bit.
+
+    They are applied in order, as `program.apply` does, and the programs in between are run on these arguments
+    from one random state: outputs, gradients and new state are compared bit for bit. So many programs are run
+    as halving takes, and the pass that is named is one before which all was well, and after which it was not.
+    `check` takes the place of the comparison: a function of a program that is true where it is as it should
+    be. `inputs` are those of `program.run`.
+
+    Raises what a pass and what `program.run` raise, and `UsageError` where `check` fails before any pass.
+    """
+    return culprit(program, passes, (args, kwargs, inputs or {}), check)
+
+
 def unflatten(
     program: _Program | ExportedProgram,
     flat_args_adapter: FlatArgsAdapter | None = None,
@@ -253,11 +277,13 @@ __all__ = [
     "Violation",
     "WhenceError",
     "attach",
+    "bisect",
     "cached",
     "capture",
     "capture_step",
     "from_exported_program",
     "load",
+    "region",
     "register_caches",
     "unflatten",
 ]

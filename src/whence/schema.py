@@ -11,6 +11,20 @@ class Phase(StrEnum):
     OPTIMIZER = "optimizer"
 
 
+class Aspect(StrEnum):
+    """What an operation is besides its phase.
+
+    `LOSS` computes the value that is differentiated from what the model returned. `RECOMPUTED` runs again in
+    the backward, for a checkpoint. `SAVED` is a value of the forward that the backward reads. `RANDOM` draws
+    random numbers.
+    """
+
+    LOSS = "loss"
+    RECOMPUTED = "recomputed"
+    SAVED = "saved"
+    RANDOM = "random"
+
+
 class Quality(StrEnum):
     """How sure an origin is; never overstated.
 

@@ -1,5 +1,6 @@
 """Compare two runs, value by value."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +23,9 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self)
+        size = self.difference
+        is_number = size is None or math.isfinite(size)
+        return {**asdict(self), "difference": size if is_number else {"number": str(size)}}
 
     def __str__(self) -> str:
         size = "" if self.difference is None else f" by at most {self.difference:.3g}"

@@ -72,13 +72,14 @@ def diagnosis(verified: Callable[[], Verification]) -> Diagnosis:
 def _versions() -> dict[str, str]:
     return {
         "PyTorch": release(),
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: version_of(name) for name in _PACKAGES},
         "Python": platform.python_version(),
         "platform": platform.platform(),
     }
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of a package as it is installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -85,6 +85,14 @@ def origin_of(node: fx.Node) -> Origin:
     return _UNKNOWN if record is None else record.origin or _UNKNOWN
 
 
+def constant_origin(node: fx.Node) -> Origin:
+    """Where a constant came from: the call and the line of the operation that reads it first."""
+    first = next((user for user in node.users if user.op == "call_function"), None)
+    read = _UNKNOWN if first is None else origin_of(first)
+    known = read.quality is not Quality.NONE
+    return Origin(read.phase, read.calls, Quality.INFERRED, read.source) if known else _UNKNOWN
+
+
 def has_origin(node: fx.Node) -> bool:
     """Whether somebody said where the node came from."""
     return record_of(node).origin is not None

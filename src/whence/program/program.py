@@ -16,9 +16,11 @@ from whence.program.arguments.optimizer_arguments import Step
 from whence.program.calls import Call, Calls, Structure
 from whence.program.guards.guards import Guards
 from whence.program.layers import Layers, layers_of
-from whence.program.node_records import GraphFacts, facts_in, origin_of
+from whence.program.node_records import GraphFacts, constant_origin, facts_in, origin_of
 from whence.program.queries.decisions import DecisionByValue, decisions_in
+from whence.program.queries.draws import Draw, draws_in
 from whence.program.queries.finding import find_input, find_output
+from whence.program.queries.history import PassEntry
 from whence.program.queries.notebook import opening_html
 from whence.program.queries.printing import page
 from whence.program.queries.selecting import select
@@ -26,6 +28,7 @@ from whence.program.queries.shapes import Shapes, shapes_of
 from whence.program.replay import Replays
 from whence.program.signature import Input, Output, Signature
 from whence.provenance import ModulePath, Origin, Source
+from whence.schema import InputKind
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Program:
     their own. `guards` is what the capture assumed. `replay` says which calls were not run, because they had
     to do what an equal one did. `step` is there for a program of a whole training step: what it needs of the
     optimizer. `circumstances` are what the capture was asked for, and under what it ran.
+    `history` has an entry for each pass since then, in order.
     """
 
     graph_module: fx.GraphModule
@@ -99,6 +103,7 @@ class Program:
     replay: Replays = field(default_factory=Replays)
     step: Step | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
+    history: tuple[PassEntry, ...] = ()
 
     @property
     def name(self) -> str:
@@ -153,8 +158,18 @@ class Program:
         return found
 
     def where(self, node: fx.Node | str) -> Origin:
-        """Where a node came from; raises `SelectionError` for a name that is not in the graph."""
-        return origin_of(self.node(node) if isinstance(node, str) else node)
+        """Where a node came from; raises `SelectionError` for a name that is not in the graph.
+
+        A constant came from where it is first read: its origin is `inferred`.
+        """
+        found = self.node(node) if isinstance(node, str) else node
+        return constant_origin(found) if found.name in self._constants else origin_of(found)
+
+    @cached_property
+    def _constants(self) -> frozenset[str]:
+        """The nodes that read constants."""
+        rows = self.signature.state
+        return frozenset(row.name for row in rows if row.kind is InputKind.CONSTANT)
 
     def input(self, name: str) -> Input:
         """The input with this placeholder name, fully qualified name, alias or pytree path."""
@@ -169,9 +184,13 @@ class Program:
 
         A path fits a node when it fits the call that made the node or any module above it, so
         `layers.*.self_attn` includes what its projections do. `lin@1` is the second call of a module alone,
-        and `type=Linear` stands for all modules of a class. Raises `SelectionError` when nothing fits.
+        and `type=Linear` stands for all modules of a class. `region=attention` is what ran in a `with
+        whence.region("attention")`, and any `key=text` what `torch.fx.traceback.annotate` says so of.
+        In the place of a phase stand `loss`, `recomputed`, `saved` (read by the backward) and `random`, and
+        in that of an operation a kind of inputs: `layers.* :: kind=parameter`.
+        Raises `SelectionError` when nothing fits.
         """
-        return select(list(self.nodes()), self.calls, pattern)
+        return select(self, pattern)
 
     def call_of(self, node: fx.Node) -> Call:
         """The call whose graph holds the node; the program itself for nodes outside any module."""
@@ -190,6 +209,11 @@ class Program:
     def decisions(self) -> tuple[DecisionByValue, ...]:
         """What values of tensors decided at the capture: a run whose values decide otherwise raises."""
         return decisions_in(self.graph.nodes)
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        """The operations that draw random numbers, in order, with the call and the line of each."""
+        return draws_in(self.nodes())
 
     @property
     def shapes(self) -> Shapes:

@@ -15,6 +15,7 @@ from whence._torch.sizes.symbols import UnknownAtHand, names_of_sizes
 from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
+from whence.program.queries.notebook import opening_html
 from whence.provenance.places import ancestors
 from whence.reports.devices import Device, device_of
 from whence.reports.flops import bytes_at, flops_of
@@ -96,6 +97,9 @@ class Cost:
         """Plain data."""
         rows = [row.to_dict() for row in self.rows]
         return {"rows": rows, "gaps": dict(self.gaps), "beyond": dict(self.beyond), "device": self.device}
+
+    def _repr_html_(self) -> str:
+        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         moved = scaled(self.total.read + self.total.written)

@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from whence._torch.operators.schemas import op_name
 from whence.program import Program
 from whence.program.node_records import origin_of, place_of
+from whence.program.queries.marks import READS_NO_VALUE
+from whence.program.queries.notebook import opening_html
 from whence.reports.cost import checked_sizes, data_named, viewed_argument
 from whence.reports.flops import bytes_at
 from whence.reports.numbers import scaled
@@ -30,11 +31,6 @@ _KINDS = {
 }
 
 _SHOWN = 5
-_LIKE = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_zeros", "new_empty")
-)
-"""Operators that read no value, but how large it is."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +71,9 @@ class Memory:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {**asdict(self), "parts": dict(self.parts), "kept_bytes": self.kept_bytes}
+
+    def _repr_html_(self) -> str:
+        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         return f"<Memory: {scaled(self.kept_bytes)}B kept, peak {scaled(self.peak)}B>"
@@ -201,7 +200,7 @@ def _kept(storages: Storages) -> Iterator[Kept]:
     seen: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
     for node in storages.nodes:
         is_backward = node.op == "call_function" and origin_of(node).phase is Phase.BACKWARD
-        if not is_backward or getattr(node.target, "overloadpacket", None) in _LIKE:
+        if not is_backward or getattr(node.target, "overloadpacket", None) in READS_NO_VALUE:
             continue
         for source in node.all_input_nodes:
             for base in storages.bases[source]:

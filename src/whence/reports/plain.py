@@ -13,10 +13,13 @@ from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import op_name
+from whence._torch.record.annotations import said_of
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of, spelled
 from whence._torch.versions.release import release
 from whence.program import Absent, Call, Constant, DecisionByValue, Input, Named, Output, Program, Structure
-from whence.program.node_records import origin_of, record_of
+from whence.program.node_records import record_of
+from whence.program.queries.draws import Draw
+from whence.provenance import Origin
 
 SCHEMA = 1
 _NAMED = {torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "format"}
@@ -32,7 +35,9 @@ def plain(program: Program) -> dict[str, Any]:
         "attributes": [_input(row) for row in program.signature.attributes],
         "outputs": [_output(row) for row in program.signature.outputs],
         "calls": [_call(call) for call in program.calls.rows],
-        "nodes": [_node(node) for node in program.graph.nodes],
+        "nodes": [_node(node, program) for node in program.graph.nodes],
+        "draws": [_draw(row) for row in program.draws],
+        "history": [row.to_dict() for row in program.history],
         "decisions": [_decision(row) for row in program.decisions],
         "guards": program.guards.to_dict(),
     }
@@ -46,6 +51,16 @@ def _decision(row: DecisionByValue) -> dict[str, Any]:
         "asked": row.asked,
         "answer": value_of(row.answer),
         "drawn": row.drawn,
+    }
+
+
+def _draw(row: Draw) -> dict[str, Any]:
+    return {
+        "node": row.node,
+        "operation": row.operation,
+        "phase": row.phase.value,
+        "call": None if row.call is None else str(row.call),
+        "source": None if row.source is None else str(row.source),
     }
 
 
@@ -92,7 +107,7 @@ def _leaf(leaf: Named | Constant | Absent) -> Any:
             return {"absent": reason}
 
 
-def _node(node: fx.Node) -> dict[str, Any]:
+def _node(node: fx.Node, program: Program) -> dict[str, Any]:
     inner = nested_graph(node)
     return {
         "name": node.name,
@@ -101,13 +116,18 @@ def _node(node: fx.Node) -> dict[str, Any]:
         "args": value_of(node.args),
         "kwargs": value_of(node.kwargs),
         "value": value_of(node.meta.get("val")),
-        "origin": _origin(node),
-        **({} if inner is None else {"graph": [_node(each) for each in inner.graph.nodes]}),
+        "origin": _origin(node, program.where(node)),
+        **({} if inner is None else {"graph": [_node(each, program) for each in inner.graph.nodes]}),
+        **({"annotations": _annotations(node)} if said_of(node) else {}),
     }
 
 
-def _origin(node: fx.Node) -> dict[str, Any]:
-    origin, adjoint = origin_of(node), record_of(node).adjoint
+def _annotations(node: fx.Node) -> dict[str, Any]:
+    return {str(key): value_of(said) for key, said in said_of(node).items()}
+
+
+def _origin(node: fx.Node, origin: Origin) -> dict[str, Any]:
+    adjoint = record_of(node).adjoint
     return {
         "phase": origin.phase.value,
         "quality": origin.quality.value,

@@ -1,7 +1,7 @@
 """Passes: what any graph of a program may be rewritten by, each a value that can be printed and compared."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import fx
@@ -11,6 +11,8 @@ from whence.program import Program
 from whence.rewriting.track import Edit, track
 
 P = TypeVar("P", bound=Program)
+_MOST = 200
+"""Letters of a pass in the history: one may hold a table of hundreds of functions."""
 
 
 @runtime_checkable
@@ -65,5 +67,10 @@ def apply(program: P, pass_: Pass | GraphPass) -> P:
         )
     chosen = pass_ if isinstance(pass_, Pass) else FunctionPass(pass_)
     with track(program, chosen.name) as edit:
+        edit.options = _in_short(repr(chosen)) if is_dataclass(chosen) and chosen is pass_ else ""
         chosen.rewrite(edit)
     return edit.program
+
+
+def _in_short(text: str) -> str:
+    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"

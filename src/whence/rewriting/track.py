@@ -10,13 +10,14 @@ from typing_extensions import TypeVar
 from whence._torch.graphs import fake_result, own_copy, replacements_told
 from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageError
 from whence.program import Program
+from whence.program.queries.history import PassEntry
 from whence.program.wellformed import Broken, shown
 from whence.program.wellformed import faults as rules_broken
 from whence.rewriting.edits.after import After, Told, after
 from whence.rewriting.edits.before import WorkingCopy, before, clean, mark_of
 from whence.rewriting.edits.carry import carried, carried_faults
 from whence.rewriting.edits.faults import faults_of
-from whence.rewriting.edits.origins import sources_of, write_origins
+from whence.rewriting.edits.origins import NodeSources, sources_of, write_origins
 
 P = TypeVar("P", bound=Program, default=Any)
 _STALE = "take nodes inside the block, from edit.graph or edit.node(name)"
@@ -27,10 +28,11 @@ class Edit(Generic[P]):
 
     `graph_module` and `graph` are a working copy; a pass that returns another graph module gives it back by
     assignment. `program` is the program before the edits inside the block, and the edited one behind it.
+    `options` is what the history of the program says of the pass besides its name.
     """
 
     def __init__(self, program: P, name: str, old: WorkingCopy) -> None:
-        self.name = name
+        self.name, self.options = name, ""
         self.program = program
         self._module = old.working
         self._old = old
@@ -120,11 +122,19 @@ def _finished(edit: Edit[P], old: WorkingCopy, told: Told) -> P:
         broken = list(carried_faults(old, now))
     if not broken:
         edited = carried(edit.program, old, now, module, sources)
+        edited = edited.with_changes(history=(*edited.history, _entry(edit, old, now, sources)))
         broken = rules_broken(edited)
     if broken:
         raise _error(edit.name, graph, broken)
     clean(graph)
     return edited
+
+
+def _entry(edit: Edit[P], old: WorkingCopy, now: After, sources: NodeSources) -> PassEntry:
+    """What the history says of the edits."""
+    left = sum(node.op == "call_function" for node in now.graph.nodes)
+    removed = sum(name not in now.kept for name in old.nodes)
+    return PassEntry(edit.name, edit.options, left, len(sources.of), removed)
 
 
 def _said(edit: Edit, graph: fx.Graph) -> dict[fx.Node, tuple[str, ...]]:

@@ -86,3 +86,11 @@ def test_dropout_draws_the_same_numbers_in_both() -> None:
     """Two runs begin with one random state."""
     program = whence.capture(nn.Sequential(nn.Linear(4, 4), nn.Dropout()).train(), (X,))
     assert program.first((X,), differs_from=program.decompose()) is None
+
+
+def test_memory_that_nobody_has_written_is_not_compared() -> None:
+    """Dropout begins with such memory, which is other numbers in every run."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    program = whence.capture(model, (torch.randn(64, 4),), backward=lambda y: y.sum())
+    assert program.select(":: aten.empty_like")
+    assert program.first((torch.randn(64, 4),), differs_from=program) is None

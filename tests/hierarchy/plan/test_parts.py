@@ -96,3 +96,12 @@ def test_state_stays_where_it_was(model: nn.Module) -> None:
     """A flattened module keeps its parameters and their names."""
     tree = with_the_last_given_to_the_first(model, Phase.FORWARD, joint=False).unflatten()
     assert [name for name, _ in tree.named_parameters()] == ["0.weight", "0.bias"]
+
+
+def test_flat_calls_are_public(model: nn.Module) -> None:
+    """Which call has no graph of its own, in which phase, and why; of sound programs none."""
+    program = with_the_last_given_to_the_first(model, Phase.FORWARD, joint=False)
+    rows = program.flat_calls
+    assert {str(row.call) for row in rows} >= {"0"}
+    assert str(rows[0]).endswith("in the forward and comes back before it has finished")
+    assert whence.capture(model, (X,)).flat_calls == ()

@@ -22,6 +22,10 @@ def test_all_that_prints_as_a_page_opens_to_it() -> None:
             program.signature,
             program.report(),
             program.verify(model, args),
+            program.cost(),
+            program.memory(),
+            program.guards,
+            program.diff(program.decompose("core")),
         ]
         for each in shown:
             text = each._repr_html_()

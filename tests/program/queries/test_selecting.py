@@ -188,3 +188,108 @@ def test_calls_by_number_and_class() -> None:
         program.select("lin@last")
     with pytest.raises(whence.SelectionError, match="no module fits"):
         program.select("type=Conv2d")
+
+
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class Named(nn.Module):
+    """Regions, one in the other, an annotation of PyTorch's, and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.scale = torch.ones(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with whence.region("mixing"):
+            x = self.lin(x)
+            with whence.region("shape"):
+                x = x.sin()
+        with torch.fx.traceback.annotate({"stage": 1}):
+            return self.norm(x) * self.scale * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.fixture(scope="module")
+def named() -> whence.Program:
+    return whence.capture(Named(), (torch.randn(3, 4),), backward=sine_loss)
+
+
+def test_regions_of_the_user(named: whence.Program) -> None:
+    """A region has the regions inside it, and its backward; their names are globs."""
+    mixing, shape = named.select("region=mixing :: forward"), named.select("region=mixing.shape")
+    assert operations(mixing) == ["aten.t.default", "aten.addmm.default", "aten.sin.default"]
+    assert operations(shape) == ["aten.sin.default", "aten.cos.default", "aten.mul.Tensor"]
+    assert named.select("region=*.shape") == shape
+    assert named.select("region=mixing :: aten.mm :: backward")
+
+
+def test_annotations_of_others(named: whence.Program) -> None:
+    """What `torch.fx.traceback.annotate` says, under any key."""
+    assert {str(named.where(node).place) for node in named.select("stage=1")} == {"norm", ""}
+    with pytest.raises(whence.SelectionError) as caught:
+        named.select("stage=2")
+    assert "there are 1" in caught.value.remedy
+    with pytest.raises(whence.SelectionError, match="no annotation fits") as caught:
+        named.select("step=2")
+    assert "no operation is annotated with step" in caught.value.remedy
+
+
+def test_a_region_changes_nothing(named: whence.Program) -> None:
+    """It is no part of what a capture depends on."""
+    model = Named()
+    program, x = whence.capture(model, (torch.randn(3, 4),)), torch.randn(3, 4)
+    assert program.check(model, (x,)) == [] and program.verify(model, (x,)).ok
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths_of"),
+    [
+        ("kind=user", ["args[0]"]),
+        ("kind=parameter", ["lin.weight", "lin.bias", "norm.weight", "norm.bias"]),
+        ("lin :: kind=parameter", ["lin.weight", "lin.bias"]),
+        (
+            "type=BatchNorm* :: kind=buffer",
+            ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"],
+        ),
+        ("kind=constant", ["scale", "lifted_tensor_0"]),
+    ],
+)
+def test_inputs_by_kind(named: whence.Program, pattern: str, paths_of: list[str]) -> None:
+    """Placeholders of a kind, and of the modules of a path or a class."""
+    found = [named.input(node.name).path for node in named.select(pattern)]
+    assert sorted(found) == sorted(paths_of)
+
+
+def test_attributes_by_kind() -> None:
+    """State that a graph reads by `get_attr`, too."""
+    program = whence.capture(Named(), (torch.randn(3, 4),), state="attributes")
+    assert {node.op for node in program.select("lin :: kind=parameter")} == {"get_attr"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("kind=weight", "'weight' is no kind of input"),
+        ("kind=", "'' is no kind of input"),
+        ("kind=tangent", "no input fits"),
+        ("norm :: kind=constant", "no input fits"),
+        ("lin :: kind=parameter :: forward", "they have none"),
+        ("stage=1 :: kind=parameter", "they have none"),
+    ],
+)
+def test_inputs_that_are_not_there(named: whence.Program, pattern: str, message: str) -> None:
+    """Each says what there is, or why it cannot be asked."""
+    with pytest.raises(whence.SelectionError, match=message):
+        named.select(pattern)
+
+
+def test_constants_have_an_origin(named: whence.Program) -> None:
+    """The call and line that read it first: attributes of the model and literals, in plain data, too."""
+    for node in named.select("kind=constant"):
+        origin = named.where(node)
+        assert origin.quality == "inferred" and origin.source is not None
+        assert origin.source.function == "Named.forward" and str(origin.calls[0]) == ""
+        (row,) = (row for row in named.to_dict()["nodes"] if row["name"] == node.name)
+        assert row["origin"]["source"] == str(origin.source)
+    assert named.where("p_lin_weight").quality == "none"

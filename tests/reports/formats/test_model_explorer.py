@@ -62,6 +62,18 @@ def test_layers_are_phases_then_modules() -> None:
     assert values["forward"] == {"type": "node_ids", "nodeIds": ["relu"]}
 
 
+def test_model_explorer_itself_reads_it() -> None:
+    """With its own classes, as its server reads graphs, and with no field that it does not know."""
+    builder = pytest.importorskip("model_explorer.graph_builder", reason="Model Explorer is not installed")
+    dacite = pytest.importorskip("dacite")
+    program = program_of()
+    data = json.loads(program.to_text("model-explorer"))
+    collection = dacite.from_dict(builder.GraphCollection, data, config=dacite.Config(strict=True))
+    (graph,) = collection.graphs
+    assert [node.id for node in graph.nodes] == [n.name for n in program.graph.nodes if n.op != "output"]
+    assert collection.label == program.name and graph.groupNodeAttributes[""]["type"] == program.name
+
+
 def test_slashes_in_names_make_no_layers() -> None:
     """The format splits there."""
     graph = graph_of(program_of("a/b"))
@@ -70,5 +82,5 @@ def test_slashes_in_names_make_no_layers() -> None:
 
 def test_another_form_is_refused() -> None:
     """The answer lists those that there are."""
-    with pytest.raises(UsageError, match="the forms are model-explorer, trace, dot"):
+    with pytest.raises(UsageError, match="the forms are model-explorer, trace, dot, tlparse"):
         program_of().to_text("svg")

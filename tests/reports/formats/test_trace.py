@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
+import whence
+from tests.models import case
 from tests.viewer.reading import program_of
 
 
@@ -41,3 +45,96 @@ def test_memory_is_a_counter() -> None:
     alive = dict(program.memory().timeline)
     counted = [event["args"]["alive"] for event in events if event["ph"] == "C"]
     assert counted == [alive[node.name] for node in program.graph.nodes if node.op == "call_function"]
+
+
+NAMES_OF_METADATA = {"process_name", "thread_name", "process_labels"}
+PHASES = set("BEXiIC bensftPNODMVvR(c") - {" "}
+
+
+def rules_broken(trace: dict[str, Any]) -> Iterator[str]:
+    """What of a trace is otherwise than the description of the Trace Event Format says."""
+    if trace.get("displayTimeUnit", "ms") not in ("ms", "ns"):
+        yield "displayTimeUnit is neither ms nor ns"
+    for number, event in enumerate(trace["traceEvents"]):
+        yield from (f"{number}: {why}" for why in event_faults(event))
+    yield from track_faults([event for event in trace["traceEvents"] if event["ph"] in "BEX"])
+
+
+def event_faults(event: dict[str, Any]) -> Iterator[str]:
+    if not isinstance(event.get("ph"), str) or event["ph"] not in PHASES:
+        yield "ph is no phase"
+    if any(type(event.get(key)) is not int for key in ("pid", "tid")):
+        yield "pid and tid are numbers"
+    if not isinstance(event.get("ts"), int | float) or not event["ts"] >= 0:
+        yield "ts is a time"
+    if event["ph"] != "E" and not isinstance(event.get("name"), str):
+        yield "name is a text"
+    if event["ph"] == "X" and not (isinstance(event.get("dur"), int | float) and event["dur"] >= 0):
+        yield "a complete event has a duration"
+    counted = event.get("args", {"": ""}).values() if event["ph"] == "C" else ()
+    if not all(type(each) in (int, float) for each in counted):
+        yield "a counter has numbers"
+    if event["ph"] == "M" and not (event["name"] in NAMES_OF_METADATA and event.get("args")):
+        yield "metadata have a known name, and say something"
+    if not isinstance(event.get("cat", ""), str) or not isinstance(event.get("args", {}), dict):
+        yield "cat is a text, and args an object"
+
+
+def track_faults(events: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Within a track: times in order, calls like brackets, and complete events inside of them."""
+    tracks: dict[tuple[int, int], list[str]] = {}
+    times: dict[tuple[int, int], float] = {}
+    for event in events:
+        track = event["pid"], event["tid"]
+        around = tracks.setdefault(track, [])
+        if event["ts"] < times.get(track, 0.0) - 1e-6:
+            yield f"{event['name']} begins before what is before it has ended"
+        times[track] = event["ts"] + event.get("dur", 0.0)
+        if event["ph"] == "B":
+            around.append(event["name"])
+        if event["ph"] == "E" and (not around or around.pop() != event["name"]):
+            yield f"{event['name']} ends, and has not begun"
+    yield from (f"{name} does not end" for around in tracks.values() for name in around)
+
+
+MODELS = ("llama", "t5", "checkpoint", "transformer_encoder_dropout", "lstm")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_keeps_the_rules_of_the_format(name: str) -> None:
+    """https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU"""
+    found = case(name)
+    model, args, kwargs = found.make()
+    program = whence.capture(model, args, kwargs, backward=found.loss)
+    assert list(rules_broken(json.loads(program.to_text("trace")))) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ph": "Z"},
+        {"pid": "1"},
+        {"ts": -1.0},
+        {"name": 3},
+        {"dur": -1.0},
+        {"ph": "C", "args": {"alive": "much"}},
+        {"ph": "M", "args": {"name": "x"}},
+        {"ph": "B"},
+        {"ph": "E"},
+        {"ts": 1e9},
+        {"cat": 3},
+    ],
+    ids=str,
+)
+def test_each_rule_is_looked_at(change: dict[str, Any]) -> None:
+    """An event that breaks one is found."""
+    trace = json.loads(program_of().to_text("trace"))
+    at = next(n for n, event in enumerate(trace["traceEvents"]) if event["ph"] == "X")
+    trace["traceEvents"][at] |= change
+    assert list(rules_broken(trace))
+
+
+def test_the_unit_is_looked_at() -> None:
+    """Milliseconds and nanoseconds are shown, and nothing else."""
+    trace = json.loads(program_of().to_text("trace"))
+    assert list(rules_broken({**trace, "displayTimeUnit": "s"}))

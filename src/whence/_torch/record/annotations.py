@@ -1,6 +1,7 @@
 """What is said of operations: by `torch.fx.traceback.annotate`, under one key, and which function ran."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import fx
@@ -10,6 +11,8 @@ from whence._torch.autograd.nodes import inside_backward
 
 CUSTOM = "custom"
 """The key of annotations among a node's metadata."""
+REGION = "region"
+"""The annotation that `region` makes."""
 _UNREAD = "_torchdynamo_disable"
 
 
@@ -20,6 +23,16 @@ def annotations() -> dict[str, Any]:
     """
     found: dict[str, Any] = traceback.get_current_meta().get(CUSTOM) or {}
     return {key: value for key, value in found.items() if not key.startswith(_UNREAD)}
+
+
+def region(name: str) -> AbstractContextManager[None]:
+    """Give what runs in a `with` block a name: `program.select("region=attention")` finds it in a capture.
+
+    Also its backward; the blocks inside of it are `attention.softmax` and the like. It changes nothing of
+    what runs, and is an annotation of `torch.fx.traceback.annotate`.
+    """
+    around = annotations().get(REGION)
+    return traceback.annotate({REGION: name if around is None else f"{around}.{name}"})
 
 
 def said_of(node: fx.Node) -> Mapping[str, Any]:

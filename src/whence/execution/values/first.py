@@ -83,7 +83,8 @@ def first_difference(program: Program, other: Program, given: Given) -> First | 
     """The first node of the program whose value the node of that name in another program does not have.
 
     Both begin with the same random state, and read their own weights; nodes that only one of them has are
-    not compared. The random state afterwards is that of the program's run.
+    not compared, nor is memory that nobody has written. The random state afterwards is that of the
+    program's run.
     """
     state = torch.get_rng_state()
     names = {node.name for node in program.graph.nodes} & {node.name for node in other.graph.nodes}
@@ -91,7 +92,8 @@ def first_difference(program: Program, other: Program, given: Given) -> First | 
     expected = {node.name: values[node.name] for node, values in there if node.name in names}
     torch.set_rng_state(state)
     for node, values in walk(program, inputs_of(program, *given)):
-        if node.name in expected and (why := next(_otherwise(values[node.name], expected[node.name]), None)):
+        compares = node.name in expected and not said_of(node.target).gives_memory
+        if compares and (why := next(_otherwise(values[node.name], expected[node.name]), None)):
             return _found(program, node, why)
     return None
 

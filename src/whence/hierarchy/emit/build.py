@@ -1,6 +1,7 @@
 """A program becomes modules: plan, check, emit."""
 
 import warnings
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -13,7 +14,20 @@ from whence.hierarchy.run.calls import CallBody, Compiler
 from whence.hierarchy.run.captured import captured_of
 from whence.hierarchy.tree import Tree
 from whence.program import Program, wellformed
+from whence.provenance import CallSite
 from whence.schema import Phase
+
+
+@dataclass(frozen=True)
+class DissolvedCall:
+    """A call whose operations stay in its caller's graph in a phase, and why."""
+
+    call: CallSite
+    phase: Phase
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.call or '(root)'}, {self.phase}: {self.reason}"
 
 
 def unflatten(program: Program, *, copy: bool = False) -> Tree:
@@ -33,6 +47,14 @@ def flat_module(program: Program, *, copy: bool = False) -> Tree:
     held = captured_of(module)
     held.watched, held.calls = held.calls[0], (CallBody(flat, ROOT_CALL, Compiler(flat, flat=True)),)
     return module  # type: ignore[return-value]
+
+
+def flat_calls(program: Program) -> tuple[DissolvedCall, ...]:
+    """The calls that have no graph of their own in the tree, and why."""
+    refuse_step(program)
+    planned = plan(program)
+    rows = (DissolvedCall(planned.site(row.number), row.phase, row.reason) for row in planned.flattened)
+    return tuple(dict.fromkeys(rows))
 
 
 def _emitted(program: Program, *, onto: object = None, copy: bool = False) -> nn.Module:

@@ -37,7 +37,10 @@ from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
 FORMAT, VERSION = "whence program", 1
 _FIELDS = (
     *("signature", "calls", "convention", "result", "modules", "guards", "replay", "step", "circumstances"),
+    "history",
 )
+_LATER = frozenset({"history"})
+"""Fields that files of version 1 may be without."""
 _BROKEN = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
     *(RuntimeError, AssertionError, SyntaxError, MemoryError, NotImplementedError),
@@ -161,7 +164,8 @@ def _program(
     module = graphs.read(0)
     if missing := [*reader.missing, *graphs.missing]:
         raise _misses(missing, name, text(data["torch"]))
-    parts = {each: read(reader, hints[each], data[each]) for each in _FIELDS if each != "signature"}
+    there = [each for each in _FIELDS if each != "signature" and (each in data or each not in _LATER)]
+    parts = {each: read(reader, hints[each], data[each]) for each in there}
     program = Program(graph_module=module, signature=signature, state=stored, **parts)
     refuse_inconsistent(program, is_complete=truth(data["weights"]))
     state = stored if subject is None else _bound(program, tensors_by_name(subject), name)

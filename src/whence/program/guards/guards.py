@@ -8,6 +8,7 @@ from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import Reference
 from whence.program.guards.page import page
 from whence.program.guards.rows import Guard, Holder, Unguarded
+from whence.program.queries.notebook import opening_html
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,6 +43,9 @@ class Guards(Sequence[Guard]):
     def about(self, text: str) -> list[Guard]:
         """The guards whose subject contains `text`: a module path, an attribute, an input."""
         return [guard for guard in self.rows if text in guard.what]
+
+    def _repr_html_(self) -> str:
+        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         return f"<{len(self.rows):,} guards>"

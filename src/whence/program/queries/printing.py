@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def page(program: "Program") -> str:
     """The whole program; one line per node, grouped by phase and module call."""
-    return "\n".join([f"program {program.name}", str(program.signature), *_body(program.graph)])
+    drawn = [f"  in   random    {draw}" for draw in program.draws]
+    return "\n".join([f"program {program.name}", str(program.signature), *drawn, *_body(program.graph)])
 
 
 def partial_page(name: str, graph: fx.Graph, stopped: str) -> str:

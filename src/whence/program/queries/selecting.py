@@ -1,29 +1,39 @@
 """Select nodes by module, operation and phase."""
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from torch import fx
 
 from whence._torch.operators.schemas import op_name
+from whence._torch.record.annotations import said_of
 from whence.errors import SelectionError
 from whence.program.calls import Call, Calls
 from whence.program.node_records import origin_of
+from whence.program.queries.marks import marked
+from whence.program.signature import Input
 from whence.provenance import CallSite, ModulePath, PathPattern
-from whence.schema import Phase
+from whence.schema import Aspect, InputKind, Phase
+
+if TYPE_CHECKING:
+    from whence.program.program import Program
 
 SEPARATOR = "::"
-TYPE = "type="
+TYPE, KIND = "type=", "kind="
 NOT_OPERATIONS = frozenset({"placeholder", "output"})
+_SAID = re.compile(r"(\w+)=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Selection:
     """A parsed pattern; None leaves that part open.
 
-    `index` is which call of a module (`lin@1` is the second), `type` a glob over the classes of modules.
+    `index` is which call of a module (`lin@1` is the second), `type` a glob over the classes of modules,
+    `said` a key of annotations and a glob over what it says. `kind` is that of inputs, which are meant then.
     """
 
     path: PathPattern | None
@@ -31,27 +41,53 @@ class Selection:
     phase: Phase | None
     index: int | None = None
     type: str | None = None
+    said: tuple[str, str] | None = None
+    mark: Aspect | None = None
+    kind: InputKind | None = None
 
 
 def parse(pattern: str, calls: Calls) -> Selection:
-    """Read `path :: operation :: phase` or `path :: phase`; raises `SelectionError` for an unknown phase."""
+    """Read `path :: operation :: phase` or `path :: phase`; raises `SelectionError` for unknown words."""
+    path, operation, last = _parts(pattern)
+    kind, said = path.removeprefix(TYPE) if path.startswith(TYPE) else None, None
+    if kind is None and (found := _SAID.fullmatch(path)):
+        said = (found[1], found[2])
+    path, index = _numbered("" if kind or said else path, calls)
+    asks = operation.removeprefix(KIND) if operation.startswith(KIND) else ""
+    if asks or operation == KIND:
+        _one_of(asks, InputKind, "kind of input")
+    return Selection(
+        PathPattern.parse(path) if path and path != "**" else None,
+        operation if operation and operation != "*" and not asks else None,
+        Phase(last) if last in set(Phase) else None,
+        index,
+        kind,
+        said,
+        Aspect(last) if last in set(Aspect) else None,
+        InputKind(asks) if asks else None,
+    )
+
+
+def _parts(pattern: str) -> tuple[str, str, str]:
+    """Its three parts, of which the second may be left out, and the first where a kind of input is meant."""
     parts = [part.strip() for part in pattern.split(SEPARATOR)]
     if len(parts) > 3 or not pattern.strip():
         raise SelectionError(f"{pattern!r} is not a pattern", remedy="write path :: operation :: phase")
-    if len(parts) == 2 and parts[1] in set(Phase):
+    if parts[0].startswith(KIND):
+        parts.insert(0, "")
+    if len(parts) == 2 and parts[1] in {*Phase, *Aspect}:
         parts.insert(1, "")
-    path, operation, phase = [*parts, "", ""][:3]
-    if phase and phase not in set(Phase):
-        raise SelectionError(f"{phase!r} is not a phase", remedy=f"the phases are {', '.join(Phase)}")
-    kind = path.removeprefix(TYPE) if path.startswith(TYPE) else None
-    path, index = _numbered("" if kind else path, calls)
-    return Selection(
-        PathPattern.parse(path) if path and path != "**" else None,
-        operation if operation and operation != "*" else None,
-        Phase(phase) if phase else None,
-        index,
-        kind,
-    )
+    path, operation, last = [*parts, "", ""][:3]
+    if last and last not in {*Phase, *Aspect}:
+        others = f", and {', '.join(Aspect)} can stand in their place"
+        raise SelectionError(f"{last!r} is not a phase", remedy=f"the phases are {', '.join(Phase)}{others}")
+    return path, operation, last
+
+
+def _one_of(word: str, words: Iterable[str], what: str) -> None:
+    known = list(words)
+    if word not in known:
+        raise SelectionError(f"{word!r} is no {what}", remedy=f"there are {', '.join(known)}")
 
 
 def _numbered(path: str, calls: Calls) -> tuple[str, int | None]:
@@ -64,27 +100,64 @@ def _numbered(path: str, calls: Calls) -> tuple[str, int | None]:
     return name, int(index)
 
 
-def select(nodes: Sequence[fx.Node], calls: Calls, pattern: str) -> list[fx.Node]:
-    """The operations among `nodes` that fit; raises `SelectionError` naming near misses when none does."""
-    wanted = parse(pattern, calls)
-    operations = [node for node in nodes if node.op not in NOT_OPERATIONS]
+def select(program: "Program", pattern: str) -> list[fx.Node]:
+    """The operations, or inputs, that fit; raises `SelectionError` naming near misses when none does."""
+    wanted, calls = parse(pattern, program.calls), program.calls
+    if wanted.kind is not None:
+        return _inputs(program, wanted, pattern)
+    operations = [node for node in program.nodes() if node.op not in NOT_OPERATIONS]
     fits_path = _path_test(wanted, calls)
     by_path = [node for node in operations if fits_path(node)]
     if not by_path:
-        raise SelectionError(f"no module fits {pattern!r}", remedy=near_paths(pattern, calls))
+        what = "module" if wanted.said is None else "annotation"
+        raise SelectionError(f"no {what} fits {pattern!r}", remedy=_near(wanted, pattern, operations, calls))
     by_operation = [
         node for node in by_path if wanted.operation is None or _is_operation(node, wanted.operation)
     ]
     if not by_operation:
         here = sorted({op_name(node.target) for node in by_path})
         raise SelectionError(f"no operation fits {pattern!r}", remedy=_suggest(wanted.operation or "", here))
-    found = [node for node in by_operation if wanted.phase in (None, origin_of(node).phase)]
+    return _in_phase(program, wanted, pattern, by_operation)
+
+
+def _in_phase(program: "Program", wanted: Selection, pattern: str, nodes: list[fx.Node]) -> list[fx.Node]:
+    if wanted.mark is not None:
+        held = marked(program, wanted.mark)
+        if found := [node for node in nodes if node in held]:
+            return found
+        why = f"{len(held):,} operations are {wanted.mark}, none of them here" if held else "no operation is"
+        raise SelectionError(f"nothing that is {wanted.mark} fits {pattern!r}", why=why)
+    found = [node for node in nodes if wanted.phase in (None, origin_of(node).phase)]
     if not found:
-        phases = sorted({origin_of(node).phase.value for node in by_operation})
+        phases = sorted({origin_of(node).phase.value for node in nodes})
         raise SelectionError(
             f"nothing in that phase fits {pattern!r}", remedy=f"found only in {', '.join(phases)}"
         )
     return found
+
+
+def _inputs(program: "Program", wanted: Selection, pattern: str) -> list[fx.Node]:
+    """The placeholders, and the reads of attributes, of inputs of a kind that the modules of a path hold."""
+    if wanted.phase or wanted.mark or wanted.said or wanted.index is not None:
+        raise SelectionError(
+            f"{pattern!r} asks inputs for a phase, a call or an annotation", why="they have none"
+        )
+    rows = (*program.signature.attributes, *program.signature.inputs)
+    names = {row.name for row in rows if row.kind is wanted.kind and _is_held(row, wanted)}
+    found = [node for node in program.graph.nodes if node.name in names]
+    if not found:
+        kinds = dict.fromkeys(row.kind.value for row in rows)
+        raise SelectionError(f"no input fits {pattern!r}", remedy=f"there are {', '.join(kinds)}")
+    return found
+
+
+def _is_held(row: Input, wanted: Selection) -> bool:
+    if wanted.type is not None:
+        return row.module_type is not None and fnmatchcase(row.module_type, wanted.type)
+    if wanted.path is None:
+        return True
+    above = (each for path in row.attribute_paths for each in path.prefixes())
+    return row.module is not None and any(map(wanted.path.matches, above))
 
 
 def _is_operation(node: fx.Node, operation: str) -> bool:
@@ -93,10 +166,20 @@ def _is_operation(node: fx.Node, operation: str) -> bool:
 
 
 def _path_test(wanted: Selection, calls: Calls) -> Callable[[fx.Node], bool]:
+    if wanted.said is not None:
+        key, text = wanted.said
+        return lambda node: any(fnmatchcase(each, text) for each in _spelled(said_of(node).get(key)))
     if (wanted.path, wanted.index, wanted.type) == (None, None, None):
         return lambda _node: True
     sites = {(call.site.path, call.site.index): _fits(wanted, call, calls) for call in calls}
     return lambda node: any(sites.get((site.path, site.index), False) for site in origin_of(node).calls)
+
+
+def _spelled(said: object) -> Iterator[str]:
+    """What an annotation says, and the regions around the one that it names."""
+    if said is not None:
+        parts = str(said).split(".")
+        yield from (".".join(parts[:count]) for count in range(len(parts), 0, -1))
 
 
 def _fits(wanted: Selection, call: Call, calls: Calls) -> bool:
@@ -115,6 +198,14 @@ def _is_meant(wanted: Selection, site: CallSite) -> bool:
 def _paths_above(number: int, calls: Calls) -> Iterable[ModulePath]:
     for caller in calls.chain(calls.rows[number]):
         yield from caller.site.path.prefixes()
+
+
+def _near(wanted: Selection, pattern: str, nodes: Iterable[fx.Node], calls: Calls) -> str:
+    if wanted.said is None:
+        return near_paths(pattern, calls)
+    key = wanted.said[0]
+    said = dict.fromkeys(str(said_of(node)[key]) for node in nodes if key in said_of(node))
+    return _suggest(wanted.said[1], list(said)) if said else f"no operation is annotated with {key}"
 
 
 def near_paths(pattern: str, calls: Calls) -> str:

@@ -8,10 +8,11 @@ from whence.reports.devices import Device
 from whence.reports.figures import figures_of
 from whence.reports.formats.dot import dot
 from whence.reports.formats.model_explorer import model_explorer
+from whence.reports.formats.tlparse import tlparse
 from whence.reports.formats.trace import trace
 
-FORMS = {"model-explorer": model_explorer, "trace": trace, "dot": dot}
-_DEVICE = "h100"
+FORMS = {"model-explorer": model_explorer, "trace": trace, "dot": dot, "tlparse": tlparse}
+_DEVICE, _TIMED = "h100", ("trace", "tlparse")
 """Whose times a trace has where nobody names a device."""
 
 
@@ -19,5 +20,5 @@ def text_of(program: Program, form: str, device: str | Device | None) -> str:
     """The text of a file; raises `UsageError` for a form that is not one of them."""
     if form not in FORMS:
         raise UsageError(f"there is no form {form!r}", remedy=f"the forms are {', '.join(FORMS)}")
-    found = FORMS[form](figures_of(program, device or (_DEVICE if form == "trace" else None)))
+    found = FORMS[form](figures_of(program, device or (_DEVICE if form in _TIMED else None)))
     return found if isinstance(found, str) else json.dumps(found, allow_nan=False)

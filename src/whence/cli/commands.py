@@ -1,0 +1,139 @@
+"""The commands and their options, as data: of it are made the parser, its help, and what shells complete."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whence.cli import looking, trusting
+
+MODEL_HELP = "package.module:factory, or hf:LlamaForCausalLM(num_hidden_layers=2, hidden_size=64)"
+SAVED_HELP = f"{MODEL_HELP}; or a file that program.save wrote, called *.whence"
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option or an argument of a command, with what `argparse` takes."""
+
+    names: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it begins with dashes."""
+        return self.names[0].startswith("-")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: what it runs, what it is for, and its options."""
+
+    name: str
+    run: Callable[..., int]
+    purpose: str
+    options: tuple[Option, ...] = ()
+
+
+def _option(*names: str, **settings: Any) -> Option:
+    return Option(names, settings)
+
+
+def _depth(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError("a depth is a whole number, 0 or more")
+    return int(text)
+
+
+_MODEL = _option("model", metavar="MODEL", help=MODEL_HELP)
+_SAVED = _option("model", metavar="MODEL", help=SAVED_HELP)
+_FORWARD = _option("--forward", action="store_true", help="the forward only, not the training step")
+_DEPTH = _option("--depth", type=_depth, metavar="N", help="how deep the tree of modules goes")
+_DEVICE = _option("--device", metavar="NAME", help="times by a roofline: a100, h100, h200, mi300x")
+_OTHER = _option("other", metavar="OTHER", help="the model that it is compared with")
+_HTML = _option("--html", metavar="FILE", type=Path, help="write the page of `whence view`, too")
+JSON = _option("--json", action="store_true", help="print plain data")
+
+COMMANDS = (
+    Command("demo", trusting.demo, "capture the training step of a GPT, and verify it"),
+    Command(
+        "show",
+        looking.show,
+        "show its calls, operations and signature",
+        (
+            _SAVED,
+            _option("--backward", action="store_true", help="the training step, not only the forward"),
+            _option("--select", metavar="PATTERN", help="operations that fit path :: operation :: phase"),
+            _DEPTH,
+            _HTML,
+        ),
+    ),
+    Command(
+        "report",
+        looking.report,
+        "say what each call costs, and what is kept of it",
+        (
+            _SAVED,
+            _FORWARD,
+            _DEPTH,
+            _option("--sort", metavar="FIGURE", help='the largest first: "forward FLOPs", "kept bytes", …'),
+            _option("--where", metavar="PATTERN", help="calls of modules that fit, as layers.*.mlp"),
+            _DEVICE,
+            _option("--format", choices=("table", "markdown", "csv"), default="table", help="how"),
+            _HTML,
+        ),
+    ),
+    Command(
+        "diff",
+        looking.diff,
+        "say what differs between two models",
+        (
+            _SAVED,
+            _option("other", metavar="OTHER", help="the model that it is compared with"),
+            _FORWARD,
+            _HTML,
+        ),
+    ),
+    Command(
+        "view",
+        looking.view,
+        "write all of it as one HTML file, for a browser",
+        (
+            _SAVED,
+            _option("--html", metavar="FILE", type=Path, help="where to write (default: whence-CLASS.html)"),
+            _option("--other", metavar="OTHER", help="a second model: both, and what differs"),
+            _FORWARD,
+            _DEVICE,
+        ),
+    ),
+    Command(
+        "graph",
+        looking.graph,
+        "write the graph in the format of another tool",
+        (
+            _SAVED,
+            _option("--format", choices=looking.FORMS, default="dot", help="for which tool (default: dot)"),
+            _option("-o", "--output", metavar="FILE", type=Path, help="where to write (default: print it)"),
+            _FORWARD,
+            _option("--device", metavar="NAME", help="whose times a trace has (default: h100)"),
+        ),
+    ),
+    Command("verify", trusting.verify, "compare the program with eager, bit for bit", (_MODEL, _FORWARD)),
+    Command(
+        "check",
+        trusting.check,
+        "say what it relied on, and whether that holds",
+        (
+            _MODEL,
+            _option(
+                "other",
+                metavar="OTHER",
+                nargs="?",
+                help="the model that the capture of MODEL is checked on (default: MODEL, built again)",
+            ),
+            _FORWARD,
+            _option("--guards", action="store_true", help="list everything that the capture relied on"),
+        ),
+    ),
+    Command("doctor", trusting.doctor, "say what is installed, and if it is as expected"),
+)

@@ -1,0 +1,55 @@
+"""What commands print: plain data, and the tree of calls."""
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from whence.reports.modules import ModuleReport, ModuleRow, folded
+from whence.reports.report import label
+
+OK, FAILED, USAGE = 0, 1, 2
+SCHEMA = 1
+"""The version of what commands print with `--json`, whose schemas are in `schemas/`."""
+
+
+def print_json(console: Console, data: Any, *, ok: bool = True) -> int:
+    """Print plain data; the exit status."""
+    said = {"schema": SCHEMA, **data} if isinstance(data, dict) else data
+    console.print(json.dumps(said, indent=2, allow_nan=False), markup=False)
+    return OK if ok else FAILED
+
+
+def print_page(console: Console, page: object, *, ok: bool = True) -> int:
+    """Print what is a page as text; the exit status."""
+    console.print(str(page), markup=False)
+    return OK if ok else FAILED
+
+
+def tree_table(report: ModuleReport) -> Table:
+    """The calls with how many operations each holds."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("module call", overflow="fold")
+    table.add_column("class", style="dim")
+    for heading in ("forward", "backward", "parameters"):
+        table.add_column(heading, justify="right")
+    for shown in folded(report.rows):
+        kind = shown.row.type if shown.row.depth else ""
+        table.add_row(label(shown), kind, *_figures(shown.row))
+    return table
+
+
+def _figures(row: ModuleRow) -> tuple[str, str, str]:
+    return (
+        f"{row.forward:,}",
+        f"{row.backward:,}" if row.backward else "",
+        f"{row.parameters:,}" if row.parameters else "",
+    )
+
+
+def signature_line(report: ModuleReport) -> str:
+    """How many inputs and outputs there are of each kind."""
+    inputs = ", ".join(f"{count} {kind}" for kind, count in report.inputs.items())
+    outputs = ", ".join(f"{count} {kind}" for kind, count in report.outputs.items())
+    return f"\ninputs: {inputs}\noutputs: {outputs}"

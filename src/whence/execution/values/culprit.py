@@ -1,0 +1,121 @@
+"""Which of several passes made a program compute something else."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from whence.errors import UsageError
+from whence.execution.compare import same_bits
+from whence.execution.values.first import First, first_difference
+from whence.execution.values.walk import inputs_of, walk
+from whence.program import Program
+from whence.rewriting import GraphPass, Pass, apply
+
+P = TypeVar("P", bound=Program)
+Given = tuple[tuple[Any, ...], Mapping[str, Any] | None, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The pass that changed what is computed: its name, which of the passes it is, the programs around it.
+
+    `outputs` are those whose values differ between them, `first` is the first operation that differs; where
+    a check of one's own was asked, they may be empty and None.
+    """
+
+    name: str
+    position: int
+    before: Program
+    after: Program
+    outputs: tuple[str, ...]
+    first: First | None
+
+    def __str__(self) -> str:
+        found = ", ".join(self.outputs) or "what the check looks at"
+        node = "" if self.first is None else f"; the first operation is {self.first}"
+        return f"pass {self.position}, {self.name}, changes {found}{node}"
+
+
+@dataclass
+class _Passes:
+    """The programs after so many of the passes, each made when it is asked for."""
+
+    first: Program
+    passes: Sequence[Pass | GraphPass]
+
+    @cached_property
+    def made(self) -> list[Program]:
+        return [self.first]
+
+    def after(self, count: int) -> Program:
+        while len(self.made) <= count:
+            self.made.append(apply(self.made[-1], self.passes[len(self.made) - 1]))
+        return self.made[count]
+
+
+def culprit(
+    program: P, passes: Sequence[Pass | GraphPass], given: Given, check: Callable[[P], object] | None
+) -> Culprit | None:
+    """Halve the passes between a program that is right and one that is not, until one is left."""
+    made = _Passes(program, passes)
+    expected = None if check is not None else _outputs(program, given)
+
+    def is_right(count: int) -> bool:
+        found: Any = made.after(count)
+        return bool(check(found)) if check is not None else not _different(expected or {}, found, given)
+
+    if not is_right(0):
+        raise UsageError("the check fails before any pass", remedy="give a program for which it holds")
+    right, wrong = 0, len(passes)
+    if is_right(wrong):
+        return None
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        right, wrong = (middle, wrong) if is_right(middle) else (right, middle)
+    return _told(made, wrong, given, can_run=check is None)
+
+
+def _told(made: _Passes, wrong: int, given: Given, *, can_run: bool) -> Culprit:
+    before, after = made.after(wrong - 1), made.after(wrong)
+    name = after.history[-1].name
+    if not can_run:
+        return Culprit(name, wrong - 1, before, after, (), None)
+    outputs = _different(_outputs(before, given), after, given)
+    return Culprit(name, wrong - 1, before, after, outputs, _first(before, after, given))
+
+
+def _first(before: Program, after: Program, given: Given) -> First | None:
+    state = torch.get_rng_state()
+    try:
+        return first_difference(after, before, given)
+    finally:
+        torch.set_rng_state(state)
+
+
+def _outputs(program: Program, given: Given) -> dict[str, Any]:
+    """The values of all outputs by name, from the random state of now, which stays as it is."""
+    state = torch.get_rng_state()
+    nodes = frozenset(row.node for row in program.signature.outputs if row.node is not None)
+    values: Mapping[str, Any] = {}
+    try:
+        for _, now in walk(program, inputs_of(program, *given), keep=nodes):
+            values = now
+    finally:
+        torch.set_rng_state(state)
+    rows = program.signature.outputs
+    return {row.name: row.value if row.node is None else values[row.node] for row in rows}
+
+
+def _different(expected: Mapping[str, Any], program: Program, given: Given) -> tuple[str, ...]:
+    found = _outputs(program, given)
+    return tuple(name for name, value in expected.items() if not _same(value, found[name]))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
+    return type(one) is type(other) and bool(one == other)

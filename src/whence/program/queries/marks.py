@@ -1,0 +1,94 @@
+"""What an operation is besides its phase: of the loss, computed again, kept, drawn at random."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx
+
+from whence._torch.operators.schemas import draws
+from whence.program.node_records import origin_of
+from whence.schema import Aspect, OutputKind, Phase
+
+if TYPE_CHECKING:
+    from whence.program.program import Program
+
+READS_NO_VALUE = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_zeros", "new_empty")
+)
+"""Operators that read no value, but how large it is."""
+_SEED = torch.ops.aten.ones_like.default
+
+
+def marked(program: "Program", mark: Aspect) -> Set[fx.Node]:
+    """The operations of a program that are so."""
+    return frozenset(_FOUND[mark](program))
+
+
+def is_drawn(node: fx.Node) -> bool:
+    """Whether an operation draws random numbers."""
+    return node.op == "call_function" and draws(node.target, node.args, dict(node.kwargs))
+
+
+def _loss(program: "Program") -> Iterator[fx.Node]:
+    """What computes the value that is differentiated, outside of any module, from what the model returned.
+
+    Where a function was captured no module says where the model ends: what leads to a result is the model's.
+    """
+    losses = list(_losses(program))
+    rows = program.signature.outputs_of(OutputKind.USER)
+    results = [program.node(row.node) for row in rows if row.node is not None]
+    is_function = program.calls.entry == 0 and program.step is None
+    models = _leading_to(node for node in results if node not in losses) if is_function else frozenset()
+    for node in _leading_to(losses) - models:
+        outside = not origin_of(node).calls and origin_of(node).phase is Phase.FORWARD
+        if node.op == "call_function" and (outside or node in losses):
+            yield node
+
+
+def _losses(program: "Program") -> Iterator[fx.Node]:
+    """The values at which a backward begins."""
+    yield from (program.node(row.node) for row in program.signature.outputs_of(OutputKind.LOSS) if row.node)
+    for node in program.graph.nodes:
+        origin = origin_of(node)
+        begins = node.target is _SEED and origin.phase is Phase.BACKWARD and origin.forward is None
+        yield from node.all_input_nodes if begins and not origin.calls else ()
+
+
+def _leading_to(nodes: Iterable[fx.Node]) -> Set[fx.Node]:
+    waiting = list(nodes)
+    seen = set(waiting)
+    while waiting:
+        found = set(waiting.pop().all_input_nodes) - seen
+        seen |= found
+        waiting += found
+    return seen
+
+
+def _recomputed(program: "Program") -> Iterator[fx.Node]:
+    return (node for node in program.nodes() if origin_of(node).recomputed)
+
+
+def _saved(program: "Program") -> Iterator[fx.Node]:
+    """Values of the forward that an operation of the backward reads; `memory().kept` says what they take."""
+    for node in program.nodes():
+        is_forward = node.op == "call_function" and origin_of(node).phase is Phase.FORWARD
+        if is_forward and any(map(_reads_it, node.users)):
+            yield node
+
+
+def _reads_it(user: fx.Node) -> bool:
+    operator = getattr(user.target, "overloadpacket", None)
+    in_backward = user.op == "call_function" and origin_of(user).phase is Phase.BACKWARD
+    return in_backward and operator not in READS_NO_VALUE
+
+
+def _random(program: "Program") -> Iterator[fx.Node]:
+    return filter(is_drawn, program.nodes())
+
+
+_FOUND: Mapping[Aspect, Callable[["Program"], Iterator[fx.Node]]] = MappingProxyType(
+    {Aspect.LOSS: _loss, Aspect.RECOMPUTED: _recomputed, Aspect.SAVED: _saved, Aspect.RANDOM: _random}
+)

@@ -1,0 +1,110 @@
+"""What can be read off a captured program: costs, differences, pages, plain data; nothing runs for it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whence.program import Program
+from whence.reports.cost import Cost, cost_of
+from whence.reports.devices import Device
+from whence.reports.diff import Diff, diff_of
+from whence.reports.figures import figures_of
+from whence.reports.formats import text_of
+from whence.reports.formats.network import network
+from whence.reports.memory import Memory, memory_of
+from whence.reports.plain import plain
+from whence.reports.report import Report, report_of
+from whence.viewer import page, written
+
+
+class Reported(Program):
+    """A program, with the questions that its graph answers."""
+
+    def cost(self, device: str | Device | None = None, *, sizes: Mapping[str, int] | None = None) -> Cost:
+        """FLOPs by phase, bytes moved, and parameters of every call, read from shapes; nothing runs.
+
+        FLOPs are those of `torch.utils.flop_counter.FlopCounterMode`, with `beyond` for what it leaves out
+        and `gaps` for what nobody has a formula for. A `device` ("a100", "h100", "h200", "mi300x", or a
+        `Device` with peaks of your own) gives seconds by a roofline. Open sizes are those of the example,
+        or of `sizes`, by name. Raises `UsageError` for a device that is not listed, and for sizes that only
+        data decide.
+        """
+        return cost_of(self, device, sizes)
+
+    def memory(self, *, sizes: Mapping[str, int] | None = None) -> Memory:
+        """What the backward keeps of the forward, and the peak by liveness in the program's order, in bytes.
+
+        Read from shapes as `cost` is, by storages: a view is no memory of its own. What kernels need for
+        themselves, and what an allocator rounds up, is not in it.
+        """
+        return memory_of(self, sizes)
+
+    def report(
+        self,
+        depth: int | None = None,
+        *,
+        sort: str | None = None,
+        where: str | None = None,
+        device: str | Device | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Report:
+        """Both for every call on a page: a table, CSV, Markdown or plain data; equal layers are one row.
+
+        `depth` limits how deep rows go, `where` is a pattern of module paths, and `sort` a figure ("forward
+        FLOPs", "kept bytes", …), the largest first. Raises what `cost` raises.
+        """
+        return report_of(self, depth=depth, sort=sort, where=where, device=device, sizes=sizes)
+
+    def diff(self, other: Program) -> Diff:
+        """What differs from this program to another, by provenance: calls, operations, shapes, signature.
+
+        Operations are compared within their call and phase, by operator and by what they make; layers that
+        changed alike are told once. `ok` where nothing differs. Neither runs.
+        """
+        return diff_of(self, other)
+
+    def view(
+        self,
+        path: str | Path | None = None,
+        *,
+        other: Program | None = None,
+        values: Mapping[str, float] | None = None,
+        device: str | Device | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Path:
+        """Write all of it as one HTML file, which needs no server and no network, and return its path.
+
+        The page shows the tree of calls with what `report` says of each, the graph of a call with forward and
+        backward beside each other, where each node comes from, and memory over time. With `other` both
+        programs are on it, with what `diff` says. `values` are numbers of your own for nodes, by name, to
+        colour by. Without `path` it is a new file in the temporary folder. Raises what `report` raises,
+        `SelectionError` for values of nodes that there are not, and `OSError` where nothing can be written.
+        """
+        figures = figures_of(self, device, sizes, values)
+        if other is None:
+            return written(page(figures), self.name, path)
+        others = figures_of(other, device, sizes)
+        return written(page(figures, others, self.diff(other).to_dict()), self.name, path)
+
+    def to_text(self, form: str, device: str | Device | None = None) -> str:
+        """The program as other tools read it, as the text of a file.
+
+        `"model-explorer"`: JSON whose layers are phases, then modules. `"trace"`: JSON for Perfetto and
+        Chrome, operations one behind another, each as long as `cost(device)` says ("h100", if none is named),
+        and memory. `"dot"`: for Graphviz, calls are clusters. `"tlparse"`: a log of artefacts for `tlparse`.
+        Raises `UsageError` for other forms.
+        """
+        return text_of(self, form, device)
+
+    def to_networkx(self) -> Any:
+        """The graph as a `networkx.MultiDiGraph`: nodes by name, with operator, phase, call, line, FLOPs."""
+        return network(figures_of(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Signature, calls, nodes, origins and guards as plain data, in the form of `docs/schema.md`."""
+        return plain(self)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
