@@ -10,20 +10,20 @@ from torch import Tensor
 from whence._torch.autograd.nodes import gradient_key
 from whence._torch.graphs import NameCounts, skip_names
 from whence._torch.pytrees import tree_unflatten
-from whence._torch.tensors import writes_to
 from whence.program.guards.observed import Read
-from whence.tracing.replay.differentiating import linked
-from whence.tracing.replay.host import ReplayHost
+from whence.tracing.listening.recording import Recording
+from whence.tracing.replay.differentiating import Calls, linked
 from whence.tracing.replay.likeness import COMPUTED, Likeness, Look, held
-from whence.tracing.replay.records.template import Application, Differentiated, Doubt, Rehearsal, Template
+from whence.tracing.replay.objections import Doubt
+from whence.tracing.replay.records.template import Application, Differentiated, Rehearsal, Template
 from whence.tracing.replay.records.watched_call import Counts
 
-Gradients = Callable[[Application, Sequence[Tensor | None]], Sequence[Tensor | None]]
+Gradients = Callable[[Application, Sequence[Tensor | None]], tuple[Sequence[Tensor | None], Calls]]
 """Makes the gradients of a replayed call from those of its results."""
 
 
 def applied(
-    host: ReplayHost,
+    recording: Recording,
     template: Template,
     found: Likeness,
     scope: int,
@@ -31,15 +31,15 @@ def applied(
     gradients: Gradients,
 ) -> tuple[Application, Any]:
     """Let `template` stand for the call `scope`; returns what the call returns, too."""
-    graph, functions = host.recorder.graph, host.recorder.calls_of_functions()
+    graph, functions = recording.recorder.graph, recording.recorder.calls_of_functions()
     sources = [found.tensors.get(id(tensor), tensor) for _, tensor in template.inside.inputs]
     nodes = tuple(
-        host.known(source) if position in template.noted else host.met(source)
+        recording.tensors.known(source) if position in template.noted else recording.tensors.met(source)
         for position, source in enumerate(sources)
     )
     starts, called = NameCounts.now(graph), dict(functions)
-    _open_scopes(host, template, found, scope)
-    node, made = host.recorder.stand_for(nodes, [tensor for _, tensor in template.inside.outputs])
+    _open_scopes(recording, template, found, scope)
+    node, made = recording.recorder.stand_for(nodes, [tensor for _, tensor in template.inside.outputs])
     left_out = skip_names(graph, template.names)
     _add_counts(functions, template.functions)
     application = Application(
@@ -49,7 +49,7 @@ def applied(
         scopes=range(scope, scope + len(template.scopes)),
         starts=starts,
         called=called,
-        caller=host.reading()[1],
+        caller=recording.run.places.line(),
         slots=tuple(slots),
         keys=tuple(gradient_key(sources[position]) for position, _ in slots),
         left_out=left_out,
@@ -62,21 +62,21 @@ def applied(
     )
     pairs = ((position, gradient_key(result)) for position, result in enumerate(results))
     application.output_keys = {position: key for position, key in pairs if key is not None}
-    application.watched = [(tensor, writes_to(tensor)) for tensor in (*sources, *results)]
-    host.reads.repeat(_reads(host, template, found, scope))
+    recording.run.objections.lend(template.kind, (*sources, *results))
+    recording.run.reads.repeat(_reads(recording, template, found, scope))
     return application, _result(template, found, results)
 
 
-def _open_scopes(host: ReplayHost, template: Template, found: Likeness, scope: int) -> None:
+def _open_scopes(recording: Recording, template: Template, found: Likeness, scope: int) -> None:
     """The calls inside the call, as they would have been made."""
-    scopes, first = host.notes.scopes, template.scopes.start
+    scopes, first = recording.log.scopes, template.scopes.start
     before, now = scopes[first].site.path, scopes[scope].site.path
     for number in template.scopes[1:]:
         like = scopes[number]
-        site = host.names.repeat(like.site, before, now)
+        site = recording.run.names.repeat(like.site, before, now)
         module = None if like.module is None else found.thing(like.module)
         parent = like.parent - first + scope
-        scopes.append(replace(like, site=site, parent=parent, module=module, inputs=None, outputs=None))
+        recording.log.add(replace(like, site=site, parent=parent, module=module, inputs=None, outputs=None))
 
 
 def _result(template: Template, found: Likeness, results: Sequence[Tensor]) -> Any:
@@ -89,9 +89,9 @@ def _result(template: Template, found: Likeness, results: Sequence[Tensor]) -> A
     return tree_unflatten(leaves, template.outcome.spec)
 
 
-def _reads(host: ReplayHost, template: Template, found: Likeness, scope: int) -> Iterator[Read]:
+def _reads(recording: Recording, template: Template, found: Likeness, scope: int) -> Iterator[Read]:
     """What the call would have read."""
-    scopes, caller = host.notes.scopes, host.reading()[1]
+    scopes, caller = recording.log.scopes, recording.run.places.line()
     before, now = scopes[template.scopes.start].site.path, scopes[scope].site.path
     paths = {path: None if path is None else path.moved(before, now) for path in template.readers}
     rows = zip(template.reads, template.conditions.looks, template.read_by_caller, strict=True)
@@ -121,8 +121,8 @@ def slots_of(template: Template, rehearsal: Rehearsal) -> list[tuple[int, int]]:
 
 
 def differentiated(
-    host: ReplayHost, application: Application, rehearsal: Rehearsal, tangents: Sequence[Tensor]
-) -> tuple[Sequence[Tensor | None], tuple[tuple[int, ...], ...]]:
+    recording: Recording, application: Application, rehearsal: Rehearsal, tangents: Sequence[Tensor]
+) -> tuple[Sequence[Tensor | None], Calls]:
     """One gradient for each slot of a replayed call, and the calls that each comes from.
 
     An input that holds a gradient already is handed each of its gradients by itself, so that they are added
@@ -130,14 +130,16 @@ def differentiated(
     """
     _refuse_more(application, rehearsal)
     by_input = {position: key for (position, _), key in zip(application.slots, application.keys, strict=True)}
-    whole = frozenset(position for position, key in by_input.items() if key not in host.arrived)
+    whole = frozenset(
+        position for position, key in by_input.items() if key not in recording.run.running.arrived
+    )
     returned = tuple(slot for slot in application.slots if _is_returned(slot, rehearsal, whole))
-    graph = host.recorder.graph
+    graph = recording.recorder.graph
     starts = NameCounts.now(graph)
     likes = [_like(slot, rehearsal, whole) for slot in returned]
-    node, made = host.recorder.stand_for(tuple(map(host.known, tangents)), likes)
+    node, made = recording.recorder.stand_for(tuple(map(recording.tensors.known, tangents)), likes)
     application.left_out |= skip_names(graph, rehearsal.names)
-    application.backwards.append(Differentiated(rehearsal, node, returned, whole, starts, host.notes))
+    application.backwards.append(Differentiated(rehearsal, node, returned, whole, starts, recording.log))
     results = dict(zip(returned, made, strict=True))
     offset = application.scopes.start - application.template.scopes.start
     scopes = tuple(

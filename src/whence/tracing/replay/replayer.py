@@ -14,18 +14,20 @@ from whence._torch.observe.module_calls import ObservedCall
 from whence._torch.pytrees import tree_flatten
 from whence._torch.record.annotations import annotations
 from whence._torch.sizes.symbols import known_about
-from whence._torch.tensors import autocast_state, without_functions, writes_to
+from whence._torch.tensors import autocast_state, without_functions
 from whence.dependence.variables import Functions, Variables
 from whence.program.replay import Replays
 from whence.schema import Phase
+from whence.tracing.listening.recording import Recording
 from whence.tracing.replay.apply import applied, differentiated, slots_of
 from whence.tracing.replay.class_records import ClassRecord, Kinds
+from whence.tracing.replay.differentiating import Calls
 from whence.tracing.replay.eligibility import attempted
-from whence.tracing.replay.host import ReplayHost
 from whence.tracing.replay.likeness import Different, Likeness, likeness
+from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.records.markers import Markers
 from whence.tracing.replay.records.rehearsal import rehearsal_for
-from whence.tracing.replay.records.template import Application, Doubt, Rehearsal, Template
+from whence.tracing.replay.records.template import Application, Rehearsal, Template
 from whence.tracing.replay.records.watched_call import (
     CallArguments,
     Outcome,
@@ -39,24 +41,18 @@ from whence.tracing.replay.reuse import Reuse
 
 
 class Replayer:
-    """Watches the first call of what may be called again alike, and answers for those that are.
+    """Watches the first call of what may be called again alike, and answers for those that are."""
 
-    `handed_on` says, between the backward of a replayed call and the note of it, which calls each of its
-    gradients comes from.
-    """
-
-    def __init__(self, host: ReplayHost, modules: Sequence[nn.Module], reuse: Reuse) -> None:
-        self._host = host
+    def __init__(self, recording: Recording, reuse: Reuse, functions: Functions) -> None:
+        self._recording = recording
         self._reuse = reuse
-        self.kinds = Kinds.of(modules)
-        self.markers = Markers(host.recorder)
+        self._objections = recording.run.objections
+        self.kinds = Kinds.of(module for _, module in recording.run.subject.named_modules())
+        self.markers = Markers(recording.recorder)
         self.applications: list[Application] = []
         self.templates: list[Template] = []
-        self.handed_on: tuple[tuple[int, ...], ...] | None = None
         self._trials: list[WatchedCall] = []
-        self._functions = Functions()
-        host.recorder.tracer_of_functions = self._functions.begins
-        self._doubts: list[Doubt] = []
+        self._functions = functions
 
     @contextmanager
     def call(
@@ -91,7 +87,7 @@ class Replayer:
             return "a checkpoint, or another hook, sees what autograd saves"
         if autocast_state() and torch.is_autocast_cache_enabled():
             return "autocast keeps weights that it has cast from one call to the next"
-        if not self._reuse.joint and self._host.grad_modes.modes:
+        if not self._reuse.joint and self._recording.run.grad_modes.modes:
             return "it is called where the model has set the grad mode"
         if annotations():
             return "it is called where `torch.fx.traceback.annotate` says something of its operations"
@@ -105,8 +101,8 @@ class Replayer:
         self, kind: ClassRecord, module: nn.Module, scope: int, given: CallArguments, modes: tuple[Any, ...]
     ) -> Iterator[ObservedCall]:
         """Watch a call that runs; afterwards it is a template, or there is a reason why not."""
-        host, results = self._host, list[Any]()
-        variables = Variables(host.is_user, host.reads.is_watched)
+        recording, results = self._recording, list[Any]()
+        variables = Variables(recording.run.places.finder.is_user, recording.run.reads.is_watched)
         with without_functions():
             trial = WatchedCall(
                 module=module,
@@ -116,9 +112,9 @@ class Replayer:
                 modes=modes,
                 seen=ReadsSeen(variables),
                 variables=variables,
-                caller=host.reading()[1],
+                caller=recording.run.places.line(),
                 attributes=attributes_below(module),
-                start=Start.now(host, self.markers.put()),
+                start=Start.now(recording, self.markers.put()),
             )
             for inner, _ in trial.attributes:
                 variables.reached.add(type(inner), type(inner).__name__)
@@ -127,7 +123,11 @@ class Replayer:
                     trial.seen.meet_tensor(leaf)
         self._trials.append(trial)
         try:
-            with host.reads.watched(trial.seen.read), self._functions.seen_by(trial.variables.met):
+            with (
+                self._objections.told_to(trial.seen.faults),
+                recording.run.reads.watched(trial.seen.read),
+                self._functions.seen_by(trial.variables.met),
+            ):
                 yield ObservedCall(results.append)
         finally:
             self._trials.remove(trial)
@@ -140,38 +140,28 @@ class Replayer:
                 kind.learn(template)
                 self.templates.append(template)
 
-    def unfit(self, reason: str) -> None:
-        """Something has happened that is not for other calls."""
-        for trial in self._trials:
-            trial.seen.faults.append(reason)
-
-    def distrust(self, reason: str) -> None:
-        """Something has happened that shows whether calls are replayed."""
-        if self._reuse.wanted and None not in self._reuse.without:
-            self._doubts.append(Doubt(None, reason))
-
     def _node_of(self, leaf: object) -> fx.Node | None:
-        return self._host.recorder.node_of(leaf) if isinstance(leaf, Tensor) else None
+        return self._recording.recorder.node_of(leaf) if isinstance(leaf, Tensor) else None
 
     def _template(self, trial: WatchedCall, result: Any) -> Template:
         leaves, spec = tree_flatten(result)
         outcome = Outcome(result, spec, tuple(leaves), tuple(map(self._node_of, leaves)))
-        host, start = self._host, trial.start
-        conditions, border = attempted(trial, outcome, host, differentiates=self._reuse.joint)
-        inside = host.notes.order[start.position :]
+        recording, start = self._recording, trial.start
+        conditions, border = attempted(trial, outcome, recording, differentiates=self._reuse.joint)
+        inside = recording.log.order[start.position :]
         return Template(
             conditions=conditions,
             inside=border,
             outcome=outcome,
             start=start,
             border=self.markers.put(*(node for node, _ in (*border.inputs, *border.outputs))),
-            scopes=range(trial.scope, len(host.notes.scopes)),
-            names=start.names_since(host.recorder.graph),
-            functions=start.functions_since(host.recorder.calls_of_functions()),
-            keys={node: host.notes.keys[node] for node in inside if node in host.notes.keys},
-            noted=frozenset(i for i, (node, _) in enumerate(border.inputs) if node in host.notes.keys),
+            scopes=range(trial.scope, len(recording.log.scopes)),
+            names=start.names_since(recording.recorder.graph),
+            functions=start.functions_since(recording.recorder.calls_of_functions()),
+            keys={node: recording.log.keys[node] for node in inside if node in recording.log.keys},
+            noted=frozenset(i for i, (node, _) in enumerate(border.inputs) if node in recording.log.keys),
             recorded=tuple(inside),
-            layouts=range(start.layouts, len(host.notes.layouts_read)),
+            layouts=range(start.layouts, len(recording.log.layouts_read)),
             caller=trial.caller,
             reads=tuple(read for read, _ in trial.seen.reads.values()),
         )
@@ -184,7 +174,7 @@ class Replayer:
         """The result of a call that is like a recorded one."""
         difference = ""
         for template in reversed(kind.templates):
-            if known_about(self._host.recorder.environment) != template.start.sizes_known:
+            if known_about(self._recording.recorder.environment) != template.start.sizes_known:
                 difference = "something has been found out about sizes since"
                 continue
             try:
@@ -200,10 +190,10 @@ class Replayer:
 
     def _replayed(self, template: Template, found: Likeness, scope: int) -> Any:
         application, result = applied(
-            self._host, template, found, scope, self._slots(template), self._gradients
+            self._recording, template, found, scope, self._slots(template), self._gradients
         )
         for inner in template.scopes[1:]:
-            module = self._host.notes.scopes[inner].module
+            module = self._recording.log.scopes[inner].module
             known = self.kinds.at(type(module))
             known.calls, known.replayed = known.calls + 1, known.replayed + 1
         for trial in self._trials:
@@ -221,32 +211,26 @@ class Replayer:
         return slots_of(template, self._rehearsal(template, likes))
 
     def _rehearsal(self, template: Template, tangents: Sequence[Tensor | None]) -> Rehearsal:
-        return rehearsal_for(self._host, self.markers, template, tangents)
+        return rehearsal_for(self._recording, self.markers, template, tangents)
 
     def _gradients(
         self, application: Application, tangents: Sequence[Tensor | None]
-    ) -> Sequence[Tensor | None]:
-        """The gradients of a replayed call."""
+    ) -> tuple[Sequence[Tensor | None], Calls]:
+        """The gradients of a replayed call, and the calls that each comes from."""
         template = application.template
-        is_over = any(each.notes is self._host.notes for each in application.backwards)
-        if self._host.phase is not Phase.BACKWARD or torch.is_grad_enabled() or is_over:
+        is_over = any(each.log is self._recording.log for each in application.backwards)
+        if self._recording.run.running.phase is not Phase.BACKWARD or torch.is_grad_enabled() or is_over:
             raise self._doubt(template.kind, "the model differentiates through it")
         with without_functions():
             given = [tangents[i] for i in template.differentiable_outputs]
             rehearsal = self._rehearsal(template, given)
             defined = [tangent for tangent in given if tangent is not None]
-            results, self.handed_on = differentiated(self._host, application, rehearsal, defined)
-            return results
+            return differentiated(self._recording, application, rehearsal, defined)
 
     # --- afterwards ----------------------------------------------------------------------------------
 
     def _doubt(self, kind: type, why: str) -> Doubt:
-        return self.remembered(Doubt(kind, why))
-
-    def remembered(self, doubt: Doubt) -> Doubt:
-        """A doubt, which is remembered: the model may catch what is raised while it runs."""
-        self._doubts.insert(0, doubt)
-        return doubt
+        return self._objections.remembered(Doubt(kind, why))
 
     def report(self) -> Replays:
         """What was replayed, as plain data."""
@@ -261,21 +245,11 @@ class Replayer:
 
         `returned` are the results of the run.
         """
-        self.doubt_what_was_written()
-        for doubt in self._doubts:
-            raise doubt
+        self._objections.look_for_writes()
+        self._objections.check()
         for template in self._used():
             if any(self._escapes(node, template, returned) for node in template.recorded):
                 raise Doubt(template.kind, "something inside it is used outside")
-
-    def doubt_what_was_written(self) -> None:
-        """Look for writes to what replayed calls take or give; what comes from now on does not matter."""
-        with without_functions():
-            for application in self.applications:
-                if [None for tensor, version in application.watched if writes_to(tensor) != version]:
-                    kind = application.template.kind
-                    self._doubt(kind, "what it takes or gives is written in place afterwards")
-                application.watched = ()
 
     def _used(self) -> list[Template]:
         """The templates that stood for a call."""
@@ -286,7 +260,7 @@ class Replayer:
         forward."""
         if node in template.given_out:
             return False
-        marks = self._host.notes.marks
+        marks = self._recording.log.marks
         users = (user for user in node.users if user not in template.nodes and user in marks)
         return node in returned or any(marks[user].phase is not Phase.BACKWARD for user in users)
 
@@ -296,19 +270,13 @@ class Replayer:
 
     def forget(self) -> None:
         """Let go of all tensors of the run."""
-        self.release()
         for application in self.applications:
-            application.backwards.clear()  # their notes lead to autograd's nodes, too
+            application.backwards.clear()  # their logs lead to autograd's nodes, too
         for template in self.templates:
             template.rehearsals.clear()
         for kind in self.kinds.values():
             kind.templates = []
         self.applications, self.templates = [], []
-
-    def release(self) -> None:
-        """Let go of what would hold itself: results lead to autograd's nodes, and those to their calls."""
-        for application in self.applications:
-            application.watched = ()
 
 
 def _ignore(_result: Any) -> None:
