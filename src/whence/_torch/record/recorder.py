@@ -9,7 +9,7 @@ replaced there, below autograd: closures, hooks and ties work by themselves, and
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -254,9 +254,15 @@ class Recorder(ProxyTorchDispatchMode):
         (fresh,) = self.fresh([like])
         return self.placeholder(fresh, STAND_IN), fresh
 
-    def calls_of_functions(self) -> dict[Any, int]:
+    def calls_of_functions(self) -> Mapping[Any, int]:
         """How often each torch function has been called."""
         return self.tracer.torch_fn_counts
+
+    def count_functions(self, more: Mapping[Any, int]) -> None:
+        """Torch functions would have been called so often."""
+        counts = self.tracer.torch_fn_counts
+        for function, count in more.items():
+            counts[function] = counts.get(function, 0) + count
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node whose value `tensor` is now, if the recording knows it."""

@@ -108,7 +108,7 @@ def assemble(
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded, signature.wholes)),
         state=_state(recorded, graph, signature.wholes),
-        replay=session.replayer.report(),
+        replay=session.replay.replayer.report(),
         circumstances=Circumstances(
             has_backward=bool(recorded.backward.roots),
             autocast=autocast_state(),

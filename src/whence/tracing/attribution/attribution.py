@@ -38,7 +38,7 @@ def attribute(recorded: Recorded) -> GradientSums:
     makers = first_of_each_moment(log)
     attribute_steps(log, sites, gradients, makers)
     attribute_rest(log, sites, gradients)
-    for rehearsal in recorded.session.replayer.rehearsals():
+    for rehearsal in recorded.session.replay.records.rehearsals():
         attribute_steps(rehearsal.log, sites, rehearsal.gradients, makers)
     return gradients
 

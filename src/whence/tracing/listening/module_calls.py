@@ -1,8 +1,8 @@
 """Hears which modules are called, and where checkpoints begin."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ from whence.tracing.listening.run_state import RunState
 from whence.tracing.listening.tensors import RunTensors
 from whence.tracing.log.events import Opened, Passed
 from whence.tracing.recording.branches import Branches
-from whence.tracing.replay.replayer import Replayer
+from whence.tracing.replay.decision import Alike, Decision, Watched
+from whence.tracing.replay.replay import Replay
 from whence.tracing.target.subject import Signatures
 
 
@@ -26,7 +27,7 @@ class ModuleCalls:
     run: RunState
     tensors: RunTensors
     branches: Branches
-    replayer: Replayer
+    replay: Replay
     watching_functions: Callable[[], AbstractContextManager[Any]]
     signatures: Signatures = field(default_factory=Signatures)
 
@@ -58,14 +59,23 @@ class ModuleCalls:
                         yield ObservedCall(_ignore)
                     return
                 scope = self._begin(module, site, (args, kwargs), is_reached=is_reached)
-                with running.inside(scope), self.replayer.call(module, scope, args, kwargs) as call:
-                    if call.answer is not None:
-                        self._gave(scope, call.answer[0])
-                    yield replace(call, returned=partial(self._returned, scope, call))
+                with running.inside(scope):
+                    decision = self.replay.replayer.decision(module, args, kwargs)
+                    yield from self._decided(decision, module, scope)
 
-    def _returned(self, scope: int, call: ObservedCall, result: Any) -> None:
-        self._gave(scope, result)
-        call.returned(result)
+    def _decided(self, decision: Decision, module: nn.Module, scope: int) -> Iterator[ObservedCall]:
+        """A call that runs, is watched meanwhile, or need not run."""
+        gave = partial(self._gave, scope)
+        if isinstance(decision, Alike):
+            answer = self.replay.stand_ins.put(decision, scope)
+            self.replay.trials.rely_on(decision.template.conditions.outside)
+            gave(answer)
+            yield ObservedCall(_ignore, (answer,))
+        elif isinstance(decision, Watched):
+            with self.replay.trials.watched(module, scope, decision) as returned:
+                yield ObservedCall(partial(_told, (gave, returned)))
+        else:
+            yield ObservedCall(gave)
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
         """A module with several names is known by the one it was last reached through."""
@@ -90,6 +100,12 @@ class ModuleCalls:
     def _recomputing(self, since: tuple[int, int, int], rewinds: bool) -> Iterator[None]:
         with self.run.running.again(since, rewinds), self.watching_functions():
             yield
+
+
+def _told(listeners: Sequence[Callable[[Any], None]], result: Any) -> None:
+    """Tell several of what a call returned, in order."""
+    for listener in listeners:
+        listener(result)
 
 
 def _ignore(_result: Any) -> None:

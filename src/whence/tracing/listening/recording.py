@@ -21,4 +21,4 @@ class Recording:
     @property
     def log(self) -> Log:
         """What has happened."""
-        return self.run.log
+        return self.run.running.log

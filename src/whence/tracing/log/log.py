@@ -14,26 +14,18 @@ from whence._torch.autograd.nodes import GradientKey, sequence_number
 from whence.provenance import CallSite
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
+from whence.tracing.log import events
 from whence.tracing.log.events import (
-    Announced,
     Crossed,
     Drew,
     Event,
-    GradientKept,
-    InputNamed,
-    LayoutRead,
-    LossHolds,
-    Lost,
-    MadeOfNumbers,
     Marked,
-    Met,
     MetComposed,
     Moved,
     Opened,
     Passed,
     Reconsidered,
     Stepped,
-    Unpacked,
 )
 from whence.tracing.target.loss_state import LossTensor
 
@@ -153,17 +145,17 @@ _FOLLOWS: Mapping[type, Callable[[Any, Any], None]] = {
     Passed: _pass,
     Moved: lambda log, event: log.moves.append(event),
     Stepped: lambda log, event: log.steps.append(event),
-    GradientKept: lambda log, event: log.kept.update({event.node: event.leaf}),
+    events.GradientKept: lambda log, event: log.kept.update({event.node: event.leaf}),
     Crossed: _cross,
-    InputNamed: lambda log, event: log.inputs.update({event.node: event.words}),
-    Met: lambda log, event: log.literals.update({event.name: event.tensor}),
-    MadeOfNumbers: lambda log, event: log.made.add(event.name),
-    LossHolds: lambda log, event: log.of_loss.update(event.tensors),
-    LayoutRead: lambda log, event: log.layouts_read.append(event.node),
+    events.InputNamed: lambda log, event: log.inputs.update({event.node: event.words}),
+    events.Met: lambda log, event: log.literals.update({event.name: event.tensor}),
+    events.MadeOfNumbers: lambda log, event: log.made.add(event.name),
+    events.LossHolds: lambda log, event: log.of_loss.update(event.tensors),
+    events.LayoutRead: lambda log, event: log.layouts_read.append(event.node),
     Drew: _draw,
-    Unpacked: lambda log, event: log.unpacked.append(event.node),
-    Lost: lambda log, event: log.lost.update({event.what: None}),
-    Announced: lambda log, event: log.wholes.update(event.wholes),
+    events.Unpacked: lambda log, event: log.unpacked.append(event.node),
+    events.Lost: lambda log, event: log.lost.update({event.what: None}),
+    events.Announced: lambda log, event: log.wholes.update(event.wholes),
     MetComposed: lambda log, event: log.composed.append(event),
 }
 

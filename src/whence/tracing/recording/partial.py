@@ -56,12 +56,12 @@ def keeping_what_was_recorded(session: Session) -> Iterator[None]:
 
 def _partial(session: Session, error: CaptureError) -> Partial:
     graph = session.recorder.graph
-    _drop_failed(graph, session.replayer.markers)
+    _drop_failed(graph, session.replay.records.markers)
     for node in graph.nodes:
         if not has_origin(node) and (mark := session.log.marks.get(node)) is not None:
             set_origin(node, _origin(mark, session.log))
     with suppress(Doubt):  # then stand-ins are shown as what they are
-        expand(session.replayer, session.log, Functional(graph), GradientSums())
+        expand(session.replay.records, session.log, Functional(graph), GradientSums())
     stopped = "\n   ".join(filter(None, (error.what, str(error.where))))
     return Partial(session.log.scopes[PROGRAM].site.type, graph, stopped)
 

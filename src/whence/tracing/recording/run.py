@@ -194,7 +194,7 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
             recorded = replace(
                 recorded, backward=differentiate(session, whole_leaves(result), prepared, loss)
             )
-        session.replayer.check(recorded.result_nodes)
+        session.replay.check(recorded.result_nodes)
         return recorded
 
 

@@ -16,7 +16,7 @@ from whence.tracing.listening.recording import Recording
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.listening.tensors import RunTensors
 from whence.tracing.recording.branches import Branches
-from whence.tracing.replay.replayer import Replayer
+from whence.tracing.replay.replay import Replay, replay_of
 from whence.tracing.replay.reuse import Reuse
 
 
@@ -25,7 +25,7 @@ class Session(Recording):
     """One run on one thread: its state, its recording, and who hears it."""
 
     branches: Branches
-    replayer: Replayer
+    replay: Replay
     calls: ModuleCalls
 
     fills_gradients = False
@@ -36,12 +36,11 @@ class Session(Recording):
 
     def forget(self) -> dict[fx.Node, type]:
         """Let go of every tensor of the run; what replayed calls computed, with the class they were of."""
-        replayed = self.replayer.inside_templates()
+        replayed = self.replay.records.inside_templates()
         self.tensors.forget()
         release_scans(step.node for step in self.log.steps)
         self.log.forget()
-        self.run.objections.release()
-        self.replayer.forget()
+        self.replay.forget()
         self.branches.forget()
         self.recorder.forget()
         return replayed
@@ -64,6 +63,6 @@ def new_session(
         tracer_of_functions=functions.begins,
     )
     tensors, passes = RunTensors(run, recorder, branches), Passes(run.running, recorder, own_gradients)
-    replayer = Replayer(Recording(run, recorder, tensors, passes), reuse, functions)
-    calls = ModuleCalls(run, tensors, branches, replayer, recorder.watching_functions)
-    return Session(run, recorder, tensors, passes, branches, replayer, calls)
+    replay = replay_of(Recording(run, recorder, tensors, passes), reuse, functions)
+    calls = ModuleCalls(run, tensors, branches, replay, recorder.watching_functions)
+    return Session(run, recorder, tensors, passes, branches, replay, calls)

@@ -79,6 +79,7 @@ class Objections:
         self._lent.clear()
 
     def check(self) -> None:
-        """Raise `Doubt` if there is one."""
+        """Raise `Doubt` if there is one, or if somebody has written to what was lent."""
+        self.look_for_writes()
         for doubt in self._doubts:
             raise doubt

@@ -36,6 +36,16 @@ class Lines:
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)
     by_torch: set[tuple[int, str]] = field(default_factory=set)
 
+    def set_by_torch(self, key: tuple[int, str]) -> None:
+        """Torch has set an attribute."""
+        self.by_torch.add(key)
+
+    def set_by(self, source: object, key: tuple[int, str]) -> None:
+        """A line of the user's, if it is one that is known, has set an attribute."""
+        self.by_torch.discard(key)
+        if source is not None:
+            self.attributes[key] = str(source)
+
 
 @dataclass(frozen=True)
 class ModuleCopy:

@@ -40,7 +40,7 @@ def attribute_step(recorded: RecordedStep, step: StepNotes) -> GradientSums:
         attribute_steps(own, sites, gradients, makers)
         attribute_rest(own, sites, gradients, since=since)
         since = run.end
-    for rehearsal in recorded.session.replayer.rehearsals():
+    for rehearsal in recorded.session.replay.records.rehearsals():
         attribute_steps(rehearsal.log, sites, rehearsal.gradients, makers)
     calls = _calls(recorded)
     for node, owner in _owners(recorded, step):

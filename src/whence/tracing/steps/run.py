@@ -127,7 +127,7 @@ def _run(
         refuse_changes(subject, given, result)
         refuse_recorded(result)
         recorded = forward_half(session, subject, prepared, result)
-        session.replayer.check(recorded.result_nodes)
+        session.replay.check(recorded.result_nodes)
     return taken, recorded
 
 

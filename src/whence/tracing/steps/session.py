@@ -1,8 +1,9 @@
 """Listens while a training step runs: beside the model, to autograd's passes and to the optimizer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from whence.tracing.log.log import Log
 from whence.tracing.recording.branches import Branches
 from whence.tracing.recording.data_dependence import value_of
 from whence.tracing.recording.session import Session
-from whence.tracing.replay.replayer import Replayer
+from whence.tracing.replay.replay import replay_of
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.steps.counters import Counting
 
@@ -50,7 +51,7 @@ class RateRead(Exception):
     """Somebody decides by the learning rate, or hands it on: the program holds for this one only."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class BackwardRun:
     """One pass of autograd: the part of the recorded operations and of the steps that is its own.
 
@@ -60,9 +61,9 @@ class BackwardRun:
     roots: tuple[tuple[Any, fx.Node], ...]
     start: int
     first: int
-    end: int = 0
-    last: int = 0
-    moment: int = 0
+    end: int
+    last: int
+    moment: int
 
     def part_of(self, log: Log) -> Log:
         """The log as it was when it ended, with its steps alone."""
@@ -77,8 +78,7 @@ class StepNotes:
     `assumed` are parameters whose gradient was taken away, or was absent, before the first one arrived.
     `tracked` are operations after a backward that autograd may go through again. `counting` are the numbers
     that are inputs, `rates` those of them that are learning rates. `arriving` is how much had been recorded
-    when a gradient arrived last. While the optimizer runs, the step
-    `reads_numbers`.
+    when a gradient arrived last. While the optimizer runs, the step `reads_numbers`.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
@@ -97,6 +97,19 @@ class StepNotes:
         """A step begins on these leaves."""
         self.leaves |= {id(tensor): node for tensor, node in leaves}
         self.before |= {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
+
+    @contextmanager
+    def optimizing(self) -> Iterator[None]:
+        """Inside the block the optimizer runs."""
+        self.reads_numbers = True
+        try:
+            yield
+        finally:
+            self.reads_numbers = False
+
+    def gradient_arrives(self, recorded: int) -> None:
+        """After so many operations a gradient arrives at a leaf."""
+        self.arriving = recorded
 
 
 @dataclass(frozen=True)
@@ -231,14 +244,13 @@ class StepPasses(Passes):
         if not self.running.is_outside or creates_graph or self.running.phase is Phase.BACKWARD:
             yield False
             return
-        self._begin_pass(roots, gradients)
+        over = self._begin_pass(roots, gradients)
         try:
             yield True
             self.run.objections.look_for_writes()
         finally:
-            run = self.step.runs[-1]
-            run.end, run.last = len(self.run.log.order), len(self.run.log.steps)
-            run.moment = next_sequence_number()
+            log = self.run.log
+            self.step.runs.append(over(len(log.order), len(log.steps), next_sequence_number()))
             self.running.turns(Phase.OPTIMIZER)
 
     def _refuse_pass(self, creates_graph: bool) -> None:
@@ -264,7 +276,10 @@ class StepPasses(Passes):
                 remedy="call backward() in the step, outside the model",
             )
 
-    def _begin_pass(self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    def _begin_pass(
+        self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None]
+    ) -> Callable[[int, int, int], BackwardRun]:
+        """A pass begins; what to note of it when it is over."""
         pairs = [
             (gradient_key(root), self.tensors.known(root), self.tensors.known(gradient))
             for root, gradient in zip(roots, gradients, strict=True)
@@ -275,10 +290,8 @@ class StepPasses(Passes):
             self.run.objections.distrust(SEVERAL)
         start = self._seeds_begin([gradient for _, _, gradient in pairs])
         self.running.pass_begins([key for key, *_ in pairs])
-        run = BackwardRun(
-            tuple((key, gradient) for key, _, gradient in pairs), start, len(self.run.log.steps)
-        )
-        self.step.runs.append(run)
+        own = tuple((key, gradient) for key, _, gradient in pairs)
+        return partial(BackwardRun, own, start, len(self.run.log.steps))
 
     def _seeds_begin(self, seeds: Sequence[fx.Node]) -> int:
         """Give what was made for the backward alone, just before it, to it; where sums may begin."""
@@ -302,7 +315,7 @@ class StepPasses(Passes):
 
     def gradient_arrives(self, leaf: Tensor) -> None:
         """A gradient for a leaf: the first one must find none."""
-        self.step.arriving = len(self.run.log.order)
+        self.step.gradient_arrives(len(self.run.log.order))
         key = id(leaf)
         if isinstance(leaf, FakeTensor) and key not in self.step.leaves:
             return  # the step has made it, and nobody sees its gradient but the step
@@ -340,11 +353,8 @@ class StepPasses(Passes):
         """The optimizer's step: it reads numbers of its state, and is not being compiled."""
         self._refuse_optimizer(optimizer, arguments)
         self.running.turns(Phase.OPTIMIZER)
-        self.step.reads_numbers = True
-        try:
+        with self.step.optimizing():
             yield
-        finally:
-            self.step.reads_numbers = False
 
     def _refuse_optimizer(self, optimizer: Optimizer, arguments: Sequence[Any]) -> None:
         name = type(optimizer).__name__
@@ -398,9 +408,9 @@ def new_step_session(
     )
     tensors = RunTensors(run, recorder, branches)
     passes = StepPasses(run.running, recorder, False, run, tensors, step, optimizer)
-    replayer = Replayer(Recording(run, recorder, tensors, passes), reuse, functions)
-    calls = StepCalls(run, tensors, branches, replayer, recorder.watching_functions, step=step)
-    return StepSession(run, recorder, tensors, passes, branches, replayer, calls, step=step)
+    replay = replay_of(Recording(run, recorder, tensors, passes), reuse, functions)
+    calls = StepCalls(run, tensors, branches, replay, recorder.watching_functions, step=step)
+    return StepSession(run, recorder, tensors, passes, branches, replay, calls, step=step)
 
 
 def _roots(node: fx.Node) -> set[fx.Node]:

@@ -24,8 +24,8 @@ from whence.tracing.log.log import Log
 from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.records.links import Link, Links, adjoints_of, links_of, settled
 from whence.tracing.replay.records.recipes import Recipe, RecipeRun, RecipeWriter, Section, Written
+from whence.tracing.replay.records.records import Records
 from whence.tracing.replay.records.template import Application, Differentiated, Rehearsal, Template
-from whence.tracing.replay.replayer import Replayer
 
 Slot = tuple[int, int]
 """Which input a gradient is for, and the how manieth it is."""
@@ -41,15 +41,15 @@ class Exchanged:
     copies: Copies
 
 
-def expand(replayer: Replayer, log: Log, functional: Functional, gradients: GradientSums) -> Exchanged:
+def expand(records: Records, log: Log, functional: Functional, gradients: GradientSums) -> Exchanged:
     """Replace all stand-ins; raises `Doubt` where a record cannot be used after all."""
     links, values, copies = links_of(log.keys, gradients), list(log.keys), Copies({}, {})
-    if replayer.applications:
-        expansion = _Expansion(replayer, log, functional, gradients, links)
+    if records.applications:
+        expansion = _Expansion(records, log, functional, gradients, links)
         expansion.run()
         links, values = settled(links, expansion.instead), [*values, *expansion.exchanged]
         copies = expansion.copies()
-    replayer.markers.remove(functional.graph)
+    records.markers.remove(functional.graph)
     return Exchanged(tuple(values), adjoints_of(links), copies)
 
 
@@ -61,17 +61,17 @@ class _Expansion:
     """
 
     def __init__(
-        self, replayer: Replayer, log: Log, functional: Functional, gradients: GradientSums, links: Links
+        self, records: Records, log: Log, functional: Functional, gradients: GradientSums, links: Links
     ) -> None:
         self.instead: dict[fx.Node, tuple[range, list[Link]]] = {}
         self.exchanged: list[fx.Node] = []
-        self._replayer, self._log, self._functional = replayer, log, functional
+        self._records, self._log, self._functional = records, log, functional
         self._gradients, self._links = gradients, links
-        left_out = {name for application in replayer.applications for name in application.left_out}
+        left_out = {name for application in records.applications for name in application.left_out}
         self._inserter = Inserter(functional.graph, left_out)
         self._sizes = bases_of(functional.sizes)
-        self._markers = frozenset(replayer.markers.nodes)
-        self._rehearsals = list(replayer.rehearsals())
+        self._markers = frozenset(records.markers.nodes)
+        self._rehearsals = list(records.rehearsals())
         self._skipped = {rehearsal.begin: rehearsal.border for rehearsal in self._rehearsals}
         self._written: dict[Application, Written] = {}
         self._items: dict[tuple[Application, int], fx.Node] = {}
@@ -83,14 +83,14 @@ class _Expansion:
         self._writer = RecipeWriter(numbers, self._by_name, functional)
         self._tables = {
             rehearsal: links_of(template.keys, rehearsal.gradients)
-            for template in replayer.templates
+            for template in records.templates
             for rehearsal in template.rehearsals.values()
         }
 
     def run(self) -> None:
         """Replace the stand-ins in the order of the graph, so that what is copied is complete."""
         owners = {node: rehearsal for rehearsal in self._rehearsals for node in rehearsal.log.order}
-        applications = self._replayer.applications
+        applications = self._records.applications
         forwards = {application.node: application for application in applications}
         backwards = {each.node: (a, each) for a in applications for each in a.backwards}
         for node in list(self._functional.graph.nodes):
@@ -194,7 +194,7 @@ class _Expansion:
         recorded = [*map(value_of, template.keys), *self._inside.get(template, ())]
         exchanged = [written[node] for node in recorded if node in written]
         self.exchanged += exchanged
-        for around in self._replayer.templates:
+        for around in self._records.templates:
             if application.node in around.nodes:
                 self._inside.setdefault(around, []).extend(exchanged)
                 self._made_inside.setdefault(around, []).extend(written.values())

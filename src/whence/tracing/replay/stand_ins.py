@@ -1,25 +1,76 @@
 """Let a recorded call stand for one that is like it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence._torch.autograd.nodes import gradient_key
 from whence._torch.graphs import NameCounts, skip_names
 from whence._torch.pytrees import tree_unflatten
+from whence._torch.tensors import without_functions
 from whence.program.guards.observed import Read
+from whence.schema import Phase
 from whence.tracing.listening.recording import Recording
+from whence.tracing.replay.decision import Alike
 from whence.tracing.replay.differentiating import Calls, linked
 from whence.tracing.replay.likeness import COMPUTED, Likeness, Look, held
 from whence.tracing.replay.objections import Doubt
+from whence.tracing.replay.records.records import Records
+from whence.tracing.replay.records.rehearsal import rehearsal_for
 from whence.tracing.replay.records.template import Application, Differentiated, Rehearsal, Template
-from whence.tracing.replay.records.watched_call import Counts
 
 Gradients = Callable[[Application, Sequence[Tensor | None]], tuple[Sequence[Tensor | None], Calls]]
 """Makes the gradients of a replayed call from those of its results."""
+
+
+@dataclass(frozen=True)
+class StandInWriter:
+    """Writes calls that need not run: `joint` says whether the capture records the backward, too."""
+
+    recording: Recording
+    records: Records
+    joint: bool
+
+    def put(self, alike: Alike, scope: int) -> Any:
+        """Let a recorded call stand for the call `scope`; returns what that returns."""
+        template = alike.template
+        with without_functions():
+            application, result = applied(
+                self.recording, template, alike.found, scope, self._slots(template), self._gradients
+            )
+            self.records.applications.append(application)
+            return result
+
+    def _slots(self, template: Template) -> list[tuple[int, int]]:
+        """The gradients that a call will be asked for."""
+        if not torch.is_grad_enabled() or not template.differentiable_outputs:
+            return []
+        if not self.joint:
+            return [(position, 0) for position in template.differentiable_inputs]
+        likes = [template.inside.outputs[i][1] for i in template.differentiable_outputs]
+        return slots_of(template, self._rehearsal(template, likes))
+
+    def _rehearsal(self, template: Template, tangents: Sequence[Tensor | None]) -> Rehearsal:
+        return rehearsal_for(self.recording, self.records.markers, template, tangents)
+
+    def _gradients(
+        self, application: Application, tangents: Sequence[Tensor | None]
+    ) -> tuple[Sequence[Tensor | None], Calls]:
+        """The gradients of a replayed call, and the calls that each comes from."""
+        template = application.template
+        is_over = any(each.log is self.recording.log for each in application.backwards)
+        if self.recording.run.running.phase is not Phase.BACKWARD or torch.is_grad_enabled() or is_over:
+            doubt = Doubt(template.kind, "the model differentiates through it")
+            raise self.recording.run.objections.remembered(doubt)
+        with without_functions():
+            given = [tangents[i] for i in template.differentiable_outputs]
+            rehearsal = self._rehearsal(template, given)
+            defined = [tangent for tangent in given if tangent is not None]
+            return differentiated(self.recording, application, rehearsal, defined)
 
 
 def applied(
@@ -31,17 +82,17 @@ def applied(
     gradients: Gradients,
 ) -> tuple[Application, Any]:
     """Let `template` stand for the call `scope`; returns what the call returns, too."""
-    graph, functions = recording.recorder.graph, recording.recorder.calls_of_functions()
+    graph = recording.recorder.graph
     sources = [found.tensors.get(id(tensor), tensor) for _, tensor in template.inside.inputs]
     nodes = tuple(
         recording.tensors.known(source) if position in template.noted else recording.tensors.met(source)
         for position, source in enumerate(sources)
     )
-    starts, called = NameCounts.now(graph), dict(functions)
+    starts, called = NameCounts.now(graph), dict(recording.recorder.calls_of_functions())
     _open_scopes(recording, template, found, scope)
     node, made = recording.recorder.stand_for(nodes, [tensor for _, tensor in template.inside.outputs])
     left_out = skip_names(graph, template.names)
-    _add_counts(functions, template.functions)
+    recording.recorder.count_functions(template.functions)
     application = Application(
         template=template,
         node=node,
@@ -171,9 +222,3 @@ def _scopes(slot: tuple[int, int], rehearsal: Rehearsal, whole: frozenset[int]) 
     arrivals = rehearsal.arrivals[position]
     for arrival in arrivals if position in whole else arrivals[number : number + 1]:
         yield from arrival.scopes
-
-
-def _add_counts(counts: dict[Any, int], more: Counts) -> None:
-    """Add counts to counts."""
-    for function, count in more.items():
-        counts[function] = counts.get(function, 0) + count
