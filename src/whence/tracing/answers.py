@@ -7,6 +7,7 @@ captured, the line that asked last is told yes in another attempt, it alone, and
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from whence.dependence.asking import Failed, attempt
@@ -29,6 +30,11 @@ class Answers:
         self.asked.pop(source, None)
         self.asked[source] = None
         return source in self.told
+
+    def to_whoever_asks(self, finder: SourceFinder) -> bool | None:
+        """What is told to code that asks now; None for code that does not count."""
+        source = finder.asked()
+        return None if source is None else self.to(source)
 
     @property
     def untold(self) -> tuple[Source, ...]:
@@ -83,10 +89,4 @@ def _are_alike(left: Exception, right: Exception) -> bool:
 
 def told_to(lines: Sequence[Source]) -> Callable[[], bool | None]:
     """What to tell whoever asks now, so that these lines are told that they are compiled, and no others."""
-    finder, answers = SourceFinder(()), Answers(frozenset(lines))
-
-    def answer() -> bool | None:
-        source = finder.asked()
-        return None if source is None else answers.to(source)
-
-    return answer
+    return partial(Answers(frozenset(lines)).to_whoever_asks, SourceFinder(()))

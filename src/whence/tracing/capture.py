@@ -22,7 +22,7 @@ from whence.tracing.lazy_modules import materialised
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import mode_of, record
 from whence.tracing.recording.session import Session
-from whence.tracing.replay.records.template import CompositeOpened, Doubt
+from whence.tracing.replay.objections import CompositeOpened, Doubt
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.interrupts import Interrupts
@@ -97,5 +97,5 @@ def _captured(
             gradients = attribute(recorded)
             program = finished(example, recorded, gradients)
         check(program)
-        observed = recorded.session.reads.observed()
+        observed = recorded.session.run.reads.observed()
     return with_shards(program, subject, sharded), observed, recorded.session

@@ -90,7 +90,7 @@ class _Initialisation:
     ) -> Iterator[ObservedCall]:
         """A module call; a lazy module is initialised in it."""
         session = self._running()
-        with session.called(module, args, kwargs) as call:
+        with session.calls.called(module, args, kwargs) as call:
             if not is_waiting(module):
                 yield call
                 return
@@ -100,7 +100,7 @@ class _Initialisation:
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
         """A submodule was reached."""
-        self._running().accessed(parent, name, child)
+        self._running().calls.accessed(parent, name, child)
 
     def _running(self) -> Session:
         if self._session is None:
@@ -109,7 +109,7 @@ class _Initialisation:
 
     def _initialised(self, module: nn.Module, known: set[int]) -> None:
         """From here on the run's changes of the module, and of those it made, are undone."""
-        place = self._running().here()
+        place = self._running().run.places.here()
         if names := without_numbers(module, known):
             raise DataDependent(
                 f"{', '.join(names)} of {type(module).__name__} depend on the values of the example",

@@ -27,12 +27,12 @@ class SourceFinder:
     `modules` are those of the model, by identity.
     """
 
-    def __init__(self, boundaries: tuple[CodeType, ...]) -> None:
+    def __init__(self, boundaries: tuple[CodeType, ...], modules: frozenset[int] = frozenset()) -> None:
         self._kinds: dict[int, tuple[CodeType, Kind]] = {id(code): (code, "boundary") for code in boundaries}
         self._sources: dict[tuple[int, int], Source] = {}
         self._forwards: dict[type[nn.Module], CodeType | None] = {}
         self._owners: dict[int, tuple[CodeType, str | None]] = {}
-        self.modules: frozenset[int] = frozenset()
+        self._modules = modules
 
     def current(self) -> Source | None:
         """The innermost user line; failing that, the innermost line of a torch module; failing that, None."""
@@ -68,7 +68,7 @@ class SourceFinder:
                 owner = frame.f_locals.get(name)
                 if owner is running:
                     return False
-                if id(owner) in self.modules:
+                if id(owner) in self._modules:
                     return True
             frame = frame.f_back
         return False

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -58,7 +58,11 @@ class Branching:
 
 
 class Listener:
-    """Notes what is recorded."""
+    """Notes what is recorded, and what the model does."""
+
+    @property
+    def model(self) -> Self:
+        return self
 
     def __init__(self) -> None:
         self.branches = Branching()
@@ -133,7 +137,7 @@ class Listener:
 def recorded(work: Callable[[Tensor], Any], x: Tensor | None = None) -> tuple[list[str], Listener]:
     """The operators that `work` is recorded as, on a fake twin of `x`."""
     listener = Listener()
-    recorder = Recorder(listener, FakeTensorMode())
+    recorder = Recorder(lambda _: listener, FakeTensorMode())
     twin, _ = recorder.fake_input(torch.randn(2, 4) if x is None else x, "x")
     with recorder.active():
         work(twin)

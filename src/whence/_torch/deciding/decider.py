@@ -58,7 +58,7 @@ class Decider:
         self._values = ExampleValues(recorder.graph, recorder.nested, self._held, redraws)
 
     def _held(self, node: fx.Node) -> Any:
-        known = self._recorder.real.get(node)
+        known = self._recorder.real_of(node)
         return self._inputs.get(node, ABSENT) if known is None else known
 
     # --- what is asked -------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Decider:
             given = function(found.clone(), *args[1:])
         self._note(self._append(contents, (node,), None), numbers, f"the content of {node.name}")
         if type(given) not in PLAIN and hasattr(given, "tolist"):
-            self._arrays.append((given, numbers, self._recorder.listener.here()))
+            self._arrays.append((given, numbers, self._recorder.listener.model.here()))
         return given
 
     def refuse_written(self) -> None:
@@ -164,7 +164,7 @@ class Decider:
     # --- what is written down ------------------------------------------------------------------------
 
     def _note(self, found: fx.Node, answer: Any, asked: str) -> None:
-        place = self._recorder.listener.here()
+        place = self._recorder.listener.model.here()
         self._append(stays, (found, answer, asked, place.module, place.line), None)
 
     def _append(self, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:

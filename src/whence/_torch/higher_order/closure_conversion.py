@@ -20,6 +20,7 @@ from whence._torch.autograd.nodes import below_autograd
 from whence._torch.higher_order.function_graphs import recording_paused
 from whence._torch.operators.schemas import HigherOrderOperator
 from whence._torch.pytrees import TreeSpec, tree_map_only, tree_unflatten
+from whence._torch.record.adopted import fresh_like
 from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.recorder import FakeTensor, Recorder, RecordingListener
 from whence._torch.sizes.symbols import expression, is_symbolic
@@ -149,15 +150,15 @@ def record_loop(
 
     What it gives is like what one round gives, which must be like what the round was given.
     """
-    trace = recorder.listener.branches.traced
+    branches = recorder.listener.model.branches
     if not all(isinstance(value, Tensor) for value in carried):
-        raise recorder.listener.branches.refused(_WHILE, "it carries a number: carry a tensor that holds it")
+        raise branches.refused(_WHILE, "it carries a number: carry a tensor that holds it")
     with disable_proxy_modes_tracing():
-        graphs = [trace(function, (*(x.clone() for x in carried), *more)) for function in (condition, body)]
+        graphs = [branches.traced(each, (*(x.clone() for x in carried), *more)) for each in (condition, body)]
     results = [node.meta["val"] for node in _returned(graphs[1])]
     if list(map(_kind, results)) != list(map(_kind, carried)):
         why = f"its body returns {list(map(_kind, results))} for {list(map(_kind, carried))}"
-        raise recorder.listener.branches.refused(_WHILE, why)
+        raise branches.refused(_WHILE, why)
     tracer: Any = recorder.tracer
     for name, graph in zip(("while_loop_cond_graph", "while_loop_body_graph"), graphs, strict=True):
         recorder.nested.register_module(tracer.get_fresh_qualname(f"{name}_"), graph)
@@ -238,7 +239,7 @@ class BranchRecorder(Recorder):
     """
 
     def __init__(self, listener: RecordingListener, around: Recorder) -> None:
-        super().__init__(listener, around.fake_mode)
+        super().__init__(lambda _: listener, around.fake_mode)
         if self.environment is not None:
             self.environment.required = around._require
 
@@ -304,4 +305,4 @@ class BranchRecorder(Recorder):
             like = tensor if isinstance(tensor, FakeTensor) else self.fake_mode.from_tensor(tensor)
             with torch.no_grad(), self.fake_mode:
                 fresh = torch.select_copy(like, 0, 0) if isinstance(value, StepSlice) else like.detach()
-            return self._fresh(fresh).requires_grad_(tensor.requires_grad)
+            return fresh_like(self.fake_mode, fresh).requires_grad_(tensor.requires_grad)

@@ -336,7 +336,7 @@ def _is_kept(recorder: "Recorder", composite: Composite) -> bool:
     detached takes another way then. Recurrent networks of open sizes run as Python code, which looks at them.
     """
     is_open = recorder.environment is not None
-    if recorder.listener.stops_gradients():
+    if recorder.listener.model.stops_gradients():
         return False
     if (composite.may_view or composite.bind is _recurrent) and composite.may_view is not is_open:
         return False

@@ -50,7 +50,7 @@ class FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator) and ProxyTorchDispatchMode in func.python_key_table:
-            return self.recorder.listener.branches.called(func, args, kwargs or {})
+            return self.recorder.listener.model.branches.called(func, args, kwargs or {})
         func, args = self._with_numbers(func, args)
         if _reads_value(func, args):
             return self._decided_content(func, args)
@@ -59,7 +59,7 @@ class FunctionMode(TorchFunctionMode):
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
             if args[1] is args[0]:
                 return None  # `module.to` with what a module has already
-            raise self.recorder.listener.data_replaced(args[0])
+            raise self.recorder.listener.model.data_replaced(args[0])
         self._tell(func, args, kwargs or {})
         if self.recorder.environment is not None:
             if func is torch.einsum:
@@ -80,7 +80,9 @@ class FunctionMode(TorchFunctionMode):
             read = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, FakeTensor)]
             if not read or FakeTensor.__name__ not in str(error):
                 raise
-            raise self.recorder.listener.value_needed(func, read, func) from error  # a tensor for a number
+            raise self.recorder.listener.model.value_needed(
+                func, read, func
+            ) from error  # a tensor for a number
 
     def _with_numbers(self, func: Any, args: Any) -> tuple[Any, Any]:
         """A call whose kernel reads the numbers of tensors as one that is given them, if that can be."""
@@ -98,7 +100,7 @@ class FunctionMode(TorchFunctionMode):
         """What Python makes of the numbers in a tensor, where the example's decide."""
         decider = None if func in _ADDRESS_READERS else self.recorder.decider
         if decider is None or (given := decider.content(func, args)) is None:
-            raise self.recorder.listener.value_needed(func, args[:1], func)
+            raise self.recorder.listener.model.value_needed(func, args[:1], func)
         return given
 
     def _decided_text(self, tensor: Tensor, spec: str) -> str | None:
@@ -114,7 +116,7 @@ class FunctionMode(TorchFunctionMode):
         decider = self.recorder.decider
         numbers = {} if decider is None else {id(leaf): decider.content(_as_number, [leaf]) for leaf in read}
         if decider is None or None in numbers.values():
-            raise self.recorder.listener.value_needed(func, read, func)
+            raise self.recorder.listener.model.value_needed(func, read, func)
         return tree_map_only(FakeTensor, lambda leaf: numbers[id(leaf)], data)
 
     def _whole(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -127,15 +129,15 @@ class FunctionMode(TorchFunctionMode):
 
     def _tell(self, func: Any, args: Any, kwargs: Any) -> None:
         """Say what the model asks of a tensor, or does to it, where the dispatcher would not see it."""
-        listener = self.recorder.listener
+        model = self.recorder.listener.model
         if func in _HISTORY_READERS:
-            listener.history_read()
+            model.history_read()
         if func in _LAYOUT_READERS:
-            listener.layout_read(args[0])
+            model.layout_read(args[0])
         if func is Tensor.register_hook:
-            listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
+            self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
         if func in _SET_REQUIRES:
-            listener.requires_set(args[0], (*args[1:], *kwargs.values(), True)[0])
+            model.requires_set(args[0], (*args[1:], *kwargs.values(), True)[0])
         if func in _DETACH and args[0].requires_grad:
             with below_autograd():
                 torch.ops.aten.detach_.default(args[0])

@@ -58,7 +58,7 @@ def _required(recorder: "Recorder", tensor: Tensor) -> bool | None:
     is_number = asked is Tensor.item
     if asked not in _TRUTHS or (is_number and tensor.dtype is not torch.bool):
         return None
-    if (stated := recorder.listener.stated(called=is_number)) is None:
+    if (stated := recorder.listener.model.stated(called=is_number)) is None:
         return None
     wanted, otherwise = stated
     with recorder:

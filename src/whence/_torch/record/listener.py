@@ -28,21 +28,12 @@ class Branching(Protocol):
         """An operator got a tensor that is made of others; make the error to raise."""
 
 
-class RecordingListener(Protocol):
-    """What is told while a recording goes on, and asked what only it can know."""
+class ModelListener(Protocol):
+    """What is told, and asked, of the model that runs, whichever of its functions is being recorded."""
 
     @property
     def branches(self) -> Branching:
         """Who is told of operators that run functions."""
-
-    def recorded(self, node: fx.Node) -> None:
-        """A node was appended to the graph."""
-
-    def size_recorded(self, node: fx.Node) -> None:
-        """A node that holds a size was appended to the graph."""
-
-    def user_of_sizes(self) -> object:
-        """Who is being recorded: what it computes of sizes is its own."""
 
     def required(self, condition: str) -> str:
         """The model states a condition for every run; what one says where it does not hold."""
@@ -60,20 +51,11 @@ class RecordingListener(Protocol):
     def reading(self) -> object:
         """Where the model is now."""
 
-    def met_tensor(self, tensor: Tensor) -> str:
-        """A real tensor nobody announced reached an operation; give it a placeholder name."""
-
-    def made_of_numbers(self, name: str) -> None:
-        """The tensor of that name is one that the model has just made of numbers."""
-
     def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> Exception:
         """Python asked for a tensor's value; make the error to raise.
 
         `function` is what the model called; `operation`, on these arguments, is what needs the value.
         """
-
-    def hook_registered(self, tensor: Tensor, hook: object) -> None:
-        """The model puts a gradient hook on a tensor while it runs."""
 
     def requires_set(self, tensor: Tensor, wanted: bool) -> None:
         """The model says whether a tensor requires a gradient."""
@@ -98,3 +80,29 @@ class RecordingListener(Protocol):
 
     def composed_met(self, tensor: Tensor) -> None:
         """A tensor that is made of others reached an operation; raises where its gradient would be lost."""
+
+
+class RecordingListener(Protocol):
+    """What is told while a recording goes on, of the model or of a function in it."""
+
+    @property
+    def model(self) -> ModelListener:
+        """Who is told of the model."""
+
+    def recorded(self, node: fx.Node) -> None:
+        """A node was appended to the graph."""
+
+    def size_recorded(self, node: fx.Node) -> None:
+        """A node that holds a size was appended to the graph."""
+
+    def user_of_sizes(self) -> object:
+        """Who is being recorded: what it computes of sizes is its own."""
+
+    def met_tensor(self, tensor: Tensor) -> str:
+        """A real tensor nobody announced reached an operation; give it a placeholder name."""
+
+    def made_of_numbers(self, name: str) -> None:
+        """The tensor of that name is one that the model has just made of numbers."""
+
+    def hook_registered(self, tensor: Tensor, hook: object) -> None:
+        """The model puts a gradient hook on a tensor while it runs."""

@@ -9,7 +9,7 @@ replaced there, below autograd: closures, hooks and ties work by themselves, and
 
 import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
 
 from whence._torch.autograd.switches import switches
-from whence._torch.fakes import fake_like, fake_of
+from whence._torch.fakes import fake_of
 from whence._torch.graphs import name_plainly
 from whence._torch.higher_order.function_graphs import functions_traced
 from whence._torch.observe.generators import without_default_generator
@@ -49,6 +49,7 @@ from whence._torch.operators.schemas import ASSERT, HigherOrderOperator
 from whence._torch.operators.table import rule_on_symbols
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
+from whence._torch.record.adopted import Adopted, fresh_like
 from whence._torch.record.annotations import note_function
 from whence._torch.record.direct_recording import ComposedMet, NotPlain, is_plain, laid_out
 from whence._torch.record.function_mode import FunctionMode
@@ -56,9 +57,9 @@ from whence._torch.record.known_values import ASKING, known_answer
 from whence._torch.record.listener import RecordingListener
 from whence._torch.record.symbolic_dispatch import kernels_for_symbols
 from whence._torch.sizes.nodes import SizeNodes, Slots
-from whence._torch.sizes.symbols import SYMBOLIC, environment_of, has_open_sizes, sized_like, spelled
+from whence._torch.sizes.symbols import SYMBOLIC, environment_of, sized_like, spelled
 from whence._torch.subclasses.wrapper_subclasses import is_composed
-from whence._torch.tensors import PLAIN_TENSORS, is_simple, storage_of
+from whence._torch.tensors import PLAIN_TENSORS
 
 __all__ = ["FakeTensor", "FakeTensorMode", "Recorder", "RecordingListener"]
 
@@ -71,18 +72,18 @@ STAND_IN = "whence_stand_in"
 
 
 class _GraphTracer(PythonKeyTracer):
-    """Appends nodes to a graph of its own and tells a listener about each."""
+    """Appends nodes to a graph of its own and tells about each."""
 
-    def __init__(self, listener: RecordingListener) -> None:
+    def __init__(self, recorded: Callable[[fx.Node], None]) -> None:
         super().__init__()
         self.root = nn.Module()
         self.graph = fx.Graph(tracer_cls=PythonKeyTracer)
-        self.listener = listener
+        self._recorded = recorded
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         note_function(self, node)
-        self.listener.recorded(node)
+        self._recorded(node)
         return node
 
 
@@ -91,23 +92,31 @@ def _hold_on(*_values: object) -> None:
 
 
 class Recorder(ProxyTorchDispatchMode):
-    """A recording in progress: a graph, and the fake tensor that stands for each real one."""
+    """A recording in progress: a graph, and the fake tensor that stands for each real one.
+
+    `listening` makes who is told of it, who may ask the recording. With `keeps_composites`, operators that
+    are made of others are recorded whole. `tracer_of_functions` is who sees the user's functions begin.
+    """
 
     supports_higher_order_operators = True
     function_mode = FunctionMode
-    keeps_composites = False
     is_inside_composite = False
     decider: Any = None
 
-    def __init__(self, listener: RecordingListener, fake_mode: FakeTensorMode) -> None:
-        super().__init__(_GraphTracer(listener), "fake")
-        self.listener = listener
+    def __init__(
+        self,
+        listening: Callable[["Recorder"], RecordingListener],
+        fake_mode: FakeTensorMode,
+        *,
+        keeps_composites: bool = False,
+        tracer_of_functions: object = None,
+    ) -> None:
+        super().__init__(_GraphTracer(self._recorded), "fake")
+        self.listener = listener = listening(self)
         self.fake_mode = fake_mode
-        self.tracer_of_functions: Any = None
-        self._stand_ins: dict[int, Tensor] = {}
-        self._adopted: dict[int, fx.Node] = {}
-        self._storages: set[int] = set()
-        self.real: dict[fx.Node, Tensor] = {}
+        self.keeps_composites = keeps_composites
+        self._tracer_of_functions: Any = tracer_of_functions
+        self._adopted = Adopted(fake_mode, self.tracer)
         self.environment = environment_of(fake_mode)
         self.sizes: SizeNodes | None = None
         self._results = Results()
@@ -116,12 +125,15 @@ class Recorder(ProxyTorchDispatchMode):
         self.literals: dict[fx.Node, Tensor] = {}
         """What the model made of numbers while it ran, by placeholders."""
         if self.environment is not None:
-            self.environment.where = listener.reading
+            self.environment.where = listener.model.reading
             self.environment.required = self._require
-            self.environment.stated = partial(listener.stated, called=False)
+            self.environment.stated = partial(listener.model.stated, called=False)
             tracer: Any = self.tracer
             self.sizes = SizeNodes(self.environment, self._append_size, listener.user_of_sizes, tracer)
             tracer.symnode_tracker = Slots(self.sizes)
+
+    def _recorded(self, node: fx.Node) -> None:
+        self.listener.recorded(node)
 
     def _append_size(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         node = self.tracer.graph.create_node("call_function", target, args, kwargs)
@@ -133,7 +145,7 @@ class Recorder(ProxyTorchDispatchMode):
         sizes: Any = self.sizes
         if not sizes.knows(condition):
             return False
-        args = (sizes.argument(condition), otherwise or self.listener.required(spelled(condition)))
+        args = (sizes.argument(condition), otherwise or self.listener.model.required(spelled(condition)))
         self._append_size(ASSERT, args, {}).meta["val"] = None
         return True
 
@@ -185,34 +197,12 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _adopted_as(self, tensor: Tensor, name: str) -> fx.Node:
         node = self._named_placeholder(name)
-        node.meta["val"] = self._fake_of(tensor)
-        self._adopted[id(tensor)] = node
-        self.real[node] = tensor
+        self._adopted.add(tensor, node)
         return node
 
-    def _fake_of(self, tensor: Tensor) -> Tensor:
-        """A fake tensor that shows what `tensor` is; made directly where it is nothing special."""
-        if not is_simple(tensor) or (storage := storage_of(tensor)) in self._storages:
-            return fake_of(self.fake_mode, tensor)
-        self._storages.add(storage)
-        with torch._C.DisableTorchFunction():
-            shown = self._fresh(tensor)
-            if isinstance(tensor, nn.Parameter):
-                shown._is_param = True
-            return shown.requires_grad_(tensor.requires_grad)
-
-    def _stand_in_of(self, tensor: Tensor) -> Tensor | None:
-        """The fake tensor that operations get in the place of an adopted one, made when the first asks."""
-        known = self._stand_ins.get(id(tensor))
-        if known is not None or (node := self._adopted.get(id(tensor))) is None:
-            return known
-        shown: Tensor = node.meta["val"]
-        with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            stand_in = shown.detach() if shown.requires_grad else shown
-        self._stand_ins[id(tensor)] = stand_in
-        track_tensor_tree(stand_in, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
-        node.meta["val"] = shown
-        return stand_in
+    def real_of(self, node: fx.Node) -> Tensor | None:
+        """The real tensor that a placeholder is for."""
+        return self._adopted.real.get(node)
 
     def fake_input(self, tensor: Tensor, name: str) -> tuple[Tensor, fx.Node]:
         """A fake twin of a user input, a leaf of its own, with its placeholder."""
@@ -241,7 +231,7 @@ class Recorder(ProxyTorchDispatchMode):
     def fresh(self, likes: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Fake tensors that nobody knows, each like one of `likes`."""
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            return tuple(map(self._fresh, likes))
+            return tuple(fresh_like(self.fake_mode, like) for like in likes)
 
     def stand_for(
         self, arguments: tuple[fx.Node, ...], likes: Sequence[Tensor]
@@ -263,24 +253,24 @@ class Recorder(ProxyTorchDispatchMode):
 
     def stand_in_placeholder(self, like: Tensor) -> tuple[fx.Node, Tensor]:
         """A placeholder that is no input of the program, for a fresh tensor."""
-        with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            fresh = self._fresh(like)
+        (fresh,) = self.fresh([like])
         return self.placeholder(fresh, STAND_IN), fresh
 
-    def _fresh(self, like: Tensor) -> Tensor:
-        if has_open_sizes(like):
-            return snapshot_fake(like)  # type: ignore[return-value]
-        return fake_like(self.fake_mode, like, like.shape, like.stride())
-
-    def calls_of_functions(self) -> dict[Any, int]:
+    def calls_of_functions(self) -> Mapping[Any, int]:
         """How often each torch function has been called."""
         return self.tracer.torch_fn_counts
 
+    def count_functions(self, more: Mapping[Any, int]) -> None:
+        """Torch functions would have been called so often."""
+        counts = self.tracer.torch_fn_counts
+        for function, count in more.items():
+            counts[function] = counts.get(function, 0) + count
+
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node whose value `tensor` is now, if the recording knows it."""
-        known = self._stand_ins.get(id(tensor))
-        if known is None and id(tensor) in self._adopted:
-            return self._adopted[id(tensor)]
+        known = self._adopted.made_for(tensor)
+        if known is None and (node := self._adopted.node_of(tensor)) is not None:
+            return node
         proxy = get_proxy_slot(known if known is not None else tensor, self.tracer, None, _proxy_of)
         return None if proxy is None else proxy.node
 
@@ -292,13 +282,13 @@ class Recorder(ProxyTorchDispatchMode):
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """The fake tensor that stands for `tensor`, or the tensor itself."""
-        known = self._stand_in_of(tensor)
+        known = self._adopted.stand_in(tensor)
         return tensor if known is None else known
 
     def forget(self) -> None:
         """Let go of every tensor: what is alive afterwards is held by somebody else."""
-        for held in (self._stand_ins, self._adopted, self.literals, self.real):
-            held.clear()
+        self._adopted.forget()
+        self.literals.clear()
 
     def results_alive(self) -> dict[fx.Node, Tensor]:
         """The operations whose results somebody but the graph's own metadata still holds, with these."""
@@ -328,7 +318,7 @@ class Recorder(ProxyTorchDispatchMode):
         return value
 
     def _recognise(self, tensor: Tensor) -> Tensor:
-        known = self._stand_in_of(tensor)
+        known = self._adopted.stand_in(tensor)
         if known is not None:
             return known
         if has_proxy_slot(tensor, self.tracer):
@@ -336,7 +326,7 @@ class Recorder(ProxyTorchDispatchMode):
         if isinstance(tensor, FakeTensor) and self.keeps_composites:
             if self.is_inside_composite:
                 return tensor
-            raise self.listener.composite_opened()
+            raise self.listener.model.composite_opened()
         if is_composed(tensor):
             raise ComposedMet(tensor)
         if not isinstance(tensor, (FakeTensor, *PLAIN_TENSORS)):
@@ -356,15 +346,15 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _run_functions(self, operator: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
         """Record an operator that runs functions by its rule, with graphs that the listener makes."""
-        rule: Any = self.listener.branches.rule_for(operator)
+        rule: Any = self.listener.model.branches.rule_for(operator)
         rule = rule or operator.python_key_table.get(ProxyTorchDispatchMode)
         try:
             if rule is None:
-                raise self.listener.branches.refused(operator, "PyTorch has no rule that records it")
+                raise self.listener.model.branches.refused(operator, "PyTorch has no rule that records it")
             args, kwargs = tree_map_only(Tensor, self._recognise, (args, kwargs))
         except ComposedMet as met:
-            raise self.listener.branches.composed(operator, *met.args) from met
-        with functions_traced(self.listener.branches.traced, self.fake_mode):
+            raise self.listener.model.branches.composed(operator, *met.args) from met
+        with functions_traced(self.listener.model.branches.traced, self.fake_mode):
             return rule(self, *args, **kwargs)
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -378,14 +368,14 @@ class Recorder(ProxyTorchDispatchMode):
                 args = self.recognised(args)
                 kwargs = {key: self.recognised(value) for key, value in kwargs.items()}
             except ComposedMet as met:
-                self.listener.composed_met(*met.args)
+                self.listener.model.composed_met(*met.args)
                 return NotImplemented
         if takes_objects(func):
             args, kwargs = without_default_generator(args, kwargs)
             if (strange := object_among((*args, *kwargs.values()))) is not None:
-                raise self.listener.object_met(func, strange)
+                raise self.listener.model.object_met(func, strange)
         if self.is_inside_composite:
-            return laid_out(func, args, func(*args, **kwargs))
+            return self._run(func, args, kwargs)
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         try:
@@ -402,11 +392,11 @@ class Recorder(ProxyTorchDispatchMode):
             DynamicOutputShapeException,
             UnsupportedFakeTensorException,
         ) as error:
-            raise self.listener.value_needed(func, args, self.tracer.torch_fn_metadata) from error
+            raise self.listener.model.value_needed(func, args, self.tracer.torch_fn_metadata) from error
 
     def _record_untold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record without telling `tracer_of_functions`: no code of the user's runs inside."""
-        told = self.tracer_of_functions
+        """Record without telling the tracer of functions: no code of the user's runs inside."""
+        told = self._tracer_of_functions
         if told is None or sys.gettrace() is not told:
             return self._record_plainly(func, args, kwargs)
         sys.settrace(None)
@@ -448,18 +438,19 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _result_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """What an operator gives, and what stands for that in the graph where it is there already."""
-        environment = self.environment
-        if environment is None:
-            return laid_out(func, args, func(*args, **kwargs)), None
+        if self.environment is None:
+            return self._run(func, args, kwargs), None
 
         def run() -> Any:
-            if (known := self._samples.result(func, args, kwargs)) is not None:
-                return known
-            rule = rule_on_symbols(func)
-            given = rule(func, args, kwargs, environment) if rule else func(*args, **kwargs)
-            return laid_out(func, args, given)
+            known = self._samples.result(func, args, kwargs)
+            return self._run(func, args, kwargs) if known is None else known
 
         return self._results.of(func, args, kwargs, run)
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rule = None if self.environment is None else rule_on_symbols(func)
+        given = rule(func, args, kwargs, self.environment) if rule else func(*args, **kwargs)
+        return laid_out(func, args, given)
 
     def track(self, result: Any, node: fx.Node, shown: Any = None) -> None:
         """Let a result be known as the value of a node."""

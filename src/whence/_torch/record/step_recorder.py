@@ -1,5 +1,6 @@
 """Record a training step: what an optimizer computes with Python's numbers, too."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor, fx
 from whence._torch.record.annotations import note_function
 from whence._torch.record.direct_recording import apart
 from whence._torch.record.function_mode import FunctionMode
-from whence._torch.record.recorder import FakeTensorMode, Recorder, RecordingListener
+from whence._torch.record.listener import ModelListener, RecordingListener
+from whence._torch.record.recorder import FakeTensorMode, Recorder
 from whence._torch.sizes.numbers import (
     Arithmetic,
     as_node,
@@ -23,7 +25,7 @@ from whence._torch.sizes.numbers import (
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
 
-class NumberListener(RecordingListener, Protocol):
+class NumberListener(ModelListener, Protocol):
     """What is asked beside."""
 
     @property
@@ -57,22 +59,37 @@ class StepFunctionMode(FunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _SET_GRADIENT:
-            self.recorder.listener.gradient_set(args[0], args[1])
+            self.recorder.listener.model.gradient_set(args[0], args[1])
         if func is torch.tensor and holds_recorded(args):
             return tensor_of(*args, **(kwargs or {}))
         return as_recorded(super().__torch_function__(func, types, args, kwargs))
 
 
+class StepRecording(RecordingListener, Protocol):
+    """Who is told of the recording of a step."""
+
+    @property
+    def model(self) -> NumberListener:
+        """Who is told of the model, and of the optimizer."""
+
+
 class StepRecorder(Recorder):
     """Knows the numbers that are read from tensors, where the listener says so."""
 
-    listener: NumberListener
+    listener: StepRecording
     function_mode = StepFunctionMode
 
-    def __init__(self, listener: NumberListener, fake_mode: FakeTensorMode) -> None:
-        super().__init__(listener, fake_mode)
+    def __init__(
+        self,
+        listening: Callable[[Any], StepRecording],
+        fake_mode: FakeTensorMode,
+        *,
+        tracer_of_functions: object = None,
+    ) -> None:
+        super().__init__(listening, fake_mode, tracer_of_functions=tracer_of_functions)
+        model = self.listener.model
         self.arithmetic = Arithmetic(
-            self._append_number, listener.number_needed, listener.number_decides, listener.number_known
+            self._append_number, model.number_needed, model.number_decides, model.number_known
         )
 
     def note_branch(self, target: Any, operands: tuple[Any, ...], answer: bool, branch: str) -> None:
@@ -92,7 +109,7 @@ class StepRecorder(Recorder):
         return node
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func is _ITEM and self.listener.reads_numbers and args[0].dtype.is_floating_point:
+        if func is _ITEM and self.listener.model.reads_numbers and args[0].dtype.is_floating_point:
             held = self.node_of(self.recognised(args[0]))
             return self.arithmetic.number(self._append_number(func, (held,)))
         if holds_recorded(args) or (kwargs and holds_recorded(kwargs.values())):

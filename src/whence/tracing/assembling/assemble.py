@@ -1,4 +1,4 @@
-"""From notes and origins to a program: order placeholders, drop what nothing uses, write the signature."""
+"""From the log and origins to a program: order placeholders, drop what nothing uses, write the signature."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,8 +45,9 @@ from whence.tracing.assembling.signature_rows import GraphValues, signature_of, 
 from whence.tracing.attribution.attribution import custom_functions, without_operators
 from whence.tracing.attribution.recomputation import reuse_random_draws
 from whence.tracing.attribution.wrapper_subclasses import OPAQUE
+from whence.tracing.log.events import Opened
+from whence.tracing.log.log import Log, ran_without
 from whence.tracing.recording.call_names import CallNames
-from whence.tracing.recording.notes import Notes, Scope, ran_without
 from whence.tracing.recording.run import Recorded
 from whence.tracing.replay.records.expand import Exchanged
 from whence.tracing.target.example import Example
@@ -61,11 +62,12 @@ def assemble(
 ) -> Program:
     """The program of one finished run."""
     session, graph = recorded.session, recorded.session.recorder.graph
-    layouts_read = _layouts_read(session.notes, functional)
+    layouts_read = _layouts_read(session.log, functional)
     values = _final_values(recorded, functional)
     custom = {} if recorded.backward.roots else custom_functions(_histories(recorded.results))
-    opaque = without_operators(custom, session.notes)
-    straight = _as_differentiated(recorded, functional, values, frozenset(custom))
+    opaque = without_operators(custom, session.log)
+    between = _begins_between(recorded, values)
+    straight = _as_differentiated(recorded, functional, frozenset(custom))
     refuse_shared_writes(recorded, values)
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
@@ -74,9 +76,9 @@ def assemble(
         if recorded.backward.roots:
             rule_out_ones(graph, session.recorder.environment)
     weigh_as_eager(graph)
-    repeated = reuse_random_draws(functional, session.notes.redraws)
+    repeated = reuse_random_draws(functional, session.log.redraws)
     preserved = preserved_calls(_plain_calls(recorded), example.preserve, int(subject.is_module))
-    keep = {row.name for row in signature.inputs if row.name not in session.notes.literals}
+    keep = {row.name for row in signature.inputs if row.name not in session.log.literals}
     drop_unused(graph, session.recorder.nested, repeated, keep | _arguments(recorded, functional, preserved))
     present = placeholders_of(graph)
     inputs = (row for row in signature.inputs if row.name in present)
@@ -106,33 +108,35 @@ def assemble(
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded, signature.wholes)),
         state=_state(recorded, graph, signature.wholes),
-        replay=session.replayer.report(),
+        replay=session.replay.replayer.report(),
         circumstances=Circumstances(
             has_backward=bool(recorded.backward.roots),
             autocast=autocast_state(),
-            asked=session.answers.compiled,
-            opaque=_opaque(opaque, recorded, functional),
+            asked=session.run.answers.compiled,
+            opaque=_opaque(opaque, recorded, functional, between=between),
         ),
     )
 
 
-def _as_differentiated(
-    recorded: Recorded, functional: Functional, values: GraphValues, custom: frozenset[int]
-) -> frozenset[str]:
-    """Let autograd find in a forward-only program what it found in the run; nodes that hand gradients on."""
+def _begins_between(recorded: Recorded, values: GraphValues) -> bool:
+    """Let results that begin a history say so; whether others are computed from one."""
     session = recorded.session
+    is_wanted = session.run.grad_modes.records and not recorded.backward.roots
+    return is_wanted and mark_leaves(recorded.results, values.results, session.recorder)
+
+
+def _as_differentiated(recorded: Recorded, functional: Functional, custom: frozenset[int]) -> frozenset[str]:
+    """Let autograd find in a forward-only program what it found in the run; nodes that hand gradients on."""
     if recorded.backward.roots:
         return frozenset()
-    if session.grad_modes.records and mark_leaves(recorded.results, values.results, session.recorder):
-        session.notes.hooks[BETWEEN_RESULTS] = None
-    stops = ran_without(session.notes.marks, custom)
+    stops = ran_without(recorded.session.log.marks, custom)
     straight = cut_gradients(functional.graph, functional.sources, stops)
     return straight | {node.name for node in functional.straight}
 
 
 def _turned_on(recorded: Recorded, functional: Functional) -> frozenset[str]:
     """What a forward-only program records gradients of although its caller may not want any."""
-    marks = recorded.session.notes.marks
+    marks = recorded.session.log.marks
     if recorded.backward.roots or not any(mark.turned_on for mark in marks.values()):
         return frozenset()
     return functional.names_where(lambda node: node in marks and marks[node].turned_on)
@@ -153,8 +157,8 @@ def _convention(
     )
 
 
-def _layouts_read(notes: Notes, functional: Functional) -> frozenset[str]:
-    behind = (inputs_behind(functional.value_of(node)) for node in notes.layouts_read)
+def _layouts_read(log: Log, functional: Functional) -> frozenset[str]:
+    behind = (inputs_behind(functional.value_of(node)) for node in log.layouts_read)
     return frozenset(name for names in behind for name in names)
 
 
@@ -162,7 +166,7 @@ def _differentiable(
     recorded: Recorded, values: GraphValues, exchanged: Exchanged, names: "_Names"
 ) -> frozenset[str]:
     """What carried a gradient: values that modules exchanged, and results as they are after all writes."""
-    keys, results = recorded.session.notes.keys, zip(recorded.result_nodes, values.results, strict=True)
+    keys, results = recorded.session.log.keys, zip(recorded.result_nodes, values.results, strict=True)
     written = {value.name for node, value in results if node in keys and value is not None}
     return frozenset(names.name(node.name) or "" for node in exchanged.values) | written
 
@@ -274,7 +278,7 @@ def _rename_forwards(graph: fx.Graph, names: "_Names") -> None:
 
 def _arguments(recorded: Recorded, functional: Functional, preserved: Iterable[int]) -> set[str]:
     """The values that preserved calls take, whether or not anything reads them."""
-    moved, scopes = _moved(functional), recorded.session.notes.scopes
+    moved, scopes = _moved(functional), recorded.session.log.scopes
     taken = (scopes[number].inputs for number in preserved)
     return {
         found
@@ -286,12 +290,12 @@ def _arguments(recorded: Recorded, functional: Functional, preserved: Iterable[i
 
 
 def _plain_calls(recorded: Recorded) -> Calls:
-    scopes = enumerate(recorded.session.notes.scopes)
+    scopes = enumerate(recorded.session.log.scopes)
     return Calls(tuple(Call(number, scope.site, scope.parent) for number, scope in scopes))
 
 
 def _calls(recorded: Recorded, names: "_Names") -> Calls:
-    scopes = recorded.session.notes.scopes
+    scopes = recorded.session.log.scopes
     rows = [
         Call(
             number,
@@ -300,7 +304,7 @@ def _calls(recorded: Recorded, names: "_Names") -> Calls:
             scope.inputs.renamed(names) if scope.inputs else None,
             scope.outputs.renamed(names) if scope.outputs else None,
             scope.parameters,
-            _others(scope, recorded.session.names),
+            _others(scope, recorded.session.run.names),
             scope.autocast,
             {name: now for name, now in scope.switches.items() if now != scopes[0].switches[name]},
             scope.records or not scopes[0].records,
@@ -310,14 +314,16 @@ def _calls(recorded: Recorded, names: "_Names") -> Calls:
     return Calls(tuple(rows))
 
 
-def _others(scope: Scope, names: CallNames) -> tuple[ModulePath, ...]:
+def _others(scope: Opened, names: CallNames) -> tuple[ModulePath, ...]:
     """Further names of the module of a call that its caller did not read by a name."""
     if scope.is_reached or scope.module is None:
         return ()
     return tuple(name for name in names.names_of(scope.module) if name != scope.site.path)
 
 
-def _opaque(functions: Mapping[int, str], recorded: Recorded, functional: Functional) -> tuple[str, ...]:
+def _opaque(
+    functions: Mapping[int, str], recorded: Recorded, functional: Functional, *, between: bool
+) -> tuple[str, ...]:
     """What a forward-only program ran and autograd cannot repeat from it.
 
     A backward pass inside the model that is differentiated again unpacks saved results as detached tensors;
@@ -329,14 +335,14 @@ def _opaque(functions: Mapping[int, str], recorded: Recorded, functional: Functi
     """
     if recorded.backward.roots:
         return ()
-    notes = recorded.session.notes
-    unpacked = any(node.users for node in notes.unpacked)
+    log = recorded.session.log
+    unpacked = any(node.users for node in log.unpacked)
     nodes = list(functional.graph.nodes)
     reasons = {
         "a backward pass inside the model": unpacked,
         "rrelu in training": any(node.target is _RRELU for node in nodes),
         "a write through as_strided": any(node.target is _SCATTER for node in nodes),
-        OPAQUE: notes.composed,
+        OPAQUE: bool(log.composed),
     }
     reasons |= {
         f"{short_name(source.target)} (its derivative in place is another one)": True
@@ -346,9 +352,10 @@ def _opaque(functions: Mapping[int, str], recorded: Recorded, functional: Functi
     named = [f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())]
     return (
         *named,
-        *(() if recorded.session.grad_modes.records else _backward_hooks(recorded.session.subject)),
-        *notes.hooks,
-        *recorded.session.watch.packers,
+        *(() if recorded.session.run.grad_modes.records else _backward_hooks(recorded.session.run.subject)),
+        *log.lost,
+        *([BETWEEN_RESULTS] if between else []),
+        *recorded.session.run.watch.packers,
         *(reason for reason, found in reasons.items() if found),
     )
 
@@ -368,7 +375,7 @@ def _result_leaves(recorded: Recorded, values: GraphValues) -> tuple[Leaf, ...]:
 
 
 def _tensor_names(recorded: Recorded, wholes: Sequence[Whole]) -> dict[int, str]:
-    names = {id(tensor): name for name, tensor in recorded.session.notes.literals.items()}
+    names = {id(tensor): name for name, tensor in recorded.session.log.literals.items()}
     names |= {id(row.tensor): node.name for row, node in recorded.prepared.state}
     return names | {id(whole.tensor): whole.name for whole in wholes}
 
@@ -376,7 +383,7 @@ def _tensor_names(recorded: Recorded, wholes: Sequence[Whole]) -> dict[int, str]
 def _state(recorded: Recorded, graph: fx.Graph, wholes: Sequence[Whole]) -> dict[str, Tensor]:
     state = {node.name: row.tensor for row, node in recorded.prepared.state}
     present = placeholders_of(graph)
-    literals = recorded.session.notes.literals
+    literals = recorded.session.log.literals
     state |= {name: tensor for name, tensor in literals.items() if name in present}
     return state | {whole.name: whole.tensor for whole in wholes if whole.tensor is not None}
 

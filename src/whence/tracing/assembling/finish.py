@@ -22,8 +22,8 @@ def finished(example: Example, recorded: Recorded, gradients: GradientSums) -> P
     attribute_branches(recorder.graph, recorder.nested)
     with without_decisions(recorder.environment):  # recorded writes have decided already
         functional = functionalize(recorder.graph, recorder.sizes)
-    exchanged = expand(session.replayer, session.notes, functional, gradients)
-    program = assemble(session.subject, example, recorded, functional, exchanged)
+    exchanged = expand(session.replay.records, session.log, functional, gradients)
+    program = assemble(session.run.subject, example, recorded, functional, exchanged)
     program = with_sizes(program, example, recorded)
     known = known_of(program.graph, exchanged.copies)
     return program.with_changes(replay=replace(program.replay, known=known))

@@ -12,7 +12,7 @@ from whence.program import Input, Output, Part, Signature, Whole
 from whence.program.names import state_name
 from whence.schema import InputKind, OutputKind
 from whence.tracing.attribution.wrapper_subclasses import Composed
-from whence.tracing.recording.notes import UNNAMED
+from whence.tracing.log.log import UNNAMED
 from whence.tracing.recording.run import Recorded
 from whence.tracing.target.example import Example
 from whence.tracing.target.loss_state import LossTensor
@@ -97,8 +97,8 @@ def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
         for access, tensor in plain_parts(value)
         if access
     }
-    of_loss = recorded.session.notes.of_loss
-    for name, tensor in recorded.session.notes.literals.items():
+    of_loss = recorded.session.log.of_loss
+    for name, tensor in recorded.session.log.literals.items():
         held = of_loss.get(id(tensor))
         if held is not None and not name.startswith(UNNAMED):
             yield _loss_row(name, held, nodes[name])
@@ -194,7 +194,7 @@ def wholes_of(subject: Subject, recorded: Recorded) -> tuple[Whole, ...]:
     """The tensors that are made of several inputs: parameters, buffers, arguments, attributes."""
     state = {id(row.tensor): row for row in subject.state} if recorded.prepared.wholes else {}
     found = [_whole(whole, state, recorded) for whole in recorded.prepared.wholes]
-    literals = {id(tensor): name for name, tensor in recorded.session.notes.literals.items()}
+    literals = {id(tensor): name for name, tensor in recorded.session.log.literals.items()}
     for path, value in loose_tensors(subject):
         names = [literals[id(tensor)] for _, tensor in plain_parts(value) if id(tensor) in literals]
         if is_composed(value) and names:

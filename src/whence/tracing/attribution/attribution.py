@@ -1,4 +1,4 @@
-"""From the notes of a run to an origin for every node, and the gradient of every value that a module
+"""From the log of a run to an origin for every node, and the gradient of every value that a module
 exchanged.
 
 Forward nodes were recorded inside a scope. A node of autograd's graph belongs to the innermost call that
@@ -20,35 +20,36 @@ from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase, Quality
 from whence.tracing.attribution.gradient_edges import GradientSums, Sum, follow
-from whence.tracing.recording.notes import AutogradStep, Notes, first_of_each_moment, maker_of
+from whence.tracing.log.events import Stepped
+from whence.tracing.log.log import Log, first_of_each_moment, maker_of
 from whence.tracing.recording.run import Recorded
 from whence.tracing.replay.differentiating import is_stand_in
 
 
 def attribute(recorded: Recorded) -> GradientSums:
     """Write an origin on every recorded node; return the gradients that values were given."""
-    notes = recorded.session.notes
-    sites = [scope.site for scope in notes.scopes]
-    for node in notes.order:
-        if notes.marks[node].phase is Phase.FORWARD:
-            set_origin(node, seen(sites, notes, node))
-    roots = [(notes.keys.get(value), tangent) for value, tangent in recorded.backward.roots]
-    gradients = follow(notes, roots, _seed_end(notes, recorded))
-    makers = first_of_each_moment(notes)
-    attribute_steps(notes, sites, gradients, makers)
-    attribute_rest(notes, sites, gradients)
-    for rehearsal in recorded.session.replayer.rehearsals():
-        attribute_steps(rehearsal.notes, sites, rehearsal.gradients, makers)
+    log = recorded.session.log
+    sites = log.sites
+    for node in log.order:
+        if log.marks[node].phase is Phase.FORWARD:
+            set_origin(node, seen(sites, log, node))
+    roots = [(log.keys.get(value), tangent) for value, tangent in recorded.backward.roots]
+    gradients = follow(log, roots, _seed_end(log, recorded))
+    makers = first_of_each_moment(log)
+    attribute_steps(log, sites, gradients, makers)
+    attribute_rest(log, sites, gradients)
+    for rehearsal in recorded.session.replay.records.rehearsals():
+        attribute_steps(rehearsal.log, sites, rehearsal.gradients, makers)
     return gradients
 
 
 def attribute_steps(
-    notes: Notes, sites: Sequence[CallSite], gradients: GradientSums, makers: Mapping[int, fx.Node]
+    log: Log, sites: Sequence[CallSite], gradients: GradientSums, makers: Mapping[int, fx.Node]
 ) -> None:
     """Write an origin on everything that autograd's nodes recorded, and on the sums between them."""
-    for step in notes.steps:
-        for node in notes.order[step.start : step.end]:
-            set_origin(node, _of_step(sites, notes, step, node, makers))
+    for step in log.steps:
+        for node in log.order[step.start : step.end]:
+            set_origin(node, _of_step(sites, log, step, node, makers))
             annotate_like(node, maker_of(step.node, makers))
     for node, total in gradients.sums.items():
         set_origin(node, _of_sum(sites, total))
@@ -65,9 +66,9 @@ def custom_functions(results: Sequence[Node]) -> dict[int, str]:
     }
 
 
-def without_operators(functions: Mapping[int, str], notes: Notes) -> dict[int, str]:
+def without_operators(functions: Mapping[int, str], log: Log) -> dict[int, str]:
     """The custom functions without operators: those carry their derivative wherever they run."""
-    makers = first_of_each_moment(notes)
+    makers = first_of_each_moment(log)
     return {
         moment: name
         for moment, name in functions.items()
@@ -83,9 +84,9 @@ def _place(sites: Sequence[CallSite], scope: int) -> CallSite | None:
     return sites[scope] if scope != PROGRAM else None
 
 
-def seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node) -> Origin:
+def seen(sites: Sequence[CallSite], log: Log, node: fx.Node) -> Origin:
     """The origin of an operation that ran while its call did."""
-    mark = notes.marks[node]
+    mark = log.marks[node]
     place = _place(sites, mark.scope)
     return Origin(
         mark.phase, _site(sites, mark.scope), mark.quality, mark.source, place=place, hook=mark.hook
@@ -93,16 +94,16 @@ def seen(sites: Sequence[CallSite], notes: Notes, node: fx.Node) -> Origin:
 
 
 def _of_step(
-    sites: Sequence[CallSite], notes: Notes, step: AutogradStep, node: fx.Node, makers: Mapping[int, fx.Node]
+    sites: Sequence[CallSite], log: Log, step: Stepped, node: fx.Node, makers: Mapping[int, fx.Node]
 ) -> Origin:
-    mark = notes.marks[node]
+    mark = log.marks[node]
     maker = maker_of(step.node, makers)
-    scope = mark.scope if mark.recomputed else notes.scope_of(step.node)
-    source = mark.source or (notes.marks[maker].source if maker else None)
+    scope = mark.scope if mark.recomputed else log.scope_of(step.node)
+    source = mark.source or (log.marks[maker].source if maker else None)
     return Origin(
         Phase.BACKWARD,
         _site(sites, scope),
-        notes.marks[maker].quality if maker else Quality.EXACT,
+        log.marks[maker].quality if maker else Quality.EXACT,
         source,
         forward=maker.name if maker else None,
         place=_place(sites, scope),
@@ -116,24 +117,22 @@ def _of_sum(sites: Sequence[CallSite], total: Sum) -> Origin:
     return Origin(Phase.BACKWARD, calls, Quality.ACCUMULATED, place=_place(sites, total.place))
 
 
-def attribute_rest(
-    notes: Notes, sites: Sequence[CallSite], gradients: GradientSums, *, since: int = 0
-) -> None:
+def attribute_rest(log: Log, sites: Sequence[CallSite], gradients: GradientSums, *, since: int = 0) -> None:
     """What autograd recorded between its nodes and is no sum: the seed, and what hooks on tensors computed.
 
     A hook on a tensor runs right before the autograd node that made the tensor, so it is given to that node's
     call; that is a deduction, and says so.
     """
-    inside = {index for step in notes.steps for index in range(step.start, step.end)}
-    for index, node in enumerate(notes.order[since:], since):
-        mark = notes.marks[node]
+    inside = {index for step in log.steps for index in range(step.start, step.end)}
+    for index, node in enumerate(log.order[since:], since):
+        mark = log.marks[node]
         if mark.phase is not Phase.BACKWARD or index in inside or node in gradients.sums:
             continue
-        if node in notes.kept:
+        if node in log.kept:
             continue
-        following = next((step for step in notes.steps if step.start >= index), None)
-        is_seed = mark.hook is None and (following is notes.steps[0] if notes.steps else True)
-        scope = PROGRAM if is_seed or following is None else notes.scope_of(following.node)
+        following = next((step for step in log.steps if step.start >= index), None)
+        is_seed = mark.hook is None and (following is log.steps[0] if log.steps else True)
+        scope = PROGRAM if is_seed or following is None else log.scope_of(following.node)
         quality = Quality.EXACT if is_seed else Quality.INFERRED
         place = _place(sites, scope)
         origin = Origin(
@@ -142,12 +141,12 @@ def attribute_rest(
         set_origin(node, origin)
 
 
-def _seed_end(notes: Notes, recorded: Recorded) -> int:
+def _seed_end(log: Log, recorded: Recorded) -> int:
     """The position after the seed of the loss, if there is one."""
     seeds = [tangent for _, tangent in recorded.backward.roots if tangent.op != "placeholder"]
-    return notes.order.index(seeds[-1]) + 1 if seeds else _backward_start(notes)
+    return log.order.index(seeds[-1]) + 1 if seeds else _backward_start(log)
 
 
-def _backward_start(notes: Notes) -> int:
-    backward = (index for index, node in enumerate(notes.order) if notes.marks[node].phase is Phase.BACKWARD)
-    return next(backward, len(notes.order))
+def _backward_start(log: Log) -> int:
+    backward = (index for index, node in enumerate(log.order) if log.marks[node].phase is Phase.BACKWARD)
+    return next(backward, len(log.order))

@@ -12,7 +12,7 @@ from torch import fx
 
 from whence._torch.autograd.nodes import GradientKey
 from whence.provenance.places import PROGRAM, accumulation_place
-from whence.tracing.recording.notes import Notes
+from whence.tracing.log.log import Log
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +48,36 @@ class GradientSums:
     delivered: int = 0
 
 
-def follow(notes: Notes, roots: Sequence[tuple[GradientKey | None, fx.Node]], start: int) -> GradientSums:
+def follow(log: Log, roots: Sequence[tuple[GradientKey | None, fx.Node]], start: int) -> GradientSums:
     """Replay what autograd handed from node to node, and find the sums among the recorded operations.
 
     `roots` are the gradients it was given, and what is recorded from `start` on came of them.
     """
     gradients = GradientSums()
-    producers = _Producers(notes)
-    first = notes.steps[0].start if notes.steps else len(notes.order)
+    producers = _Producers(log)
+    first = log.steps[0].start if log.steps else len(log.order)
     given = [(key, tangent, (PROGRAM,)) for key, tangent in roots]
-    _deliver(gradients, producers, given, _unclaimed(notes, start, first), start)
-    for step, following in zip_longest(notes.steps, notes.steps[1:]):
-        scopes = step.scopes or repeat((notes.scope_of(step.node),))
-        end = len(notes.order) if following is None else following.start
+    _deliver(gradients, producers, given, _unclaimed(log, start, first), start)
+    for step, following in zip_longest(log.steps, log.steps[1:]):
+        scopes = step.scopes or repeat((log.scope_of(step.node),))
+        end = len(log.order) if following is None else following.start
         edges = zip(step.keys, step.produced, scopes, strict=False)
-        _deliver(gradients, producers, edges, _unclaimed(notes, step.end, end), step.end)
+        _deliver(gradients, producers, edges, _unclaimed(log, step.end, end), step.end)
     return gradients
 
 
-def _unclaimed(notes: Notes, start: int, end: int) -> Iterator[fx.Node]:
+def _unclaimed(log: Log, start: int, end: int) -> Iterator[fx.Node]:
     """What was recorded between two autograd nodes, but for what hooks computed and what went into `.grad`:
     sums."""
-    return (
-        node for node in notes.order[start:end] if notes.marks[node].hook is None and node not in notes.kept
-    )
+    return (node for node in log.order[start:end] if log.marks[node].hook is None and node not in log.kept)
 
 
 class _Producers:
     """The scope that made the value a gradient is for."""
 
-    def __init__(self, notes: Notes) -> None:
-        self.parents = notes.parents
-        self._scopes = {id(step.node): notes.scope_of(step.node) for step in notes.steps}
+    def __init__(self, log: Log) -> None:
+        self.parents = log.parents
+        self._scopes = {id(step.node): log.scope_of(step.node) for step in log.steps}
 
     def scope(self, key: GradientKey) -> int:
         """The program itself for leaves."""

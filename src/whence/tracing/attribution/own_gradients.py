@@ -15,25 +15,25 @@ from torch import Tensor, fx
 from whence._torch.autograd.nodes import GradientKey
 from whence._torch.record.recorder import Recorder
 from whence._torch.subclasses.wrapper_subclasses import is_composed
-from whence.tracing.recording.notes import Notes
+from whence.tracing.log.log import Log
 
 
 def as_own_nodes(
     recorder: Recorder,
-    notes: Notes,
+    log: Log,
     keys: Sequence[GradientKey | None],
     start: int,
     produced: Sequence[Tensor | None],
 ) -> Sequence[Tensor | None]:
     """What an autograd node hands on to the places `keys`; `start` is where its operations begin."""
-    new, edges = set(notes.order[start:]), zip(keys, produced, strict=True)
+    new, edges = set(log.order[start:]), zip(keys, produced, strict=True)
     return [
-        _own(recorder, gradient, new) if _is_told_apart(notes, key) else gradient for key, gradient in edges
+        _own(recorder, gradient, new) if _is_told_apart(log, key) else gradient for key, gradient in edges
     ]
 
 
-def _is_told_apart(notes: Notes, key: GradientKey | None) -> bool:
-    return key is not None and (key in notes.exchanged or key[1] < 0)
+def _is_told_apart(log: Log, key: GradientKey | None) -> bool:
+    return key is not None and (key in log.exchanged or key[1] < 0)
 
 
 def _own(recorder: Recorder, gradient: Tensor | None, new: set[fx.Node]) -> Tensor | None:

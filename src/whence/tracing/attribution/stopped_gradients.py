@@ -1,10 +1,8 @@
 """Where gradients stop because the model turned the grad mode off."""
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import torch
-from torch import fx
 
 from whence._torch.autograd.grad_modes import GradModes
 from whence._torch.autograd.nodes import inside_custom_function
@@ -24,15 +22,8 @@ class Cuts(GradModes):
         """Whether gradients are recorded here in every run, because the model has turned them on."""
         return self.is_on and torch.is_grad_enabled()
 
-    def cut(self, node: fx.Node, hooks: MutableMapping[str, None]) -> tuple[fx.Node, ...]:
-        """The arguments of an operation whose gradients stop there.
-
-        Where nothing is recorded anyway only what the model itself turned off counts; and nobody knows the
-        backward of a custom function, which `hooks` is told.
-        """
-        if torch.is_grad_enabled():
-            return ()
-        if not self.records and inside_custom_function():
-            hooks["a custom autograd function, where gradients were off"] = None
-            return ()
-        return tuple(node.all_input_nodes) if self.stops else ()
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody knows what gradients do here: the backward of a custom function, which is not made
+        where nothing is recorded anyway."""
+        return not self.records and not torch.is_grad_enabled() and inside_custom_function()

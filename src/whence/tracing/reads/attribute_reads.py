@@ -30,6 +30,7 @@ from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.observed import Change, Left, Observed, Read
 from whence.provenance import ModulePath, Source
 from whence.tracing.reads.kept_changes import ContainerSnapshot
+from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.reads.reachable import Reachable
 from whence.tracing.refusals import object_used
 from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind
@@ -61,18 +62,18 @@ def _is_held(read: Read) -> bool:
 
 
 class Reads:
-    """Notes first reads of modules, and of the objects that modules hold.
-
-    `outside` is told of all, also of objects that the model does not hold. `values` knows the tensors of the
-    run.
-    """
+    """Notes first reads of modules, and of the objects that modules hold."""
 
     def __init__(
-        self, subject: Subject, lines: Lines, place: Callable[[], Reader], is_user: Callable[[CodeType], bool]
+        self,
+        subject: Subject,
+        lines: Lines,
+        place: Callable[[], Reader],
+        is_user: Callable[[CodeType], bool],
+        sources: ImpureCalls,
     ) -> None:
         self.observer = ReadObserver(self)
-        self.reachable = Reachable(is_user, self.is_watched)
-        self.values: RunValues | None = None
+        self.reachable = Reachable(is_user, self.is_watched, sources)
         self._subject = subject
         self._lines = lines
         self._place = place
@@ -87,7 +88,7 @@ class Reads:
         self._noted: set[tuple[int, str]] = set()
         self._repeats: set[int] = set()
         self.watchers: list[Callable[[Read], None]] = []
-        self.outside: ReadListener | None = None
+        self._outside: ReadListener | None = None
 
     @contextmanager
     def watched(self, watcher: Callable[[Read], None]) -> Iterator[None]:
@@ -112,10 +113,17 @@ class Reads:
                     self._follow(read.value, (read.module or ModulePath()).child(read.name))
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Note reads while the block runs; objects that modules hold are given back as they were."""
+    def active(
+        self, values: RunValues, line_of: Callable[[Tensor], str | None], outside: ReadListener | None
+    ) -> Iterator[None]:
+        """Note reads while the block runs; objects that modules hold are given back as they were.
+
+        `outside` is told of all, also of objects that the model does not hold. `values` knows the tensors of
+        the run, and `line_of` which line made one.
+        """
+        self._outside = outside
         with (
-            changes_reported(self.kept, self._lines, of_objects=True),
+            changes_reported(self.kept, self._lines, line_of, of_objects=True),
             self.observer.active(module for _, module in self._modules),
         ):
             try:
@@ -123,14 +131,14 @@ class Reads:
                 yield
                 ran = [read for read in self._rows if id(read) not in self._repeats]
                 self._variables = tuple(self.reachable.variables())
-                self._left = self._left_behind(self._before.changes(ran))
+                self._left = self._left_behind(self._before.changes(ran), values)
             finally:
                 self._known.clear()
-                self.outside = None
+                self._outside = None
 
     def read(self, holder: object, name: str, value: object) -> bool:
         """An attribute of the model was read; what it holds is watched from now on."""
-        is_outside = self.outside is not None and self.outside.read(holder, name, value)
+        is_outside = self._outside is not None and self._outside.read(holder, name, value)
         if id(holder) not in self._known:
             return is_outside
         read = Read(holder, name, value, True, *self._place())
@@ -150,7 +158,7 @@ class Reads:
 
     def missing(self, holder: object, name: str) -> bool:
         """An attribute was looked for that the model does not have."""
-        is_outside = self.outside is not None and self.outside.missing(holder, name)
+        is_outside = self._outside is not None and self._outside.missing(holder, name)
         if id(holder) not in self._known:
             return is_outside
         self._note(Read(holder, name, None, False, *self._place()))
@@ -177,9 +185,7 @@ class Reads:
         named = frozenset(self.reachable.names)
         return Observed(subject.call, subject.roots, self._modules, objects, rows, left, variables, named)
 
-    def _left_behind(self, changes: Sequence[Change]) -> Left:
-        if self.values is None:
-            return Left()
+    def _left_behind(self, changes: Sequence[Change], values: RunValues) -> Left:
         paths: dict[int, ModulePath] = {}
         for path, module in self._modules:
             paths.setdefault(id(module), path)
@@ -191,7 +197,7 @@ class Reads:
             path = paths.get(id(row.holder), ModulePath())
             return str(path.child(row.name)), self._lines.attributes.get((id(row.holder), row.name))
 
-        return left_behind(changes, self.reachable.changed(), named, StandIns(self.values))
+        return left_behind(changes, self.reachable.changed(), named, StandIns(values))
 
     def _follow_hooks(self) -> None:
         for path, module in self._modules:

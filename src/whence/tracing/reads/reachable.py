@@ -89,10 +89,12 @@ _MANY = 64
 class Reachable:
     """Keeps the state of everything that code can reach; `is_inside` says what is looked at elsewhere."""
 
-    def __init__(self, is_user: Callable[[CodeType], bool], is_inside: Callable[[object], bool]) -> None:
+    def __init__(
+        self, is_user: Callable[[CodeType], bool], is_inside: Callable[[object], bool], sources: ImpureCalls
+    ) -> None:
         self.saved: list[Saved] = []
         self.readers: dict[int, Reader] = {}
-        self.sources: ImpureCalls | None = None
+        self.sources = sources
         self.names = set[str]()
         self._named: list[tuple[Saved, Outside, Source]] = []
         self._is_user = is_user
@@ -139,8 +141,7 @@ class Reachable:
         for each in inner:
             names |= names_in(each)
         self.names |= names
-        if self.sources is not None:
-            self.sources.spelled(names)
+        self.sources.spelled(names)
         self._save(path, function, (code, path))
         used = frozenset[str]().union(*map(globals_in, inner))
         for name in sorted(used):
@@ -162,7 +163,7 @@ class Reachable:
         ):
             return
         value = namespace.get(name)
-        is_watched = self.sources is not None and self.sources.named(namespace, name)
+        is_watched = self.sources.named(namespace, name)
         if (asked := _NOW.intersection(names)) and any(value is each for each in _DATES):
             raise SideEffect.of([other_each_time(f"datetime.{min(asked)}", line_of((reader[0], min(asked))))])
         plain = not is_watched and not isinstance(value, ModuleType | BuiltinFunctionType)

@@ -1,4 +1,4 @@
-"""Run the backward of what a model gave, and take notes."""
+"""Run the backward of what a model gave, and write the log."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from whence.errors import InvalidLoss, Place, SideEffect, UnsupportedInput
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.attribution.wrapper_subclasses import Composed, gradient_parts, made_otherwise
-from whence.tracing.recording.notes import first_of_each_moment, maker_of
+from whence.tracing.log.log import first_of_each_moment, maker_of
 from whence.tracing.recording.session import Session
 from whence.tracing.refusals import overwritten_before_backward
 from whence.tracing.target.placeholders import Prepared
@@ -76,13 +76,15 @@ def differentiate(
             remedy="check requires_grad of the parameters, or capture the forward only",
         )
     _refuse_sparse(outputs)
-    session.phase = Phase.BACKWARD
-    session.arrived.clear()
+    running = session.run.running
+    running.turns(Phase.BACKWARD)
     starts = _starts(session, outputs) if loss is None else [_start_of(session, loss)]
-    session.arrived.update(key for start in starts if (key := gradient_key(start.tensor)) is not None)
-    with session.blaming("the backward"):
+    running.pass_begins([gradient_key(start.tensor) for start in starts])
+    with session.run.places.blaming("the backward"):
         gradients = _gradients(session, starts, wanted)
-    return _finished(session, starts, wanted, gradients, None if loss is None else session.known(loss))
+    return _finished(
+        session, starts, wanted, gradients, None if loss is None else session.tensors.known(loss)
+    )
 
 
 def _refuse_sparse(outputs: Sequence[Any]) -> None:
@@ -105,13 +107,13 @@ def _gradients(
     outputs = [start.tensor for start in starts]
     try:
         return run_backward(
-            outputs, [row.tensor for row in wanted], [start.gradient for start in starts], session
+            outputs, [row.tensor for row in wanted], [start.gradient for start in starts], session.passes
         )
     except RuntimeError as error:
         _refuse_reentrant(outputs, session, error)
         if session.recorder.environment is None:
             raise
-        node = overwritten(outputs, (step.node for step in session.notes.steps))
+        node = overwritten(outputs, (step.node for step in session.log.steps))
         if node is None:
             raise
         raise overwritten_before_backward(node.name(), _made_at(session, node)) from error
@@ -131,11 +133,11 @@ def _refuse_reentrant(outputs: Sequence[Tensor], session: Session, error: Runtim
 
 def _made_at(session: Session, node: Node) -> Place:
     """The module and line of the operation that an autograd node differentiates."""
-    notes = session.notes
-    maker = maker_of(node, first_of_each_moment(notes))
-    scope = notes.scope_of(node)
-    source = None if maker is None else notes.marks[maker].source
-    return Place(None if scope == PROGRAM else str(notes.scopes[scope].site), str(source) if source else None)
+    log = session.log
+    maker = maker_of(node, first_of_each_moment(log))
+    scope = log.scope_of(node)
+    source = None if maker is None else log.marks[maker].source
+    return Place(None if scope == PROGRAM else str(log.scopes[scope].site), str(source) if source else None)
 
 
 def _wanted(session: Session, prepared: Prepared) -> list[_Wanted]:
@@ -149,15 +151,15 @@ def _wanted(session: Session, prepared: Prepared) -> list[_Wanted]:
     ]
     nodes = [*(node for _, node in prepared.state), *prepared.nodes]
     order = {node: at for at, node in reversed([*enumerate(nodes)])}
-    outside = [tensor for tensor in session.notes.literals.values() if gradient_key(tensor)]
-    literals = [_Wanted(tensor, (session.known(tensor),)) for tensor in outside]
+    outside = [tensor for tensor in session.log.literals.values() if gradient_key(tensor)]
+    literals = [_Wanted(tensor, (session.tensors.known(tensor),)) for tensor in outside]
     return [*sorted([*plain, *composed], key=lambda row: order[row.nodes[0]]), *literals]
 
 
 def _start_of(session: Session, loss: Tensor) -> _Start:
-    node = session.known(loss)
+    node = session.tensors.known(loss)
     seed = torch.ones_like(loss, memory_format=torch.preserve_format)
-    return _Start(loss, seed, (), ((node, session.known(seed)),))
+    return _Start(loss, seed, (), ((node, session.tensors.known(seed)),))
 
 
 def _starts(session: Session, outputs: Sequence[Any]) -> list[_Start]:
@@ -186,7 +188,7 @@ def _start(session: Session, output: Tensor, at: int) -> _Start:
         )
     fakes = [session.recorder.tangent(part, f"tangent_{position}") for position, part in enumerate(parts, at)]
     nodes = [node for _, node in fakes]
-    values = [session.known(part) for part in parts]
+    values = [session.tensors.known(part) for part in parts]
     gradient = tree_unflatten([fake for fake, _ in fakes], spec)
     return _Start(output, gradient, tuple(enumerate(nodes, at)), tuple(zip(values, nodes, strict=True)))
 
@@ -204,7 +206,7 @@ def _finished(
         if row.whole is None:
             if is_composed(gradient):
                 raise made_otherwise(
-                    session.notes.inputs.get(row.nodes[0], row.nodes[0].name), row.tensor, gradient
+                    session.log.inputs.get(row.nodes[0], row.nodes[0].name), row.tensor, gradient
                 )
             found.append(gradient)
             continue
@@ -216,6 +218,6 @@ def _finished(
         tangents=tuple(pair for start in starts for pair in start.tangents),
         roots=tuple(pair for start in starts for pair in start.roots),
         targets=tuple(node for row in wanted for node in row.nodes),
-        gradients=tuple(None if gradient is None else session.known(gradient) for gradient in found),
+        gradients=tuple(None if gradient is None else session.tensors.known(gradient) for gradient in found),
         structures=structures,
     )

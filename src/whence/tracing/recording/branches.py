@@ -9,7 +9,7 @@ the call that runs the operator when all is over.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -34,6 +34,7 @@ from whence._torch.higher_order.function_graphs import (
 from whence._torch.operators.schemas import HigherOrderOperator, brings_derivative, draws, op_name
 from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten
 from whence._torch.record.annotations import annotate_like
+from whence._torch.record.listener import ModelListener
 from whence._torch.record.recorder import Recorder
 from whence._torch.sizes.symbols import SYMBOLIC, OuterNumber
 from whence.errors import Place, UnsupportedMutation, UnsupportedOperator, WhenceError
@@ -45,28 +46,14 @@ from whence.rewriting.dead_code import drop_unused, order_placeholders
 from whence.rewriting.functionalize import Functional, functionalize
 from whence.schema import Phase
 from whence.tracing.assembling.aliases import memory_of
-from whence.tracing.recording.notes import Mark, Notes, ran_without
-from whence.tracing.replay.replayer import Replayer
+from whence.tracing.listening.run_state import RunState
+from whence.tracing.log.events import Marked
+from whence.tracing.log.log import ran_without
 
 _OF_TORCH = (RuntimeError, AssertionError, TypeError, ValueError, LookupError, AttributeError)
 """What PyTorch's rules raise where they refuse."""
 _AS_COMPILED = "call it as torch.compile would accept it, or write the branch or loop in Python"
 _WRITE_OUTSIDE = "write to a copy, return the new value and write it outside"
-
-
-class BranchHost(Protocol):
-    """What is needed of the session: a `RecordingListener` that can be asked for more."""
-
-    notes: Notes
-    phase: Phase
-    recorder: Recorder
-    replayer: Replayer
-
-    def mark_of(self, node: fx.Node) -> Mark:
-        """What is known of a node now that it is recorded."""
-
-    def here(self) -> Place:
-        """The module that is running and the user's line."""
 
 
 class Branches:
@@ -76,10 +63,10 @@ class Branches:
     says whether a backward is recorded, too.
     """
 
-    def __init__(self, host: BranchHost, *, differentiates: bool) -> None:
-        self._host = host
+    def __init__(self, state: RunState, *, differentiates: bool) -> None:
+        self._state = state
         self._differentiates = differentiates
-        self._active: list[BranchRecorder] = []
+        self._active: list[Recorder] = []
         self._over: list[BranchRun] = []
         self._played: list[fx.Node] = []
         self.retraces = False
@@ -87,13 +74,18 @@ class Branches:
     @property
     def recorder(self) -> Recorder:
         """The recording at work."""
-        return self._active[-1] if self._active else self._host.recorder
+        return self._active[-1]
+
+    @property
+    def are_recorded(self) -> bool:
+        """Whether a function is being recorded."""
+        return len(self._active) > 1
 
     # --- what a recording tells -----------------------------------------------------------------------
 
     def called(self, operator: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operator with functions that close over nothing; they are recorded on the way."""
-        self._host.replayer.unfit(f"{operator.name()} runs functions inside it")
+        self._state.objections.unfit(f"{operator.name()} runs functions inside it")
         form = form_of(operator)
         functions = [value for value in tree_flatten((args, kwargs))[0] if _is_function(value)]
         known = all(played(function) for function in functions)
@@ -111,7 +103,7 @@ class Branches:
         differentiates that finds its derivative there."""
         call: Any = operator
         try:
-            if self.retraces or (self._differentiates and not self._active):
+            if self.retraces or (self._differentiates and not self.are_recorded):
                 self._refuse_derivative(operator, args)
                 return call(*args, **kwargs)
             operands = tree_flatten((args, kwargs))[0]
@@ -145,14 +137,14 @@ class Branches:
 
     def traced(self, function: Any, args: tuple[Any, ...]) -> fx.GraphModule:
         """The graph of a function that one of PyTorch's rules runs."""
-        listener = Listener(self._host, self, self.recorder, sees=False)
+        listener = Listener(self._state, self, self.recorder, sees=False)
         recorder = BranchRecorder(listener, self.recorder)
         for name, value in zip(_names(function, len(args)), args, strict=True):
             recorder.argument(value, name)
         run = Played(function, self.playing) if isinstance(function, fx.GraphModule) else function
         before, self.retraces = self.retraces, True
         try:
-            with self._recording(recorder):
+            with self.recording(recorder):
                 leaves, spec = tree_flatten(run(*args))
         finally:
             self.retraces = before
@@ -178,7 +170,7 @@ class Branches:
         self, name: str, why: str, where: Place | None = None, remedy: str = _AS_COMPILED
     ) -> UnsupportedOperator:
         return UnsupportedOperator(
-            f"{name} cannot be recorded", where=where or self._host.here(), why=why, remedy=remedy
+            f"{name} cannot be recorded", where=where or self._state.places.here(), why=why, remedy=remedy
         )
 
     def refuse_leaked(self, tensor: Tensor) -> None:
@@ -204,7 +196,8 @@ class Branches:
             self._played.pop()
 
     @contextmanager
-    def _recording(self, recorder: BranchRecorder) -> Iterator[None]:
+    def recording(self, recorder: Recorder) -> Iterator[None]:
+        """Record with this one inside the block."""
         self._active.append(recorder)
         try:
             with recorder.active():
@@ -217,7 +210,7 @@ class Branches:
         if not self._played or not has_origin(self._played[-1]):
             return None
         origin = origin_of(self._played[-1])
-        if self._host.phase is Phase.BACKWARD and origin.phase is Phase.FORWARD:
+        if self._state.running.phase is Phase.BACKWARD and origin.phase is Phase.FORWARD:
             return replace(origin, phase=Phase.BACKWARD, recomputed=True)
         return origin
 
@@ -228,14 +221,16 @@ class Branches:
 
     def seen(self, operator: HigherOrderOperator, function: Any, examples: Sequence[Any]) -> "BranchRun":
         """Run a function of the model on examples, and record it."""
-        listener = Listener(self._host, self, self.recorder, sees=True)
+        listener = Listener(self._state, self, self.recorder, sees=True)
         recorder = BranchRecorder(listener, self.recorder)
         args = [recorder.example(value) for value in examples]
         nodes = [recorder.argument(value, f"arg_{at}") for at, value in enumerate(args)]
         moment = next_sequence_number()
-        with self._recording(recorder):
+        with self.recording(recorder):
             leaves, spec = tree_flatten(function(*args))
-        seen = BranchRun(operator, self._host.here(), recorder, listener, tuple(args), nodes, leaves, spec)
+        seen = BranchRun(
+            operator, self._state.places.here(), recorder, listener, tuple(args), nodes, leaves, spec
+        )
         self._over.append(seen)
         return replace(seen, known=self._known_functions(moment, seen))
 
@@ -263,16 +258,16 @@ class Branches:
 
 @dataclass
 class Listener:
-    """Hears what a function records, as the session does; everything else is asked of the session.
+    """Hears what a function records, as `Operations` does.
 
     `outside` are the tensors that the function reads and was not given, with their placeholders' names.
     """
 
-    session: Any
+    run: RunState
     branches: Branches
     around: Recorder
     sees: bool
-    marks: dict[fx.Node, Mark] = field(default_factory=dict)
+    marks: dict[fx.Node, Marked] = field(default_factory=dict)
     outside: dict[str, Tensor] = field(default_factory=dict)
     numbers: set[str] = field(default_factory=set)
 
@@ -290,14 +285,19 @@ class Listener:
 
     size_recorded = recorded
 
+    @property
+    def model(self) -> ModelListener:
+        """Who hears what the model does beside its operations: the same as around the function."""
+        return self.around.listener.model
+
     def _marked(self, node: fx.Node) -> Origin:
-        mark = self.marks[node] = self.session.mark_of(node)
+        mark = self.marks[node] = self.run.marking.of(node)
         if draws(node.target, node.args, node.kwargs):
-            self.session.random_states.drew()
+            self.run.random_states.drew()
             if mark.recomputed:
                 why = f"{op_name(node.target)} in a checkpoint would draw other numbers the second time"
                 raise self.branches.refused(node.target, why)
-        site = None if mark.scope == PROGRAM else self.session.notes.scopes[mark.scope].site
+        site = None if mark.scope == PROGRAM else self.run.log.scopes[mark.scope].site
         calls = () if site is None else (site,)
         return Origin(mark.phase, calls, mark.quality, mark.source, None, site, mark.recomputed, mark.hook)
 
@@ -320,9 +320,6 @@ class Listener:
     def hook_registered(self, _tensor: Tensor, _hook: object) -> None:
         """A hook in a function would be run by nobody."""
         raise self.branches.refused("register_hook", "a hook in a function that an operator runs is lost")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.session, name)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from whence.provenance.places import PROGRAM
 from whence.rewriting.functionalize import Functional
 from whence.schema import Phase, Quality
 from whence.tracing.attribution.gradient_edges import GradientSums
-from whence.tracing.recording.notes import Mark, Notes
+from whence.tracing.log.events import Marked
+from whence.tracing.log.log import Log
 from whence.tracing.recording.session import Session
+from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.records.expand import expand
 from whence.tracing.replay.records.markers import Markers
-from whence.tracing.replay.records.template import Doubt
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ def keeping_what_was_recorded(session: Session) -> Iterator[None]:
     try:
         yield
     except CaptureError as error:
-        if not str(error.where) and (passed := session.here_failed(error)).line is not None:
+        if not str(error.where) and (passed := session.run.places.failed(error)).line is not None:
             error.where = passed
         if error.partial is None:
             error.partial = _partial(session, error)
@@ -55,14 +56,14 @@ def keeping_what_was_recorded(session: Session) -> Iterator[None]:
 
 def _partial(session: Session, error: CaptureError) -> Partial:
     graph = session.recorder.graph
-    _drop_failed(graph, session.replayer.markers)
+    _drop_failed(graph, session.replay.records.markers)
     for node in graph.nodes:
-        if not has_origin(node) and (mark := session.notes.marks.get(node)) is not None:
-            set_origin(node, _origin(mark, session.notes))
+        if not has_origin(node) and (mark := session.log.marks.get(node)) is not None:
+            set_origin(node, _origin(mark, session.log))
     with suppress(Doubt):  # then stand-ins are shown as what they are
-        expand(session.replayer, session.notes, Functional(graph), GradientSums())
+        expand(session.replay.records, session.log, Functional(graph), GradientSums())
     stopped = "\n   ".join(filter(None, (error.what, str(error.where))))
-    return Partial(session.notes.scopes[PROGRAM].site.type, graph, stopped)
+    return Partial(session.log.scopes[PROGRAM].site.type, graph, stopped)
 
 
 def _drop_failed(graph: fx.Graph, markers: Markers) -> None:
@@ -73,9 +74,9 @@ def _drop_failed(graph: fx.Graph, markers: Markers) -> None:
         graph.erase_node(node)
 
 
-def _origin(mark: Mark, notes: Notes) -> Origin:
+def _origin(mark: Marked, log: Log) -> Origin:
     """What is known of a node before the gradients have been worked out."""
-    calls = () if mark.scope == PROGRAM else (notes.scopes[mark.scope].site,)
+    calls = () if mark.scope == PROGRAM else (log.scopes[mark.scope].site,)
     known = mark.phase is Phase.FORWARD or mark.recomputed
     quality = Quality.EXACT if known else Quality.NONE
     return Origin(mark.phase, calls, quality, mark.source, recomputed=mark.recomputed)

@@ -1,10 +1,11 @@
-"""Run the model once, forward and backward, and take notes."""
+"""Run the model once, forward and backward, and write the log."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import CodeType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -15,6 +16,7 @@ from whence._torch.autograd.saved_tensors import observed_packing
 from whence._torch.autograd.switches import modes_restored
 from whence._torch.deciding.decider import deciding
 from whence._torch.higher_order.function_graphs import functions_traced, operators_called_directly
+from whence._torch.observe.attribute_reads import ReadListener
 from whence._torch.observe.checkpoints import observed_checkpoints
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
 from whence._torch.observe.module_calls import CallObserver, observed_modules
@@ -30,11 +32,12 @@ from whence.program.arguments.convention import parts_in
 from whence.program.names import state_name
 from whence.program.signature import Input, Part
 from whence.schema import InputKind, Phase
-from whence.tracing.reads.nondeterminism import ImpureCalls
+from whence.tracing.listening.run_state import RunState, run_state
+from whence.tracing.log.events import InputNamed, LossHolds
 from whence.tracing.recording.backward import Backward, differentiate
 from whence.tracing.recording.data_dependence import INPUT, formula_decides
 from whence.tracing.recording.partial import keeping_what_was_recorded
-from whence.tracing.recording.session import Session
+from whence.tracing.recording.session import Session, new_session
 from whence.tracing.replay.records.rehearsal import rehearsed
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.interrupts import Interrupts
@@ -65,12 +68,11 @@ from whence.tracing.target.subject import StateTensor, Subject, attribute_names,
 from whence.tracing.target.symbols import Symbols, symbols_for
 
 Loss = Callable[[Any], Tensor]
-S = TypeVar("S", bound=Session)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One finished run: the notes, and which nodes are results, tangents and gradients.
+    """One finished run: the log, and which nodes are results, tangents and gradients.
 
     `reassigned` pairs the placeholder of a buffer with the node that replaced it. `rows` are inputs of other
     kinds. A run that `is_step` has no half that is the forward: what it leaves is what there is at the end.
@@ -94,8 +96,10 @@ def record(
     """Run `subject` on fake twins of its inputs; everything is as before afterwards, also after an error."""
     refuse_kinds(subject, differentiates=bool(backward))
     undoing = Undoing()
-    session = new_session(subject, example, subject.state, lines := Lines(), interrupts, reuse)
-    session.own_gradients = bool(backward and example.preserve)
+    state = state_of_run(subject, lines := Lines(), interrupts, reuse)
+    own_gradients = bool(backward and example.preserve)
+    mode = mode_of(example, subject.state)
+    session = new_session(state, mode, names_held(subject), reuse, own_gradients=own_gradients)
 
     def run() -> Recorded:
         with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
@@ -112,74 +116,74 @@ def rehearse(
     interrupts: Interrupts,
 ) -> None:
     """Run the forward of `subject` on fake tensors for an observer of its module calls; keep nothing."""
-    session = new_session(subject, example, state, Lines(), interrupts, Reuse(wanted=False))
+    reuse = Reuse(wanted=False)
+    run = state_of_run(subject, Lines(), interrupts, reuse, rehearse.__code__)
+    session = new_session(run, mode_of(example, state), names_held(subject), reuse)
     prepared = prepare(session, example, state)
-    with listening(session, observing(session)), session.recorder.active():
+    with listening(session, observing(session), prepared), session.branches.recording(session.recorder):
         run_subject(session, subject, prepared.arguments)
 
 
-def new_session(
-    subject: Subject,
-    example: Example,
-    state: Sequence[StateTensor],
-    lines: Lines,
-    interrupts: Interrupts,
-    reuse: Reuse,
-) -> Session:
-    mode = mode_of(example, state)
-    return know_names(Session(subject, mode, finder_for(rehearse.__code__), lines, interrupts, reuse))
+def state_of_run(
+    subject: Subject, lines: Lines, interrupts: Interrupts, reuse: Reuse, *begins: CodeType
+) -> RunState:
+    """The state of a run; lines of user code are found in what is called from here on, or from functions with
+    these codes."""
+    boundaries = (record.__code__, *begins, rehearsed.__code__)
+    watched = frozenset(id(module) for _, module in subject.named_modules())
+    return run_state(subject, SourceFinder(boundaries, watched), lines, interrupts, reuse)
 
 
-def finder_for(*begins: CodeType) -> SourceFinder:
-    """Finds lines of user code in what is called from here on, or from functions with these codes."""
-    return SourceFinder((record.__code__, *begins, rehearsed.__code__))
-
-
-def know_names(session: S) -> S:
-    """The session, told what tensors are called that modules hold as plain attributes."""
-    named = attribute_names(session.subject).items()
-    session.know({key: state_name(InputKind.CONSTANT, path) for key, (path, _) in named})
-    return session
+def names_held(subject: Subject) -> dict[int, str]:
+    """What tensors are called that modules hold as plain attributes, by identity."""
+    named = attribute_names(subject).items()
+    return {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in named}
 
 
 @contextmanager
-def listening(session: Session, observer: CallObserver) -> Iterator[None]:
+def listening(
+    session: Session, observer: CallObserver, prepared: Prepared, outside: ReadListener | None = None
+) -> Iterator[None]:
     """Everything that a run tells: module calls, changes of modules, checkpoints, questions."""
+    run, branches = session.run, session.branches
+    finder, here, running = run.places.finder, run.places.here, run.running
+    values = RunValues(session.recorder, frozenset(prepared.nodes), session.log.marks)
     with ExitStack() as active:
-        active.enter_context(compiling_on_this_thread(session.told, session.is_plainly_eager))
+        told = partial(run.answers.to_whoever_asks, finder)
+        active.enter_context(compiling_on_this_thread(told, session.is_plainly_eager))
         active.enter_context(compiled_functions_run_eagerly())
         active.enter_context(operators_called_directly())
-        active.enter_context(functions_traced(session.branches.traced, session.recorder.fake_mode))
+        active.enter_context(functions_traced(branches.traced, session.recorder.fake_mode))
         active.enter_context(observed_modules(observer))
-        active.enter_context(observed_writes(session.watch))
-        active.enter_context(observed_checkpoints(session))
-        active.enter_context(session.reads.active())
-        active.enter_context(observed_packing(session.watch.packing))
+        active.enter_context(observed_writes(run.watch))
+        active.enter_context(observed_checkpoints(session.calls))
+        active.enter_context(run.reads.active(values, session.tensors.line_of, outside))
+        active.enter_context(observed_packing(run.watch.packing))
         active.enter_context(
             formulas_refused(
-                lambda: session.phase is Phase.FORWARD, lambda name: formula_decides(name, session.here())
+                lambda: running.phase is Phase.FORWARD, lambda name: formula_decides(name, here())
             )
         )
         yield
 
 
 def _recorded(session: Session, example: Example, backward: bool | Loss) -> Recorded:
-    subject = session.subject
+    run, subject = session.run, session.run.subject
     if backward:
         refuse_own_parameters(subject, example)
     with ExitStack() as active:
         prepared = prepare(session, example, subject.state)
-        active.enter_context(listening(session, session))
+        active.enter_context(listening(session, session.calls, prepared))
         active.enter_context(
             torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled())
         )
-        active.enter_context(observed_grad_modes(session.grad_modes))
-        active.enter_context(session.recorder.active())
+        active.enter_context(observed_grad_modes(run.grad_modes))
+        active.enter_context(session.branches.recording(session.recorder))
         active.enter_context(values_deciding(session, example, prepared))
         given = containers_in(prepared.arguments)
-        session.reads.reachable.code_of(subject.call)
+        run.reads.reachable.code_of(subject.call)
         if callable(backward):
-            session.reads.reachable.loss(backward)
+            run.reads.reachable.loss(backward)
         result = run_subject(session, subject, prepared.arguments)
         refuse_changes(subject, given, result)
         loss = _loss(session, backward, result) if callable(backward) else None
@@ -190,7 +194,7 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
             recorded = replace(
                 recorded, backward=differentiate(session, whole_leaves(result), prepared, loss)
             )
-        session.replayer.check(recorded.result_nodes)
+        session.replay.check(recorded.result_nodes)
         return recorded
 
 
@@ -203,14 +207,14 @@ def prepare(session: Session, example: Example, state: Sequence[StateTensor]) ->
         (node, f"{INPUT} `{node.name}` ({path})") for node, path in zip(nodes, example.paths, strict=True)
     ]
     described += [(node, f"the {_kind_of(row).value} {row.paths[0]}") for row, node in adopted]
-    session.notes.inputs.update(described)
-    session.reads.values = RunValues(session.recorder, frozenset(nodes), session.notes.marks)
+    for node, words in described:
+        session.log.add(InputNamed(node, words))
     arguments, twins = fake_arguments(example, leaves)
     wholes = [*wholes_of_state(state, adopted), *wholes_of_arguments(example, twins, leaves, nodes)]
     prepared = Prepared(adopted, example.leaves, tuple(leaves), tuple(nodes), arguments, tuple(wholes))
     for tensor, _ in prepared.differentiable():
-        session.note_key(tensor)
-    session.announce([whole.tensor for whole in wholes])
+        session.tensors.note_key(tensor)
+    session.tensors.announce([whole.tensor for whole in wholes])
     return prepared
 
 
@@ -219,32 +223,31 @@ def values_deciding(session: Session, example: Example, prepared: Prepared) -> A
     if not example.decides:
         return nullcontext()
     inputs = zip(prepared.nodes, prepared.originals, strict=True)
-    return deciding(session.recorder, list(inputs), session.notes.redraws)
+    return deciding(session.recorder, list(inputs), session.log.redraws)
 
 
 @contextmanager
 def surroundings_kept(session: Session, undoing: Undoing, lines: Lines) -> Iterator[None]:
     """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
-    subject = session.subject
+    subject, reads = session.run.subject, session.run.reads
     modules = kept_of((*subject.named_modules(), *subject.named_wrappers()))
-    sources = session.reads.reachable.sources = ImpureCalls(session.is_user, lambda: session.reading()[1])
-    side_effects = SideEffects(session, sources)
+    side_effects = SideEffects(session)
     parts = [row for row in plain_tensors(subject.state) if row.access]
     tensors = [row.tensor for row in (*subject.state, *parts)]
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
     undoing.later(
         lambda: clear_autocast_cache(forced=not undoing.finished),
-        session.replayer.release,
-        session.reads.reachable.restore,
-        sources.undo,
+        session.run.objections.release,
+        reads.reachable.restore,
+        reads.reachable.sources.undo,
         side_effects.undo,
-        lambda: undoing.finished or way_back([*modules, *session.reads.kept])(),
+        lambda: undoing.finished or way_back([*modules, *reads.kept])(),
         tensors_restored([*tensors, *gradients]),
         patches_undone(),
         modes_restored(),
     )
     clear_autocast_cache()
-    with changes_reported(modules, lines), side_effects.refused():
+    with changes_reported(modules, lines, session.tensors.line_of), side_effects.refused():
         yield
 
 
@@ -298,14 +301,13 @@ def _twin(
 def run_subject(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
     """Call the model."""
     args, kwargs = inputs
-    with session.blaming(subject.name):
+    with session.run.places.blaming(subject.name):
         return subject.call(*args, **kwargs)
 
 
 def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
-    session.notes.of_loss = tensors_of_loss(loss_function, session.subject)
-    session.know({key: held.name for key, held in session.notes.of_loss.items()})
-    with session.blaming("the loss function"):
+    session.log.add(LossHolds(tensors_of_loss(loss_function, session.run.subject)))
+    with session.run.places.blaming("the loss function"):
         loss = loss_function(result)
     begins = beginning_of(loss_function)
     where = Place(line=str(begins) if begins else None)
@@ -340,10 +342,10 @@ def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
 
 def forward_half(session: Session, subject: Subject, prepared: Prepared, result: Any) -> Recorded:
     _refuse_results(subject, whole_leaves(result))
-    session.note_wholes(result)
+    session.tensors.note_wholes(result)
     leaves, spec = tree_flatten(result)
     leaves = [number_of(leaf) if _is_number(leaf) else leaf for leaf in leaves]
-    nodes = tuple(session.held(leaf) for leaf in leaves)
+    nodes = tuple(session.tensors.held(leaf) for leaf in leaves)
     placeholders = {id(row.tensor): node for row, node in prepared.state}
     return Recorded(
         session=session,
@@ -355,7 +357,7 @@ def forward_half(session: Session, subject: Subject, prepared: Prepared, result:
         reassigned=tuple(
             (placeholders[id(before)], node)
             for before, after in reassigned_buffers(subject, prepared.state)
-            if (node := session.note_key(after)) is not None
+            if (node := session.tensors.note_key(after)) is not None
         ),
     )
 

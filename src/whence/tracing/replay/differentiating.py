@@ -8,7 +8,9 @@ from torch import Tensor
 
 from whence._torch.autograd.nodes import node_class_of
 
-Backward = Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]]
+Calls = tuple[tuple[int, ...], ...]
+"""Of each gradient the calls that it comes from."""
+Backward = Callable[[Sequence[Tensor | None]], tuple[Sequence[Tensor | None], Calls]]
 
 
 class _Replayed(torch.autograd.Function):
@@ -18,12 +20,13 @@ class _Replayed(torch.autograd.Function):
     def forward(ctx: Any, results: list[Tensor], kept: list[bool], backward: Backward, *_: Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(t for t, keeps in zip(results, kept, strict=True) if not keeps))
-        ctx.gradients = backward
+        ctx.gradients, ctx.calls = backward, None
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> Any:
-        return (None, None, None, *ctx.gradients(tangents))
+        gradients, ctx.calls = ctx.gradients(tangents)
+        return (None, None, None, *gradients)
 
 
 def linked(
@@ -39,3 +42,8 @@ def linked(
 def is_stand_in(node: torch.autograd.graph.Node) -> bool:
     """Whether a node of autograd stands for those of a call that was not run."""
     return isinstance(node, node_class_of(_Replayed))
+
+
+def calls_behind(node: torch.autograd.graph.Node) -> Calls | None:
+    """The calls that each gradient which a stand-in has made comes from; None for other nodes."""
+    return node.calls if is_stand_in(node) else None  # type: ignore[attr-defined]

@@ -25,9 +25,9 @@ from whence.dependence.tensor_facts import all_facts_of, first_difference
 from whence.program.guards.observed import Read
 from whence.schema import Phase
 from whence.tracing.assembling.aliases import memory_of, nodes_in
-from whence.tracing.recording.notes import Notes
+from whence.tracing.listening.recording import Recording
+from whence.tracing.log.log import Log
 from whence.tracing.replay.differentiating import is_stand_in
-from whence.tracing.replay.host import ReplayHost
 from whence.tracing.replay.likeness import COMPUTED, Conditions, Look, held, place_of
 from whence.tracing.replay.records.watched_call import (
     MIN_OPERATORS,
@@ -53,38 +53,38 @@ _METHODS = (
 
 
 def attempted(
-    trial: WatchedCall, outcome: Outcome, host: ReplayHost, *, differentiates: bool
+    trial: WatchedCall, outcome: Outcome, recording: Recording, *, differentiates: bool
 ) -> tuple[Conditions, Border]:
     """What a finished call depended on and what crossed its border; raises `Unfit`.
 
     `differentiates` says whether the capture records the backward, too.
     """
-    notes = host.notes
-    nodes, called = notes.order[trial.start.position :], _called(trial, notes)
+    log = recording.log
+    nodes, called = log.order[trial.start.position :], _called(trial, log)
     for objection in chain(
-        _about_what_ran(trial, nodes, called, notes, differentiates=differentiates),
+        _about_what_ran(trial, nodes, called, log, differentiates=differentiates),
         _about_functions(trial, outcome, differentiates=differentiates),
         _about_arguments(trial, outcome),
-        _about_changes(trial, host.reads.kept),
+        _about_changes(trial, recording.run.reads.kept),
         _about_variables(trial),
     ):
         raise Unfit(objection)
-    border = _border(nodes, outcome, _tensors_behind(trial, host), host)
-    for objection in chain(_about_memory(nodes, border, host), _about_sizes(trial, outcome, host)):
+    border = _border(nodes, outcome, _tensors_behind(trial, recording), recording)
+    for objection in chain(_about_memory(nodes, border, recording), _about_sizes(trial, outcome, recording)):
         raise Unfit(objection)
     return _conditions(trial, called), border
 
 
-def _tensors_behind(trial: WatchedCall, host: ReplayHost) -> dict[fx.Node, Tensor]:
+def _tensors_behind(trial: WatchedCall, recording: Recording) -> dict[fx.Node, Tensor]:
     """The arguments and attributes that nodes stand for."""
     read = tensors_in([read.value for read, _ in trial.seen.reads.values()])
-    found = {node: tensor for tensor in read if (node := host.recorder.node_of(tensor)) is not None}
+    found = {node: tensor for tensor in read if (node := recording.recorder.node_of(tensor)) is not None}
     given = zip(trial.nodes, trial.given.leaves, strict=True)
     return found | {node: leaf for node, leaf in given if node is not None}
 
 
-def _called(trial: WatchedCall, notes: Notes) -> tuple[nn.Module, ...]:
-    scopes = notes.scopes[trial.scope :]
+def _called(trial: WatchedCall, log: Log) -> tuple[nn.Module, ...]:
+    scopes = log.scopes[trial.scope :]
     return tuple({id(scope.module): scope.module for scope in scopes if scope.module is not None}.values())
 
 
@@ -92,14 +92,14 @@ def _about_what_ran(
     trial: WatchedCall,
     nodes: Sequence[fx.Node],
     called: Sequence[nn.Module],
-    notes: Notes,
+    log: Log,
     *,
     differentiates: bool,
 ) -> Iterator[str]:
-    marks = [notes.marks[node] for node in nodes]
+    marks = [log.marks[node] for node in nodes]
     if sum(map(count_of, nodes)) < MIN_OPERATORS:
         yield SMALL
-    if any(map(has_hooks, called)) or any(mark.hook is not None for mark in marks) or notes.hooks:
+    if any(map(has_hooks, called)) or any(mark.hook is not None for mark in marks) or log.lost:
         yield "there are hooks on it or inside it"
     if any(mark.phase is Phase.BACKWARD for mark in marks):
         yield "it runs a backward pass"
@@ -166,14 +166,14 @@ def _values(seen: ReadsSeen) -> list[Any]:
 
 
 def _border(
-    nodes: Sequence[fx.Node], outcome: Outcome, tensors: Mapping[fx.Node, Tensor], host: ReplayHost
+    nodes: Sequence[fx.Node], outcome: Outcome, tensors: Mapping[fx.Node, Tensor], recording: Recording
 ) -> Border:
-    inside, sizes = set(nodes), bases_of(host.recorder.sizes)
+    inside, sizes = set(nodes), bases_of(recording.recorder.sizes)
     inputs: dict[fx.Node, Tensor] = {}
     for node in nodes:
         for source in node.all_input_nodes:
             if source not in inside and source not in inputs and source not in sizes:
-                inputs[source] = _tensor_behind(source, tensors, host.notes)
+                inputs[source] = _tensor_behind(source, tensors, recording.log)
     known, outputs = {id(tensor) for tensor in tensors.values()}, dict[fx.Node, Tensor]()
     for leaf, made in zip(outcome.leaves, outcome.nodes, strict=True):
         if made is not None and made in inside:
@@ -183,19 +183,19 @@ def _border(
     return Border(tuple(inputs.items()), tuple(outputs.items()))
 
 
-def _tensor_behind(source: fx.Node, tensors: Mapping[fx.Node, Tensor], notes: Notes) -> Tensor:
+def _tensor_behind(source: fx.Node, tensors: Mapping[fx.Node, Tensor], log: Log) -> Tensor:
     if source in tensors:
         return tensors[source]
-    literal = notes.literals.get(source.name)
+    literal = log.literals.get(source.name)
     if literal is None:
         raise Unfit(f"it uses {source.name}, which is neither an argument nor an attribute")
-    if source.name in notes.made:
+    if source.name in log.made:
         raise Unfit("it makes a tensor of numbers")
     return literal
 
 
-def _about_memory(nodes: Sequence[fx.Node], border: Border, host: ReplayHost) -> Iterator[str]:
-    memory = _memory if host.recorder.environment is None else memory_of(nodes)
+def _about_memory(nodes: Sequence[fx.Node], border: Border, recording: Recording) -> Iterator[str]:
+    memory = _memory if recording.recorder.environment is None else memory_of(nodes)
     given = {memory(node) for node, _ in border.inputs}
     for node in nodes:
         written = written_arguments(node.target, node.args, node.kwargs) if node.op == "call_function" else []
@@ -211,10 +211,10 @@ def _memory(node: fx.Node) -> object:
     return storage_of(node.meta["val"])
 
 
-def _about_sizes(trial: WatchedCall, outcome: Outcome, host: ReplayHost) -> Iterator[str]:
+def _about_sizes(trial: WatchedCall, outcome: Outcome, recording: Recording) -> Iterator[str]:
     if any(isinstance(leaf, SYMBOLIC) for leaf in outcome.leaves):
         yield "it returns a size"
-    if known_about(host.recorder.environment) != trial.start.sizes_known:
+    if known_about(recording.recorder.environment) != trial.start.sizes_known:
         yield "it finds out something about a size, or makes one"
 
 

@@ -17,8 +17,8 @@ from whence._torch.sizes.symbols import is_symbolic
 from whence.dependence.snapshots import Saved
 from whence.errors import Fault, Place, SideEffect
 from whence.program.guards.observed import Change, Left
+from whence.tracing.log.events import Marked
 from whence.tracing.reads.probes import probing
-from whence.tracing.recording.notes import Mark
 from whence.tracing.sandbox.module_snapshot import fakes_in, held_in_capture
 
 _MANY = 500
@@ -33,7 +33,7 @@ class RunValues:
 
     recorder: Recorder
     given: frozenset[fx.Node]
-    marks: Mapping[fx.Node, Mark]
+    marks: Mapping[fx.Node, Marked]
 
     def vary(self, tensor: Tensor) -> bool:
         """Whether a tensor follows from what was given, or from random numbers."""

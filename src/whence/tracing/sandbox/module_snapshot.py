@@ -28,14 +28,23 @@ from whence.tracing.target.subject import StateTensor, Subject
 
 @dataclass
 class Lines:
-    """The lines of user code that set attributes of modules, and that made tensors, as text.
+    """The lines of user code that set attributes of modules, as text.
 
     `by_torch` are attributes that torch set itself: it makes them anew in every run.
     """
 
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)
     by_torch: set[tuple[int, str]] = field(default_factory=set)
-    maker: Callable[[Tensor], str | None] = lambda _: None
+
+    def set_by_torch(self, key: tuple[int, str]) -> None:
+        """Torch has set an attribute."""
+        self.by_torch.add(key)
+
+    def set_by(self, source: object, key: tuple[int, str]) -> None:
+        """A line of the user's, if it is one that is known, has set an attribute."""
+        self.by_torch.discard(key)
+        if source is not None:
+            self.attributes[key] = str(source)
 
 
 @dataclass(frozen=True)
@@ -105,9 +114,14 @@ def way_back(before: Iterable[ModuleCopy]) -> Callable[[], None]:
 
 @contextmanager
 def changes_reported(
-    before: Sequence[ModuleCopy], lines: Lines, *, of_objects: bool = False
+    before: Sequence[ModuleCopy],
+    lines: Lines,
+    line_of: Callable[[Tensor], str | None],
+    *,
+    of_objects: bool = False,
 ) -> Iterator[None]:
-    """Undo what a capture writes to modules; after success, say which of it will not happen again.
+    """Undo what a capture writes to modules; after success, say which of it will not happen again, with the
+    `line_of` what made it.
 
     Tensors that were kept are warned about. Parameters, and modules that hold some, are new state: a
     `LostState` error, but for what objects keep. `before` may grow until the block ends.
@@ -116,7 +130,7 @@ def changes_reported(
     try:
         yield
         changed = [kept for kept in before if not kept.is_unchanged]
-        losses += [loss for kept in changed for loss in _losses(kept, lines)]
+        losses += [loss for kept in changed for loss in _losses(kept, lines, line_of)]
     finally:
         way_back(changed)()
     state = [loss for loss in losses if not of_objects and isinstance(loss.value, nn.Module | nn.Parameter)]
@@ -140,25 +154,27 @@ def object_kept(path: ModulePath, thing: object) -> ModuleCopy:
     return ModuleCopy(path, thing, attributes, containers_saved(row for row in held if row[1]), empty)
 
 
-def _losses(kept: ModuleCopy, lines: Lines) -> Iterator[Loss]:
+def _losses(kept: ModuleCopy, lines: Lines, line_of: Callable[[Tensor], str | None]) -> Iterator[Loss]:
     for name, value in vars(kept.module).items():
         if (id(kept.module), name) in lines.by_torch:
             continue
         if value is not kept.attributes.get(name) and held_in_capture(value):
-            yield _loss(kept, name, value, lines)
+            yield _loss(kept, name, value, lines, line_of)
     for content in kept.changed():
         known = {id(value) for value in values_of(content.before)}
         for key, value in _items(content.thing):
             reassigned = content.path == "_buffers" and key in content.before
             if id(value) not in known and held_in_capture(value) and not reassigned:
                 registered = content.path in TABLES
-                yield _loss(kept, str(key) if registered else content.path, value, lines)
+                yield _loss(kept, str(key) if registered else content.path, value, lines, line_of)
 
 
-def _loss(kept: ModuleCopy, name: str, value: Any, lines: Lines) -> Loss:
+def _loss(
+    kept: ModuleCopy, name: str, value: Any, lines: Lines, line_of: Callable[[Tensor], str | None]
+) -> Loss:
     line = lines.attributes.get((id(kept.module), name))
     made = next(fakes_in(value), None)
-    return Loss(kept, name, value, line or (None if made is None else lines.maker(made)))
+    return Loss(kept, name, value, line or (None if made is None else line_of(made)))
 
 
 def fakes_in(value: object) -> Iterator[Tensor]:

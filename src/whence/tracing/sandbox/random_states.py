@@ -4,46 +4,40 @@ A program draws on from where the generator is when it is called. A state that t
 program's generator is only if it is one that the model has read, with nothing drawn since.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from torch import Tensor, fx
+from torch import Tensor
 
 from whence._torch.autograd.saved_tensors import packs_what_is_saved
 from whence._torch.record.recorder import FakeTensor
 from whence.errors import Fault, Place, SideEffect
-from whence.tracing.recording.notes import Notes, Repeat
 
 _NOWHERE = -1
 _REMEDY = "seed, and give states back, outside the captured function; or draw there and pass the numbers in"
 
 
 class RandomStates:
-    """Follows what the model does to torch's generators, and counts what it draws.
-
-    `has_unwound` is true once a checkpoint has begun that does not rewind.
-    """
+    """Follows what the model does to torch's generators, and counts what it draws."""
 
     def __init__(self, name: str, place: Callable[[], Place], distrust: Callable[[str], None]) -> None:
         self._name = name
         self._place = place
         self._distrust = distrust
         self._draws = 0
-        self.has_unwound = False
+        self._has_unwound = False
         self._read: dict[int, tuple[object, int]] = {}
         self._elsewhere: dict[str, Place] = {}
         self._mattered: dict[Place, None] = {}
         self._seeds: dict[Place, None] = {}
 
-    def drawn(self, node: fx.Node, notes: Notes, repeats: Sequence[Repeat]) -> None:
-        """A random operation is recorded; in a recomputation that rewinds, it repeats one."""
-        if repeats and (repeat := repeats[-1]).rewinds:
-            notes.redraws[node] = notes.draws[repeat.draw] if repeat.draw < len(notes.draws) else None
-            repeat.draw += 1
-        else:
-            self.drew()
-            if self.has_unwound and packs_what_is_saved():
-                notes.hooks["a checkpoint that draws other numbers in the backward"] = None
-        notes.draws.append(node)
+    def checkpointed(self, *, rewinds: bool) -> None:
+        """A checkpoint has begun."""
+        self._has_unwound |= not rewinds
+
+    def drew_otherwise(self) -> bool:
+        """A random operation is recorded; whether a checkpoint draws other numbers there in the backward."""
+        self.drew()
+        return self._has_unwound and packs_what_is_saved()
 
     def drew(self) -> None:
         """Something is drawn that moves the generators of the program on."""

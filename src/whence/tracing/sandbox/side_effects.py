@@ -20,9 +20,8 @@ from whence._torch.observe.generators import (
 )
 from whence._torch.tensors import generator_state, set_generator_state, writes_to
 from whence.errors import Fault, LostState, SideEffect
-from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.recording.session import Session
-from whence.tracing.replay.records.template import Doubt
+from whence.tracing.replay.objections import Doubt
 from whence.tracing.sandbox.leaks import take_out
 from whence.tracing.target.subject import Subject
 
@@ -33,16 +32,16 @@ class SideEffects:
     What `fills_gradients` may do so.
     """
 
-    def __init__(self, session: Session, sources: ImpureCalls) -> None:
-        self._subject = session.subject
-        self._sources = sources
-        self._random_states = session.random_states
+    def __init__(self, session: Session) -> None:
+        self._subject = session.run.subject
+        self._sources = session.run.reads.reachable.sources
+        self._random_states = session.run.random_states
         self._fills_gradients = session.fills_gradients
-        self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in session.subject.state]
+        self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in self._subject.state]
         self._generators = {kind: read() for kind, read in _GENERATORS.items()}
         self._moved: dict[Kind, object] = {}
         self._was_alone = is_only_thread()
-        self._literals = session.notes.literals
+        self._literals = session.log.literals
 
     @contextmanager
     def refused(self) -> Iterator[None]:
@@ -134,7 +133,7 @@ def take_out_kept(session: Session) -> None:
     kept.clear()
     gc.collect()
     if any(tensor() is not None for tensor in alive):
-        raise _kept(session.subject, names, holders)
+        raise _kept(session.run.subject, names, holders)
     warnings.warn(
         f"an object, a global or a cache kept tensors of the capture: {names}; they are removed. "
         "A captured program does not repeat that: return them; where they fill a cache, run the model "
@@ -145,14 +144,14 @@ def take_out_kept(session: Session) -> None:
 
 def _kept_outside(session: Session) -> dict[str, Tensor]:
     """The results that somebody holds although the run is over, by their operations and lines."""
-    replayed, recorder, notes = session.forget(), session.recorder, session.notes
-    _collect_while(lambda: not notes.marks.keys().isdisjoint(recorder.results_alive()))
+    replayed, recorder, log = session.forget(), session.recorder, session.log
+    _collect_while(lambda: not log.marks.keys().isdisjoint(recorder.results_alive()))
     alive = recorder.results_alive()
     for node in alive:
         if node in replayed:
             raise Doubt(replayed[node], "somebody keeps what it computes")
-    held = [node for node in notes.order if node in alive]
-    return {f"{node.name} ({notes.marks[node].source})": alive[node] for node in held}
+    held = [node for node in log.order if node in alive]
+    return {f"{node.name} ({log.marks[node].source})": alive[node] for node in held}
 
 
 def _collect_while(held: Callable[[], bool]) -> None:

@@ -17,7 +17,7 @@ from whence.provenance import CallSite, ModulePath, Origin
 from whence.schema import Phase
 from whence.tracing.attribution.attribution import attribute_rest, attribute_steps, seen
 from whence.tracing.attribution.gradient_edges import GradientSums, follow
-from whence.tracing.recording.notes import Notes, first_of_each_moment
+from whence.tracing.log.log import Log, first_of_each_moment
 from whence.tracing.steps.run import RecordedStep
 from whence.tracing.steps.session import StepNotes
 
@@ -27,24 +27,24 @@ Owner = fx.Node | None
 
 def attribute_step(recorded: RecordedStep, step: StepNotes) -> GradientSums:
     """Write an origin on every recorded node; return the gradients of the last pass of autograd."""
-    notes = recorded.session.notes
-    sites = [scope.site for scope in notes.scopes]
-    for node in notes.order:
-        if notes.marks[node].phase is not Phase.BACKWARD:
-            set_origin(node, seen(sites, notes, node))
-    makers = first_of_each_moment(notes)
+    log = recorded.session.log
+    sites = log.sites
+    for node in log.order:
+        if log.marks[node].phase is not Phase.BACKWARD:
+            set_origin(node, seen(sites, log, node))
+    makers = first_of_each_moment(log)
     since, gradients = 0, GradientSums()
     for run in step.runs:
-        own = run.notes(notes)
+        own = run.part_of(log)
         gradients = follow(own, run.roots, run.start)
         attribute_steps(own, sites, gradients, makers)
         attribute_rest(own, sites, gradients, since=since)
         since = run.end
-    for rehearsal in recorded.session.replayer.rehearsals():
-        attribute_steps(rehearsal.notes, sites, rehearsal.gradients, makers)
+    for rehearsal in recorded.session.replay.records.rehearsals():
+        attribute_steps(rehearsal.log, sites, rehearsal.gradients, makers)
     calls = _calls(recorded)
     for node, owner in _owners(recorded, step):
-        mark = notes.marks[node]
+        mark = log.marks[node]
         named = calls.get(owner, ()) if owner is not None else ()
         set_origin(node, Origin(mark.phase, named, source=mark.source, hook=mark.hook))
     return gradients
@@ -53,7 +53,7 @@ def attribute_step(recorded: RecordedStep, step: StepNotes) -> GradientSums:
 def _calls(recorded: RecordedStep) -> dict[fx.Node, tuple[CallSite, ...]]:
     """For each parameter the first call of its module, or of the nearest around it that was called."""
     first: dict[ModulePath, CallSite] = {}
-    for scope in recorded.session.notes.scopes[1:]:
+    for scope in recorded.session.log.scopes[1:]:
         first.setdefault(scope.site.path, scope.site)
     rows = recorded.prepared.state
     return {node: tuple(_around(first, row.paths[0].parent)) for row, node in rows}
@@ -66,15 +66,15 @@ def _around(first: Mapping[ModulePath, CallSite], path: ModulePath) -> Iterator[
 
 def _owners(recorded: RecordedStep, step: StepNotes) -> Iterator[tuple[fx.Node, Owner]]:
     """Every operation that keeps a gradient or follows the backward outside modules, and its parameter."""
-    notes = recorded.session.notes
+    log = recorded.session.log
     parameters = {str(row.paths[0]): node for row, node in recorded.prepared.state}
-    known = _Known(notes, {node: node for node in parameters.values()}, set(step.rates))
+    known = _Known(log, {node: node for node in parameters.values()}, set(step.rates))
     known.owner |= {node: parameters[row.of] for row, node in recorded.rows if row.of is not None}
-    known.owner |= {node: step.leaves.get(leaf) for node, leaf in notes.kept.items()}
-    for node in notes.order:
-        if node in notes.kept:
+    known.owner |= {node: step.leaves.get(leaf) for node, leaf in log.kept.items()}
+    for node in log.order:
+        if node in log.kept:
             yield node, known.owner[node]
-        elif notes.marks[node].phase is Phase.OPTIMIZER:
+        elif log.marks[node].phase is Phase.OPTIMIZER:
             yield node, known.of(node)
 
 
@@ -82,7 +82,7 @@ def _owners(recorded: RecordedStep, step: StepNotes) -> Iterator[tuple[fx.Node, 
 class _Known:
     """Whose the values are that were looked at; `neutral` are learning rates, and what is made of them."""
 
-    notes: Notes
+    log: Log
     owner: dict[fx.Node, Owner]
     neutral: set[fx.Node]
 

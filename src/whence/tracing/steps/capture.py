@@ -18,7 +18,7 @@ from whence.tracing.assembling.finish import finished
 from whence.tracing.decisions import DECIDES, with_decisions
 from whence.tracing.excluded_sizes import captured_for_sizes
 from whence.tracing.recording.partial import keeping_what_was_recorded
-from whence.tracing.replay.records.template import Doubt
+from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.interrupts import Interrupts
@@ -97,7 +97,7 @@ def _captured(
         program = finished(example, recorded, gradients).with_changes(step=recorded.step)
         _refuse_outside(program)
     check(program)
-    observed = replace(session.reads.observed(), call=subject.roots[0][1])
+    observed = replace(session.run.reads.observed(), call=subject.roots[0][1])
     return program, observed, session
 
 

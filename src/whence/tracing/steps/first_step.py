@@ -157,13 +157,13 @@ def refuse_another_first_step(session: StepSession, found: Optimizing, expected:
 
 def _operations(session: StepSession, without: set[fx.Node]) -> Operations:
     """What the optimizer computes with tensors, in order, and the numbers that are known."""
-    marks = session.notes.marks
+    marks = session.log.marks
     return tuple(
         (
             op_name(node.target),
             tuple(map(session.step.counting.value, tree_flatten((node.args, node.kwargs))[0])),
         )
-        for node in session.notes.order
+        for node in session.log.order
         if marks[node].phase is Phase.OPTIMIZER
         and node not in without
         and isinstance(node.target, OpOverload)
@@ -191,8 +191,8 @@ def _initial(session: StepSession, held: OptimizerEntry, history: Sequence[fx.No
         return Initial(_FILLED[node.target], like)
     if node.target in _GIVEN and isinstance(node.args[1], (bool, int, float)):
         return Initial(node.args[1], like)
-    literal = session.notes.literals.get(node.name)
-    if literal is None or literal.numel() != 1 or node.name not in session.notes.made:
+    literal = session.log.literals.get(node.name)
+    if literal is None or literal.numel() != 1 or node.name not in session.log.made:
         return None
     return Initial(literal.item(), like)
 
@@ -201,7 +201,7 @@ def _history(session: StepSession, held: OptimizerEntry) -> list[fx.Node]:
     """The nodes that a tensor was written by, the last one first; the last is the one that made it."""
     if not isinstance(held.value, Tensor):
         return []
-    found = [session.known(held.value)]
+    found = [session.tensors.known(held.value)]
     while (before := _before(found[-1])) is not None:
         found.append(before)
     return found

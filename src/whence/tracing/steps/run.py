@@ -1,4 +1,4 @@
-"""Run a training step once on fake tensors, and take notes."""
+"""Run a training step once on fake tensors, and write the log."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -15,17 +15,18 @@ from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import GroupSlot, Setting, StateSlot, Step
 from whence.program.signature import Input
 from whence.schema import InputKind
+from whence.tracing.log.events import InputNamed
 from whence.tracing.recording.backward import Backward
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import (
     Recorded,
-    finder_for,
     forward_half,
-    know_names,
     listening,
     mode_of,
+    names_held,
     prepare,
     run_subject,
+    state_of_run,
     surroundings_kept,
     values_deciding,
 )
@@ -45,7 +46,7 @@ from whence.tracing.steps.enclosed_state import enclosed_by
 from whence.tracing.steps.first_step import found_numbers, refuse_another_first_step, refuse_unbegun
 from whence.tracing.steps.optimizer import RATE, Key, OptimizerEntry, Optimizing, optimizer_restored
 from whence.tracing.steps.outside_values import OutsideReads
-from whence.tracing.steps.session import StepSession
+from whence.tracing.steps.session import StepSession, new_step_session
 from whence.tracing.target.changed_containers import containers_in, refuse_changes
 from whence.tracing.target.eligibility import refuse_kinds
 from whence.tracing.target.example import Example
@@ -79,9 +80,9 @@ def record_step(
     """Run the step on fake twins of its inputs; everything is as before afterwards, also after an error."""
     undoing, lines, place = Undoing(), Lines(), Place(None, subject.place.line)
     refuse_kinds(subject, differentiates=True)
-    finder, mode = finder_for(record_step.__code__, engine_code()), mode_of(example, subject.state)
-    session = know_names(StepSession(subject, mode, finder, lines, interrupts, wish.reuse))
-    session.optimizer = found.optimizer
+    run_of_step = state_of_run(subject, lines, interrupts, wish.reuse, record_step.__code__, engine_code())
+    names, mode = names_held(subject), mode_of(example, subject.state)
+    session = new_step_session(run_of_step, mode, names, wish.reuse, found.optimizer)
 
     def run() -> RecordedStep:
         with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
@@ -89,7 +90,7 @@ def record_step(
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
             outside = enclosed_by(subject.call)
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
-            reads = OutsideReads(subject, session.reads.observer)
+            reads = OutsideReads(subject, session.run.reads.observer)
             taken, recorded = _run(session, undoing, example, found, wish, reads)
             outside.refuse_changes(place)
             recorded = _recorded(session, found, wish, taken, recorded)
@@ -108,28 +109,25 @@ def _run(
     wish: StepAssumptions,
     reads: OutsideReads,
 ) -> tuple[_Taken, Recorded]:
-    subject = session.subject
+    subject = session.run.subject
     refuse_own_parameters(subject, example)
     with ExitStack() as active:
         prepared = prepare(session, example, subject.state)
         taken = _taken(session, found, wish)
-        leaves = _leaves(prepared)
-        session.step.leaves = {id(tensor): node for tensor, node in leaves}
-        session.step.before = {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
+        session.step.begin(_leaves(prepared))
         undoing.later(_without_gradients(prepared))
-        active.enter_context(listening(session, session))
-        session.reads.outside = reads
+        active.enter_context(listening(session, session.calls, prepared, reads))
         reads.begin()
         active.enter_context(torch.enable_grad())
-        active.enter_context(observed_step(session))
-        active.enter_context(session.recorder.active())
+        active.enter_context(observed_step(session.passes))
+        active.enter_context(session.branches.recording(session.recorder))
         active.enter_context(values_deciding(session, example, prepared))
         given = containers_in(prepared.arguments)
         result = run_subject(session, subject, prepared.arguments)
         refuse_changes(subject, given, result)
         refuse_recorded(result)
         recorded = forward_half(session, subject, prepared, result)
-        session.replayer.check(recorded.result_nodes)
+        session.replay.check(recorded.result_nodes)
     return taken, recorded
 
 
@@ -137,7 +135,7 @@ def _recorded(
     session: StepSession, found: Optimizing, wish: StepAssumptions, taken: _Taken, recorded: Recorded
 ) -> RecordedStep:
     """What was recorded, with the optimizer's part; raises `Unbegun` where another run has to assume more."""
-    subject, leaves = session.subject, _leaves(recorded.prepared)
+    subject, leaves = session.run.subject, _leaves(recorded.prepared)
     counted = _advanced(session, found, taken)
     refuse_unbegun(session, found, taken.before, counted, wish)
     if not session.step.runs:
@@ -211,7 +209,7 @@ def _state_input(session: StepSession, held: OptimizerEntry, found: Optimizing) 
         found.optimizer.state[row.tensor][held.key] = number  # type: ignore[union-attr]
         session.step.counting.add(held.path, node, held.value)
         value = held.value
-    session.notes.inputs[node] = f"the optimizer's {held.path}"
+    session.log.add(InputNamed(node, f"the optimizer's {held.path}"))
     made = Input(
         name=node.name,
         kind=InputKind.OPTIMIZER_STATE,
@@ -228,7 +226,7 @@ def _rates(
     session: StepSession, found: Optimizing, wish: StepAssumptions, rows: list[tuple[Input, fx.Node]]
 ) -> Sequence[GroupSlot]:
     """Inputs for learning rates, and for tensors in groups."""
-    slots, numbers = [], set()
+    slots = []
     for setting in found.settings():
         if found.optimizer is None or setting.is_beginning:
             continue
@@ -240,14 +238,13 @@ def _rates(
             number, node = session.recorder.number_input(name)
             found.optimizer.param_groups[setting.group][RATE] = number
             session.step.counting.add(setting.path, node, setting.value)
-            numbers.add(node)
+            session.step.rates.add(node)
             value = setting.value
         else:
             continue
-        session.notes.inputs[node] = setting.path
+        session.log.add(InputNamed(node, setting.path))
         rows.append((Input(node.name, InputKind.OPTIMIZER_STATE, setting.path, value=value), node))
         slots.append(GroupSlot(node.name, setting.group, setting.key))
-    session.step.rates = frozenset(numbers)
     return slots
 
 
@@ -262,7 +259,7 @@ def _numbers(
         value = held[key] if counter.after is None else counter.begins
         held[key], node = session.recorder.number_input(f"o_param_groups_{group}_{key}")
         session.step.counting.add(path, node, value)
-        session.notes.inputs[node] = path
+        session.log.add(InputNamed(node, path))
         rows.append((Input(node.name, InputKind.OPTIMIZER_STATE, path, value=value), node))
         slots.append(GroupSlot(node.name, group, key, counter.initial))
     return slots
@@ -289,7 +286,7 @@ def _advanced(session: StepSession, found: Optimizing, taken: _Taken) -> dict[Gr
     if others:
         raise UnsupportedStep(
             f"the step changes {', '.join(others)}",
-            where=Place(None, session.subject.place.line),
+            where=Place(None, session.run.subject.place.line),
             why="that is a value of Python's, and a program changes tensors and numbers",
             remedy="do it after the captured step, outside it: scheduler.step(), for example; where the "
             "optimizer does so in its first step alone, take one before the capture",
@@ -308,20 +305,23 @@ def _replaced(session: StepSession, found: Optimizing, taken: _Taken) -> list[tu
     for slot, held in taken.states:
         value = now[held.place]
         if value is not held.value and isinstance(value, Tensor):
-            pairs.append((nodes[slot.input], session.known(value)))
+            pairs.append((nodes[slot.input], session.tensors.known(value)))
     places = found_numbers(found)
     settings = {(row.group, row.key): row.value for row in found.settings()}
     for held_in in taken.groups:
         value = settings.get((held_in.group, held_in.key))
-        if isinstance(value, Tensor) and (node := session.known(value)) is not nodes[held_in.input]:
+        if isinstance(value, Tensor) and (node := session.tensors.known(value)) is not nodes[held_in.input]:
             pairs.append((nodes[held_in.input], node))
-    return [*pairs, *replaced_numbers(session.step.counting, places, Place(None, session.subject.place.line))]
+    return [
+        *pairs,
+        *replaced_numbers(session.step.counting, places, Place(None, session.run.subject.place.line)),
+    ]
 
 
 def _backward(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) -> Backward:
     """Gradients that are left, and what the passes began with."""
     left = [
-        (node, session.known(gradient))
+        (node, session.tensors.known(gradient))
         for tensor, node in leaves
         if (gradient := tensor.grad) is not None and gradient is not session.step.before.get(id(tensor))
     ]
@@ -332,9 +332,9 @@ def _backward(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) ->
 
 
 def _step(subject: Subject, session: StepSession, found: Optimizing, taken: _Taken) -> Step:
-    rows, notes = subject.state, session.step
+    rows, noted = subject.state, session.step
     names = {id(row.tensor): str(row.paths[0]) for row in rows}
-    gone = {id(row.tensor) for row in rows if row.tensor.grad is None} & (notes.cleared | notes.arrived)
+    gone = {id(row.tensor) for row in rows if row.tensor.grad is None} & (noted.cleared | noted.arrived)
     inputs = {(slot.group, slot.key) for slot in taken.groups}
     return Step(
         call=subject.call,
@@ -347,7 +347,7 @@ def _step(subject: Subject, session: StepSession, found: Optimizing, taken: _Tak
         ),
         states=tuple(slot for slot, _ in taken.states),
         numbers=taken.groups,
-        without_gradient=frozenset(names[key] for key in notes.assumed if key in names),
+        without_gradient=frozenset(names[key] for key in noted.assumed if key in names),
         cleared=frozenset(names[key] for key in gone),
         empty=taken.empty,
     )

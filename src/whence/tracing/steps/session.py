@@ -1,8 +1,9 @@
 """Listens while a training step runs: beside the model, to autograd's passes and to the optimizer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +19,26 @@ from whence._torch.autograd.nodes import (
 )
 from whence._torch.observe.module_calls import ObservedCall
 from whence._torch.observe.training_steps import is_scaling
-from whence._torch.record.recorder import FakeTensor
+from whence._torch.record.recorder import FakeTensor, FakeTensorMode
 from whence._torch.record.step_recorder import StepRecorder
 from whence._torch.sizes.numbers import as_node
+from whence.dependence.variables import Functions
 from whence.errors import CaptureError, DataDependent, UnsupportedStep
-from whence.provenance.places import PROGRAM
 from whence.schema import Phase
+from whence.tracing.listening.model_acts import ModelActs
+from whence.tracing.listening.module_calls import ModuleCalls
+from whence.tracing.listening.operations import Operations
+from whence.tracing.listening.passes import Passes
+from whence.tracing.listening.recording import Recording
+from whence.tracing.listening.run_state import RunState
+from whence.tracing.listening.tensors import RunTensors
+from whence.tracing.log.events import GradientKept, Reconsidered
+from whence.tracing.log.log import Log
+from whence.tracing.recording.branches import Branches
 from whence.tracing.recording.data_dependence import value_of
-from whence.tracing.recording.notes import AutogradStep, Notes
 from whence.tracing.recording.session import Session
+from whence.tracing.replay.replay import replay_of
+from whence.tracing.replay.reuse import Reuse
 from whence.tracing.steps.counters import Counting
 
 SEVERAL = "the step runs several forwards or backwards"
@@ -39,7 +51,7 @@ class RateRead(Exception):
     """Somebody decides by the learning rate, or hands it on: the program holds for this one only."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class BackwardRun:
     """One pass of autograd: the part of the recorded operations and of the steps that is its own.
 
@@ -49,14 +61,13 @@ class BackwardRun:
     roots: tuple[tuple[Any, fx.Node], ...]
     start: int
     first: int
-    end: int = 0
-    last: int = 0
-    moment: int = 0
+    end: int
+    last: int
+    moment: int
 
-    def notes(self, notes: Notes) -> Notes:
-        """The notes as they were when it ended, with its steps alone."""
-        steps: list[AutogradStep] = notes.steps[self.first : self.last]
-        return replace(notes, order=notes.order[: self.end], steps=steps)
+    def part_of(self, log: Log) -> Log:
+        """The log as it was when it ended, with its steps alone."""
+        return log.until(self.end, slice(self.first, self.last))
 
 
 @dataclass
@@ -66,177 +77,100 @@ class StepNotes:
     `before` are gradients that were there when it began, by the identity of the tensor. `cleared` and
     `assumed` are parameters whose gradient was taken away, or was absent, before the first one arrived.
     `tracked` are operations after a backward that autograd may go through again. `counting` are the numbers
-    that are inputs, `rates` those of them that are learning rates.
+    that are inputs, `rates` those of them that are learning rates. `arriving` is how much had been recorded
+    when a gradient arrived last. While the optimizer runs, the step `reads_numbers`.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
     before: dict[int, Tensor] = field(default_factory=dict)
     counting: Counting = field(default_factory=Counting)
-    rates: frozenset[fx.Node] = frozenset()
+    rates: set[fx.Node] = field(default_factory=set)
     runs: list[BackwardRun] = field(default_factory=list)
+    reads_numbers: bool = False
     cleared: set[int] = field(default_factory=set)
     assumed: set[int] = field(default_factory=set)
     arrived: set[int] = field(default_factory=set)
     tracked: set[fx.Node] = field(default_factory=set)
+    arriving: int = 0
+
+    def begin(self, leaves: Sequence[tuple[Tensor, fx.Node]]) -> None:
+        """A step begins on these leaves."""
+        self.leaves |= {id(tensor): node for tensor, node in leaves}
+        self.before |= {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
+
+    @contextmanager
+    def optimizing(self) -> Iterator[None]:
+        """Inside the block the optimizer runs."""
+        self.reads_numbers = True
+        try:
+            yield
+        finally:
+            self.reads_numbers = False
+
+    def gradient_arrives(self, recorded: int) -> None:
+        """After so many operations a gradient arrives at a leaf."""
+        self.arriving = recorded
 
 
-class StepSession(Session):
-    """A session of a whole step, with `optimizer` as the only one that may run."""
+@dataclass(frozen=True)
+class StepCalls(ModuleCalls):
+    """Module calls of a step: one after the backward begins another forward."""
 
-    recorder_kind = StepRecorder  # type: ignore[assignment]
-    recorder: StepRecorder
-    fills_gradients = True
-    optimizer: Optimizer | None = None
-
-    def __init__(self, *args: Any) -> None:
-        self.step = StepNotes()
-        self.reads_numbers = False
-        self._arriving = 0
-        super().__init__(*args)
-        # an optimizer that is told that it is being compiled computes otherwise, and gives other bits
-        self.is_plainly_eager = lambda: self.reads_numbers
-
-    # --- phases --------------------------------------------------------------------------------------
+    step: StepNotes = field(kw_only=True)
 
     @contextmanager
     def _call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[ObservedCall]:
-        if self.phase is Phase.OPTIMIZER and not self.reads_numbers:
-            self.phase = Phase.FORWARD
-            self.replayer.distrust(SEVERAL)
+        if self.run.running.phase is Phase.OPTIMIZER and not self.step.reads_numbers:
+            self.run.running.turns(Phase.FORWARD)
+            self.run.objections.distrust(SEVERAL)
         with super()._call(module, args, kwargs) as call:
             yield call
 
+
+@dataclass(frozen=True)
+class StepOperations(Operations):
+    """Operations of a step, those after the backward among them."""
+
+    model: "StepActs"
+    step: StepNotes
+
     def user_of_sizes(self) -> object:
         """What follows the backward computes sizes once."""
-        return (self._stack[-1], "optimizer") if self.phase is Phase.OPTIMIZER else super().user_of_sizes()
-
-    @property
-    def is_outside(self) -> bool:
-        """Whether the step's own code runs, and no module's."""
-        return self._stack == [PROGRAM]
-
-    # --- autograd ------------------------------------------------------------------------------------
-
-    @contextmanager
-    def backward(
-        self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], *, creates_graph: bool, fills: bool
-    ) -> Iterator[bool]:
-        """A pass of autograd: the backward of the step, or one inside a module's forward."""
-        if fills:
-            self._refuse_pass(creates_graph)
-        if not self.is_outside or creates_graph or self.phase is Phase.BACKWARD:
-            yield False
-            return
-        self._begin_pass(roots, gradients)
-        try:
-            yield True
-            self.replayer.doubt_what_was_written()
-        finally:
-            run = self.step.runs[-1]
-            run.end, run.last = len(self.notes.order), len(self.notes.steps)
-            run.moment = next_sequence_number()
-            self.phase = Phase.OPTIMIZER
-
-    def _refuse_pass(self, creates_graph: bool) -> None:
-        if creates_graph:
-            raise UnsupportedStep(
-                "backward(create_graph=True) fills .grad with values that are differentiated again",
-                where=self.here(),
-                why="a gradient that has a history is no number that a program could hand on",
-                remedy="take them with torch.autograd.grad(..., create_graph=True), which returns them",
-            )
-        if inside_backward():
-            raise UnsupportedStep(
-                "a backward runs inside the backward and fills .grad",
-                where=self.here(),
-                why="checkpoints with use_reentrant=True do that, and custom autograd functions",
-                remedy="use torch.utils.checkpoint with use_reentrant=False",
-            )
-        if not self.is_outside:
-            raise UnsupportedStep(
-                "a module calls backward() in its forward",
-                where=self.here(),
-                why="what runs inside a call is its forward, and filling .grad is none",
-                remedy="call backward() in the step, outside the model",
-            )
-
-    def _begin_pass(self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        pairs = [
-            (gradient_key(root), self.known(root), self.known(gradient))
-            for root, gradient in zip(roots, gradients, strict=True)
-            if gradient is not None
-        ]
-        self._belated(roots)
-        if self.step.runs:
-            self.replayer.distrust(SEVERAL)
-        start = self._seeds_begin([gradient for _, _, gradient in pairs])
-        self.phase = Phase.BACKWARD
-        self.arrived.clear()
-        self.arrived.update(key for key, *_ in pairs if key is not None)
-        run = BackwardRun(tuple((key, gradient) for key, _, gradient in pairs), start, len(self.notes.steps))
-        self.step.runs.append(run)
-
-    def _seeds_begin(self, seeds: Sequence[fx.Node]) -> int:
-        """Give what was made for the backward alone, just before it, to it; where sums may begin."""
-        order, marks = self.notes.order, self.notes.marks
-        for node in reversed(order):
-            if node not in seeds or node.target is not _ONES or node.users:
-                break
-            marks[node] = replace(marks[node], phase=Phase.BACKWARD)
-        return len(order)
-
-    def _belated(self, roots: Sequence[Tensor]) -> None:
-        """What came after an earlier backward, with grad mode on, and is differentiated now, was forward."""
-        if not self.step.runs:
-            return
-        before = self.step.runs[-1]
-        made = {sequence_number(node) for node in nodes_below_tensors(roots)}
-        for node in self.notes.order[before.end :]:
-            mark = self.notes.marks[node]
-            if node in self.step.tracked and mark.moment >= before.moment and mark.moment in made:
-                self.notes.marks[node] = replace(mark, phase=Phase.FORWARD)
+        running = self.run.running
+        return (running.scope, "optimizer") if running.phase is Phase.OPTIMIZER else super().user_of_sizes()
 
     def recorded(self, node: fx.Node) -> None:
-        """Mark a node; after a backward, one that autograd follows may be differentiated yet."""
+        """Marked a node; after a backward, one that autograd follows may be differentiated yet."""
         super().recorded(node)
-        if self.phase is Phase.OPTIMIZER and torch.is_grad_enabled():
+        if self.run.running.phase is Phase.OPTIMIZER and torch.is_grad_enabled():
             self.step.tracked.add(node)
 
-    def gradient_arrives(self, leaf: Tensor) -> None:
-        """A gradient for a leaf: the first one must find none."""
-        self._arriving = len(self.notes.order)
-        key = id(leaf)
-        if isinstance(leaf, FakeTensor) and key not in self.step.leaves:
-            return  # the step has made it, and nobody sees its gradient but the step
-        if key not in self.step.leaves:
+    def met_tensor(self, tensor: Tensor) -> str:
+        """A tensor from outside; gradients of before are no inputs of the program."""
+        owner = next((key for key, held in self.step.before.items() if held is tensor), None)
+        if owner is not None:
             raise UnsupportedStep(
-                f"a tensor {list(leaf.shape)} from outside the model gets a gradient",
-                where=self.here(),
-                why="it has no name in the model, so the program could not say whose gradient that is",
-                remedy="pass a model that holds it (nn.ModuleDict of what is trained together), or detach it",
+                f"the step reads a gradient of before: {self.run.log.inputs[self.step.leaves[owner]]}",
+                where=self.model.here(),
+                why="a program takes no gradients in",
+                remedy="call zero_grad(), which sets gradients to None, before the capture and in the step",
             )
-        if key in self.step.arrived:
-            return
-        self.step.arrived.add(key)
-        if leaf.grad is not None and leaf.grad is self.step.before.get(key):
-            raise UnsupportedStep(
-                f"{self.notes.inputs[self.step.leaves[key]]} has a gradient when the step begins",
-                where=self.here(),
-                why="the backward would add to it, and a program takes no gradients in",
-                remedy="call zero_grad() before the capture, or at the beginning of the step",
-            )
-        if key not in self.step.cleared:
-            self.step.assumed.add(key)
+        return super().met_tensor(tensor)
 
-    def gradient_is_kept(self, leaf: Tensor) -> None:
-        """What was recorded since has put the gradient into `.grad`."""
-        self.notes.kept.update(dict.fromkeys(self.notes.order[self._arriving :], id(leaf)))
 
-    def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
-        """`zero_grad` takes them away."""
-        self.step.cleared.update(map(id, parameters))
+@dataclass(frozen=True)
+class StepActs(ModelActs):
+    """What a step does beside its operations: it reads numbers, and sets gradients."""
+
+    recorder: StepRecorder
+    step: StepNotes
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether the numbers that are read of tensors now are part of the program."""
+        return self.step.reads_numbers
 
     def gradient_set(self, tensor: Tensor, gradient: Tensor | None) -> None:
         """The step writes `.grad` itself; what was there before is gone."""
@@ -248,54 +182,6 @@ class StepSession(Session):
                 where=self.here(),
                 why="the program would not know where to put it",
                 remedy="pass a model that holds the tensor",
-            )
-
-    def met_tensor(self, tensor: Tensor) -> str:
-        """A tensor from outside; gradients of before are no inputs of the program."""
-        owner = next((key for key, held in self.step.before.items() if held is tensor), None)
-        if owner is not None:
-            raise UnsupportedStep(
-                f"the step reads a gradient of before: {self.notes.inputs[self.step.leaves[owner]]}",
-                where=self.here(),
-                why="a program takes no gradients in",
-                remedy="call zero_grad(), which sets gradients to None, before the capture and in the step",
-            )
-        return super().met_tensor(tensor)
-
-    # --- the optimizer -------------------------------------------------------------------------------
-
-    @contextmanager
-    def stepping(self, optimizer: Optimizer, arguments: Sequence[Any]) -> Iterator[None]:
-        """The optimizer's step: it reads numbers of its state, and is not being compiled."""
-        self._refuse_optimizer(optimizer, arguments)
-        self.phase, self.reads_numbers = Phase.OPTIMIZER, True
-        try:
-            yield
-        finally:
-            self.reads_numbers = False
-
-    def _refuse_optimizer(self, optimizer: Optimizer, arguments: Sequence[Any]) -> None:
-        name = type(optimizer).__name__
-        if optimizer is not self.optimizer:
-            raise UnsupportedStep(
-                f"the step runs an optimizer ({name}) that the capture was not given",
-                where=self.here(),
-                why="its state would be constants of the program",
-                remedy="pass it as optimizer=; several optimizers need a step, and a capture, for each",
-            )
-        if any(argument is not None for argument in arguments):
-            raise UnsupportedStep(
-                f"{name}.step is called with a closure",
-                where=self.here(),
-                why="the optimizer calls it as often as the loss makes it, and a graph decides nothing",
-                remedy=f"call backward() before optimizer.step(); where it needs a closure, {_OTHERWISE}",
-            )
-        if not self.is_outside:
-            raise UnsupportedStep(
-                f"a module runs the optimizer ({name}) in its forward",
-                where=self.here(),
-                why="what runs inside a call is its forward",
-                remedy="call optimizer.step() in the step, outside the model",
             )
 
     def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> CaptureError:
@@ -313,7 +199,7 @@ class StepSession(Session):
         """Python decides by a number of the optimizer."""
         if _roots(node) <= self.step.rates:
             return RateRead()
-        value = value_of(node, self._made_at(node), self.notes.inputs)
+        value = value_of(node, self.run.places.made(node), self.run.log.inputs)
         made = f"{value.made}; " if value.made else ""
         return DataDependent(
             f"the optimizer decides by the number {value.name}, which a capture does not have",
@@ -334,9 +220,197 @@ class StepSession(Session):
         if roots <= self.step.rates or None in values:
             raise self.number_needed(nodes[0])
         answer = bool(target(*values))
-        inputs = ", ".join(sorted(self.notes.inputs[root] for root in roots))
+        inputs = ", ".join(sorted(self.run.log.inputs[root] for root in roots))
         self.recorder.note_branch(target, operands, answer, f"what is asked of {inputs} ({self.here()})")
         return answer
+
+
+@dataclass(frozen=True)
+class StepPasses(Passes):
+    """Hears autograd's passes, and the one optimizer that may run."""
+
+    run: RunState
+    tensors: RunTensors
+    step: StepNotes
+    optimizer: Optimizer | None
+
+    @contextmanager
+    def backward(
+        self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None], *, creates_graph: bool, fills: bool
+    ) -> Iterator[bool]:
+        """A pass of autograd: the backward of the step, or one inside a module's forward."""
+        if fills:
+            self._refuse_pass(creates_graph)
+        if not self.running.is_outside or creates_graph or self.running.phase is Phase.BACKWARD:
+            yield False
+            return
+        over = self._begin_pass(roots, gradients)
+        try:
+            yield True
+            self.run.objections.look_for_writes()
+        finally:
+            log = self.run.log
+            self.step.runs.append(over(len(log.order), len(log.steps), next_sequence_number()))
+            self.running.turns(Phase.OPTIMIZER)
+
+    def _refuse_pass(self, creates_graph: bool) -> None:
+        if creates_graph:
+            raise UnsupportedStep(
+                "backward(create_graph=True) fills .grad with values that are differentiated again",
+                where=self.run.places.here(),
+                why="a gradient that has a history is no number that a program could hand on",
+                remedy="take them with torch.autograd.grad(..., create_graph=True), which returns them",
+            )
+        if inside_backward():
+            raise UnsupportedStep(
+                "a backward runs inside the backward and fills .grad",
+                where=self.run.places.here(),
+                why="checkpoints with use_reentrant=True do that, and custom autograd functions",
+                remedy="use torch.utils.checkpoint with use_reentrant=False",
+            )
+        if not self.running.is_outside:
+            raise UnsupportedStep(
+                "a module calls backward() in its forward",
+                where=self.run.places.here(),
+                why="what runs inside a call is its forward, and filling .grad is none",
+                remedy="call backward() in the step, outside the model",
+            )
+
+    def _begin_pass(
+        self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None]
+    ) -> Callable[[int, int, int], BackwardRun]:
+        """A pass begins; what to note of it when it is over."""
+        pairs = [
+            (gradient_key(root), self.tensors.known(root), self.tensors.known(gradient))
+            for root, gradient in zip(roots, gradients, strict=True)
+            if gradient is not None
+        ]
+        self._belated(roots)
+        if self.step.runs:
+            self.run.objections.distrust(SEVERAL)
+        start = self._seeds_begin([gradient for _, _, gradient in pairs])
+        self.running.pass_begins([key for key, *_ in pairs])
+        own = tuple((key, gradient) for key, _, gradient in pairs)
+        return partial(BackwardRun, own, start, len(self.run.log.steps))
+
+    def _seeds_begin(self, seeds: Sequence[fx.Node]) -> int:
+        """Give what was made for the backward alone, just before it, to it; where sums may begin."""
+        order = self.run.log.order
+        for node in reversed(order):
+            if node not in seeds or node.target is not _ONES or node.users:
+                break
+            self.run.log.add(Reconsidered(node, Phase.BACKWARD))
+        return len(order)
+
+    def _belated(self, roots: Sequence[Tensor]) -> None:
+        """What came after an earlier backward, with grad mode on, and is differentiated now, was forward."""
+        if not self.step.runs:
+            return
+        before = self.step.runs[-1]
+        made = {sequence_number(node) for node in nodes_below_tensors(roots)}
+        for node in self.run.log.order[before.end :]:
+            mark = self.run.log.marks[node]
+            if node in self.step.tracked and mark.moment >= before.moment and mark.moment in made:
+                self.run.log.add(Reconsidered(node, Phase.FORWARD))
+
+    def gradient_arrives(self, leaf: Tensor) -> None:
+        """A gradient for a leaf: the first one must find none."""
+        self.step.gradient_arrives(len(self.run.log.order))
+        key = id(leaf)
+        if isinstance(leaf, FakeTensor) and key not in self.step.leaves:
+            return  # the step has made it, and nobody sees its gradient but the step
+        if key not in self.step.leaves:
+            raise UnsupportedStep(
+                f"a tensor {list(leaf.shape)} from outside the model gets a gradient",
+                where=self.run.places.here(),
+                why="it has no name in the model, so the program could not say whose gradient that is",
+                remedy="pass a model that holds it (nn.ModuleDict of what is trained together), or detach it",
+            )
+        if key in self.step.arrived:
+            return
+        self.step.arrived.add(key)
+        if leaf.grad is not None and leaf.grad is self.step.before.get(key):
+            raise UnsupportedStep(
+                f"{self.run.log.inputs[self.step.leaves[key]]} has a gradient when the step begins",
+                where=self.run.places.here(),
+                why="the backward would add to it, and a program takes no gradients in",
+                remedy="call zero_grad() before the capture, or at the beginning of the step",
+            )
+        if key not in self.step.cleared:
+            self.step.assumed.add(key)
+
+    def gradient_is_kept(self, leaf: Tensor) -> None:
+        """What was recorded since has put the gradient into `.grad`."""
+        for node in self.run.log.order[self.step.arriving :]:
+            self.run.log.add(GradientKept(node, id(leaf)))
+
+    def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
+        """`zero_grad` takes them away."""
+        self.step.cleared.update(map(id, parameters))
+
+    @contextmanager
+    def stepping(self, optimizer: Optimizer, arguments: Sequence[Any]) -> Iterator[None]:
+        """The optimizer's step: it reads numbers of its state, and is not being compiled."""
+        self._refuse_optimizer(optimizer, arguments)
+        self.running.turns(Phase.OPTIMIZER)
+        with self.step.optimizing():
+            yield
+
+    def _refuse_optimizer(self, optimizer: Optimizer, arguments: Sequence[Any]) -> None:
+        name = type(optimizer).__name__
+        if optimizer is not self.optimizer:
+            raise UnsupportedStep(
+                f"the step runs an optimizer ({name}) that the capture was not given",
+                where=self.run.places.here(),
+                why="its state would be constants of the program",
+                remedy="pass it as optimizer=; several optimizers need a step, and a capture, for each",
+            )
+        if any(argument is not None for argument in arguments):
+            raise UnsupportedStep(
+                f"{name}.step is called with a closure",
+                where=self.run.places.here(),
+                why="the optimizer calls it as often as the loss makes it, and a graph decides nothing",
+                remedy=f"call backward() before optimizer.step(); where it needs a closure, {_OTHERWISE}",
+            )
+        if not self.running.is_outside:
+            raise UnsupportedStep(
+                f"a module runs the optimizer ({name}) in its forward",
+                where=self.run.places.here(),
+                why="what runs inside a call is its forward",
+                remedy="call optimizer.step() in the step, outside the model",
+            )
+
+
+@dataclass(frozen=True)
+class StepSession(Session):
+    """A session of a whole step."""
+
+    recorder: StepRecorder
+    passes: StepPasses
+    step: StepNotes = field(kw_only=True)
+
+    fills_gradients = True
+
+    def is_plainly_eager(self) -> bool:
+        """An optimizer that is told that it is being compiled computes otherwise, and gives other bits."""
+        return self.step.reads_numbers
+
+
+def new_step_session(
+    run: RunState, mode: FakeTensorMode, names: Mapping[int, str], reuse: Reuse, optimizer: Optimizer | None
+) -> StepSession:
+    """What hears the run of a step, in which no optimizer but this one may run."""
+    branches, functions, step = Branches(run, differentiates=reuse.joint), Functions(), StepNotes()
+    recorder = StepRecorder(
+        lambda recorder: StepOperations(run, recorder, StepActs(run, recorder, branches, step), names, step),
+        mode,
+        tracer_of_functions=functions.begins,
+    )
+    tensors = RunTensors(run, recorder, branches)
+    passes = StepPasses(run.running, recorder, False, run, tensors, step, optimizer)
+    replay = replay_of(Recording(run, recorder, tensors, passes), reuse, functions)
+    calls = StepCalls(run, tensors, branches, replay, recorder.watching_functions, step=step)
+    return StepSession(run, recorder, tensors, passes, branches, replay, calls, step=step)
 
 
 def _roots(node: fx.Node) -> set[fx.Node]:

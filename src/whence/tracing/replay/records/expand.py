@@ -19,11 +19,13 @@ from whence.provenance.places import PROGRAM
 from whence.rewriting.functionalize import Functional
 from whence.schema import Phase
 from whence.tracing.attribution.gradient_edges import GradientSums
-from whence.tracing.recording.notes import Notes
+from whence.tracing.log.events import LayoutRead, Passed
+from whence.tracing.log.log import Log
+from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.records.links import Link, Links, adjoints_of, links_of, settled
 from whence.tracing.replay.records.recipes import Recipe, RecipeRun, RecipeWriter, Section, Written
-from whence.tracing.replay.records.template import Application, Differentiated, Doubt, Rehearsal, Template
-from whence.tracing.replay.replayer import Replayer
+from whence.tracing.replay.records.records import Records
+from whence.tracing.replay.records.template import Application, Differentiated, Rehearsal, Template
 
 Slot = tuple[int, int]
 """Which input a gradient is for, and the how manieth it is."""
@@ -39,15 +41,15 @@ class Exchanged:
     copies: Copies
 
 
-def expand(replayer: Replayer, notes: Notes, functional: Functional, gradients: GradientSums) -> Exchanged:
+def expand(records: Records, log: Log, functional: Functional, gradients: GradientSums) -> Exchanged:
     """Replace all stand-ins; raises `Doubt` where a record cannot be used after all."""
-    links, values, copies = links_of(notes.keys, gradients), list(notes.keys), Copies({}, {})
-    if replayer.applications:
-        expansion = _Expansion(replayer, notes, functional, gradients, links)
+    links, values, copies = links_of(log.keys, gradients), list(log.keys), Copies({}, {})
+    if records.applications:
+        expansion = _Expansion(records, log, functional, gradients, links)
         expansion.run()
         links, values = settled(links, expansion.instead), [*values, *expansion.exchanged]
         copies = expansion.copies()
-    replayer.markers.remove(functional.graph)
+    records.markers.remove(functional.graph)
     return Exchanged(tuple(values), adjoints_of(links), copies)
 
 
@@ -59,36 +61,36 @@ class _Expansion:
     """
 
     def __init__(
-        self, replayer: Replayer, notes: Notes, functional: Functional, gradients: GradientSums, links: Links
+        self, records: Records, log: Log, functional: Functional, gradients: GradientSums, links: Links
     ) -> None:
         self.instead: dict[fx.Node, tuple[range, list[Link]]] = {}
         self.exchanged: list[fx.Node] = []
-        self._replayer, self._notes, self._functional = replayer, notes, functional
+        self._records, self._log, self._functional = records, log, functional
         self._gradients, self._links = gradients, links
-        left_out = {name for application in replayer.applications for name in application.left_out}
+        left_out = {name for application in records.applications for name in application.left_out}
         self._inserter = Inserter(functional.graph, left_out)
         self._sizes = bases_of(functional.sizes)
-        self._markers = frozenset(replayer.markers.nodes)
-        self._rehearsals = list(replayer.rehearsals())
+        self._markers = frozenset(records.markers.nodes)
+        self._rehearsals = list(records.rehearsals())
         self._skipped = {rehearsal.begin: rehearsal.border for rehearsal in self._rehearsals}
         self._written: dict[Application, Written] = {}
         self._items: dict[tuple[Application, int], fx.Node] = {}
         self._recipes: dict[fx.Node, list[Recipe]] = {}
         self._inside: dict[Template, list[fx.Node]] = {}
         self._made_inside: dict[Template, list[fx.Node]] = {}
-        self._by_name = {n.name: n for n, mark in notes.marks.items() if mark.phase is Phase.FORWARD}
-        numbers = {scope.site: number for number, scope in enumerate(notes.scopes)}
+        self._by_name = {n.name: n for n, mark in log.marks.items() if mark.phase is Phase.FORWARD}
+        numbers = {scope.site: number for number, scope in enumerate(log.scopes)}
         self._writer = RecipeWriter(numbers, self._by_name, functional)
         self._tables = {
             rehearsal: links_of(template.keys, rehearsal.gradients)
-            for template in replayer.templates
+            for template in records.templates
             for rehearsal in template.rehearsals.values()
         }
 
     def run(self) -> None:
         """Replace the stand-ins in the order of the graph, so that what is copied is complete."""
-        owners = {node: rehearsal for rehearsal in self._rehearsals for node in rehearsal.notes.order}
-        applications = self._replayer.applications
+        owners = {node: rehearsal for rehearsal in self._rehearsals for node in rehearsal.log.order}
+        applications = self._records.applications
         forwards = {application.node: application for application in applications}
         backwards = {each.node: (a, each) for a in applications for each in a.backwards}
         for node in list(self._functional.graph.nodes):
@@ -167,7 +169,7 @@ class _Expansion:
             written.setdefault(node, value)
         start = template.start
         section = Section(template, start.names, start.called, template.functions, {})
-        scopes, starts = self._notes.scopes, application.starts
+        scopes, starts = self._log.scopes, application.starts
         run = RecipeRun(application, stand_in, scopes, starts, application.called, {}, written)
         for recipe in self._recipes_of(section, start.begin, template.border):
             run.write(recipe, self._inserter)
@@ -182,30 +184,31 @@ class _Expansion:
         self._note(application, written)
 
     def _note(self, application: Application, written: Written) -> None:
-        """What the notes of the recorded call say, for the values that were written."""
+        """What the log says of the recorded call, for the values that were written."""
         template, value_of = application.template, self._functional.value_of
         self._fill_scopes(application, written)
         self._note_writes(template, [*template.recorded, *self._made_inside.get(template, ())], written)
-        read = (written.get(value_of(self._notes.layouts_read[i])) for i in template.layouts)
-        self._notes.layouts_read += [value for value in read if value is not None]
+        read = [written.get(value_of(self._log.layouts_read[i])) for i in template.layouts]
+        for value in filter(None, read):
+            self._log.add(LayoutRead(value))
         recorded = [*map(value_of, template.keys), *self._inside.get(template, ())]
         exchanged = [written[node] for node in recorded if node in written]
         self.exchanged += exchanged
-        for around in self._replayer.templates:
+        for around in self._records.templates:
             if application.node in around.nodes:
                 self._inside.setdefault(around, []).extend(exchanged)
                 self._made_inside.setdefault(around, []).extend(written.values())
                 self._by_name.update((made.name, made) for made in written.values())
 
     def _fill_scopes(self, application: Application, written: Written) -> None:
-        template, scopes = application.template, self._notes.scopes
+        template, scopes = application.template, self._log.scopes
         names = self._names_in(template, written)
         pairs = zip(template.inside.inputs, application.given, strict=True)
         names |= {node.name: Named(given.name) for (node, _), given in pairs}
         for like, number in zip(template.scopes[1:], application.scopes[1:], strict=True):
             inputs, outputs = scopes[like].inputs, scopes[like].outputs
-            scopes[number].inputs = None if inputs is None else inputs.renamed(names)
-            scopes[number].outputs = None if outputs is None else outputs.renamed(names)
+            renamed = [None if each is None else each.renamed(names) for each in (inputs, outputs)]
+            self._log.add(Passed(number, *renamed))
 
     def _names_in(self, template: Template, written: Written) -> dict[str, Leaf]:
         """The names of what was written, by those of what was recorded."""
@@ -241,7 +244,7 @@ class _Expansion:
         recipes = self._recipes_of(section, rehearsal.begin, rehearsal.border)
         moved, left_out = self._sums_outside(backward, items, gradients, {recipe.node for recipe in recipes})
         outside = _scopes_outside(application, gradients)
-        run = RecipeRun(application, stand_in, self._notes.scopes, backward.starts, {}, outside, written)
+        run = RecipeRun(application, stand_in, self._log.scopes, backward.starts, {}, outside, written)
         for recipe in recipes:
             for total in moved.pop(recipe.node, ()):
                 stand_in.prepend(total)
@@ -268,7 +271,7 @@ class _Expansion:
 
         Only what is copied can come after one: stand-ins that were rehearsed are gone by now.
         """
-        rehearsal, order = backward.rehearsal, backward.rehearsal.notes.order
+        rehearsal, order = backward.rehearsal, backward.rehearsal.log.order
         sums = {arrival.node: arrival.sum for held in gradients.arrivals.values() for arrival in held}
         moved: dict[fx.Node | None, list[fx.Node]] = {}
         left_out: set[fx.Node] = set()

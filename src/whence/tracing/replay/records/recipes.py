@@ -12,8 +12,9 @@ from whence.program.node_records import RECORD, NodeRecord, origin_of
 from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
 from whence.rewriting.functionalize import Functional
-from whence.tracing.recording.notes import Scope
-from whence.tracing.replay.records.template import Application, Doubt, Template
+from whence.tracing.log.events import Opened
+from whence.tracing.replay.objections import Doubt
+from whence.tracing.replay.records.template import Application, Template
 from whence.tracing.replay.records.watched_call import Counts
 
 Written = dict[fx.Node, fx.Node]
@@ -111,7 +112,7 @@ class RecipeRun:
 
     application: Application
     before: fx.Node
-    scopes: Sequence[Scope]
+    scopes: Sequence[Opened]
     starts: NameCounts
     called: Counts
     outside: Mapping[int, tuple[int, ...]]

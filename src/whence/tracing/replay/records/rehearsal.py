@@ -9,13 +9,13 @@ from whence._torch.graphs import NameCounts, named_apart
 from whence._torch.sizes.symbols import without_decisions
 from whence.dependence.tensor_facts import facts_of
 from whence.tracing.attribution.gradient_edges import Arrival, GradientSums, follow
-from whence.tracing.replay.host import ReplayHost
+from whence.tracing.listening.recording import Recording
 from whence.tracing.replay.records.markers import Markers
 from whence.tracing.replay.records.template import Arriving, Rehearsal, Template
 
 
 def rehearsal_for(
-    host: ReplayHost, markers: Markers, template: Template, tangents: Sequence[Tensor | None]
+    recording: Recording, markers: Markers, template: Template, tangents: Sequence[Tensor | None]
 ) -> Rehearsal:
     """The backward of a recorded call for gradients like these; rehearsed for the first of their kind.
 
@@ -23,28 +23,28 @@ def rehearsal_for(
     """
     key = tuple(None if tangent is None else facts_of(tangent)[1:6] for tangent in tangents)
     if key not in template.rehearsals:
-        template.rehearsals[key] = rehearsed(host, markers, template, tangents)
+        template.rehearsals[key] = rehearsed(recording, markers, template, tangents)
     return template.rehearsals[key]
 
 
 def rehearsed(
-    host: ReplayHost, markers: Markers, template: Template, likes: Sequence[Tensor | None]
+    recording: Recording, markers: Markers, template: Template, likes: Sequence[Tensor | None]
 ) -> Rehearsal:
     """Run the backward of a recorded call on gradients like these; everything else is as before
     afterwards."""
     inputs = [template.inside.inputs[i][1] for i in template.differentiable_inputs]
     outputs = [template.inside.outputs[i][1] for i in template.differentiable_outputs]
     begin = markers.put()
-    undecided = without_decisions(host.recorder.environment)
-    with undecided, named_apart(host.recorder.graph), host.apart() as notes:
-        twins = [None if like is None else host.recorder.stand_in_placeholder(like) for like in likes]
+    undecided = without_decisions(recording.recorder.environment)
+    with undecided, named_apart(recording.recorder.graph), recording.run.running.apart() as log:
+        twins = [None if like is None else recording.recorder.stand_in_placeholder(like) for like in likes]
         pairs = [(output, *twin) for output, twin in zip(outputs, twins, strict=True) if twin is not None]
         roots = [(gradient_key(output), node) for output, node, _ in pairs]
-        host.arrived.update(key for key, _ in roots if key is not None)
+        recording.run.running.pass_begins([key for key, _ in roots])
         given, gradients = [output for output, _, _ in pairs], [twin for _, _, twin in pairs]
-        run_part_of_backward(given, inputs, gradients, host, since=template.moment)
-        followed = follow(notes, roots, 0)
-        names = NameCounts.now(host.recorder.graph)
+        run_part_of_backward(given, inputs, gradients, recording.passes, since=template.moment)
+        followed = follow(log, roots, 0)
+        names = NameCounts.now(recording.recorder.graph)
     read: list[fx.Node] = []
     arrivals = {
         position: tuple(_arriving(arrival, read) for arrival in arrivals)
@@ -52,7 +52,7 @@ def rehearsed(
     }
     return Rehearsal(
         tangents=tuple(None if twin is None else twin[0] for twin in twins),
-        notes=notes,
+        log=log,
         gradients=followed,
         arrivals=arrivals,
         begin=begin,

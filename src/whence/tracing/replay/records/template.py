@@ -1,6 +1,6 @@
 """What is kept of a recorded call, of its rehearsed backward, and of each call that it stands for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,25 +12,9 @@ from whence.dependence.tensor_facts import AllFacts
 from whence.program.guards.observed import Read
 from whence.provenance import ModulePath, Source
 from whence.tracing.attribution.gradient_edges import GradientSums
-from whence.tracing.recording.notes import Notes
+from whence.tracing.log.log import Log
 from whence.tracing.replay.likeness import Conditions
 from whence.tracing.replay.records.watched_call import Border, Counts, Outcome, Start
-
-
-class Doubt(Exception):
-    """A record turned out not to stand for a call it was used for: the capture begins again without it.
-
-    `kind` is the class whose calls are not replayed then; None stands for all of them.
-    """
-
-    def __init__(self, kind: type | None, why: str) -> None:
-        super().__init__(why)
-        self.kind = kind
-        self.why = why
-
-
-class CompositeOpened(Doubt):
-    """The model uses what a composite operator is made of: the capture begins again and takes all apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +25,7 @@ class Template:
     crossed its border, inputs before outputs, so that it follows what becomes of them. `scopes` are the
     numbers of its call and of the calls inside it. `names` and `functions` say how many names of each base,
     and calls of each torch function, it used; `keys` where the gradients of values that modules exchanged
-    are collected, `noted` at which inputs that was known; `layouts` which notes of strides that were read are
+    are collected, `noted` at which inputs that was known; `layouts` which readings of strides are
     its own.
     """
 
@@ -112,7 +96,7 @@ class Rehearsal:
     """
 
     tangents: tuple[fx.Node | None, ...]
-    notes: Notes
+    log: Log
     gradients: GradientSums
     arrivals: Mapping[int, tuple["Arriving", ...]]
     begin: fx.Node
@@ -147,9 +131,8 @@ class Application:
     `node` stands for it in the graph, and reads what the nodes `given` hold there. `slots` says for each
     gradient that autograd asks it for which input it is for and the how manieth, `keys` where it goes,
     `output_keys` where those of its results are collected. `starts` and `called` are the counts of names and
-    of calls of torch functions when it began, and `left_out` bare names that were left to it. `watched` are
-    the tensors it took and gave, with the number of times each had been written. `backwards` are its
-    backward in the capture, and in rehearsals of what is around it.
+    of calls of torch functions when it began, and `left_out` bare names that were left to it. `backwards` are
+    its backward in the capture, and in rehearsals of what is around it.
     """
 
     template: Template
@@ -163,7 +146,6 @@ class Application:
     keys: tuple[GradientKey | None, ...]
     left_out: set[str]
     output_keys: Mapping[int, GradientKey] = field(default_factory=dict)
-    watched: Sequence[tuple[Tensor, int]] = ()
     backwards: list["Differentiated"] = field(default_factory=list)
 
 
@@ -180,4 +162,4 @@ class Differentiated:
     returned: tuple[tuple[int, int], ...]
     whole: frozenset[int]
     starts: NameCounts
-    notes: Notes
+    log: Log

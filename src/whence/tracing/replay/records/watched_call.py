@@ -20,7 +20,7 @@ from whence.dependence.tensor_facts import AllFacts, all_facts_of
 from whence.dependence.variables import Variables
 from whence.program.guards.observed import Read
 from whence.provenance import Source
-from whence.tracing.replay.host import ReplayHost
+from whence.tracing.listening.recording import Recording
 
 MIN_OPERATORS = 8
 """From how many operations on copying them pays."""
@@ -104,7 +104,7 @@ class CallArguments:
 
 @dataclass(frozen=True)
 class Start:
-    """How far a capture had come: in its notes, in autograd, in counting names and torch functions, and in
+    """How far a capture had come: in its log, in autograd, in counting names and torch functions, and in
     what is known about sizes.
 
     `begin` marks the place in the graph.
@@ -119,16 +119,16 @@ class Start:
     sizes_known: SizesKnown
 
     @classmethod
-    def now(cls, host: ReplayHost, begin: fx.Node) -> "Start":
+    def now(cls, recording: Recording, begin: fx.Node) -> "Start":
         """How far it has come."""
         return cls(
             begin=begin,
-            position=len(host.notes.order),
-            layouts=len(host.notes.layouts_read),
+            position=len(recording.log.order),
+            layouts=len(recording.log.layouts_read),
             moment=next_sequence_number(),
-            names=NameCounts.now(host.recorder.graph),
-            called=dict(host.recorder.calls_of_functions()),
-            sizes_known=known_about(host.recorder.environment),
+            names=NameCounts.now(recording.recorder.graph),
+            called=dict(recording.recorder.calls_of_functions()),
+            sizes_known=known_about(recording.recorder.environment),
         )
 
     def names_since(self, graph: fx.Graph) -> NameCounts:

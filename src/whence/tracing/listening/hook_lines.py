@@ -59,8 +59,6 @@ class Watch:
         key = (id(module), name)
         self._written(f"it sets `{name}`")
         if self._finder.is_in_torch():
-            self._lines.by_torch.add(key)
-            return
-        self._lines.by_torch.discard(key)
-        if (source := self._finder.current()) is not None:
-            self._lines.attributes[key] = str(source)
+            self._lines.set_by_torch(key)
+        else:
+            self._lines.set_by(self._finder.current(), key)

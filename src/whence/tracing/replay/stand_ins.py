@@ -1,29 +1,80 @@
 """Let a recorded call stand for one that is like it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence._torch.autograd.nodes import gradient_key
 from whence._torch.graphs import NameCounts, skip_names
 from whence._torch.pytrees import tree_unflatten
-from whence._torch.tensors import writes_to
+from whence._torch.tensors import without_functions
 from whence.program.guards.observed import Read
-from whence.tracing.replay.differentiating import linked
-from whence.tracing.replay.host import ReplayHost
+from whence.schema import Phase
+from whence.tracing.listening.recording import Recording
+from whence.tracing.replay.decision import Alike
+from whence.tracing.replay.differentiating import Calls, linked
 from whence.tracing.replay.likeness import COMPUTED, Likeness, Look, held
-from whence.tracing.replay.records.template import Application, Differentiated, Doubt, Rehearsal, Template
-from whence.tracing.replay.records.watched_call import Counts
+from whence.tracing.replay.objections import Doubt
+from whence.tracing.replay.records.records import Records
+from whence.tracing.replay.records.rehearsal import rehearsal_for
+from whence.tracing.replay.records.template import Application, Differentiated, Rehearsal, Template
 
-Gradients = Callable[[Application, Sequence[Tensor | None]], Sequence[Tensor | None]]
+Gradients = Callable[[Application, Sequence[Tensor | None]], tuple[Sequence[Tensor | None], Calls]]
 """Makes the gradients of a replayed call from those of its results."""
 
 
+@dataclass(frozen=True)
+class StandInWriter:
+    """Writes calls that need not run: `joint` says whether the capture records the backward, too."""
+
+    recording: Recording
+    records: Records
+    joint: bool
+
+    def put(self, alike: Alike, scope: int) -> Any:
+        """Let a recorded call stand for the call `scope`; returns what that returns."""
+        template = alike.template
+        with without_functions():
+            application, result = applied(
+                self.recording, template, alike.found, scope, self._slots(template), self._gradients
+            )
+            self.records.applications.append(application)
+            return result
+
+    def _slots(self, template: Template) -> list[tuple[int, int]]:
+        """The gradients that a call will be asked for."""
+        if not torch.is_grad_enabled() or not template.differentiable_outputs:
+            return []
+        if not self.joint:
+            return [(position, 0) for position in template.differentiable_inputs]
+        likes = [template.inside.outputs[i][1] for i in template.differentiable_outputs]
+        return slots_of(template, self._rehearsal(template, likes))
+
+    def _rehearsal(self, template: Template, tangents: Sequence[Tensor | None]) -> Rehearsal:
+        return rehearsal_for(self.recording, self.records.markers, template, tangents)
+
+    def _gradients(
+        self, application: Application, tangents: Sequence[Tensor | None]
+    ) -> tuple[Sequence[Tensor | None], Calls]:
+        """The gradients of a replayed call, and the calls that each comes from."""
+        template = application.template
+        is_over = any(each.log is self.recording.log for each in application.backwards)
+        if self.recording.run.running.phase is not Phase.BACKWARD or torch.is_grad_enabled() or is_over:
+            doubt = Doubt(template.kind, "the model differentiates through it")
+            raise self.recording.run.objections.remembered(doubt)
+        with without_functions():
+            given = [tangents[i] for i in template.differentiable_outputs]
+            rehearsal = self._rehearsal(template, given)
+            defined = [tangent for tangent in given if tangent is not None]
+            return differentiated(self.recording, application, rehearsal, defined)
+
+
 def applied(
-    host: ReplayHost,
+    recording: Recording,
     template: Template,
     found: Likeness,
     scope: int,
@@ -31,17 +82,17 @@ def applied(
     gradients: Gradients,
 ) -> tuple[Application, Any]:
     """Let `template` stand for the call `scope`; returns what the call returns, too."""
-    graph, functions = host.recorder.graph, host.recorder.calls_of_functions()
+    graph = recording.recorder.graph
     sources = [found.tensors.get(id(tensor), tensor) for _, tensor in template.inside.inputs]
     nodes = tuple(
-        host.known(source) if position in template.noted else host.met(source)
+        recording.tensors.known(source) if position in template.noted else recording.tensors.met(source)
         for position, source in enumerate(sources)
     )
-    starts, called = NameCounts.now(graph), dict(functions)
-    _open_scopes(host, template, found, scope)
-    node, made = host.recorder.stand_for(nodes, [tensor for _, tensor in template.inside.outputs])
+    starts, called = NameCounts.now(graph), dict(recording.recorder.calls_of_functions())
+    _open_scopes(recording, template, found, scope)
+    node, made = recording.recorder.stand_for(nodes, [tensor for _, tensor in template.inside.outputs])
     left_out = skip_names(graph, template.names)
-    _add_counts(functions, template.functions)
+    recording.recorder.count_functions(template.functions)
     application = Application(
         template=template,
         node=node,
@@ -49,7 +100,7 @@ def applied(
         scopes=range(scope, scope + len(template.scopes)),
         starts=starts,
         called=called,
-        caller=host.reading()[1],
+        caller=recording.run.places.line(),
         slots=tuple(slots),
         keys=tuple(gradient_key(sources[position]) for position, _ in slots),
         left_out=left_out,
@@ -62,21 +113,21 @@ def applied(
     )
     pairs = ((position, gradient_key(result)) for position, result in enumerate(results))
     application.output_keys = {position: key for position, key in pairs if key is not None}
-    application.watched = [(tensor, writes_to(tensor)) for tensor in (*sources, *results)]
-    host.reads.repeat(_reads(host, template, found, scope))
+    recording.run.objections.lend(template.kind, (*sources, *results))
+    recording.run.reads.repeat(_reads(recording, template, found, scope))
     return application, _result(template, found, results)
 
 
-def _open_scopes(host: ReplayHost, template: Template, found: Likeness, scope: int) -> None:
+def _open_scopes(recording: Recording, template: Template, found: Likeness, scope: int) -> None:
     """The calls inside the call, as they would have been made."""
-    scopes, first = host.notes.scopes, template.scopes.start
+    scopes, first = recording.log.scopes, template.scopes.start
     before, now = scopes[first].site.path, scopes[scope].site.path
     for number in template.scopes[1:]:
         like = scopes[number]
-        site = host.names.repeat(like.site, before, now)
+        site = recording.run.names.repeat(like.site, before, now)
         module = None if like.module is None else found.thing(like.module)
         parent = like.parent - first + scope
-        scopes.append(replace(like, site=site, parent=parent, module=module, inputs=None, outputs=None))
+        recording.log.add(replace(like, site=site, parent=parent, module=module, inputs=None, outputs=None))
 
 
 def _result(template: Template, found: Likeness, results: Sequence[Tensor]) -> Any:
@@ -89,9 +140,9 @@ def _result(template: Template, found: Likeness, results: Sequence[Tensor]) -> A
     return tree_unflatten(leaves, template.outcome.spec)
 
 
-def _reads(host: ReplayHost, template: Template, found: Likeness, scope: int) -> Iterator[Read]:
+def _reads(recording: Recording, template: Template, found: Likeness, scope: int) -> Iterator[Read]:
     """What the call would have read."""
-    scopes, caller = host.notes.scopes, host.reading()[1]
+    scopes, caller = recording.log.scopes, recording.run.places.line()
     before, now = scopes[template.scopes.start].site.path, scopes[scope].site.path
     paths = {path: None if path is None else path.moved(before, now) for path in template.readers}
     rows = zip(template.reads, template.conditions.looks, template.read_by_caller, strict=True)
@@ -121,8 +172,8 @@ def slots_of(template: Template, rehearsal: Rehearsal) -> list[tuple[int, int]]:
 
 
 def differentiated(
-    host: ReplayHost, application: Application, rehearsal: Rehearsal, tangents: Sequence[Tensor]
-) -> tuple[Sequence[Tensor | None], tuple[tuple[int, ...], ...]]:
+    recording: Recording, application: Application, rehearsal: Rehearsal, tangents: Sequence[Tensor]
+) -> tuple[Sequence[Tensor | None], Calls]:
     """One gradient for each slot of a replayed call, and the calls that each comes from.
 
     An input that holds a gradient already is handed each of its gradients by itself, so that they are added
@@ -130,14 +181,16 @@ def differentiated(
     """
     _refuse_more(application, rehearsal)
     by_input = {position: key for (position, _), key in zip(application.slots, application.keys, strict=True)}
-    whole = frozenset(position for position, key in by_input.items() if key not in host.arrived)
+    whole = frozenset(
+        position for position, key in by_input.items() if key not in recording.run.running.arrived
+    )
     returned = tuple(slot for slot in application.slots if _is_returned(slot, rehearsal, whole))
-    graph = host.recorder.graph
+    graph = recording.recorder.graph
     starts = NameCounts.now(graph)
     likes = [_like(slot, rehearsal, whole) for slot in returned]
-    node, made = host.recorder.stand_for(tuple(map(host.known, tangents)), likes)
+    node, made = recording.recorder.stand_for(tuple(map(recording.tensors.known, tangents)), likes)
     application.left_out |= skip_names(graph, rehearsal.names)
-    application.backwards.append(Differentiated(rehearsal, node, returned, whole, starts, host.notes))
+    application.backwards.append(Differentiated(rehearsal, node, returned, whole, starts, recording.log))
     results = dict(zip(returned, made, strict=True))
     offset = application.scopes.start - application.template.scopes.start
     scopes = tuple(
@@ -169,9 +222,3 @@ def _scopes(slot: tuple[int, int], rehearsal: Rehearsal, whole: frozenset[int]) 
     arrivals = rehearsal.arrivals[position]
     for arrival in arrivals if position in whole else arrivals[number : number + 1]:
         yield from arrival.scopes
-
-
-def _add_counts(counts: dict[Any, int], more: Counts) -> None:
-    """Add counts to counts."""
-    for function, count in more.items():
-        counts[function] = counts.get(function, 0) + count

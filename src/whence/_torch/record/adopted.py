@@ -1,0 +1,75 @@
+"""The real tensors that a recording knows: recognised by identity, and replaced by fake ones."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, snapshot_fake, track_tensor_tree
+
+from whence._torch.fakes import fake_like, fake_of
+from whence._torch.sizes.symbols import has_open_sizes
+from whence._torch.tensors import is_simple, storage_of
+
+
+def fresh_like(mode: FakeTensorMode, like: Tensor) -> Tensor:
+    """A fake tensor that nobody knows."""
+    if has_open_sizes(like):
+        return snapshot_fake(like)  # type: ignore[return-value]
+    return fake_like(mode, like, like.shape, like.stride())
+
+
+class Adopted:
+    """Real tensors with their placeholders, and the fake tensors that stand for them; `real` is the way
+    back."""
+
+    def __init__(self, mode: FakeTensorMode, tracer: Any) -> None:
+        self.real: dict[fx.Node, Tensor] = {}
+        self._mode = mode
+        self._tracer = tracer
+        self._nodes: dict[int, fx.Node] = {}
+        self._stand_ins: dict[int, Tensor] = {}
+        self._storages: set[int] = set()
+
+    def add(self, tensor: Tensor, node: fx.Node) -> None:
+        """Let a real tensor be known by a placeholder from now on."""
+        node.meta["val"] = self._shown(tensor)
+        self._nodes[id(tensor)] = node
+        self.real[node] = tensor
+
+    def node_of(self, tensor: Tensor) -> fx.Node | None:
+        """The placeholder of a real tensor."""
+        return self._nodes.get(id(tensor))
+
+    def made_for(self, tensor: Tensor) -> Tensor | None:
+        """The fake tensor that stands for a real one, if an operation has asked for it."""
+        return self._stand_ins.get(id(tensor))
+
+    def stand_in(self, tensor: Tensor) -> Tensor | None:
+        """The fake tensor that operations get in the place of a real one, made when the first asks."""
+        known = self._stand_ins.get(id(tensor))
+        if known is not None or (node := self._nodes.get(id(tensor))) is None:
+            return known
+        shown: Tensor = node.meta["val"]
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            stand_in = shown.detach() if shown.requires_grad else shown
+        self._stand_ins[id(tensor)] = stand_in
+        track_tensor_tree(stand_in, fx.Proxy(node, self._tracer), constant=None, tracer=self._tracer)
+        node.meta["val"] = shown
+        return stand_in
+
+    def forget(self) -> None:
+        """Let go of all of them."""
+        for held in (self._stand_ins, self._nodes, self.real):
+            held.clear()
+
+    def _shown(self, tensor: Tensor) -> Tensor:
+        """A fake tensor that shows what `tensor` is; made directly where it is nothing special."""
+        if not is_simple(tensor) or (storage := storage_of(tensor)) in self._storages:
+            return fake_of(self._mode, tensor)
+        self._storages.add(storage)
+        with torch._C.DisableTorchFunction():
+            shown = fresh_like(self._mode, tensor)
+            if isinstance(tensor, nn.Parameter):
+                shown._is_param = True
+            return shown.requires_grad_(tensor.requires_grad)

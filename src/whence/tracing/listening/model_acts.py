@@ -1,0 +1,98 @@
+"""Hears what the model does beside its operations, and says what cannot be captured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence._torch.record.recorder import Recorder
+from whence.errors import CaptureError, Place, UnsupportedMutation
+from whence.schema import Phase
+from whence.tracing.attribution.wrapper_subclasses import COMPOSED, refuse_lost_gradient
+from whence.tracing.listening.run_state import RunState
+from whence.tracing.log.events import LayoutRead, Lost, MetComposed
+from whence.tracing.recording.branches import Branches
+from whence.tracing.recording.data_dependence import data_dependent, tensors_read, value_of
+from whence.tracing.recording.raising_branches import required
+from whence.tracing.refusals import data_replaced, object_met
+from whence.tracing.replay.objections import CompositeOpened
+from whence.tracing.source_lines import frame_outside
+
+
+@dataclass(frozen=True)
+class ModelActs:
+    """What a recording asks, and is told, of the model that runs."""
+
+    run: RunState
+    recorder: Recorder
+    branches: Branches
+
+    def here(self) -> Place:
+        """The module that is running and the user's line."""
+        return self.run.places.here()
+
+    def reading(self) -> object:
+        """The module that is running, and the user's line."""
+        return self.run.places.reading()
+
+    def required(self, condition: str) -> str:
+        """What a run says where a condition that the model states does not hold."""
+        return f"{condition} does not hold, and torch._check requires it ({self.here()})"
+
+    def stated(self, branching: FrameType | None = None, *, called: bool) -> tuple[bool, str] | None:
+        """What a truth has to be where the other side of a branch only raises, and what a run says else."""
+        wanted = required(branching or frame_outside(), called=called)
+        line = self.run.places.line
+        return None if wanted is None else (wanted, f"the model requires otherwise ({line()})")
+
+    def stops_gradients(self) -> bool:
+        """In a region that computes without them in every run."""
+        return self.run.grad_modes.stops
+
+    def composite_opened(self) -> Exception:
+        """Its parts are not in the graph."""
+        return self.run.objections.remembered(CompositeOpened(None, "a composite is opened"))
+
+    def requires_set(self, tensor: Tensor, wanted: bool) -> None:
+        """Of a tensor from outside a program cannot say it again: autograd looks when it runs."""
+        node, log = self.recorder.node_of(tensor), self.run.log
+        if node is not None and node in log.inputs and tensor.requires_grad != wanted:
+            log.add(Lost(f"requires_grad_({wanted}) on {log.inputs[node]}"))
+
+    def layout_read(self, tensor: Tensor) -> None:
+        """Python looked at strides: what it decided holds for inputs of this layout only."""
+        node = self.recorder.node_of(tensor)
+        if node is not None:
+            self.run.log.add(LayoutRead(node))
+
+    def history_read(self) -> None:
+        """What autograd recorded is another thing where calls are replayed."""
+        self.run.objections.distrust("the model looks at what autograd recorded")
+
+    def composed_met(self, tensor: Tensor) -> None:
+        """One from outside that requires a gradient would get none: raises `UnsupportedInput`."""
+        log = self.run.log
+        log.add(MetComposed())
+        self.run.objections.distrust(COMPOSED)
+        differentiated = torch.is_grad_enabled() and self.run.running.phase is Phase.FORWARD
+        if differentiated and id(tensor) not in log.wholes:
+            refuse_lost_gradient(tensor, self.here)
+
+    # --- errors --------------------------------------------------------------------------------------
+
+    def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> CaptureError:
+        """The error for a Python decision that needs a tensor's value."""
+        nodes = filter(None, map(self.recorder.node_of, tensors_read(arguments)))
+        values = [value_of(node, self.run.places.made(node), self.run.log.inputs) for node in nodes]
+        return data_dependent(operation, function, values, self.here())
+
+    def data_replaced(self, _tensor: Tensor) -> UnsupportedMutation:
+        """The error for `tensor.data = …` on a tensor of the model."""
+        return data_replaced(self.here())
+
+    def object_met(self, operation: object, met: object) -> CaptureError:
+        """The error for an operation that is given a generator of its own, or another object."""
+        return object_met(operation, met, self.here())

@@ -1,0 +1,196 @@
+"""Which calls and autograd nodes run, and how far recomputations have come."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import fx, nn
+from torch.autograd.graph import Node
+
+from whence._torch.autograd.nodes import GradientKey, next_sequence_number
+from whence.provenance import CallSite, ModulePath
+from whence.provenance.places import PROGRAM
+from whence.schema import Phase
+from whence.tracing.log.events import Drew, Moved, Opened
+from whence.tracing.log.log import Log
+
+
+@dataclass
+class _Repeat:
+    """How far a recomputation has come: the next call and the next random draw that it repeats."""
+
+    scope: int
+    draw: int
+    rewinds: bool
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An autograd node that runs: how much had been recorded before it, and what it received."""
+
+    node: Node
+    start: int
+    received: tuple[fx.Node | None, ...]
+
+
+@dataclass
+class Course:
+    """The run itself, or a backward that is rehearsed apart: what of it runs, and the log it is written in.
+
+    `arrived` are the places that hold a gradient already.
+    """
+
+    log: Log
+    phase: Phase
+    calls: list[int] = field(default_factory=list)
+    nodes: list[Begun] = field(default_factory=list)
+    arrived: set[GradientKey] = field(default_factory=set)
+
+
+class Running:
+    """What runs now; `failed` is the call that an exception left, until another one begins."""
+
+    def __init__(self, name: str) -> None:
+        self._now = Course(Log(), Phase.FORWARD)
+        self._repeats: list[_Repeat] = []
+        self.failed: int | None = None
+        self._enter(self.opened(Opened(CallSite(ModulePath(), 0, name), PROGRAM)))
+
+    @property
+    def log(self) -> Log:
+        """Where everything is written down now."""
+        return self._now.log
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that runs."""
+        return self._now.phase
+
+    @property
+    def scope(self) -> int:
+        """The call that runs."""
+        return self._now.calls[-1]
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module that runs."""
+        return self.log.scopes[self.scope].module
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether no module's code runs."""
+        return self._now.calls == [PROGRAM]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a checkpoint computes its region again."""
+        return bool(self._repeats)
+
+    @property
+    def arrived(self) -> set[GradientKey]:
+        """The places that hold a gradient already."""
+        return self._now.arrived
+
+    def turns(self, phase: Phase) -> None:
+        """Another phase begins."""
+        self._now.phase = phase
+
+    def pass_begins(self, keys: Sequence[GradientKey | None]) -> None:
+        """A backward begins with gradients at these places."""
+        self.turns(Phase.BACKWARD)
+        self.arrived.clear()
+        self.arrived.update(key for key in keys if key is not None)
+
+    @contextmanager
+    def apart(self) -> Iterator[Log]:
+        """Write what a rehearsed backward records apart from everything else."""
+        before, self._now = self._now, Course(self.log.apart(), Phase.BACKWARD, [PROGRAM])
+        try:
+            yield self.log
+        finally:
+            self._now = before
+
+    # --- calls ---------------------------------------------------------------------------------------
+
+    def opened(self, call: Opened) -> int:
+        """The number of a call that begins."""
+        self.log.add(call)
+        return len(self.log.scopes) - 1
+
+    @contextmanager
+    def inside(self, scope: int) -> Iterator[None]:
+        """Inside the block a call runs."""
+        self._enter(scope)
+        finished = False
+        try:
+            yield
+            finished = True
+        finally:
+            if not finished and self.failed is None:
+                self.failed = scope
+            self._now.calls.pop()
+            self.log.add(Moved(next_sequence_number(), self.scope))
+
+    def _enter(self, scope: int) -> None:
+        self.failed = None
+        self._now.calls.append(scope)
+        self.log.add(Moved(next_sequence_number(), scope))
+
+    # --- recomputations ------------------------------------------------------------------------------
+
+    def here(self) -> tuple[int, int, int]:
+        """The call that runs, and how many calls and random draws there have been."""
+        return self.scope, len(self.log.scopes), len(self.log.draws)
+
+    @contextmanager
+    def again(self, since: tuple[int, int, int], rewinds: bool) -> Iterator[None]:
+        """Inside the block a region is computed again that began at that place."""
+        scope, call, draw = since
+        self._repeats.append(_Repeat(call, draw, rewinds))
+        try:
+            with self.inside(scope):
+                yield
+        finally:
+            self._repeats.pop()
+
+    def repeated(self, path: ModulePath) -> int:
+        """The forward call that a call in the backward repeats: the next of that path in the checkpointed
+        region.
+
+        Modules called in the backward without a checkpoint (by a custom autograd function) repeat their
+        first call.
+        """
+        start = self._repeats[-1].scope if self._repeats else 1
+        scopes = self.log.scopes
+        found = next((n for n in range(start, len(scopes)) if scopes[n].site.path == path), None)
+        if found is None:
+            return self.scope
+        if self._repeats:
+            self._repeats[-1].scope = found + 1
+        return found
+
+    def drawn_again(self, node: fx.Node) -> Drew | None:
+        """The draw of a recomputation that rewinds, which repeats one; None for any other."""
+        if not self._repeats or not (repeat := self._repeats[-1]).rewinds:
+            return None
+        first = self.log.draws[repeat.draw] if repeat.draw < len(self.log.draws) else None
+        repeat.draw += 1
+        return Drew(node, repeats=True, first=first)
+
+    # --- autograd ------------------------------------------------------------------------------------
+
+    def node_begins(self, node: Node, received: tuple[fx.Node | None, ...]) -> None:
+        """An autograd node begins to run."""
+        self._now.nodes.append(Begun(node, len(self.log.order), received))
+
+    def node_is_over(self) -> Begun:
+        """The autograd node that has run."""
+        return self._now.nodes.pop()
+
+    def user_of_sizes(self) -> object:
+        """The module call in the forward; in the backward, or one that is rehearsed, the autograd node."""
+        if self.phase is Phase.FORWARD:
+            return self.scope, None
+        nodes = self._now.nodes
+        running = id(nodes[-1].node) if nodes else len(self.log.order)
+        return self.scope, (id(self.log), running)

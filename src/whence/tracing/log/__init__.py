@@ -1,0 +1,1 @@
+"""What is written down while a model runs, event by event."""

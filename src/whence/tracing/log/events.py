@@ -1,0 +1,218 @@
+"""What can happen while a model runs: each kind of event is one frozen record."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd.graph import Node
+
+from whence._torch.autograd.nodes import GradientKey
+from whence._torch.autograd.switches import Switches, switches
+from whence._torch.tensors import autocast_state
+from whence.program import Structure
+from whence.provenance import CallSite, Source
+from whence.schema import Phase, Quality
+from whence.tracing.target.loss_state import LossTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A node was recorded, and what was known then.
+
+    `moment` is the number of the newest autograd node: the one this operation made, if it made one.
+    `cut` are the nodes whose gradient stops here, because the operation ran without grad mode; where the
+    model itself had turned that on, gradients are `turned_on`. `hook` is the
+    name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved. What
+    is `borrowed` ran in a method of a module that was not called, but asked for directly.
+    """
+
+    node: fx.Node
+    scope: int
+    phase: Phase
+    moment: int
+    source: Source | None
+    cut: tuple[fx.Node, ...] = ()
+    turned_on: bool = False
+    recomputed: bool = False
+    hook: str | None = None
+    packs: bool = False
+    borrowed: bool = False
+
+    @property
+    def quality(self) -> Quality:
+        """How sure it is that an operation is that of the call it ran in."""
+        return Quality.INFERRED if self.borrowed else Quality.EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Reconsidered:
+    """A node turned out to be of another phase."""
+
+    node: fx.Node
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A module is called; `is_reached` if its caller read the module by a name, and `autocast`, the
+    `switches` of the process and whether autograd `records` as they are now.
+
+    What it takes, its `inputs`, and gives is told once it is known.
+    """
+
+    site: CallSite
+    parent: int
+    module: nn.Module | None = None
+    parameters: inspect.Signature | None = None
+    inputs: Structure | None = None
+    outputs: Structure | None = None
+    is_reached: bool = True
+    autocast: tuple[tuple[str, str], ...] = field(default_factory=autocast_state)
+    switches: Switches = field(default_factory=switches)
+    records: bool = field(default_factory=torch.is_grad_enabled)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What a call takes and gives is known."""
+
+    scope: int
+    inputs: Structure | None
+    outputs: Structure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """From this moment of autograd on, another call runs."""
+
+    moment: int
+    scope: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """One autograd node ran: which nodes were recorded meanwhile, what it received and handed on.
+
+    `keys` say where what it produced goes, edge by edge, and `scopes`, where the node stands for
+    those of several calls, from which of them each of it comes, sums from several.
+    """
+
+    node: Node
+    start: int
+    end: int
+    received: tuple[fx.Node | None, ...]
+    produced: tuple[fx.Node | None, ...]
+    keys: tuple[GradientKey | None, ...]
+    scopes: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GradientKept:
+    """An operation put a gradient into the `.grad` of the leaf with this identity."""
+
+    node: fx.Node
+    leaf: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crossed:
+    """Modules exchange a value, whose gradient is collected at `key`."""
+
+    node: fx.Node
+    key: GradientKey
+
+
+@dataclass(frozen=True, slots=True)
+class InputNamed:
+    """A placeholder is an input, and what that is called in words."""
+
+    node: fx.Node
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A tensor from outside the model reached an operation, and has a placeholder of this name."""
+
+    name: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MadeOfNumbers:
+    """A tensor from outside is one that the model had just made of numbers."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossHolds:
+    """What the loss function holds, by identity."""
+
+    tensors: Mapping[int, LossTensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRead:
+    """Python looked at the strides of a value."""
+
+    node: fx.Node
+
+
+@dataclass(frozen=True, slots=True)
+class Drew:
+    """A random operation was recorded; one that `repeats` draws again what `first` drew, if that is known."""
+
+    node: fx.Node
+    repeats: bool = False
+    first: fx.Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A backward inside the model looked at a result that was saved."""
+
+    node: fx.Node
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Something that autograd cannot find again in a forward-only program."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """Tensors with these identities are made of others, and have gradients of their own."""
+
+    wholes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MetComposed:
+    """An operation got a tensor that is made of others."""
+
+
+Event = (
+    Marked
+    | Reconsidered
+    | Opened
+    | Passed
+    | Moved
+    | Stepped
+    | GradientKept
+    | Crossed
+    | InputNamed
+    | Met
+    | MadeOfNumbers
+    | LossHolds
+    | LayoutRead
+    | Drew
+    | Unpacked
+    | Lost
+    | Announced
+    | MetComposed
+)
