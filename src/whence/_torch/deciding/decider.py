@@ -151,6 +151,11 @@ class Decider:
                 remedy="write to a copy: tensor.numpy().copy(), or write to the tensor",
             )
 
+    def is_differentiated(self, tensor: Tensor) -> bool:
+        """Whether the backward of what is computed of a tensor is recorded, too, with known sizes."""
+        is_joint = self._recorder.environment is None and not self._recorder.keeps_composites
+        return is_joint and tensor.requires_grad and torch.is_grad_enabled()
+
     def whole(self, tensor: Tensor) -> Tensor:
         """What `int()` is asked of: of a number with a fraction only the whole part is decided."""
         if not tensor.is_floating_point() or tensor.numel() != 1:
