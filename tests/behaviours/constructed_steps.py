@@ -898,21 +898,21 @@ def augments_by_a_coin() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(decide="example", refused=DRAWN)
+@step(decide="example")
 def augments_by_a_coin_of_python() -> Training:
     model = network()
     optimizer = AdamW(model.parameters())
     inner = plain(model, optimizer)
 
     def step(x: Tensor) -> Tensor:
-        if random.random() < 0.95:
+        if random.random() < 0.97:
             x = x.flip(1)
         return inner(x)
 
     return Training(model, optimizer, step)
 
 
-@step(decide="example", refused=DRAWN)
+@step(decide="example")
 def mixes_by_numpy() -> Training:
     model = network()
     optimizer = AdamW(model.parameters())

@@ -650,12 +650,12 @@ def flips_by_bernoulli(m: Parts, x: Tensor) -> Tensor:
 DRAWN = never(whence.SideEffect, "draws from", "the number would be a constant")
 
 
-@row(decide="example", refused=DRAWN)
+@row(decide="example")
 def flips_by_python(m: Parts, x: Tensor) -> Tensor:
     return m.linear(x) if random.random() < 0.5 else m.other(x)
 
 
-@row(decide="example", refused=DRAWN)
+@row(decide="example")
 def drops_layers_by_python(m: Parts, x: Tensor) -> Tensor:
     for layer in m.experts:
         if random.uniform(0, 1) >= 0.5:
@@ -663,16 +663,16 @@ def drops_layers_by_python(m: Parts, x: Tensor) -> Tensor:
     return x + m.other(x)
 
 
-@row(decide="example", refused=DRAWN)
+@row(decide="example")
 def picks_by_python(m: Parts, x: Tensor) -> Tensor:
     return random.choice([m.linear, m.other])(x) * random.randint(1, 3)
 
 
-@row(decide="example", refused=DRAWN)
+@row(decide="example")
 def flips_by_numpy(m: Parts, x: Tensor) -> Tensor:
     return m.linear(x) if np.random.rand() < 0.5 else m.other(x)
 
 
-@row(decide="example", refused=DRAWN)
+@row(decide="example")
 def picks_by_numpy(m: Parts, x: Tensor) -> Tensor:
     return m.experts[np.random.randint(3)](x) + m.experts[int(np.random.choice(3))](x)

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd.saved_tensors import packs_what_is_saved
 from whence._torch.record.recorder import FakeTensor
+from whence._torch.sizes.drawn_numbers import DRAWN
 from whence.errors import Fault, Place, SideEffect
 from whence.tracing.recording.notes import Notes, Repeat
 
@@ -35,7 +36,12 @@ class RandomStates:
         self._seeds: dict[Place, None] = {}
 
     def drawn(self, node: fx.Node, notes: Notes, repeats: Sequence[Repeat]) -> None:
-        """A random operation is recorded; in a recomputation that rewinds, it repeats one."""
+        """A random operation is recorded; in a recomputation that rewinds, it repeats one.
+
+        Nobody rewinds the generators of Python and NumPy.
+        """
+        if node.target is DRAWN:
+            return
         if repeats and (repeat := repeats[-1]).rewinds:
             notes.redraws[node] = notes.draws[repeat.draw] if repeat.draw < len(notes.draws) else None
             repeat.draw += 1
