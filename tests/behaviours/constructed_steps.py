@@ -160,7 +160,7 @@ READ = Refusal(whence.UnsupportedStep, "reads a gradient of before", "gradients 
 REQUIRED = Refusal(
     whence.StaleCapture, "requires grad", "the argument is another one once it was captured", of_run=True
 )
-DATA = Refusal(whence.UnsupportedMutation, "puts other data", "it happens behind autograd and dispatcher")
+ANOTHER = Refusal(whence.UnsupportedStep, "was not given", "it holds an optimizer of its own")
 SEVERAL = Refusal(whence.UsageError, "the optimizer is a list", "a step is captured with one optimizer")
 SCALED = Refusal(whence.UnsupportedStep, "GradScaler", "whether gradients are finite is a decision by value")
 UNDECIDED = Refusal(
@@ -339,7 +339,7 @@ def attacks_the_argument() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(refused=DATA)
+@step(refused=ADDED)
 def attacks_several_times() -> Training:
     model = network()
     optimizer = AdamW(model.parameters())
@@ -449,7 +449,7 @@ class Sharpness(Optimizer):
         self.base.step()
 
 
-@step(warm=True, refused=DATA)
+@step(warm=True, refused=ANOTHER)
 def sharpness_aware() -> Training:
     model = network()
     optimizer = Sharpness(model.parameters())
@@ -550,7 +550,7 @@ def with_average() -> nn.ModuleDict:
     return nn.ModuleDict({"model": model, "average": copy.deepcopy(model).requires_grad_(False)})
 
 
-@step(refused=DATA)
+@step()
 def average_by_data() -> Training:
     models = with_average()
     optimizer = AdamW(models["model"].parameters())
@@ -722,7 +722,7 @@ class Momentous(nn.Module):
         return hidden - self.mean
 
 
-@step(refused=DATA)
+@step()
 def data_replaced_inside() -> Training:
     model = Momentous()
     optimizer = AdamW(model.parameters())
@@ -744,7 +744,7 @@ def data_of_weights_clamped() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(refused=DATA)
+@step()
 def data_of_weights_replaced() -> Training:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -17,6 +17,7 @@ from whence._torch.observe.training_steps import (
     note_step,
     observed_step,
     optimizer_hooks,
+    own_values,
     parameters_of,
 )
 
@@ -137,3 +138,22 @@ def test_schedules_ask_for_steps() -> None:
     note_step(second)
     schedule.step()
     note_step(SGD([nn.Parameter(torch.ones(1))], lr=0.1))
+
+
+@pytest.mark.canary(
+    "torch.optim.SGD._need_device_dtype_check_for_fused",
+    "torch.optim.Optimizer._warned_capturable_if_run_uncaptured",
+    "torch.optim.Optimizer._zero_grad_profile_name",
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_pytorch_s_own_attributes_are_left_out(fused: bool) -> None:
+    """What is in every optimizer (`_warned_capturable_if_run_uncaptured`, `_zero_grad_profile_name`), and
+    what fused ones note (`_need_device_dtype_check_for_fused`); what is an optimizer's own is found."""
+    model = nn.Linear(2, 2)
+    optimizer: Any = SGD(model.parameters(), fused=fused)
+    ExponentialLR(optimizer, 0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert set(own_values(optimizer)) <= {"_step_supports_amp_scaling"}
+    optimizer.scale, optimizer.state["taken"] = 2.0, 1
+    assert {"scale": 2.0, "state['taken']": 1}.items() <= own_values(optimizer).items()

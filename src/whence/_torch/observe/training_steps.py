@@ -26,6 +26,15 @@ _HOOKED = Optimizer.profile_hook_step(lambda *_: None).__code__
 _SCALER = torch.amp.GradScaler.step.__code__.co_filename
 
 
+_OF_EVERY_OPTIMIZER = frozenset(
+    (
+        *("defaults", "param_groups", "state", "step", "_opt_called", "_zero_grad_profile_name"),
+        *("_warned_capturable_if_run_uncaptured", "_need_device_dtype_check_for_fused"),
+    )
+)
+"""Attributes that say nothing about what a step computes, or are looked at by themselves."""
+
+
 class StepListener(BackwardListener, Protocol):
     """What is told while a step runs."""
 
@@ -155,6 +164,18 @@ def parameters_of(owner: Optimizer | nn.Module) -> list[Tensor]:
 def is_optimizer(value: object) -> bool:
     """Whether a value is an optimizer, and not one that stands for another and was never set up as one."""
     return isinstance(value, Optimizer) and hasattr(value, "_optimizer_step_pre_hooks")
+
+
+def own_values(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer holds beside its groups and the state of parameters: attributes of its own, and state
+    under other keys; not what PyTorch keeps in every optimizer."""
+    attributes = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in _OF_EVERY_OPTIMIZER and not name.startswith("_optimizer_")
+    }
+    others = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
+    return attributes | {f"state[{key!r}]": value for key, value in others.items()}
 
 
 def optimizer_hooks(optimizer: Optimizer) -> list[Any]:

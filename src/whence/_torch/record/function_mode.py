@@ -15,6 +15,7 @@ from whence._torch.operators.composites import COMPOSITES, calls_composites, in_
 from whence._torch.operators.schemas import HigherOrderOperator
 from whence._torch.pytrees import tree_flatten, tree_map_only
 from whence._torch.record.recurrent_dropout import forgets_dropout, layer_by_layer
+from whence._torch.record.replaced_data import replace_data
 
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
@@ -54,7 +55,7 @@ class FunctionMode(TorchFunctionMode):
         if _reads_value(func, args):
             return self._decided_content(func, args)
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
-            raise self.recorder.listener.data_replaced(args[0])
+            return replace_data(self.recorder, args[0], args[1])
         self._tell(func, args, kwargs or {})
         if self.recorder.environment is not None:
             if func is torch.einsum:
@@ -114,7 +115,7 @@ class FunctionMode(TorchFunctionMode):
         """Say what the model asks of a tensor, or does to it, where the dispatcher would not see it."""
         listener = self.recorder.listener
         if func in _HISTORY_READERS:
-            listener.history_read()
+            listener.distrusted("the model looks at what autograd recorded")
         if func in _LAYOUT_READERS:
             listener.layout_read(args[0])
         if func is Tensor.register_hook:

@@ -95,7 +95,7 @@ class Recorder(ProxyTorchDispatchMode):
     supports_higher_order_operators = True
     function_mode = FunctionMode
     keeps_composites = False
-    is_inside_composite = False
+    is_inside_composite = is_joint = False
     decider: Any = None
 
     def __init__(self, listener: RecordingListener, fake_mode: FakeTensorMode) -> None:
@@ -103,10 +103,11 @@ class Recorder(ProxyTorchDispatchMode):
         self.listener = listener
         self.fake_mode = fake_mode
         self.tracer_of_functions: Any = None
-        self._stand_ins: dict[int, Tensor] = {}
-        self._adopted: dict[int, fx.Node] = {}
+        self.stand_ins: dict[int, Tensor] = {}
+        self.adopted: dict[int, fx.Node] = {}
         self._storages: set[int] = set()
         self.real: dict[fx.Node, Tensor] = {}
+        self.replaced: dict[int, tuple[Tensor, fx.Node]] = {}
         self.environment = environment_of(fake_mode)
         self.sizes: SizeNodes | None = None
         self._results = Results()
@@ -184,7 +185,7 @@ class Recorder(ProxyTorchDispatchMode):
     def _adopted_as(self, tensor: Tensor, name: str) -> fx.Node:
         node = self._named_placeholder(name)
         node.meta["val"] = self._fake_of(tensor)
-        self._adopted[id(tensor)] = node
+        self.adopted[id(tensor)] = node
         self.real[node] = tensor
         return node
 
@@ -201,13 +202,13 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _stand_in_of(self, tensor: Tensor) -> Tensor | None:
         """The fake tensor that operations get in the place of an adopted one, made when the first asks."""
-        known = self._stand_ins.get(id(tensor))
-        if known is not None or (node := self._adopted.get(id(tensor))) is None:
+        known = self.stand_ins.get(id(tensor))
+        if known is not None or (node := self.adopted.get(id(tensor))) is None:
             return known
         shown: Tensor = node.meta["val"]
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
             stand_in = shown.detach() if shown.requires_grad else shown
-        self._stand_ins[id(tensor)] = stand_in
+        self.stand_ins[id(tensor)] = stand_in
         track_tensor_tree(stand_in, fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
         node.meta["val"] = shown
         return stand_in
@@ -276,9 +277,9 @@ class Recorder(ProxyTorchDispatchMode):
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node whose value `tensor` is now, if the recording knows it."""
-        known = self._stand_ins.get(id(tensor))
-        if known is None and id(tensor) in self._adopted:
-            return self._adopted[id(tensor)]
+        known = self.stand_ins.get(id(tensor))
+        if known is None and id(tensor) in self.adopted:
+            return self.adopted[id(tensor)]
         proxy = get_proxy_slot(known if known is not None else tensor, self.tracer, None, _proxy_of)
         return None if proxy is None else proxy.node
 
@@ -295,7 +296,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def forget(self) -> None:
         """Let go of every tensor: what is alive afterwards is held by somebody else."""
-        for held in (self._stand_ins, self._adopted, self.literals, self.real):
+        for held in (self.stand_ins, self.adopted, self.literals, self.real, self.replaced):
             held.clear()
 
     def results_alive(self) -> dict[fx.Node, Tensor]:

@@ -22,6 +22,7 @@ from whence._torch.observe.module_writes import observed_writes
 from whence._torch.patching import patches_undone
 from whence._torch.pytrees import TreeSpec, tree_flatten, whole_leaves
 from whence._torch.record.recorder import FakeTensorMode
+from whence._torch.record.replaced_data import replaced_inputs
 from whence._torch.sizes.symbols import SYMBOLIC, fake_mode_of, is_symbolic, number_of
 from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of, sizes_are_known
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
@@ -352,10 +353,13 @@ def forward_half(session: Session, subject: Subject, prepared: Prepared, result:
         results=tuple(leaves),
         result_nodes=nodes,
         result_parts=tuple(parts_in(result, "output")),
-        reassigned=tuple(
-            (placeholders[id(before)], node)
-            for before, after in reassigned_buffers(subject, prepared.state)
-            if (node := session.note_key(after)) is not None
+        reassigned=(
+            *replaced_inputs(session.recorder),
+            *(
+                (placeholders[id(before)], node)
+                for before, after in reassigned_buffers(subject, prepared.state)
+                if (node := session.note_key(after)) is not None
+            ),
         ),
     )
 

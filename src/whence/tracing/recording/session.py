@@ -80,7 +80,7 @@ class Session:
         self.subject = subject
         self.notes = Notes()
         self.recorder = self.recorder_kind(self, mode)
-        self.recorder.keeps_composites = reuse.composites
+        self.recorder.keeps_composites, self.recorder.is_joint = reuse.composites, reuse.joint
         self.answers = reuse.answers
         self.phase = Phase.FORWARD
         self.is_plainly_eager: Callable[[], bool] = bool
@@ -391,9 +391,9 @@ class Session:
         if node is not None:
             self.notes.layouts_read.append(node)
 
-    def history_read(self) -> None:
-        """What autograd recorded is another thing where calls are replayed."""
-        self.replayer.distrust("the model looks at what autograd recorded")
+    def distrusted(self, reason: str) -> None:
+        """The model does something that is another thing where calls are replayed."""
+        self.replayer.distrust(reason)
 
     def told(self) -> bool | None:
         """What code is told that asks whether it is being compiled; None for code that does not count."""
@@ -478,9 +478,9 @@ class Session:
         mark = self.notes.marks.get(node)
         return Place() if mark is None else self._place(mark.scope, mark.source)
 
-    def data_replaced(self, _tensor: Tensor) -> UnsupportedMutation:
-        """The error for `tensor.data = …` on a tensor of the model."""
-        return data_replaced(self.here())
+    def data_replaced(self, why: str) -> UnsupportedMutation:
+        """The error for `tensor.data = …` that a program could not repeat."""
+        return data_replaced(why, self.here())
 
     def object_met(self, operation: object, met: object) -> CaptureError:
         """The error for an operation that is given a generator of its own, or another object."""

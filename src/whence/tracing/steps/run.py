@@ -43,7 +43,14 @@ from whence.tracing.steps.counters import (
 )
 from whence.tracing.steps.enclosed_state import enclosed_by
 from whence.tracing.steps.first_step import found_numbers, refuse_another_first_step, refuse_unbegun
-from whence.tracing.steps.optimizer import RATE, Key, OptimizerEntry, Optimizing, optimizer_restored
+from whence.tracing.steps.optimizer import (
+    RATE,
+    Key,
+    OptimizerEntry,
+    Optimizing,
+    optimizer_restored,
+    own_states,
+)
 from whence.tracing.steps.outside_values import OutsideReads
 from whence.tracing.steps.session import StepSession
 from whence.tracing.target.changed_containers import containers_in, refuse_changes
@@ -87,11 +94,13 @@ def record_step(
         with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
             tensors = [row.value for row in found.held() if isinstance(row.value, Tensor)]
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
-            outside = enclosed_by(subject.call)
+            outside, own = enclosed_by(subject.call), [*own_states(found.optimizer)]
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
             reads = OutsideReads(subject, session.reads.observer)
             taken, recorded = _run(session, undoing, example, found, wish, reads)
             outside.refuse_changes(place)
+            for kept in own:
+                kept.refuse_changes(place)
             recorded = _recorded(session, found, wish, taken, recorded)
             step = replace(recorded.step, outside=reads.found(place))
             refuse_another_first_step(session, found, wish.operations)
@@ -340,10 +349,13 @@ def _step(subject: Subject, session: StepSession, found: Optimizing, taken: _Tak
         call=subject.call,
         optimizer=found.optimizer,
         groups=tuple(tuple(str(row.paths[0]) for row in group) for group in found.groups),
-        settings=tuple(
-            row
-            for row in taken.settings
-            if (row.group, row.key) not in inputs and not isinstance(row.value, Tensor)
+        settings=(
+            *found.own(),
+            *(
+                row
+                for row in taken.settings
+                if (row.group, row.key) not in inputs and not isinstance(row.value, Tensor)
+            ),
         ),
         states=tuple(slot for slot, _ in taken.states),
         numbers=taken.groups,
