@@ -150,6 +150,27 @@ def returns_numbers() -> Training:
     return Training(model, optimizer, step)
 
 
+@step(decide="example")
+def rectified() -> Training:
+    model = network()
+    optimizer = torch.optim.RAdam(model.parameters())
+    return Training(model, optimizer, plain(model, optimizer))
+
+
+@step()
+def averaged_descent() -> Training:
+    model = network()
+    optimizer = torch.optim.ASGD(model.parameters(), t0=1)
+    return Training(model, optimizer, plain(model, optimizer))
+
+
+@step()
+def factored() -> Training:
+    model = network()
+    optimizer = torch.optim.Adafactor(model.parameters())
+    return Training(model, optimizer, plain(model, optimizer))
+
+
 KEEPS = "a program changes tensors and nothing else of what the step holds"
 SCHEDULED = Refusal(whence.UnsupportedStep, "changes schedule.last_epoch", KEEPS)
 CYCLED = Refusal(
@@ -166,7 +187,6 @@ SCALED = Refusal(whence.UnsupportedStep, "GradScaler", "whether gradients are fi
 UNDECIDED = Refusal(
     whence.DataDependent, 'decide="example"', "whether it is the first average is a tensor's value"
 )
-CLOSED = Refusal(whence.UnsupportedStep, "closure", "how often the optimizer calls it is its own affair")
 LISTED = Refusal(whence.UnsupportedStep, "is a list", "its state holds lists of tensors that grow")
 DRAWN = Refusal(whence.SideEffect, "draws from", "the number would be a constant")
 
@@ -633,7 +653,7 @@ def stochastic_weight_average() -> Training:
     return Training(models, optimizer, step)
 
 
-@step(refused=CLOSED)
+@step()
 def closure_of_sgd() -> Training:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -650,7 +670,7 @@ def closure_of_sgd() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(refused=CLOSED)
+@step()
 def closure_of_adam() -> Training:
     model = network()
     optimizer = AdamW(model.parameters())

@@ -49,10 +49,16 @@ class Listener:
         self.told.append(leaf.grad)
 
     @contextmanager
-    def stepping(self, optimizer: Optimizer, arguments: Sequence[Any]) -> Iterator[None]:
-        self.told.append((type(optimizer), len(arguments)))
+    def stepping(self, optimizer: Optimizer) -> Iterator[None]:
+        self.told.append(type(optimizer))
         yield
         self.told.append("stepped")
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        self.told.append("closing")
+        yield
+        self.told.append("closed")
 
     def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
         self.told.append(len(parameters))
@@ -73,7 +79,7 @@ def test_backward_is_told_node_by_node() -> None:
 
 
 def test_optimizer_is_told_of() -> None:
-    """A step is seen with its arguments, `zero_grad` with its parameters, of optimizers and of modules."""
+    """A step is seen with its closure, `zero_grad` with its parameters, of optimizers and of modules."""
     listener, model = Listener(), nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
     assert not is_stepping()
@@ -83,16 +89,12 @@ def test_optimizer_is_told_of() -> None:
         optimizer.zero_grad()
         model.zero_grad(set_to_none=False)
         model.zero_grad()
-    assert listener.told == [(SGD, 0), "stepped", (SGD, 1), "stepped", 2, 2]
+    assert listener.told == [SGD, "stepped", SGD, "closing", "closed", "stepped", 2, 2]
     assert optimizer.step(lambda: float(is_stepping())) == 1.0
     assert len(parameters_of(optimizer)) == len(parameters_of(model)) == 2
 
 
-@pytest.mark.canary(
-    "torch.autograd._engine_run_backward",
-    "torch.optim.Optimizer.profile_hook_step.args",
-    "torch.optim.Optimizer.profile_hook_step.kwargs",
-)
+@pytest.mark.canary("torch.autograd._engine_run_backward", "torch.optim.Optimizer.profile_hook_step.args")
 def test_nothing_stays_patched() -> None:
     """After the block torch is as it was, also after an error."""
     held = (torch.autograd._engine_run_backward, torch.autograd.profiler.record_function)
@@ -101,6 +103,24 @@ def test_nothing_stays_patched() -> None:
         raise KeyError
     assert held == (torch.autograd._engine_run_backward, torch.autograd.profiler.record_function)
     assert cleared == (vars(Optimizer)["zero_grad"], vars(nn.Module)["zero_grad"])
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_closures_are_told_of(by_name: bool) -> None:
+    """An optimizer calls the closure inside its step; the hook that tells is gone afterwards."""
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = SGD([parameter], lr=0.1)
+
+    def closure() -> float:
+        parameter.grad = torch.ones(1)
+        return 2.0
+
+    listener = Listener()
+    with observed_step(listener):
+        found = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+    assert found == 2.0
+    assert listener.told == [SGD, "closing", "closed", "stepped"]
+    assert optimizer_hooks(optimizer) == []
 
 
 @pytest.mark.canary(

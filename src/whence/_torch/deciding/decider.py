@@ -152,6 +152,11 @@ class Decider:
                 remedy="write to a copy: tensor.numpy().copy(), or write to the tensor",
             )
 
+    def number(self, node: fx.Node) -> Any:
+        """The number that a node gives; None where the example does not have it."""
+        found = self._values.of(node)
+        return None if found is ABSENT else found
+
     def drawn(self, draw: Draw, found: Any) -> Any:
         """What Python or NumPy has drawn just now, as what a node draws in every run."""
         count = len(found) if type(found) is list else -1

@@ -47,6 +47,9 @@ _TENSOR: Any = Tensor
 _SET_GRADIENT = _TENSOR.grad.__set__
 
 
+_MAKERS = (torch.tensor, torch.as_tensor)
+
+
 class StepFunctionMode(FunctionMode):
     """Tells of gradients that the step puts under a tensor itself.
 
@@ -58,7 +61,7 @@ class StepFunctionMode(FunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _SET_GRADIENT:
             self.recorder.listener.gradient_set(args[0], args[1])
-        if func is torch.tensor and holds_recorded(args):
+        if func in _MAKERS and holds_recorded(args):
             return tensor_of(*args, **(kwargs or {}))
         return as_recorded(super().__torch_function__(func, types, args, kwargs))
 

@@ -142,7 +142,7 @@ ATTRIBUTES = {
 
 VARIABLES = {
     "torch.nn.Module._call_impl": "hook",
-    "torch.optim.Optimizer.profile_hook_step": "args kwargs",
+    "torch.optim.Optimizer.profile_hook_step": "args",
     "torch.utils.checkpoint._checkpoint_without_reentrant_generator": "preserve_rng_state",
     "torch.utils.hooks.BackwardHook._set_user_hook": "hook",
     "torch.utils.hooks.BackwardHook.setup_output_hook": "user_hook user_pre_hook",

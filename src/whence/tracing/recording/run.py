@@ -1,6 +1,6 @@
 """Run the model once, forward and backward, and take notes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import CodeType
@@ -215,12 +215,14 @@ def prepare(session: Session, example: Example, state: Sequence[StateTensor]) ->
     return prepared
 
 
-def values_deciding(session: Session, example: Example, prepared: Prepared) -> AbstractContextManager[None]:
-    """Where the example decides, its values do so inside the block."""
+def values_deciding(
+    session: Session, example: Example, prepared: Prepared, others: Iterable[tuple[fx.Node, Any]] = ()
+) -> AbstractContextManager[None]:
+    """Where the example decides, its values do so inside the block, and those of `others`."""
     if not example.decides:
         return nullcontext()
     inputs = zip(prepared.nodes, prepared.originals, strict=True)
-    return deciding(session.recorder, list(inputs), session.notes.redraws)
+    return deciding(session.recorder, [*inputs, *others], session.notes.redraws)
 
 
 @contextmanager

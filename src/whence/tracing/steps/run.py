@@ -1,6 +1,6 @@
 """Run a training step once on fake tensors, and take notes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -122,6 +122,7 @@ def _run(
     with ExitStack() as active:
         prepared = prepare(session, example, subject.state)
         taken = _taken(session, found, wish)
+        begun = [*session.step.counting.known.items(), *_beginnings(taken)]
         leaves = _leaves(prepared)
         session.step.leaves = {id(tensor): node for tensor, node in leaves}
         session.step.before = {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
@@ -132,7 +133,7 @@ def _run(
         active.enter_context(torch.enable_grad())
         active.enter_context(observed_step(session))
         active.enter_context(session.recorder.active())
-        active.enter_context(values_deciding(session, example, prepared))
+        active.enter_context(values_deciding(session, example, prepared, begun))
         given = containers_in(prepared.arguments)
         result = run_subject(session, subject, prepared.arguments)
         refuse_changes(subject, given, result)
@@ -196,6 +197,16 @@ def _taken(session: StepSession, found: Optimizing, wish: StepAssumptions) -> _T
     places = frozenset(held.place for held in before)
     empty = tuple((str(held.parameter.paths[0]), held.key) for held in before if held.value is None)
     return _Taken(tuple(rows), tuple(states), tuple(groups), places, tuple(found.settings()), empty)
+
+
+def _beginnings(taken: _Taken) -> Iterator[tuple[fx.Node, Tensor]]:
+    """The tensors that a first step makes, each with its input."""
+    nodes = {row.name: node for row, node in taken.rows}
+    for slot, _ in taken.states:
+        if slot.initial is not None and slot.initial.like is not None:
+            like = slot.initial.like
+            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+            yield nodes[slot.input], made.fill_(slot.initial.value)
 
 
 def _begin(session: StepSession, found: Optimizing, wish: StepAssumptions) -> None:

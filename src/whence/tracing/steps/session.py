@@ -265,16 +265,26 @@ class StepSession(Session):
     # --- the optimizer -------------------------------------------------------------------------------
 
     @contextmanager
-    def stepping(self, optimizer: Optimizer, arguments: Sequence[Any]) -> Iterator[None]:
+    def stepping(self, optimizer: Optimizer) -> Iterator[None]:
         """The optimizer's step: it reads numbers of its state, and is not being compiled."""
-        self._refuse_optimizer(optimizer, arguments)
+        self._refuse_optimizer(optimizer)
         self.phase, self.reads_numbers = Phase.OPTIMIZER, True
         try:
             yield
         finally:
             self.reads_numbers = False
 
-    def _refuse_optimizer(self, optimizer: Optimizer, arguments: Sequence[Any]) -> None:
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """The optimizer asks for the loss and its gradients: a forward and a backward of the step."""
+        phase, reads = self.phase, self.reads_numbers
+        self.phase, self.reads_numbers = Phase.OPTIMIZER if self.step.runs else Phase.FORWARD, False
+        try:
+            yield
+        finally:
+            self.phase, self.reads_numbers = phase, reads
+
+    def _refuse_optimizer(self, optimizer: Optimizer) -> None:
         name = type(optimizer).__name__
         if optimizer is not self.optimizer:
             raise UnsupportedStep(
@@ -282,13 +292,6 @@ class StepSession(Session):
                 where=self.here(),
                 why="its state would be constants of the program",
                 remedy="pass it as optimizer=; several optimizers need a step, and a capture, for each",
-            )
-        if any(argument is not None for argument in arguments):
-            raise UnsupportedStep(
-                f"{name}.step is called with a closure",
-                where=self.here(),
-                why="the optimizer calls it as often as the loss makes it, and a graph decides nothing",
-                remedy=f"call backward() before optimizer.step(); where it needs a closure, {_OTHERWISE}",
             )
         if not self.is_outside:
             raise UnsupportedStep(
@@ -319,7 +322,8 @@ class StepSession(Session):
             f"the optimizer decides by the number {value.name}, which a capture does not have",
             where=self.here(),
             why=f"{made}a capture runs on fake tensors, shapes without numbers",
-            remedy=f"use an option that decides with tensors (capturable=True), or {_OTHERWISE}",
+            remedy='let the example decide with decide="example"; or use an option that decides with tensors '
+            f"(capturable=True), or {_OTHERWISE}",
         )
 
     def number_known(self, number: Any) -> Any:
@@ -330,13 +334,19 @@ class StepSession(Session):
         """A comparison of numbers that steps advance goes as it does now; the program says so, and looks."""
         nodes = [value for value in map(as_node, operands) if isinstance(value, fx.Node)]
         roots = set[fx.Node]().union(*map(_roots, nodes))
-        values = list(map(self.step.counting.value, operands))
+        values = list(map(self._number_now, operands))
         if roots <= self.step.rates or None in values:
             raise self.number_needed(nodes[0])
         answer = bool(target(*values))
-        inputs = ", ".join(sorted(self.notes.inputs[root] for root in roots))
+        inputs = ", ".join(sorted(self.notes.inputs.get(root, root.name) for root in roots))
         self.recorder.note_branch(target, operands, answer, f"what is asked of {inputs} ({self.here()})")
         return answer
+
+    def _number_now(self, operand: Any) -> Any:
+        """What a number is now: one that follows from tensors only where the example decides."""
+        known, decider = self.step.counting.value(operand), self.recorder.decider
+        node = as_node(operand)
+        return decider.number(node) if known is None and decider and isinstance(node, fx.Node) else known
 
 
 def _roots(node: fx.Node) -> set[fx.Node]:
