@@ -22,8 +22,8 @@ OURS = frozenset({"_whence_captured", "_whence_layout", "_by_", "_inner", "_plan
 """Texts and attributes of our own, in another file than the one that defines them."""
 OPERATORS = ("_upsample_", "_local_scalar_dense")
 """Names of operators in texts, and what some begin with; operators keep theirs."""
-PIECES = frozenset({"_ns", "_saved_", "_backward", "_memo", "_memo_vc", "_memo_epoch"})
-"""Beginnings and endings: of what autograd nodes save, of operators, of what fake tensors remember."""
+PIECES = frozenset({"_ns", "_saved_", "_backward", "_memo", "_memo_vc", "_memo_epoch", "_optimizer_"})
+"""Beginnings and endings: of what autograd nodes save, of operators, of what fakes and optimizers hold."""
 _LOCALS = "_LOCALS"
 """How constants are called that list variables of PyTorch's functions."""
 

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
+from whence._torch.observe.generators import is_default_generator
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 CONTAINERS = (dict, list, set, deque)
@@ -323,8 +324,13 @@ _OF_TYPE = {
 
 
 def kinds_of(thing: Any) -> Iterator[StateKind]:
-    """What state a thing has; nothing for what has none, or none that anybody can look at."""
+    """What state a thing has; nothing for what has none, or none that anybody can look at.
+
+    The default generators of Python and NumPy are watched by themselves.
+    """
     kind = type(thing)
+    if is_default_generator(thing):
+        return
     if kind in _OF_TYPE:
         yield _OF_TYPE[kind]
     elif issubclass(kind, type):

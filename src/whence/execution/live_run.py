@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import described
-from whence._torch.observe.training_steps import note_step, optimizer_hooks
+from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
 from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
 from whence.execution.outside_values import AGAIN, other_values
 from whence.program import Program
-from whence.program.arguments.optimizer_arguments import GroupSlot, Initial, Setting, StateSlot, Step
+from whence.program.arguments.optimizer_arguments import OWN, GroupSlot, Initial, Setting, StateSlot, Step
 from whence.program.arguments.overlap import refuse_overlap
 from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
@@ -81,6 +81,8 @@ class Live:
             for number, group in enumerate(groups)
             for key, value in group.items()
         }
+        if self.optimizer is not None:
+            now |= {Setting(OWN, key, None).path: value for key, value in own_values(self.optimizer).items()}
         return [
             Fault(
                 f"`{row.path}` was {row.value!r} at capture, is {now.get(row.path)!r} now",

@@ -1,19 +1,22 @@
 """Run a model, or the program captured from it, once, and note everything that can be compared."""
 
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly
+from whence._torch.observe.generators import Kind, seed_all, set_states, states
 from whence._torch.pytrees import tree_flatten, tree_unflatten, whole_leaves, with_whole_leaves
+from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.subclasses.fully_sharded import sharding_kept
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
 from whence._torch.tensors import untouched
+from whence.errors import StaleCapture
 from whence.hierarchy.run.wrapper_subclasses import holder_of
 from whence.program import Program
 from whence.program.arguments.convention import whole_paths_of
@@ -24,6 +27,10 @@ from whence.tracing.sandbox.module_snapshot import modules_restored
 from whence.tracing.target.subject import Subject, plain_tensors, state_tensors
 
 SEED = 20
+_TRIED = 64
+_OUTSIDE: Mapping[Kind, str] = MappingProxyType(
+    {"python": "Python's generator", "numpy": "NumPy's generator"}
+)
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
@@ -35,12 +42,12 @@ class Run:
     gradients: dict[str, Any]
     state: dict[str, Tensor]
     inputs: dict[str, Any]
-    generator: Tensor
+    generators: dict[str, Any]
 
 
 @contextmanager
 def same_start(
-    subject: Subject, inputs: tuple[Any, Any], constants: Sequence[Tensor] = ()
+    subject: Subject, inputs: tuple[Any, Any], constants: Sequence[Tensor] = (), seed: int = SEED
 ) -> Iterator[tuple[Any, Any]]:
     """The same seed, state and inputs for every run; afterwards everything is as it was before.
 
@@ -53,18 +60,16 @@ def same_start(
     plain = [*(row.tensor for row in plain_tensors(rows)), *constants]
     before = [(tensor, tensor.grad, tensor.requires_grad) for tensor in tensors]
     numbers = [(tensor, tensor.detach().clone()) for tensor in plain]
-    python, cpu = random.getstate(), torch.get_rng_state()
+    generators = states()
     with untouched({id(tensor): tensor for tensor in (*tensors, *plain)}.values()):
         try:
             with modules_restored(modules), sharding_kept(module for _, module in modules):
                 for tensor in tensors:
                     tensor.grad = None
-                random.seed(SEED)
-                torch.manual_seed(SEED)
+                seed_all(seed)
                 yield _copied(inputs)
         finally:
-            random.setstate(python)
-            torch.set_rng_state(cpu)
+            set_states(generators)
             for tensor, gradient, required in before:
                 tensor.requires_grad_(required)
                 tensor.grad = gradient
@@ -93,6 +98,27 @@ def _copy(tensor: Tensor) -> Tensor:
     parts, spec = tree_flatten(tensor)
     copied: Tensor = tree_unflatten([part.detach().clone() for part in parts], spec)
     return copied
+
+
+def seed_of_its_way(program: Program, run: Callable[[int], Any]) -> int:
+    """A seed from which the program draws what it decided at capture; `run` runs it from one.
+
+    Raises `StaleCapture` where values that are not drawn decide otherwise, and where nothing is found.
+    """
+    if not any(decision.drawn for decision in program.decisions):
+        return SEED
+    for seed in range(SEED, SEED + _TRIED):
+        if not _is_stale(run, seed):
+            return seed
+    return SEED
+
+
+def _is_stale(run: Callable[[int], Any], seed: int) -> bool:
+    try:
+        run(seed)
+    except StaleCapture:
+        return True
+    return False
 
 
 def run_eager(
@@ -157,8 +183,17 @@ def noted(
         gradients=each((name, tensor.grad) for name, tensor in wanted),
         state=each({**tensors, **(others or {})}.items()),
         inputs=each(arguments.items()),
-        generator=torch.get_rng_state(),
+        generators=_generators(program),
     )
+
+
+def _generators(program: Program) -> dict[str, Any]:
+    """Where torch's generator is, and those of Python and NumPy where the program draws from them."""
+    held: dict[str, Any] = {"state of the CPU generator": torch.get_rng_state()}
+    if any(node.target is DRAWN for node in program.nodes()):
+        now = states()
+        held |= {f"state of {name}": hash(now[kind]) for kind, name in _OUTSIDE.items()}
+    return held
 
 
 def arguments_by_path(inputs: tuple[Any, Any]) -> dict[str, Tensor]:

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from whence import hierarchy
 from whence._torch.observe.compile_flags import compiling_on_this_thread
 from whence.execution.compare import Comparison, compare
-from whence.execution.running import Run, run_eager, run_module, same_start
+from whence.execution.running import Run, run_eager, run_module, same_start, seed_of_its_way
 from whence.execution.uninitialised import uninitialised_reads
 from whence.execution.values.first_difference import first_divergence
 from whence.program import Program
@@ -23,7 +21,7 @@ from whence.program.state import bound_state, state_of_loss
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
 from whence.tracing.target.eligibility import refuse_uninitialised
-from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
+from whence.tracing.target.subject import subject_of, tensors_by_name
 
 
 @dataclass(frozen=True)
@@ -82,12 +80,17 @@ def verify(
     names = [row.name for row in bound.signature.state if row.kind is InputKind.CONSTANT]
     names += [row.name for row in state_of_loss(bound) if row.name not in names]
     constants = tuple(bound.state[name] for name in names if name in bound.state)
-    run = partial(_run, subject, inputs, constants)
-    eager = run(lambda given: run_eager(program, subject, *given))
 
-    def run_program(bound: Program) -> Run:
-        found: Run = run(lambda given: run_module(hierarchy.flat_module(bound), bound, *given))
+    def run(work: Callable[[tuple[Any, Any]], Any], seed: int | None = None) -> Any:
+        with same_start(subject, inputs, constants, begins if seed is None else seed) as given:
+            return work(given)
+
+    def run_program(bound: Program, seed: int | None = None) -> Run:
+        found: Run = run(lambda given: run_module(hierarchy.flat_module(bound), bound, *given), seed)
         return found
+
+    begins = seed_of_its_way(program, partial(run_program, bound))
+    eager = run(lambda given: run_eager(program, subject, *given))
 
     around = program.circumstances
     may_ask = around.asked or around.is_foreign or around.strict
@@ -116,16 +119,6 @@ def compared(
         return Verification(rows, uninitialised=uninitialised)
     explained = told is not None and all(row.equal for row in compare(told(), captured))
     return Verification(rows, divergence(), tuple(map(str, program.asked)), explained, uninitialised)
-
-
-def _run(
-    subject: Subject,
-    inputs: tuple[Any, Any],
-    constants: Sequence[Tensor],
-    work: Callable[[tuple[Any, Any]], Any],
-) -> Any:
-    with same_start(subject, inputs, constants) as given:
-        return work(given)
 
 
 def _lines(result: Verification) -> Sequence[str]:

@@ -5,6 +5,7 @@ Both run from the same seed on the same inputs, state and optimizer, and what ei
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from whence._torch.observe.training_steps import is_stepping
 from whence._torch.tensors import untouched
 from whence.errors import UsageError
 from whence.execution.bound import Bound, Check
-from whence.execution.running import Run, noted, same_start
+from whence.execution.running import Run, noted, same_start, seed_of_its_way
 from whence.execution.verify import Verification, compared
 from whence.program import Program
 from whence.tracing.answers import told_to
@@ -41,14 +42,18 @@ def verify_step(
     program.convention.flatten(*inputs)
     found = optimizing(subject, optimizer)
 
-    def run_program(program: Program) -> Run:
-        return _run(program, subject, found, inputs, Bound(program, model, optimizer, check))
+    def run_program(program: Program, seed: int | None = None) -> Run:
+        return run(Bound(program, model, optimizer, check), seed)
+
+    def run(call: Callable[..., Any], seed: int | None = None) -> Run:
+        return _run(program, subject, found, (inputs, begins if seed is None else seed), call)
 
     def run_told() -> Run:
         with compiling_on_this_thread(told_to(program.asked), is_stepping):
-            return _run(program, subject, found, inputs, step.call)
+            return run(step.call)
 
-    eager = _run(program, subject, found, inputs, step.call)
+    begins = seed_of_its_way(program, partial(run_program, program))
+    eager = run(step.call)
     return compared(program, eager, run_program, run_told if program.asked else None)
 
 
@@ -64,8 +69,10 @@ def _refuse_others(program: Program, subject: Subject, optimizer: object) -> Non
         )
 
 
-def _run(program: Program, subject: Subject, found: Optimizing, inputs: Any, call: Callable[..., Any]) -> Run:
-    with same_start(subject, inputs) as given, _optimizer_kept(found):
+def _run(
+    program: Program, subject: Subject, found: Optimizing, start: tuple[Any, int], call: Callable[..., Any]
+) -> Run:
+    with same_start(subject, start[0], seed=start[1]) as given, _optimizer_kept(found):
         with compiled_functions_run_eagerly(spares_operators=True):
             result = call(*given[0], **given[1])
         held = {row.path: _as_tensor(row.value) for row in found.held() if row.value is not None}

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from whence._torch.tensors import generator_state, set_generator_state
+from whence._torch.observe.generators import set_states, states
 from whence.errors import Place, StaleCapture
 from whence.guards.check import Checked
 from whence.guards.memory import Remembered
@@ -92,11 +92,11 @@ class Guarded:
             raise stale_capture(path.program, checked)
         if path.program.circumstances.decide is None:
             return self._run(path, checked, args, kwargs)
-        state = generator_state()
+        before = states()
         try:
             return self._run(path, checked, args, kwargs)
         except StaleCapture:
-            set_generator_state(state)
+            set_states(before)
             raise
 
     def _run(self, path: _Path, checked: Checked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backwa
 from whence._torch.operators.decompositions import is_composite
 from whence._torch.operators.schemas import op_name
 from whence._torch.pytrees import tree_flatten, tree_unflatten
+from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.sizes.numbers import OF_DECISIONS
 from whence._torch.sizes.symbols import SYMBOLIC, size_at
 from whence.dependence.asking import Failed, attempt
@@ -116,7 +117,11 @@ def _counted(packet: Any, count: int) -> Flops:
 def _may_multiply(target: Any) -> bool:
     """Operators of other libraries, functions over graphs, and those whose names say so."""
     namespace, _, name = op_name(target).partition(".")
-    if isinstance(target, BUILTIN_KINDS) or target in OF_DECISIONS or namespace in ("getitem", "prims"):
+    if (
+        isinstance(target, BUILTIN_KINDS)
+        or target in (*OF_DECISIONS, DRAWN)
+        or namespace in ("getitem", "prims")
+    ):
         return False
     return namespace != "aten" or not _MULTIPLIES.isdisjoint(name.replace(".", "_").split("_"))
 

@@ -271,9 +271,41 @@ def _computed(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Node:
     tensor = node.args[0]
     if twin is aten.bernoulli.p and isinstance(tensor, fx.Node) and not tensor.meta["val"].is_contiguous():
         return _drawn_in_memory_order(twin, node, writer)
+    if twin in _MULTIPLIED and _is_half_on_a_cpu(_tensors_of(node)):
+        return _multiplied_in_half(twin, node, writer)
     target: Any = node.target
     kwargs = without_outputs(target, node.kwargs)
     return writer(twin, *node.args, **kwargs, **missing_defaults(target, twin, node.args, kwargs))
+
+
+_MULTIPLIED = (aten.mul.Scalar, aten._foreach_mul.Scalar, aten._foreach_mul.ScalarList)
+
+
+def _tensors_of(node: fx.Node) -> list[fx.Node]:
+    """The tensors that are first among the arguments of an operation on one, or on a list."""
+    first: Any = node.args[0]
+    return [first] if isinstance(first, fx.Node) else list(first)
+
+
+def _is_half_on_a_cpu(tensors: list[fx.Node]) -> bool:
+    values = [tensor.meta["val"] for tensor in tensors]
+    return any(value.device.type == "cpu" and value.dtype in _HALF for value in values)
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _multiplied_in_half(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Node:
+    """In place a CPU rounds the number to the tensor's precision first; their twins do not."""
+    tensors, by = _tensors_of(node), node.args[1]
+    numbers: Any = by if isinstance(by, list | tuple) else [by] * len(tensors)
+    rounded = [
+        writer(aten.new_full.default, tensor, [], number)
+        for tensor, number in zip(tensors, numbers, strict=True)
+    ]
+    if twin is aten.mul.Scalar:
+        return writer(aten.mul.Tensor, tensors[0], rounded[0])
+    return writer(aten._foreach_mul.List, tensors, rounded)
 
 
 def _copied(node: fx.Node, writer: _NodeWriter) -> fx.Node:

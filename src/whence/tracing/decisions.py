@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from whence.dependence.asking import Failed, attempt
-from whence.errors import DataDependent
+from whence.errors import DataDependent, SideEffect
 from whence.tracing.open_numbers import further
 from whence.tracing.target.example import Given
 
@@ -26,7 +26,7 @@ def with_decisions(given: Given, capture: Callable[[Given], Result]) -> Result:
         return capture(undecided)
     try:
         return capture(undecided)
-    except DataDependent as needed:
+    except (DataDependent, SideEffect) as needed:  # where numbers are drawn outside of torch
         error = needed
     ways = [replace(given, dynamic_shapes={})] if given.dynamic_shapes is None else []
     for way in (*ways, given):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from whence.dependence.asking import Failed, attempt
-from whence.errors import DataDependent
+from whence.errors import DataDependent, WhenceError
 from whence.tracing.target.example import Given
 
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ def with_open_numbers(given: Given, capture: Callable[[Given], Result]) -> Resul
         raise further(needed, found.error) from needed.__cause__
 
 
-def further(needed: DataDependent, then: Exception) -> Exception:
+def further(needed: WhenceError, then: Exception) -> Exception:
     """Of two errors the one that says what is in the way: the second, where the first line was got over."""
     is_elsewhere = isinstance(then, DataDependent) and then.where.line not in (None, needed.where.line)
     return then if is_elsewhere else needed

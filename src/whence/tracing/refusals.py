@@ -17,12 +17,12 @@ _OTHER_CLASS = "Creating a new Tensor subclass"
 """What PyTorch says where a tensor that Python knows already is to be of another class."""
 
 
-def data_replaced(where: Place) -> UnsupportedMutation:
-    """The error for `tensor.data = …` on a tensor of the model."""
+def data_replaced(why: str, where: Place) -> UnsupportedMutation:
+    """The error for `tensor.data = …` that a program could not repeat."""
     return UnsupportedMutation(
         "the model puts other data under one of its own tensors",
         where=where,
-        why="`.data = …` changes the tensor behind autograd and dispatcher, where a capture sees nothing",
+        why=f"`.data = …` puts the memory of another tensor there: {why}",
         remedy="write with tensor.data.copy_(…), or under torch.no_grad()",
     )
 

@@ -37,7 +37,7 @@ class Rows(nn.Module):
         return rows * found[:, None, None]
 
 
-@pytest.mark.canary("torch._pad_packed_sequence")
+@pytest.mark.canary("torch._pack_padded_sequence", "torch._pad_packed_sequence")
 @pytest.mark.parametrize("network", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("lengths", [(5, 3), (2, 5)])

@@ -39,10 +39,20 @@ class Listener:
         self.heard.append("seed")
 
 
+def unheard(_kind: Kind, _name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A function of Python's or NumPy's, as it is."""
+    return function(*args, **kwargs)
+
+
 def told(work: Callable[[], object]) -> set[Kind]:
     """What is told of while `work` runs."""
     found: set[Kind] = set()
-    with observed_generators(found.add, Listener()):
+
+    def drawing(kind: Kind, _name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        found.add(kind)
+        return function(*args, **kwargs)
+
+    with observed_generators(found.add, Listener(), drawing):
         work()
     return found
 
@@ -50,7 +60,7 @@ def told(work: Callable[[], object]) -> set[Kind]:
 def heard(work: Callable[[], object]) -> list[str]:
     """What a listener hears of torch's generators while `work` runs."""
     listener = Listener()
-    with observed_generators(lambda _kind: None, listener):
+    with observed_generators(lambda _kind: None, listener, unheard):
         work()
     return listener.heard
 
@@ -143,7 +153,7 @@ def test_default_generator_is_an_operator_s_own() -> None:
                 seen.append(without_default_generator(args, kwargs)[1]["generator"] is None)
             return func(*args, **(kwargs or {}))
 
-    with observed_generators(lambda _kind: None, Listener()), Mode():
+    with observed_generators(lambda _kind: None, Listener(), unheard), Mode():
         for generator in (torch.default_generator, torch.random.default_generator, HELD, own):
             torch.ones(2).bernoulli_(0.5, generator=generator)
     assert seen == [True, True, True, False]
@@ -170,7 +180,7 @@ def test_other_threads_are_not_told_of() -> None:
 
 def test_deprecated_names_are_still_torch_s_own() -> None:
     """Torch looks at names of its own that are deprecated, and lets no warning of that out."""
-    with observed_generators(lambda _kind: None, Listener()):
+    with observed_generators(lambda _kind: None, Listener(), unheard):
         torch.overrides.get_ignored_functions.__wrapped__()
 
 

@@ -17,6 +17,7 @@ from whence._torch.observe.training_steps import (
     note_step,
     observed_step,
     optimizer_hooks,
+    own_values,
     parameters_of,
 )
 
@@ -48,10 +49,16 @@ class Listener:
         self.told.append(leaf.grad)
 
     @contextmanager
-    def stepping(self, optimizer: Optimizer, arguments: Sequence[Any]) -> Iterator[None]:
-        self.told.append((type(optimizer), len(arguments)))
+    def stepping(self, optimizer: Optimizer) -> Iterator[None]:
+        self.told.append(type(optimizer))
         yield
         self.told.append("stepped")
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        self.told.append("closing")
+        yield
+        self.told.append("closed")
 
     def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
         self.told.append(len(parameters))
@@ -72,7 +79,7 @@ def test_backward_is_told_node_by_node() -> None:
 
 
 def test_optimizer_is_told_of() -> None:
-    """A step is seen with its arguments, `zero_grad` with its parameters, of optimizers and of modules."""
+    """A step is seen with its closure, `zero_grad` with its parameters, of optimizers and of modules."""
     listener, model = Listener(), nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
     assert not is_stepping()
@@ -82,16 +89,12 @@ def test_optimizer_is_told_of() -> None:
         optimizer.zero_grad()
         model.zero_grad(set_to_none=False)
         model.zero_grad()
-    assert listener.told == [(SGD, 0), "stepped", (SGD, 1), "stepped", 2, 2]
+    assert listener.told == [SGD, "stepped", SGD, "closing", "closed", "stepped", 2, 2]
     assert optimizer.step(lambda: float(is_stepping())) == 1.0
     assert len(parameters_of(optimizer)) == len(parameters_of(model)) == 2
 
 
-@pytest.mark.canary(
-    "torch.autograd._engine_run_backward",
-    "torch.optim.Optimizer.profile_hook_step.args",
-    "torch.optim.Optimizer.profile_hook_step.kwargs",
-)
+@pytest.mark.canary("torch.autograd._engine_run_backward", "torch.optim.Optimizer.profile_hook_step.args")
 def test_nothing_stays_patched() -> None:
     """After the block torch is as it was, also after an error."""
     held = (torch.autograd._engine_run_backward, torch.autograd.profiler.record_function)
@@ -100,6 +103,24 @@ def test_nothing_stays_patched() -> None:
         raise KeyError
     assert held == (torch.autograd._engine_run_backward, torch.autograd.profiler.record_function)
     assert cleared == (vars(Optimizer)["zero_grad"], vars(nn.Module)["zero_grad"])
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_closures_are_told_of(by_name: bool) -> None:
+    """An optimizer calls the closure inside its step; the hook that tells is gone afterwards."""
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = SGD([parameter], lr=0.1)
+
+    def closure() -> float:
+        parameter.grad = torch.ones(1)
+        return 2.0
+
+    listener = Listener()
+    with observed_step(listener):
+        found = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+    assert found == 2.0
+    assert listener.told == [SGD, "closing", "closed", "stepped"]
+    assert optimizer_hooks(optimizer) == []
 
 
 @pytest.mark.canary(
@@ -137,3 +158,22 @@ def test_schedules_ask_for_steps() -> None:
     note_step(second)
     schedule.step()
     note_step(SGD([nn.Parameter(torch.ones(1))], lr=0.1))
+
+
+@pytest.mark.canary(
+    "torch.optim.SGD._need_device_dtype_check_for_fused",
+    "torch.optim.Optimizer._warned_capturable_if_run_uncaptured",
+    "torch.optim.Optimizer._zero_grad_profile_name",
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_pytorch_s_own_attributes_are_left_out(fused: bool) -> None:
+    """What is in every optimizer (`_warned_capturable_if_run_uncaptured`, `_zero_grad_profile_name`), and
+    what fused ones note (`_need_device_dtype_check_for_fused`); what is an optimizer's own is found."""
+    model = nn.Linear(2, 2)
+    optimizer: Any = SGD(model.parameters(), fused=fused)
+    ExponentialLR(optimizer, 0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert set(own_values(optimizer)) <= {"_step_supports_amp_scaling"}
+    optimizer.scale, optimizer.state["taken"] = 2.0, 1
+    assert {"scale": 2.0, "state['taken']": 1}.items() <= own_values(optimizer).items()

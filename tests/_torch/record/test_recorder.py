@@ -109,8 +109,8 @@ class Listener:
     def requires_set(self, tensor: Tensor, wanted: bool) -> None:
         """Not looked at here."""
 
-    def data_replaced(self, tensor: Tensor) -> Exception:
-        return TypeError(f"data of {type(tensor).__name__}")
+    def data_replaced(self, why: str) -> Exception:
+        return TypeError(why)
 
     def stops_gradients(self) -> bool:
         return False
@@ -124,7 +124,7 @@ class Listener:
     def layout_read(self, tensor: Tensor) -> None:
         self.layouts.append(tensor)
 
-    def history_read(self) -> None:
+    def distrusted(self, _reason: str) -> None:
         self.histories += 1
 
     def hook_registered(self, tensor: Tensor, hook: object) -> None:

@@ -138,10 +138,19 @@ def other_data(model: Two, x: Tensor) -> Tensor:
     return hidden
 
 
-def test_other_data_under_a_value_is_refused() -> None:
-    """`value.data = …` would keep the old value; the error names the line."""
+def other_data_under_a_result(model: Two, x: Tensor) -> Tensor:
+    hidden: Tensor = model.first(x)
+    hidden.data = x * 2
+    return hidden
+
+
+def test_other_data_under_a_value() -> None:
+    """`value.data = …` gives the new value; under one with a gradient it is refused, with the line."""
+    model, x = Two(other_data), torch.randn(2, 4)
+    found = whence.capture(model, (x,)).unflatten()(x)
+    assert torch.equal(found, model(x)) and not found.requires_grad
     with pytest.raises(whence.UnsupportedMutation, match=r"test_differentiable\.py"):
-        whence.capture(Two(other_data), (torch.randn(2, 4),))
+        whence.capture(Two(other_data_under_a_result), (x,))
 
 
 class Tripling(torch.autograd.Function):

@@ -271,7 +271,7 @@ REFUSED = [
     Refused(accumulates, UnsupportedStep, "has a gradient when the step begins"),
     Refused(zeroes_in_place, UnsupportedStep, "reads a gradient of before"),
     Refused(graph_of_gradients, UnsupportedStep, "create_graph=True"),
-    Refused(with_closure, UnsupportedStep, "with a closure"),
+    Refused(with_closure, DataDependent, "the optimizer decides by the number"),
     Refused(with_scaler, UnsupportedStep, "GradScaler"),
     Refused(with_schedule, UnsupportedStep, "changes schedule.last_epoch"),
     Refused(counting_trainer, UnsupportedStep, "changes Trainer.taken, Trainer.losses"),

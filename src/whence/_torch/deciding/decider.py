@@ -13,6 +13,7 @@ from whence._torch.operators.schemas import OpOverload, has_size_of_data, short_
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.direct_recording import is_plain
+from whence._torch.sizes.drawn_numbers import DRAWN, Draw, as_tensor, spelled_number
 from whence._torch.sizes.numbers import are_alike, contents, sizes_of, stays
 from whence._torch.sizes.symbols import spelled_over
 from whence.errors import Place, UnsupportedMutation
@@ -78,7 +79,7 @@ class Decider:
                 return None
             self._known[key] = answer
             is_number = node.target is NUMBER
-            shown = str(node.args[0]) if is_number else spelled_over(asked, sizes.readable_names())
+            shown = _number(node) if is_number else spelled_over(asked, sizes.readable_names())
             self._note(node, answer, shown)
         return self._known[key]
 
@@ -102,7 +103,7 @@ class Decider:
         node.meta["val"] = found
         recorder.listener.size_recorded(node)
         sources = ", ".join(source.name for source in node.all_input_nodes)
-        self._note(node, found, sources if func is NUMBER else f"{short_name(func)}({sources})")
+        self._note(node, found, _number(node) if func is NUMBER else f"{short_name(func)}({sources})")
         return found
 
     def _sized(self, node: fx.Node, found: Any) -> Any:
@@ -151,6 +152,27 @@ class Decider:
                 remedy="write to a copy: tensor.numpy().copy(), or write to the tensor",
             )
 
+    def number(self, node: fx.Node) -> Any:
+        """The number that a node gives; None where the example does not have it."""
+        found = self._values.of(node)
+        return None if found is ABSENT else found
+
+    def drawn(self, draw: Draw, found: Any) -> Any:
+        """What Python or NumPy has drawn just now, as what a node draws in every run."""
+        count = len(found) if type(found) is list else -1
+        is_whole = count >= 0 or type(found) is int
+        made = DRAWN(draw.function, draw.arguments, is_whole, count)
+        with for_real():
+            real = as_tensor(found, whole=is_whole)
+        node: Any = self._recorder.node_of(made)
+        self._values.know(node, real)
+        return made.tolist()
+
+    def is_differentiated(self, tensor: Tensor) -> bool:
+        """Whether the backward of what is computed of a tensor is recorded, too, with known sizes."""
+        is_joint = self._recorder.environment is None and not self._recorder.keeps_composites
+        return is_joint and tensor.requires_grad and torch.is_grad_enabled()
+
     def whole(self, tensor: Tensor) -> Tensor:
         """What `int()` is asked of: of a number with a fraction only the whole part is decided."""
         if not tensor.is_floating_point() or tensor.numel() != 1:
@@ -172,6 +194,12 @@ class Decider:
         node.meta["val"] = value
         self._recorder.listener.size_recorded(node)
         return node
+
+
+def _number(node: fx.Node) -> str:
+    """How a number is called that is read of a tensor, or was drawn."""
+    held: Any = node.args[0]
+    return spelled_number(held) if held.target is DRAWN else held.name
 
 
 def _is_plain(value: Any) -> bool:

@@ -68,6 +68,10 @@ class ExampleValues:
                 self._values[row] = self._computed(row)
         return self._values[node]
 
+    def know(self, node: fx.Node, value: Any) -> None:
+        """A value that was found another way."""
+        self._values[node] = value
+
     def _computed(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
             return self._adopted(self._held(node))

@@ -11,15 +11,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import CodeType, FrameType, FunctionType, ModuleType
+from functools import partial
+from types import CodeType, FrameType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, Literal, Protocol
 
 import torch
 
 from whence._torch.patching import ABSENT, patched
+from whence._torch.tensors import generator_state, set_generator_state
 
 Kind = Literal["torch", "python", "numpy"]
 Moving = Callable[[Kind], None]
+Drawing = Callable[[Kind, str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Calls a function that moves a generator of Python's or NumPy's, told of by its kind and name."""
 
 _DEFAULT = torch.default_generator
 SETTERS = frozenset({"set_state", "manual_seed", "seed", "graphsafe_set_state"})
@@ -146,19 +150,15 @@ def _is_rewinding() -> bool:
 
 
 @contextmanager
-def observed_generators(moving: Moving, told: GeneratorListener) -> Iterator[tuple[object, object]]:
-    """Report, before it happens, what moves a generator on this thread: a seed, a state, a draw in Python;
-    and to `told` what the model does to the states of torch's.
+def observed_generators(
+    moving: Moving, told: GeneratorListener, drawing: Drawing
+) -> Iterator[list[tuple[object, object]]]:
+    """Report, before it happens, what sets torch's generator on this thread, and to `told` what the model
+    does to its states. `drawing` is called in the place of functions of Python's and NumPy's.
 
-    Draws of torch are not reported: a recording draws nothing. Gives torch's generator, and what stands for
-    it, to files that hold it under a name of their own.
+    Draws of torch are not reported: a recording draws nothing. Gives torch's generator and those functions,
+    each with what stands for it, to files that hold one under a name of their own.
     """
-    here = threading.get_ident()
-
-    def announce(kind: Kind) -> None:
-        if threading.get_ident() == here:
-            moving(kind)
-
     observed = _Observed(moving, told)
     generator = _Announcing()
     vars(generator)["observed"] = observed
@@ -168,12 +168,13 @@ def observed_generators(moving: Moving, told: GeneratorListener) -> Iterator[tup
         for owner, name, function in _functions_of_device():
             announced = observed.on_device(function, name, owner.__name__.split(".")[1])
             patches.enter_context(patched(owner, name, announced))
-        for name, function in _functions_of_python():
-            patches.enter_context(patched(random, name, _announced(function, lambda: announce("python"))))
-        for name, function in _functions_of_numpy():
-            announced = _announced(function, lambda: announce("numpy"))
-            patches.enter_context(patched(sys.modules["numpy.random"], name, announced))
-        yield _DEFAULT, generator
+        pairs: list[tuple[object, object]] = [(_DEFAULT, generator)]
+        for kind, owner, functions in _drawing_functions():
+            for name, function in functions:
+                announced = _announced(function, partial(drawing, kind, name, function))
+                patches.enter_context(patched(owner, name, announced))
+                pairs.append((function, announced))
+        yield pairs
 
 
 @contextmanager
@@ -249,6 +250,14 @@ def _functions_of_device() -> list[tuple[ModuleType, str, Callable[..., Any]]]:
     return [*found, *((held, name, function) for name, function in functions)]
 
 
+def _drawing_functions() -> list[tuple[Kind, ModuleType, list[tuple[str, Callable[..., Any]]]]]:
+    """What moves the generators of Python and NumPy, each with the module that it is found in."""
+    numpy = sys.modules.get("numpy.random")
+    found: list[tuple[Kind, ModuleType, list[tuple[str, Callable[..., Any]]]]] = []
+    found.append(("python", random, _functions_of_python()))
+    return found if numpy is None else [*found, ("numpy", numpy, _functions_of_numpy())]
+
+
 def _functions_of_python() -> list[tuple[str, Callable[..., Any]]]:
     """The functions of the module `random` that change the state of its generator."""
     generator = random.random.__self__  # type: ignore[attr-defined]
@@ -273,6 +282,13 @@ def _functions_of_numpy() -> list[tuple[str, Callable[..., Any]]]:
     ]
 
 
+def is_default_generator(thing: object) -> bool:
+    """Whether a thing is the generator behind the functions of `random`, or of `numpy.random`."""
+    numpy = sys.modules.get("numpy.random")
+    held = [random.getstate, *([] if numpy is None else [numpy.get_state])]
+    return any(thing is function.__self__ for function in held)
+
+
 def numpy_state() -> object:
     """The state of NumPy's default generator as one comparable value; None where NumPy is not loaded."""
     loaded = sys.modules.get("numpy.random")
@@ -291,9 +307,39 @@ def set_numpy_state(state: Any) -> None:
     loaded.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
 
 
-def _announced(function: Callable[..., Any], moving: Callable[[], None]) -> Callable[..., Any]:
+def states() -> dict[Kind, object]:
+    """Where the generators are, each as one comparable value."""
+    return {kind: read() for kind, read in READERS.items()}
+
+
+def set_states(states: Mapping[Kind, object]) -> None:
+    """Put generators where they were."""
+    for kind, state in states.items():
+        WRITERS[kind](state)
+
+
+def seed_all(seed: int) -> None:
+    """Have all of them draw the same from here on."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        numpy.seed(seed)
+
+
+READERS: Mapping[Kind, Callable[[], Any]] = MappingProxyType(
+    {"python": random.getstate, "numpy": numpy_state, "torch": generator_state}
+)
+WRITERS: Mapping[Kind, Callable[[Any], None]] = MappingProxyType(
+    {"python": random.setstate, "numpy": set_numpy_state, "torch": set_generator_state}
+)
+
+
+def _announced(function: Callable[..., Any], drawing: Callable[..., Any]) -> Callable[..., Any]:
+    here = threading.get_ident()
+
     def announced(*args: Any, **kwargs: Any) -> Any:
-        moving()
-        return function(*args, **kwargs)
+        if threading.get_ident() != here:
+            return function(*args, **kwargs)
+        return drawing(args, kwargs)
 
     return announced

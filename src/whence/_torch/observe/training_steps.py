@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_pre_hook,
+)
 
 from whence._torch.autograd.nodes import BackwardListener, is_leaf_node, nodes_below, watched
 from whence._torch.patching import patched
@@ -24,6 +28,15 @@ from whence._torch.sizes.numbers import mathematics_recorded
 _HOOKED = Optimizer.profile_hook_step(lambda *_: None).__code__
 """What runs around every optimizer's own `step`."""
 _SCALER = torch.amp.GradScaler.step.__code__.co_filename
+
+
+_OF_EVERY_OPTIMIZER = frozenset(
+    (
+        *("defaults", "param_groups", "state", "step", "_opt_called", "_zero_grad_profile_name"),
+        *("_warned_capturable_if_run_uncaptured", "_need_device_dtype_check_for_fused"),
+    )
+)
+"""Attributes that say nothing about what a step computes, or are looked at by themselves."""
 
 
 class StepListener(BackwardListener, Protocol):
@@ -41,8 +54,11 @@ class StepListener(BackwardListener, Protocol):
     def gradient_is_kept(self, leaf: Tensor) -> None:
         """The gradient is in `leaf.grad`."""
 
-    def stepping(self, optimizer: Optimizer, arguments: Sequence[Any]) -> AbstractContextManager[Any]:
+    def stepping(self, optimizer: Optimizer) -> AbstractContextManager[Any]:
         """The `step` of an optimizer begins; inside the block it runs."""
+
+    def closing(self) -> AbstractContextManager[Any]:
+        """An optimizer calls the closure that its `step` was given; inside the block it runs."""
 
     def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
         """`zero_grad` takes the gradients of these away."""
@@ -58,6 +74,7 @@ def observed_step(listener: StepListener) -> Iterator[None]:
         record = torch.autograd.profiler.record_function
         active.enter_context(patched(torch.autograd.profiler, "record_function", _regions(record, listener)))
         active.enter_context(mathematics_recorded())
+        active.callback(register_optimizer_step_pre_hook(_closures_told(listener)).remove)
         for owner in (Optimizer, nn.Module):
             active.enter_context(patched(owner, "zero_grad", _clearing(owner.zero_grad, listener)))
         yield
@@ -127,10 +144,33 @@ def _regions(record: Any, listener: StepListener) -> Callable[..., Any]:
         caller = sys._getframe(1)
         if caller.f_code is not _HOOKED:
             return nullcontext()
-        held = caller.f_locals
-        return listener.stepping(held["args"][0], [*held["args"][1:], *held["kwargs"].values()])
+        return listener.stepping(caller.f_locals["args"][0])
 
     return region
+
+
+def _closures_told(listener: StepListener) -> Any:
+    """A hook that puts closures which tell in the place of those that an optimizer's step is given."""
+    here = threading.get_ident()
+
+    def telling(given: Any) -> Any:
+        return _telling(given, listener) if callable(given) else given
+
+    def hook(_optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != here:
+            return None
+        return (args[0], *map(telling, args[1:])), {name: telling(value) for name, value in kwargs.items()}
+
+    return hook
+
+
+def _telling(closure: Callable[..., Any], listener: StepListener) -> Callable[..., Any]:
+    @wraps(closure)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        with listener.closing():
+            return closure(*args, **kwargs)
+
+    return told
 
 
 def _clearing(clear: Callable[..., None], listener: StepListener) -> Callable[..., None]:
@@ -155,6 +195,18 @@ def parameters_of(owner: Optimizer | nn.Module) -> list[Tensor]:
 def is_optimizer(value: object) -> bool:
     """Whether a value is an optimizer, and not one that stands for another and was never set up as one."""
     return isinstance(value, Optimizer) and hasattr(value, "_optimizer_step_pre_hooks")
+
+
+def own_values(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer holds beside its groups and the state of parameters: attributes of its own, and state
+    under other keys; not what PyTorch keeps in every optimizer."""
+    attributes = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in _OF_EVERY_OPTIMIZER and not name.startswith("_optimizer_")
+    }
+    others = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
+    return attributes | {f"state[{key!r}]": value for key, value in others.items()}
 
 
 def optimizer_hooks(optimizer: Optimizer) -> list[Any]:

@@ -30,6 +30,8 @@ class Adopted:
         self._nodes: dict[int, fx.Node] = {}
         self._stand_ins: dict[int, Tensor] = {}
         self._storages: set[int] = set()
+        self.replaced: dict[int, tuple[Tensor, fx.Node]] = {}
+        """Tensors that have other data now, by identity, with their placeholders."""
 
     def add(self, tensor: Tensor, node: fx.Node) -> None:
         """Let a real tensor be known by a placeholder from now on."""
@@ -58,9 +60,16 @@ class Adopted:
         node.meta["val"] = shown
         return stand_in
 
+    def stands_for(self, tensor: Tensor, value: Tensor) -> bool:
+        """Let another fake tensor stand for a real one from now on; whether one did."""
+        if id(tensor) not in self._stand_ins:
+            return False
+        self._stand_ins[id(tensor)] = value
+        return True
+
     def forget(self) -> None:
         """Let go of all of them."""
-        for held in (self._stand_ins, self._nodes, self.real):
+        for held in (self._stand_ins, self._nodes, self.real, self.replaced):
             held.clear()
 
     def _shown(self, tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 
 from whence._torch.autograd.nodes import below_autograd
+from whence._torch.autograd.replaced_data import replace_data
 from whence._torch.deciding.packed_rows import with_known_rows
 from whence._torch.operators.composites import COMPOSITES, calls_composites, in_sight, keep_whole
 from whence._torch.operators.schemas import HigherOrderOperator
@@ -57,9 +58,7 @@ class FunctionMode(TorchFunctionMode):
         if func is Tensor.__format__ and (text := self._decided_text(*args)) is not None:
             return text
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
-            if args[1] is args[0]:
-                return None  # `module.to` with what a module has already
-            raise self.recorder.listener.model.data_replaced(args[0])
+            return replace_data(self.recorder, args[0], args[1])
         self._tell(func, args, kwargs or {})
         if self.recorder.environment is not None:
             if func is torch.einsum:
@@ -131,7 +130,7 @@ class FunctionMode(TorchFunctionMode):
         """Say what the model asks of a tensor, or does to it, where the dispatcher would not see it."""
         model = self.recorder.listener.model
         if func in _HISTORY_READERS:
-            model.history_read()
+            model.distrusted("the model looks at what autograd recorded")
         if func in _LAYOUT_READERS:
             model.layout_read(args[0])
         if func is Tensor.register_hook:

@@ -63,11 +63,11 @@ class ModelListener(Protocol):
     def layout_read(self, tensor: Tensor) -> None:
         """The model looks at the strides of a tensor."""
 
-    def history_read(self) -> None:
-        """The model looks at how autograd came by a tensor."""
+    def distrusted(self, reason: str) -> None:
+        """The model does something that is another thing where calls are replayed."""
 
-    def data_replaced(self, tensor: Tensor) -> Exception:
-        """The model puts other data under one of its own tensors; make the error to raise."""
+    def data_replaced(self, why: str) -> Exception:
+        """The model puts data under a tensor that a program could not; make the error to raise."""
 
     def object_met(self, operation: object, met: object) -> Exception:
         """An operation is given a generator of its own, or another object; make the error to raise."""

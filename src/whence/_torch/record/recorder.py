@@ -109,14 +109,15 @@ class Recorder(ProxyTorchDispatchMode):
         fake_mode: FakeTensorMode,
         *,
         keeps_composites: bool = False,
+        is_joint: bool = False,
         tracer_of_functions: object = None,
     ) -> None:
         super().__init__(_GraphTracer(self._recorded), "fake")
         self.listener = listener = listening(self)
         self.fake_mode = fake_mode
-        self.keeps_composites = keeps_composites
+        self.keeps_composites, self.is_joint = keeps_composites, is_joint
         self._tracer_of_functions: Any = tracer_of_functions
-        self._adopted = Adopted(fake_mode, self.tracer)
+        self.adopted = Adopted(fake_mode, self.tracer)
         self.environment = environment_of(fake_mode)
         self.sizes: SizeNodes | None = None
         self._results = Results()
@@ -197,12 +198,12 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _adopted_as(self, tensor: Tensor, name: str) -> fx.Node:
         node = self._named_placeholder(name)
-        self._adopted.add(tensor, node)
+        self.adopted.add(tensor, node)
         return node
 
     def real_of(self, node: fx.Node) -> Tensor | None:
         """The real tensor that a placeholder is for."""
-        return self._adopted.real.get(node)
+        return self.adopted.real.get(node)
 
     def fake_input(self, tensor: Tensor, name: str) -> tuple[Tensor, fx.Node]:
         """A fake twin of a user input, a leaf of its own, with its placeholder."""
@@ -268,8 +269,8 @@ class Recorder(ProxyTorchDispatchMode):
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node whose value `tensor` is now, if the recording knows it."""
-        known = self._adopted.made_for(tensor)
-        if known is None and (node := self._adopted.node_of(tensor)) is not None:
+        known = self.adopted.made_for(tensor)
+        if known is None and (node := self.adopted.node_of(tensor)) is not None:
             return node
         proxy = get_proxy_slot(known if known is not None else tensor, self.tracer, None, _proxy_of)
         return None if proxy is None else proxy.node
@@ -282,12 +283,12 @@ class Recorder(ProxyTorchDispatchMode):
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """The fake tensor that stands for `tensor`, or the tensor itself."""
-        known = self._adopted.stand_in(tensor)
+        known = self.adopted.stand_in(tensor)
         return tensor if known is None else known
 
     def forget(self) -> None:
         """Let go of every tensor: what is alive afterwards is held by somebody else."""
-        self._adopted.forget()
+        self.adopted.forget()
         self.literals.clear()
 
     def results_alive(self) -> dict[fx.Node, Tensor]:
@@ -318,7 +319,7 @@ class Recorder(ProxyTorchDispatchMode):
         return value
 
     def _recognise(self, tensor: Tensor) -> Tensor:
-        known = self._adopted.stand_in(tensor)
+        known = self.adopted.stand_in(tensor)
         if known is not None:
             return known
         if has_proxy_slot(tensor, self.tracer):

@@ -47,6 +47,7 @@ class NumberListener(ModelListener, Protocol):
 
 _TENSOR: Any = Tensor
 _SET_GRADIENT = _TENSOR.grad.__set__
+_MAKERS = (torch.tensor, torch.as_tensor)
 
 
 class StepFunctionMode(FunctionMode):
@@ -60,7 +61,7 @@ class StepFunctionMode(FunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _SET_GRADIENT:
             self.recorder.listener.model.gradient_set(args[0], args[1])
-        if func is torch.tensor and holds_recorded(args):
+        if func in _MAKERS and holds_recorded(args):
             return tensor_of(*args, **(kwargs or {}))
         return as_recorded(super().__torch_function__(func, types, args, kwargs))
 
@@ -86,7 +87,7 @@ class StepRecorder(Recorder):
         *,
         tracer_of_functions: object = None,
     ) -> None:
-        super().__init__(listening, fake_mode, tracer_of_functions=tracer_of_functions)
+        super().__init__(listening, fake_mode, is_joint=True, tracer_of_functions=tracer_of_functions)
         model = self.listener.model
         self.arithmetic = Arithmetic(
             self._append_number, model.number_needed, model.number_decides, model.number_known

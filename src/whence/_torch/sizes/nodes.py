@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from whence._torch.sizes.drawn_numbers import spelled_number
 from whence._torch.sizes.symbols import OuterNumber, expression, is_symbolic, number_of
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class SizeNodes:
     def readable_names(self) -> dict[Any, str]:
         """What symbols are called; a number of a run by the tensor that it is read from."""
         read = {
-            symbol: f"{node.args[0]}.item()"
+            symbol: spelled_number(node.args[0])
             for symbol, node in self._bases.items()
             if symbol.is_Symbol and _ITEM in node.name
         }

@@ -6,6 +6,7 @@ a run computes what Python would. To PyTorch it is a `torch.SymFloat`, which C++
 dispatcher; what C++ asks of the object behind one is listed in `_Held`, and documented nowhere.
 """
 
+import builtins
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -267,11 +268,14 @@ def _shown(answer: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
+_OF_PYTHON = ("_operator", "math", "builtins")
+
+
 def evaluated(value: Any, known: Mapping[fx.Node, Any]) -> Any:
     """What arithmetic on numbers gives, where its inputs are known; else None."""
     if not isinstance(value, fx.Node) or value in known:
         return known.get(value) if isinstance(value, fx.Node) else value
-    if value.op != "call_function" or value.target.__module__ not in ("_operator", "math"):
+    if value.op != "call_function" or value.target.__module__ not in _OF_PYTHON:
         return None
     operands = [evaluated(operand, known) for operand in value.args]
     return None if None in operands else value.target(*operands)  # type: ignore[operator]
@@ -279,11 +283,31 @@ def evaluated(value: Any, known: Mapping[fx.Node, Any]) -> Any:
 
 @contextmanager
 def mathematics_recorded() -> Iterator[None]:
-    """Functions of `math` write down what they do with such numbers."""
+    """Functions of `math`, and `max` and `min`, write down what they do with such numbers."""
     with ExitStack() as active:
         for name in _MATHEMATICS:
             active.enter_context(patched(math, name, _on_numbers(getattr(math, name))))
+        for name in ("max", "min"):
+            active.enter_context(patched(builtins, name, _among_numbers(getattr(builtins, name))))
         yield
+
+
+def _among_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`max` or `min`, which would ask which number is the larger one."""
+
+    @wraps(function)
+    def chosen(*operands: Any, **options: Any) -> Any:
+        if (
+            len(operands) < 2
+            or options
+            or not any(map(is_recorded, operands))
+            or not all(map(_operand, operands))
+        ):
+            return function(*operands, **options)
+        number: Any = next(filter(is_recorded, operands))
+        return number.node.arithmetic.computed(function, *operands)
+
+    return chosen
 
 
 def _on_numbers(function: Callable[..., float]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ several releases.
 """
 
 NAMES = {
-    "torch": "_assert _check _check_with _compile _pad_packed_sequence _subclasses",
+    "torch": "_assert _check _check_with _compile _pack_padded_sequence _pad_packed_sequence _subclasses",
     "torch._C": """
         DisableTorchFunction DispatchKeySet ScriptMethod _AutoDispatchBelowAutograd _ForceDispatchKeyGuard
         _FunctionBase _current_graph_task_id _dispatch_has_kernel_for_dispatch_key
@@ -130,7 +130,11 @@ ATTRIBUTES = {
     "torch.nn.Parameter": "_is_param",
     "torch.nn.ParameterList": "_size",
     "torch.nn.modules.lazy.LazyModuleMixin": "_initialize_hook",
-    "torch.optim.Optimizer": "_optimizer_step_post_hooks _optimizer_step_pre_hooks",
+    "torch.optim.Optimizer": """
+        _optimizer_step_post_hooks _optimizer_step_pre_hooks _warned_capturable_if_run_uncaptured
+        _zero_grad_profile_name
+    """,
+    "torch.optim.SGD": "_need_device_dtype_check_for_fused",
     "torch.optim.lr_scheduler.LRScheduler": "_opt_called _wrapped_by_lr_sched",
     "torch.utils.hooks.BackwardHook": "_set_user_hook",
 }
@@ -138,7 +142,7 @@ ATTRIBUTES = {
 
 VARIABLES = {
     "torch.nn.Module._call_impl": "hook",
-    "torch.optim.Optimizer.profile_hook_step": "args kwargs",
+    "torch.optim.Optimizer.profile_hook_step": "args",
     "torch.utils.checkpoint._checkpoint_without_reentrant_generator": "preserve_rng_state",
     "torch.utils.hooks.BackwardHook._set_user_hook": "hook",
     "torch.utils.hooks.BackwardHook.setup_output_hook": "user_hook user_pre_hook",

@@ -11,16 +11,18 @@ from torch import fx
 from whence._torch.operators.schemas import ASSERT
 from whence._torch.record.known_values import NUMBER
 from whence._torch.record.recorder import FakeTensor
+from whence._torch.sizes.drawn_numbers import DRAWN, spelled_number
 from whence._torch.sizes.symbols import SYMBOLIC
 from whence.errors import Fault, Place
 from whence.program import Program
+from whence.program.node_records import place_of
 
 aten = torch.ops.aten
 Copy = Callable[[fx.Node], fx.Node]
 
 
 def decision_faults(program: Program) -> Iterator[Fault]:
-    """Decisions about what PyTorch has no symbol for: contents, and numbers that were not kept open."""
+    """Decisions about contents, and numbers that were not kept open; and draws that are none of torch's."""
     for row in program.decisions:
         if not _is_number(program.node(row.node)):
             source = None if row.source is None else str(row.source)
@@ -29,6 +31,15 @@ def decision_faults(program: Program) -> Iterator[Fault]:
                 where=Place(None if row.call is None else str(row.call), source),
                 why="an exported program asserts numbers and truths that it reads itself, and nothing else",
                 remedy="run program.module() itself, which looks in every run",
+            )
+
+    for node in program.nodes():
+        if node.target is DRAWN:
+            yield Fault(
+                f"{spelled_number(node)} draws from a generator that is none of torch's",
+                where=place_of(node),
+                why="an exported program leaves out what nobody reads, and the generator would be elsewhere",
+                remedy="run program.module() itself, or draw with torch's generator",
             )
 
 

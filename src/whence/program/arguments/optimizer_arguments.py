@@ -47,9 +47,16 @@ class GroupSlot:
     initial: Initial | None = None
 
 
+OWN = -1
+"""In the place of the number of a parameter group."""
+
+
 @dataclass(frozen=True)
 class Setting:
-    """A value of a parameter group that the program was recorded with: another one is another program."""
+    """A value of a parameter group that the program was recorded with: another one is another program.
+
+    Where `group` is `OWN` it is one that the optimizer holds itself.
+    """
 
     group: int
     key: str
@@ -58,6 +65,8 @@ class Setting:
     @property
     def path(self) -> str:
         """How a person reads it."""
+        if self.group == OWN:
+            return f"optimizer.{self.key}"
         return f"optimizer.param_groups[{self.group}][{self.key!r}]"
 
     @property

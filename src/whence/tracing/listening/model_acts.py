@@ -68,9 +68,9 @@ class ModelActs:
         if node is not None:
             self.run.log.add(LayoutRead(node))
 
-    def history_read(self) -> None:
-        """What autograd recorded is another thing where calls are replayed."""
-        self.run.objections.distrust("the model looks at what autograd recorded")
+    def distrusted(self, reason: str) -> None:
+        """The model does something that is another thing where calls are replayed."""
+        self.run.objections.distrust(reason)
 
     def composed_met(self, tensor: Tensor) -> None:
         """One from outside that requires a gradient would get none: raises `UnsupportedInput`."""
@@ -89,9 +89,9 @@ class ModelActs:
         values = [value_of(node, self.run.places.made(node), self.run.log.inputs) for node in nodes]
         return data_dependent(operation, function, values, self.here())
 
-    def data_replaced(self, _tensor: Tensor) -> UnsupportedMutation:
-        """The error for `tensor.data = …` on a tensor of the model."""
-        return data_replaced(self.here())
+    def data_replaced(self, why: str) -> UnsupportedMutation:
+        """The error for `tensor.data = …` that a program could not repeat."""
+        return data_replaced(why, self.here())
 
     def object_met(self, operation: object, met: object) -> CaptureError:
         """The error for an operation that is given a generator of its own, or another object."""

@@ -10,6 +10,7 @@ from whence._torch.autograd.nodes import inside_backward
 from whence._torch.observe.hooks import described
 from whence._torch.operators.schemas import draws
 from whence._torch.record.recorder import Recorder
+from whence._torch.sizes.drawn_numbers import DRAWN
 from whence.tracing.listening.model_acts import ModelActs
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.log.events import Drew, Lost, MadeOfNumbers, Marked, Met, Unpacked
@@ -43,7 +44,7 @@ class Operations:
     def _add(self, mark: Marked) -> None:
         node, log = mark.node, self.run.log
         log.add(mark)
-        if draws(node.target, node.args, node.kwargs):
+        if node.target is not DRAWN and draws(node.target, node.args, node.kwargs):
             for event in self._drawn(node):
                 log.add(event)
         if node.target is torch.ops.aten.detach.default and inside_backward() and torch.is_grad_enabled():

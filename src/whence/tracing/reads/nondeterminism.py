@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -52,10 +52,11 @@ class ImpureCalls:
         self._tells_settings: Callable[[], None] | None = None
 
     @contextmanager
-    def watched(self, generator: tuple[Any, Any], setting: Callable[[], None]) -> Iterator[None]:
-        """Note calls inside the block, also by the names that `named` is told of. torch's `generator` comes
-        with what stands for it under such names; where code holds it otherwise, `setting` is told."""
-        self._announced[id(generator[0])] = generator
+    def watched(self, pairs: Iterable[tuple[Any, Any]], setting: Callable[[], None]) -> Iterator[None]:
+        """Note calls inside the block, also by the names that `named` is told of. torch's generator, and what
+        moves others, come in `pairs` with what stands for each under such names; where code holds torch's
+        otherwise, `setting` is told."""
+        self._announced |= {id(pair[0]): pair for pair in pairs}
         with self._patches as patches:
             self._tells_settings = setting
             for owner, name in _FUNCTIONS:

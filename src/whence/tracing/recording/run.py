@@ -1,6 +1,6 @@
 """Run the model once, forward and backward, and write the log."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd.derivatives import formulas_refused
 from whence._torch.autograd.grad_modes import observed_grad_modes
+from whence._torch.autograd.replaced_data import replaced_inputs
 from whence._torch.autograd.saved_tensors import observed_packing
 from whence._torch.autograd.switches import modes_restored
 from whence._torch.deciding.decider import deciding
@@ -218,12 +219,14 @@ def prepare(session: Session, example: Example, state: Sequence[StateTensor]) ->
     return prepared
 
 
-def values_deciding(session: Session, example: Example, prepared: Prepared) -> AbstractContextManager[None]:
-    """Where the example decides, its values do so inside the block."""
+def values_deciding(
+    session: Session, example: Example, prepared: Prepared, others: Iterable[tuple[fx.Node, Any]] = ()
+) -> AbstractContextManager[None]:
+    """Where the example decides, its values do so inside the block, and those of `others`."""
     if not example.decides:
         return nullcontext()
     inputs = zip(prepared.nodes, prepared.originals, strict=True)
-    return deciding(session.recorder, list(inputs), session.log.redraws)
+    return deciding(session.recorder, [*inputs, *others], session.log.redraws)
 
 
 @contextmanager
@@ -354,10 +357,13 @@ def forward_half(session: Session, subject: Subject, prepared: Prepared, result:
         results=tuple(leaves),
         result_nodes=nodes,
         result_parts=tuple(parts_in(result, "output")),
-        reassigned=tuple(
-            (placeholders[id(before)], node)
-            for before, after in reassigned_buffers(subject, prepared.state)
-            if (node := session.tensors.note_key(after)) is not None
+        reassigned=(
+            *replaced_inputs(session.recorder),
+            *(
+                (placeholders[id(before)], node)
+                for before, after in reassigned_buffers(subject, prepared.state)
+                if (node := session.tensors.note_key(after)) is not None
+            ),
         ),
     )
 

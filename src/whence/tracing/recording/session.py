@@ -60,6 +60,7 @@ def new_session(
         lambda recorder: Operations(run, recorder, ModelActs(run, recorder, branches), names),
         mode,
         keeps_composites=reuse.composites,
+        is_joint=reuse.joint,
         tracer_of_functions=functions.begins,
     )
     tensors, passes = RunTensors(run, recorder, branches), Passes(run.running, recorder, own_gradients)

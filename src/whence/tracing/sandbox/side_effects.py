@@ -1,7 +1,6 @@
 """What a model does on the side while it runs, and a graph cannot repeat: refused."""
 
 import gc
-import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,15 +10,18 @@ from weakref import ref
 
 from torch import Tensor
 
+from whence._torch.deciding.decider import Decider
 from whence._torch.observe.generators import (
+    READERS,
     Kind,
     is_only_thread,
-    numpy_state,
     observed_generators,
-    set_numpy_state,
+    set_states,
+    states,
 )
-from whence._torch.tensors import generator_state, set_generator_state, writes_to
-from whence.errors import Fault, LostState, SideEffect
+from whence._torch.sizes.drawn_numbers import are_whole_or_one, draw_of
+from whence._torch.tensors import writes_to
+from whence.errors import Fault, LostState, Place, SideEffect
 from whence.tracing.recording.session import Session
 from whence.tracing.replay.objections import Doubt
 from whence.tracing.sandbox.leaks import take_out
@@ -38,8 +40,11 @@ class SideEffects:
         self._random_states = session.run.random_states
         self._fills_gradients = session.fills_gradients
         self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in self._subject.state]
-        self._generators = {kind: read() for kind, read in _GENERATORS.items()}
+        self._generators = states()
         self._moved: dict[Kind, object] = {}
+        self._recorded: dict[Kind, object] = {}
+        self._places: dict[Kind, Place] = {}
+        self._session = session
         self._was_alone = is_only_thread()
         self._literals = session.log.literals
 
@@ -47,8 +52,8 @@ class SideEffects:
     def refused(self) -> Iterator[None]:
         """Raise `SideEffect` after the block for all that it did, at once."""
         with (
-            observed_generators(self._note, self._random_states) as pair,
-            self._sources.watched(pair, self._set_held),
+            observed_generators(self._note, self._random_states, self._drawing) as pairs,
+            self._sources.watched(pairs, self._set_held),
             self._sources.threads_refused(self._literals),
         ):
             yield
@@ -58,9 +63,9 @@ class SideEffects:
             if row.tensor.grad is not gradient or _writes(gradient) != writes
         ]
         faults = [_wrote_gradients(self._subject, written)] if written else []
-        states = self._random_states.faults()
-        moved = [kind for kind in self._moved_generators() if not states or kind != "torch"]
-        faults += [*(_FAULTS[kind](self._subject) for kind in moved), *states, *self._sources.faults()]
+        set_by_model = self._random_states.faults()
+        moved = [kind for kind in self._moved_unrecorded() if not set_by_model or kind != "torch"]
+        faults += [*(self._fault(kind) for kind in moved), *set_by_model, *self._sources.faults()]
         if faults:
             raise SideEffect.of(faults)
 
@@ -69,17 +74,47 @@ class SideEffects:
         for row, gradient, _ in self._gradients:
             if row.tensor.grad is not gradient:
                 row.tensor.grad = gradient
-        for kind, before in self._moved_generators().items():
-            _WRITERS[kind](before)
+        set_states(self._moved_generators())
 
     def _note(self, kind: Kind) -> None:
         """Something is about to move a generator; what other threads drew until now stays drawn."""
-        self._moved.setdefault(kind, _GENERATORS[kind]())
+        if kind not in self._moved:
+            self._moved[kind] = READERS[kind]()
+            self._places[kind] = self._session.run.places.here()
+
+    def _drawing(
+        self,
+        kind: Kind,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The model moves a generator of Python's or NumPy's; where the example decides that is recorded."""
+        was_recorded = READERS[kind]() == self._recorded.get(kind, self._generators[kind])
+        self._note(kind)
+        decider = self._decider() if was_recorded else None
+        draw = None if decider is None else draw_of(f"{_MODULES[kind]}.{name}", args, kwargs)
+        if decider is None or draw is None:
+            return function(*args, **kwargs)
+        found = draw.by(function)
+        if not are_whole_or_one(found):
+            return draw.finished(found)
+        self._recorded[kind] = READERS[kind]()
+        return draw.finished(decider.drawn(draw, found))
+
+    def _decider(self) -> Decider | None:
+        """Who writes down what is drawn; nobody inside functions that an operator runs."""
+        recorder = self._session.recorder
+        return recorder.decider if self._session.branches.recorder is recorder else None
 
     def _set_held(self) -> None:
         """The model is about to set torch's generator through an object of its own, to whatever state."""
         self._note("torch")
         self._random_states.state_set("cpu", None)
+
+    def _fault(self, kind: Kind) -> Fault:
+        return _FAULTS[kind](self._subject, self._places.get(kind, self._subject.place))
 
     def _moved_generators(self) -> dict[Kind, object]:
         """What this thread has moved, with the states before.
@@ -87,9 +122,16 @@ class SideEffects:
         Where no other thread runs, whatever has moved was moved by this one, seen or not.
         """
         seen = self._moved | (self._generators if self._was_alone and is_only_thread() else {})
-        return {
-            kind: seen[kind] for kind, read in _GENERATORS.items() if kind in seen and read() != seen[kind]
-        }
+        return {kind: seen[kind] for kind, now in states().items() if kind in seen and now != seen[kind]}
+
+    def _moved_unrecorded(self) -> list[Kind]:
+        """The generators that are elsewhere than what was recorded leaves them."""
+        now = states()
+        moved = self._moved_generators()
+        return [kind for kind in moved if kind not in self._recorded or now[kind] != self._recorded[kind]]
+
+
+_MODULES: dict[Kind, str] = {"python": "random", "numpy": "numpy.random"}
 
 
 def _writes(gradient: Tensor | None) -> int:
@@ -105,19 +147,20 @@ def _wrote_gradients(subject: Subject, touched: Sequence[str]) -> Fault:
     )
 
 
-def _drew(source: str, subject: Subject) -> Fault:
+def _drew(source: str, subject: Subject, where: Place) -> Fault:
     return Fault(
         f"{subject.name} draws from {source} while it runs",
-        where=subject.place,
+        where=where,
         why="the number would be a constant of the program, the same in every run",
-        remedy="draw it outside and pass it in, or use torch's generator",
+        remedy="draw it outside and pass it in; or, where it is a number, let the example decide with "
+        'decide="example", and every run draws as eager does, and is held to the decisions',
     )
 
 
-def _set_generator(subject: Subject) -> Fault:
+def _set_generator(subject: Subject, where: Place) -> Fault:
     return Fault(
         f"{subject.name} sets the state of the random number generator while it runs",
-        where=subject.place,
+        where=where,
         why="fake tensors draw no numbers, so torch.manual_seed or set_rng_state has changed it",
         remedy="seed outside the captured function",
     )
@@ -174,17 +217,7 @@ def _kept(subject: Subject, names: str, holders: Sequence[str]) -> LostState:
     )
 
 
-_GENERATORS: dict[Kind, Callable[[], Any]] = {
-    "python": random.getstate,
-    "numpy": numpy_state,
-    "torch": generator_state,
-}
-_WRITERS: dict[Kind, Callable[[Any], None]] = {
-    "python": random.setstate,
-    "numpy": set_numpy_state,
-    "torch": set_generator_state,
-}
-_FAULTS: dict[Kind, Callable[[Subject], Fault]] = {
+_FAULTS: dict[Kind, Callable[[Subject, Place], Fault]] = {
     "python": partial(_drew, "Python's random module"),
     "numpy": partial(_drew, "NumPy's default generator"),
     "torch": _set_generator,

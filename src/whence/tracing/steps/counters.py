@@ -14,7 +14,7 @@ from torch import fx
 from whence._torch.sizes.numbers import as_node, evaluated, is_recorded
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Initial, Setting
-from whence.tracing.steps.optimizer import is_plain
+from whence.tracing.steps.optimizer import is_same_value
 
 GroupKey = tuple[int, str]
 """The number of a parameter group, and the name of a value in it."""
@@ -96,16 +96,10 @@ def changed_settings(
     then = {row.path: row for row in before}
     for row in now:
         earlier = then.pop(row.path, None)
-        if earlier is None or not _is_same(earlier.value, row.value):
+        if earlier is None or not is_same_value(earlier.value, row.value):
             yield row, earlier
     for row in then.values():
         yield replace(row, value=None), row
-
-
-def _is_same(then: Any, now: Any) -> bool:
-    if then is now:
-        return True
-    return is_plain(then) and not is_recorded(now) and type(then) is type(now) and bool(then == now)
 
 
 def replaced_numbers(

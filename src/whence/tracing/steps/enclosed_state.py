@@ -66,13 +66,14 @@ def enclosed_by(step: Callable[..., Any]) -> Enclosed:
     held = {row.path: row.before for row in variables} | dict(owners_of(step))
     things: dict[int, tuple[str, Any]] = {}
     for name, value in held.items():
-        if _has_state(value):
+        if has_state(value):
             things.setdefault(id(value), (name, value))
     objects = [row for name, value in things.values() for row in save_all(name, value)]
     return Enclosed((*variables, *objects))
 
 
-def _has_state(value: Any) -> bool:
+def has_state(value: Any) -> bool:
+    """Whether a value may be changed by who holds it, and is not looked at elsewhere."""
     is_looked_into = isinstance(value, CONTAINERS) or has_attributes(value)
     return is_looked_into and not isinstance(value, _NOT_LOOKED_INTO)
 

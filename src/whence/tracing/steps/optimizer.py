@@ -1,6 +1,6 @@
 """What an optimizer holds, looked at before a step is captured and given back afterwards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +8,16 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import described
-from whence._torch.observe.training_steps import is_optimizer, optimizer_hooks, parameters_of
+from whence._torch.observe.training_steps import is_optimizer, optimizer_hooks, own_values, parameters_of
 from whence._torch.plain_values import PLAIN
+from whence._torch.sizes.numbers import is_recorded
 from whence._torch.subclasses.fully_sharded import name_of_class
-from whence.dependence.snapshots import save_all
-from whence.errors import Fault, UnsupportedHook, UnsupportedStep, UsageError
-from whence.program.arguments.optimizer_arguments import Setting
+from whence.dependence.snapshots import Saved, save_all
+from whence.errors import Fault, Place, UnsupportedHook, UnsupportedStep, UsageError
+from whence.program.arguments.optimizer_arguments import OWN, Setting
+from whence.tracing.steps.enclosed_state import has_state, refuse_changed
 from whence.tracing.target.subject import StateTensor, Subject
 
 RATE = "lr"
@@ -75,6 +78,11 @@ class Optimizing:
             for key, value in group.items()
             if key != "params"
         ]
+
+    def own(self) -> list[Setting]:
+        """Plain values that the optimizer holds itself."""
+        held = {} if self.optimizer is None else own_values(self.optimizer)
+        return [Setting(OWN, key, copy(value)) for key, value in held.items() if is_plain(value)]
 
 
 def optimizing(subject: Subject, optimizer: object) -> Optimizing:
@@ -143,6 +151,42 @@ def is_plain(value: object) -> bool:
     if isinstance(value, dict):
         return all(map(is_plain, value.values()))
     return isinstance(value, (*PLAIN,)) or (isinstance(value, (tuple, list)) and all(map(is_plain, value)))
+
+
+@dataclass(frozen=True)
+class OwnState:
+    """What an optimizer held itself, and what the objects there held."""
+
+    optimizer: Optimizer
+    before: Mapping[str, Any]
+    inside: tuple[Saved, ...]
+
+    def refuse_changes(self, place: Place) -> None:
+        """Raise `UnsupportedStep` naming all of it that the step has changed."""
+        now = own_values(self.optimizer)
+        names = [
+            f"optimizer.{key}"
+            for key in dict.fromkeys((*self.before, *now))
+            if not is_same_value(self.before.get(key, NOTHING), now.get(key, NOTHING))
+        ]
+        changed = [name for row in self.inside if not row.is_unchanged for name in row.changed_names()]
+        refuse_changed([*names, *changed], place)
+
+
+def own_states(optimizer: Optimizer | None) -> Iterator[OwnState]:
+    """The optimizer's, if there is one."""
+    if optimizer is not None:
+        held = own_values(optimizer)
+        things = [(f"optimizer.{key}", value) for key, value in held.items() if has_state(value)]
+        inside = tuple(row for name, value in things for row in save_all(name, value))
+        yield OwnState(optimizer, held, inside)
+
+
+def is_same_value(then: Any, now: Any) -> bool:
+    """Whether a value is what it was: itself, or an equal one of Python's that no step computed."""
+    if then is now:
+        return True
+    return is_plain(then) and not is_recorded(now) and type(then) is type(now) and bool(then == now)
 
 
 def optimizer_restored(optimizer: Optimizer | None) -> Callable[[], None]:

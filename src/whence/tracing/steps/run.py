@@ -1,6 +1,6 @@
 """Run a training step once on fake tensors, and write the log."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -44,7 +44,14 @@ from whence.tracing.steps.counters import (
 )
 from whence.tracing.steps.enclosed_state import enclosed_by
 from whence.tracing.steps.first_step import found_numbers, refuse_another_first_step, refuse_unbegun
-from whence.tracing.steps.optimizer import RATE, Key, OptimizerEntry, Optimizing, optimizer_restored
+from whence.tracing.steps.optimizer import (
+    RATE,
+    Key,
+    OptimizerEntry,
+    Optimizing,
+    optimizer_restored,
+    own_states,
+)
 from whence.tracing.steps.outside_values import OutsideReads
 from whence.tracing.steps.session import StepSession, new_step_session
 from whence.tracing.target.changed_containers import containers_in, refuse_changes
@@ -88,11 +95,13 @@ def record_step(
         with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
             tensors = [row.value for row in found.held() if isinstance(row.value, Tensor)]
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
-            outside = enclosed_by(subject.call)
+            outside, own = enclosed_by(subject.call), [*own_states(found.optimizer)]
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
             reads = OutsideReads(subject, session.run.reads.observer)
             taken, recorded = _run(session, undoing, example, found, wish, reads)
             outside.refuse_changes(place)
+            for kept in own:
+                kept.refuse_changes(place)
             recorded = _recorded(session, found, wish, taken, recorded)
             step = replace(recorded.step, outside=reads.found(place))
             refuse_another_first_step(session, found, wish.operations)
@@ -114,6 +123,7 @@ def _run(
     with ExitStack() as active:
         prepared = prepare(session, example, subject.state)
         taken = _taken(session, found, wish)
+        begun = [*session.step.counting.known.items(), *_beginnings(taken)]
         session.step.begin(_leaves(prepared))
         undoing.later(_without_gradients(prepared))
         active.enter_context(listening(session, session.calls, prepared, reads))
@@ -121,7 +131,7 @@ def _run(
         active.enter_context(torch.enable_grad())
         active.enter_context(observed_step(session.passes))
         active.enter_context(session.branches.recording(session.recorder))
-        active.enter_context(values_deciding(session, example, prepared))
+        active.enter_context(values_deciding(session, example, prepared, begun))
         given = containers_in(prepared.arguments)
         result = run_subject(session, subject, prepared.arguments)
         refuse_changes(subject, given, result)
@@ -185,6 +195,16 @@ def _taken(session: StepSession, found: Optimizing, wish: StepAssumptions) -> _T
     places = frozenset(held.place for held in before)
     empty = tuple((str(held.parameter.paths[0]), held.key) for held in before if held.value is None)
     return _Taken(tuple(rows), tuple(states), tuple(groups), places, tuple(found.settings()), empty)
+
+
+def _beginnings(taken: _Taken) -> Iterator[tuple[fx.Node, Tensor]]:
+    """The tensors that a first step makes, each with its input."""
+    nodes = {row.name: node for row, node in taken.rows}
+    for slot, _ in taken.states:
+        if slot.initial is not None and slot.initial.like is not None:
+            like = slot.initial.like
+            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+            yield nodes[slot.input], made.fill_(slot.initial.value)
 
 
 def _begin(session: StepSession, found: Optimizing, wish: StepAssumptions) -> None:
@@ -340,10 +360,13 @@ def _step(subject: Subject, session: StepSession, found: Optimizing, taken: _Tak
         call=subject.call,
         optimizer=found.optimizer,
         groups=tuple(tuple(str(row.paths[0]) for row in group) for group in found.groups),
-        settings=tuple(
-            row
-            for row in taken.settings
-            if (row.group, row.key) not in inputs and not isinstance(row.value, Tensor)
+        settings=(
+            *found.own(),
+            *(
+                row
+                for row in taken.settings
+                if (row.group, row.key) not in inputs and not isinstance(row.value, Tensor)
+            ),
         ),
         states=tuple(slot for slot, _ in taken.states),
         numbers=taken.groups,

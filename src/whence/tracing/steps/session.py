@@ -99,13 +99,13 @@ class StepNotes:
         self.before |= {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
 
     @contextmanager
-    def optimizing(self) -> Iterator[None]:
-        """Inside the block the optimizer runs."""
-        self.reads_numbers = True
+    def optimizing(self, *, reads_numbers: bool = True) -> Iterator[None]:
+        """Inside the block the optimizer runs, or the closure that it calls, which reads no numbers."""
+        before, self.reads_numbers = self.reads_numbers, reads_numbers
         try:
             yield
         finally:
-            self.reads_numbers = False
+            self.reads_numbers = before
 
     def gradient_arrives(self, recorded: int) -> None:
         """After so many operations a gradient arrives at a leaf."""
@@ -205,7 +205,8 @@ class StepActs(ModelActs):
             f"the optimizer decides by the number {value.name}, which a capture does not have",
             where=self.here(),
             why=f"{made}a capture runs on fake tensors, shapes without numbers",
-            remedy=f"use an option that decides with tensors (capturable=True), or {_OTHERWISE}",
+            remedy='let the example decide with decide="example"; or use an option that decides with tensors '
+            f"(capturable=True), or {_OTHERWISE}",
         )
 
     def number_known(self, number: Any) -> Any:
@@ -216,13 +217,19 @@ class StepActs(ModelActs):
         """A comparison of numbers that steps advance goes as it does now; the program says so, and looks."""
         nodes = [value for value in map(as_node, operands) if isinstance(value, fx.Node)]
         roots = set[fx.Node]().union(*map(_roots, nodes))
-        values = list(map(self.step.counting.value, operands))
+        values = list(map(self._number_now, operands))
         if roots <= self.step.rates or None in values:
             raise self.number_needed(nodes[0])
         answer = bool(target(*values))
-        inputs = ", ".join(sorted(self.run.log.inputs[root] for root in roots))
+        inputs = ", ".join(sorted(self.run.log.inputs.get(root, root.name) for root in roots))
         self.recorder.note_branch(target, operands, answer, f"what is asked of {inputs} ({self.here()})")
         return answer
+
+    def _number_now(self, operand: Any) -> Any:
+        """What a number is now: one that follows from tensors only where the example decides."""
+        known, decider = self.step.counting.value(operand), self.recorder.decider
+        node = as_node(operand)
+        return decider.number(node) if known is None and decider and isinstance(node, fx.Node) else known
 
 
 @dataclass(frozen=True)
@@ -349,14 +356,25 @@ class StepPasses(Passes):
         self.step.cleared.update(map(id, parameters))
 
     @contextmanager
-    def stepping(self, optimizer: Optimizer, arguments: Sequence[Any]) -> Iterator[None]:
+    def stepping(self, optimizer: Optimizer) -> Iterator[None]:
         """The optimizer's step: it reads numbers of its state, and is not being compiled."""
-        self._refuse_optimizer(optimizer, arguments)
+        self._refuse_optimizer(optimizer)
         self.running.turns(Phase.OPTIMIZER)
         with self.step.optimizing():
             yield
 
-    def _refuse_optimizer(self, optimizer: Optimizer, arguments: Sequence[Any]) -> None:
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """The optimizer asks for the loss and its gradients: a forward and a backward of the step."""
+        phase = self.running.phase
+        self.running.turns(Phase.OPTIMIZER if self.step.runs else Phase.FORWARD)
+        try:
+            with self.step.optimizing(reads_numbers=False):
+                yield
+        finally:
+            self.running.turns(phase)
+
+    def _refuse_optimizer(self, optimizer: Optimizer) -> None:
         name = type(optimizer).__name__
         if optimizer is not self.optimizer:
             raise UnsupportedStep(
@@ -364,13 +382,6 @@ class StepPasses(Passes):
                 where=self.run.places.here(),
                 why="its state would be constants of the program",
                 remedy="pass it as optimizer=; several optimizers need a step, and a capture, for each",
-            )
-        if any(argument is not None for argument in arguments):
-            raise UnsupportedStep(
-                f"{name}.step is called with a closure",
-                where=self.run.places.here(),
-                why="the optimizer calls it as often as the loss makes it, and a graph decides nothing",
-                remedy=f"call backward() before optimizer.step(); where it needs a closure, {_OTHERWISE}",
             )
         if not self.running.is_outside:
             raise UnsupportedStep(

@@ -1,0 +1,73 @@
+"""`tensor.data = value`: from there on the tensor's numbers are those of another node.
+
+It happens behind autograd and the dispatcher, so it is caught where Python asks for it. Eager puts the memory
+of `value` under the tensor; a program writes the numbers into the tensor's own. That is the same as long as
+the memory is nobody else's.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.tensors import storage_of
+
+if TYPE_CHECKING:
+    from whence._torch.record.recorder import Recorder
+
+_FACTS = ("shape", "dtype", "device", "layout")
+
+
+def replace_data(recorder: "Recorder", tensor: Tensor, value: Tensor) -> None:
+    """Let `tensor` have the numbers of `value`; raises where a program would say something else."""
+    if value is tensor:
+        return  # `module.to` with what a module has already
+    recorder.recognised([tensor, value])
+    if (why := _misfit(recorder, tensor, value)) is not None:
+        raise recorder.listener.model.data_replaced(why)
+    recorder.listener.model.distrusted("the model puts other data under a tensor")
+    if (begins := _placeholder(recorder, tensor)) is not None:
+        recorder.adopted.replaced.setdefault(id(tensor), (tensor, begins))
+    with torch.no_grad():
+        alias = value.detach()
+    if not recorder.adopted.stands_for(tensor, alias):
+        recorder.tracer.tensor_tracker[tensor] = recorder.tracer.tensor_tracker[alias]
+
+
+def _placeholder(recorder: "Recorder", tensor: Tensor) -> fx.Node | None:
+    """The input that a tensor is, or None for one that the model made."""
+    inputs = (node for node in recorder.graph.nodes if node.op == "placeholder")
+    return recorder.adopted.node_of(tensor) or next((n for n in inputs if n.meta["val"] is tensor), None)
+
+
+def replaced_inputs(recorder: "Recorder") -> list[tuple[fx.Node, fx.Node]]:
+    """The placeholders of tensors that have other data now, each with the node that holds it."""
+    pairs: list[tuple[fx.Node, Any]] = [
+        (before, recorder.node_of(tensor)) for tensor, before in recorder.adopted.replaced.values()
+    ]
+    return pairs
+
+
+def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
+    if tensor.requires_grad and not recorder.is_joint:
+        return "it requires a gradient, which autograd would look for behind what it had before"
+    held, given = recorder.stand_in(tensor), recorder.stand_in(value)
+    if any(getattr(held, fact) != getattr(given, fact) for fact in _FACTS):
+        return "the data has another shape, dtype or device, or lies in memory otherwise"
+    if held.layout is not torch.strided or held.stride() != given.stride():
+        return "the data has another shape, dtype or device, or lies in memory otherwise"
+    memory = storage_of(given)
+    if memory != storage_of(held) and memory in _taken(recorder):
+        return "both would lie in one memory from then on, and a program has a value for each"
+    return None
+
+
+def _taken(recorder: "Recorder") -> set[int]:
+    """The memory of everything that is there when the model begins, and of what got other data."""
+    held = [node.meta["val"] for node in recorder.graph.nodes if node.op == "placeholder"]
+    held += [recorder.stand_in(tensor) for tensor, _ in recorder.adopted.replaced.values()]
+    return {storage_of(value) for value in held if isinstance(value, Tensor) and _is_strided(value)}
+
+
+def _is_strided(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided

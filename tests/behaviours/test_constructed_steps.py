@@ -1,0 +1,59 @@
+"""Steps that people write train as eager does, bit for bit, or are refused by name."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+import whence
+from tests.behaviours.constructed_steps import STEPS, ConstructedStep, Training
+from tests.behaviours.constructions import generators, seeded
+from tests.checks import differing, gradients, state
+
+
+def everything(training: Training) -> dict[str, Any]:
+    """A copy of all that a step may change."""
+    optimizers = training.optimizer if isinstance(training.optimizer, list) else [training.optimizer]
+    found = {f"gradient of {name}": held for name, held in gradients(training.model).items()}
+    for at, optimizer in enumerate(optimizers):
+        found |= {f"optimizer {at}, {n}": held for n, held in enumerate(tree_leaves(optimizer.state_dict()))}
+    found = {name: held.clone() if isinstance(held, Tensor) else held for name, held in found.items()}
+    return found | state(training.model)
+
+
+def one_step(run: Any, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]:
+    seeded(number)
+    leaves = tree_leaves(run(*[tensor.clone() for tensor in batch]))
+    return {f"output {at}": leaf for at, leaf in enumerate(leaves)} | generators()
+
+
+@pytest.mark.parametrize("row", STEPS, ids=lambda row: row.name)
+def test_step(row: ConstructedStep) -> None:
+    """Three bound steps leave eager's results, parameters, buffers, gradients, optimizer and generators."""
+    eager, ours = row.make(), row.make()
+
+    def captured() -> whence.Program:
+        seeded(0)
+        batch = tuple(tensor.clone() for tensor in ours.batches[0])
+        held = {"model": ours.model, "optimizer": ours.optimizer}
+        return whence.capture_step(ours.step, batch, decide=row.decide, **held)
+
+    before = everything(ours)
+    if row.refused is not None and not row.refused.of_run:
+        with pytest.raises(row.refused.error, match=row.refused.words):
+            captured()
+        assert differing(before, everything(ours)) == []
+        return
+    program = captured()
+    assert differing(before, everything(ours)) == []
+    run = program.bind(ours.model, ours.optimizer)
+    with nullcontext() if row.refused is None else pytest.raises(row.refused.error, match=row.refused.words):
+        for number, batch in enumerate(eager.batches):
+            assert differing(one_step(eager.step, batch, number), one_step(run, batch, number)) == [], number
+            assert differing(everything(eager), everything(ours)) == [], number
+            eager.between()
+            ours.between()

@@ -1,0 +1,204 @@
+"""Coin flips of torch, Python and NumPy decide as other values do, and every run draws them as eager does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from random import random as flip
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from tests.behaviours.constructions import generators, seeded
+from tests.checks import differing, state
+
+X = torch.arange(8.0).view(2, 4) / 4
+
+
+class Flipping(nn.Module):
+    """Two ways, by a coin; it counts its calls."""
+
+    calls: Tensor
+
+    def __init__(self, coin: Callable[[], bool]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.coin, self.heads, self.tails = coin, nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        x = x + torch.rand(4)
+        return self.heads(x) if self.coin() else self.tails(x) * 2
+
+
+def of_torch() -> bool:
+    return bool(torch.rand(()) < 0.5)
+
+
+def of_python() -> bool:
+    return bool(random.random() < 0.5)
+
+
+def of_python_by_name() -> bool:
+    return bool(flip() < 0.5)
+
+
+def of_numpy() -> bool:
+    return bool(np.random.uniform(0, 1) < 0.5)
+
+
+def of_choice() -> bool:
+    return random.choice([True, False])
+
+
+def of_shuffle() -> bool:
+    order = [True, False, True]
+    random.shuffle(order)
+    return order[0]
+
+
+def of_sample() -> bool:
+    return bool(random.sample([1, 2, 3, 4], 2)[1] > 2)
+
+
+COINS = [of_torch, of_python, of_python_by_name, of_numpy, of_choice, of_shuffle, of_sample]
+EVERY = pytest.mark.parametrize("coin", COINS, ids=lambda coin: coin.__name__)
+
+
+def seed_of(coin: Callable[[], bool], side: bool) -> int:
+    """A seed from which a model flips this side."""
+    for seed in range(50):
+        seeded(seed)
+        torch.rand(4)
+        if coin() is side:
+            return seed
+    raise AssertionError
+
+
+def captured(coin: Callable[[], bool]) -> tuple[Flipping, whence.Program]:
+    model = Flipping(coin)
+    seeded(seed_of(coin, True))
+    before = generators()
+    program = whence.capture(model, (X,), decide="example")
+    assert differing(before, generators()) == []
+    return model, program
+
+
+@EVERY
+def test_a_coin_decides(coin: Callable[[], bool]) -> None:
+    """The program says that it was drawn, is eager from where eager draws the same, and no guard is false."""
+    model, program = captured(coin)
+    assert all(decision.drawn for decision in program.decisions)
+    assert "drawn at random" in str(program.decisions[0])
+    assert coin.__name__ in str(program.decisions[0])
+    result = program.verify(model, (X,))
+    assert result.ok, str(result)
+    assert program.check(model, (X,)) == []
+
+
+@EVERY
+def test_the_other_side_is_refused(coin: Callable[[], bool]) -> None:
+    """The error names the line and both answers, and nothing is written."""
+    model, program = captured(coin)
+    for run in (program.module(), program.unflatten(), program.bind(model)):
+        before = state(model)
+        seeded(seed_of(coin, False))
+        with pytest.raises(whence.StaleCapture, match="at capture") as caught:
+            run(X)
+        assert caught.value.where.line is not None
+        assert coin.__name__ in caught.value.where.line
+        assert differing(before, state(model)) == []
+
+
+@EVERY
+def test_a_program_for_each_side(coin: Callable[[], bool]) -> None:
+    """A guarded program keeps both, and draws as eager does, whichever it tries first."""
+    model, program = captured(coin)
+    eager = Flipping(coin)
+    guarded = program.guarded(model, "recapture")
+    for seed in range(12):
+        seeded(seed)
+        expected = eager(X)
+        there = generators()
+        seeded(seed)
+        assert torch.equal(guarded(X), expected), seed
+        assert differing(there, generators()) == []
+    assert differing(state(eager), state(model)) == []
+    assert len(guarded.programs) > 1
+
+
+@pytest.mark.parametrize("coin", [of_python, of_numpy], ids=lambda coin: coin.__name__)
+def test_nobody_decides_unasked(coin: Callable[[], bool]) -> None:
+    """The refusal names the line and the remedy."""
+    with pytest.raises(whence.SideEffect, match="draws from") as caught:
+        whence.capture(Flipping(coin), (X,))
+    assert 'decide="example"' in (caught.value.remedy or "")
+    assert coin.__name__ in str(caught.value.where.line)
+
+
+def test_the_call_is_spelled() -> None:
+    """A decision says what was called."""
+    asked = [captured(coin)[1].decisions[0].asked for coin in (of_python, of_numpy)]
+    assert asked == ["random.random() < 0.5", "numpy.random.uniform(0, 1) < 0.5"]
+
+
+def test_a_number_that_decides_nothing_is_drawn() -> None:
+    """It is no decision: every run draws its own."""
+
+    class Scaled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) * np.random.beta(2.0, 2.0) * random.randint(1, 3)
+
+    model = Scaled(4, 4)
+    program = whence.capture(model, (X,), decide="example")
+    assert program.decisions == ()
+    for seed in range(5):
+        seeded(seed)
+        expected = model(X)
+        seeded(seed)
+        assert torch.equal(program.module()(X), expected)
+
+
+class Drawing(nn.Linear):
+    """Draws something that no program holds."""
+
+    def __init__(self, draw: Callable[[], object]) -> None:
+        super().__init__(4, 4)
+        self.draw = draw
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.draw()
+        random.random()
+        return super().forward(input)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: random.seed(0), lambda: np.random.rand(3), lambda: random.getrandbits(80), random._inst.random],
+    ids=["seed", "array", "long", "unseen"],
+)
+def test_what_no_program_holds_is_refused(draw: Callable[[], object]) -> None:
+    """A seed, an array, a number beyond 64 bits, a draw that nobody sees: refused with the example, too."""
+    model, before = Drawing(draw), generators()
+    with pytest.raises(whence.SideEffect):
+        whence.capture(model, (X,), decide="example")
+    assert differing(before, generators()) == []
+
+
+def test_in_files_and_elsewhere(tmp_path: Path) -> None:
+    """A loaded program draws, too; an exported one would not, and is refused."""
+    model, program = captured(of_python)
+    program.save(tmp_path / "flip.whence")
+    loaded = whence.load(tmp_path / "flip.whence", model=model)
+    seeded(seed_of(of_python, True))
+    expected = model(X)
+    seeded(seed_of(of_python, True))
+    assert torch.equal(loaded.module()(X), expected)
+    assert not program.cost().gaps
+    with pytest.raises(whence.NotExportable, match="none of torch's"):
+        program.to_exported_program()

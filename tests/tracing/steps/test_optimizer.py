@@ -1,0 +1,101 @@
+"""What an optimizer holds beside groups and state is a constant, and a step that changes it is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import whence
+from tests.tracing.steps.small import batch, small, zero_first
+
+
+class Counter:
+    """Counts by itself."""
+
+    taken = 0
+
+    def next(self) -> int:
+        self.taken += 1
+        return self.taken
+
+
+class Own(Optimizer):
+    """Descends by a number that it makes of what it holds."""
+
+    def __init__(self, model: nn.Module, number: Callable[[Any], Any]) -> None:
+        super().__init__(model.parameters(), {"lr": 0.1})
+        self.number, self.scale = number, 1.0
+        self.taken: Any = 0
+        self.held, self.counter = {"taken": 0}, Counter()
+        self.state["taken"] = 0  # type: ignore[index]
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        number = self.number(self)
+        for held in self.param_groups[0]["params"]:
+            held.sub_(held.grad * number, alpha=0.1)
+
+
+def counts(optimizer: Any) -> Any:
+    optimizer.taken += 1
+    return optimizer.taken
+
+
+def counts_in_a_dict(optimizer: Any) -> Any:
+    optimizer.held["taken"] += 1
+    return optimizer.held["taken"]
+
+
+def counts_in_state(optimizer: Any) -> Any:
+    optimizer.state["taken"] += 1
+    return optimizer.state["taken"]
+
+
+def counts_in_an_object(optimizer: Any) -> Any:
+    return optimizer.counter.next()
+
+
+def counts_in_a_tensor(optimizer: Any) -> Any:
+    optimizer.taken = torch.as_tensor(optimizer.taken) + 1
+    return optimizer.taken
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (counts, r"optimizer\.taken"),
+        (counts_in_a_dict, r"optimizer\.held"),
+        (counts_in_state, r"optimizer\.state\['taken'\]"),
+        (counts_in_an_object, r"optimizer\.counter\.taken"),
+        (counts_in_a_tensor, r"optimizer\.taken"),
+    ],
+)
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "second"])
+def test_what_an_optimizer_changes_of_its_own_is_refused(
+    number: Callable[[Any], Any], words: str, warm: bool
+) -> None:
+    """A program would find it as it was; all is given back."""
+    model, _ = small()
+    optimizer = Own(model, number)
+    step = zero_first(model, optimizer)
+    if warm:
+        step(batch())
+    before = str(vars(optimizer))
+    with pytest.raises(whence.UnsupportedStep, match=f"changes {words}"):
+        whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    assert str(vars(optimizer)) == before
+
+
+def test_what_an_optimizer_holds_is_compared() -> None:
+    """A plain value is a constant of the program, in every run."""
+    model, _ = small()
+    optimizer = Own(model, lambda held: held.scale)
+    step = zero_first(model, optimizer)
+    run = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer).bind(model, optimizer)
+    run(batch())
+    optimizer.scale = 2.0
+    with pytest.raises(whence.StaleCapture, match=r"`optimizer\.scale` was 1\.0 at capture, is 2\.0 now"):
+        run(batch())
