@@ -13,7 +13,7 @@ from whence._torch.operators.schemas import OpOverload, has_size_of_data, short_
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.direct_recording import is_plain
-from whence._torch.sizes.drawn_numbers import DRAWN, Draw, as_tensor, spelled_number
+from whence._torch.sizes.drawn_numbers import DRAWN, HostDraw, as_tensor, spelled_number
 from whence._torch.sizes.numbers import are_alike, contents, sizes_of, stays
 from whence._torch.sizes.symbols import spelled_over
 from whence.errors import Place, UnsupportedMutation
@@ -157,7 +157,7 @@ class Decider:
         found = self._values.of(node)
         return None if found is ABSENT else found
 
-    def drawn(self, draw: Draw, found: Any) -> Any:
+    def drawn(self, draw: HostDraw, found: Any) -> Any:
         """What Python or NumPy has drawn just now, as what a node draws in every run."""
         count = len(found) if type(found) is list else -1
         is_whole = count >= 0 or type(found) is int

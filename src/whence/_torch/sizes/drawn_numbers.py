@@ -35,7 +35,7 @@ _RANGE = "places"
 
 
 @dataclass(frozen=True)
-class Draw:
+class HostDraw:
     """A call of a function that draws; `finished` makes of the numbers what the model is given."""
 
     function: str
@@ -43,7 +43,7 @@ class Draw:
     finished: Callable[[Any], Any]
 
     def by(self, function: Callable[..., Any]) -> Any:
-        """Draw now, with the function itself: a number, or a list of whole ones."""
+        """HostDraw now, with the function itself: a number, or a list of whole ones."""
         return _called(function, self.arguments)
 
     @property
@@ -52,7 +52,7 @@ class Draw:
         return _spelled(self.function, self.arguments)
 
 
-def draw_of(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Draw | None:
+def draw_of(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HostDraw | None:
     """The call as one that gives numbers; None where a program cannot hold it."""
     if function not in _ALLOWED:
         return None
@@ -62,7 +62,7 @@ def draw_of(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Dr
         sequence, args = args[0], ({_RANGE: len(args[0])}, *args[1:])
         finished = _finishing(name, sequence)
     try:
-        return Draw(function, json.dumps([list(args), dict(kwargs)]), finished)
+        return HostDraw(function, json.dumps([list(args), dict(kwargs)]), finished)
     except (TypeError, ValueError):
         return None
 
