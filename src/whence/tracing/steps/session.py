@@ -305,11 +305,12 @@ class StepSession(Session):
         """Python needs a tensor's value; a scaler of gradients does so in every step."""
         if not is_scaling():
             return super().value_needed(operation, arguments, function)
-        return UnsupportedStep(
+        return DataDependent(
             "a GradScaler looks whether all gradients are finite, and else skips the optimizer's step",
             where=self.here(),
-            why="that is a decision of Python's by the value of a tensor, and a graph decides nothing",
-            remedy=f"train in bfloat16, which needs no scaler; or {_OTHERWISE}",
+            why="that is a decision of Python's by the value of a tensor, which a capture does not have",
+            remedy='let the example decide with decide="example", and a run where they are not is stale; '
+            f"or train in bfloat16, which needs no scaler; or {_OTHERWISE}",
         )
 
     def number_needed(self, node: fx.Node) -> Exception:
