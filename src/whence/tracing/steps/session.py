@@ -1,6 +1,6 @@
 """Listens while a training step runs: beside the model, to autograd's passes and to the optimizer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -65,8 +65,10 @@ class StepNotes:
 
     `before` are gradients that were there when it began, by the identity of the tensor. `cleared` and
     `assumed` are parameters whose gradient was taken away, or was absent, before the first one arrived.
-    `tracked` are operations after a backward that autograd may go through again. `counting` are the numbers
-    that are inputs, `rates` those of them that are learning rates.
+    `forgotten` says of parameters among the `assumed` how many operations there were when their gradient was
+    taken away again, `asked` of which ones Python asked for the gradient before one arrived. `tracked` are
+    operations after a backward that autograd may go through again. `counting` are the numbers that are
+    inputs, `rates` those of them that are learning rates.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
@@ -77,6 +79,8 @@ class StepNotes:
     cleared: set[int] = field(default_factory=set)
     assumed: set[int] = field(default_factory=set)
     arrived: set[int] = field(default_factory=set)
+    forgotten: dict[int, int] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
     tracked: set[fx.Node] = field(default_factory=set)
 
 
@@ -236,12 +240,33 @@ class StepSession(Session):
 
     def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
         """`zero_grad` takes them away."""
-        self.step.cleared.update(map(id, parameters))
+        for parameter in parameters:
+            self._forget_gradient(parameter)
+
+    def _forget_gradient(self, parameter: Tensor) -> None:
+        key = id(parameter)
+        self.step.cleared.add(key)
+        if key in self.step.assumed:
+            self.step.forgotten.setdefault(key, len(self.notes.order))
+
+    def needs_no_gradient(self, key: int, results: Set[fx.Node]) -> bool:
+        """Whether it makes no difference what a parameter's gradient was: what became of it was taken away,
+        and nobody has read it; `results` are what the step returns."""
+        if key not in self.step.forgotten or key in self.step.asked:
+            return False
+        early = set(self.notes.order[: self.step.forgotten[key]])
+        held = {node for node, leaf in self.notes.kept.items() if leaf == key and node in early}
+        return not held & results and all(user in held for node in held for user in node.users)
+
+    def gradient_asked(self, tensor: Tensor) -> None:
+        """The step reads `.grad`, which another run may find filled before a gradient arrives."""
+        if id(tensor) not in self.step.arrived:
+            self.step.asked.add(id(tensor))
 
     def gradient_set(self, tensor: Tensor, gradient: Tensor | None) -> None:
         """The step writes `.grad` itself; what was there before is gone."""
         if id(tensor) in self.step.leaves:
-            self.step.cleared.add(id(tensor))
+            self._forget_gradient(tensor)
         elif gradient is not None and not isinstance(tensor, FakeTensor):
             raise UnsupportedStep(
                 "the step sets the .grad of a tensor that is not in the model",
