@@ -157,10 +157,10 @@ def rectified() -> Training:
     return Training(model, optimizer, plain(model, optimizer))
 
 
-@step()
+@step(warm=True, decide="example")
 def averaged_descent() -> Training:
     model = network()
-    optimizer = torch.optim.ASGD(model.parameters(), t0=1)
+    optimizer = torch.optim.ASGD(model.parameters())
     return Training(model, optimizer, plain(model, optimizer))
 
 
@@ -183,7 +183,7 @@ REQUIRED = Refusal(
 )
 ANOTHER = Refusal(whence.UnsupportedStep, "was not given", "it holds an optimizer of its own")
 SEVERAL = Refusal(whence.UsageError, "the optimizer is a list", "a step is captured with one optimizer")
-SCALED = Refusal(whence.UnsupportedStep, "GradScaler", "whether gradients are finite is a decision by value")
+SCALED = Refusal(whence.DataDependent, "GradScaler", "whether gradients are finite is a decision by value")
 UNDECIDED = Refusal(
     whence.DataDependent, 'decide="example"', "whether it is the first average is a tensor's value"
 )
@@ -323,7 +323,7 @@ def accumulates_over_calls() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(refused=ADDED)
+@step()
 def attacks_by_sign() -> Training:
     model = network()
     optimizer = AdamW(model.parameters())
@@ -359,7 +359,7 @@ def attacks_the_argument() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(refused=ADDED)
+@step()
 def attacks_several_times() -> Training:
     model = network()
     optimizer = AdamW(model.parameters())
@@ -511,7 +511,7 @@ def sharpness_by_hand() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(refused=SCALED)
+@step(warm=True, decide="example")
 def scales_gradients() -> Training:
     model = network()
     optimizer = AdamW(model.parameters())
@@ -529,13 +529,13 @@ def scales_gradients() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(refused=SCALED)
+@step(warm=True, decide="example")
 def scales_and_clips() -> Training:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
 
-    def step(x: Tensor) -> Tensor:
+    def step(x: Tensor) -> tuple[Tensor, float]:
         optimizer.zero_grad()
         loss = loss_of(model(x))
         scaler.scale(loss).backward()
@@ -543,9 +543,14 @@ def scales_and_clips() -> Training:
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         scaler.step(optimizer)
         scaler.update()
-        return loss
+        return loss, scaler.get_scale()
 
     return Training(model, optimizer, step)
+
+
+@step(refused=SCALED, warm=True)
+def scales_undecided() -> Training:
+    return scales_gradients()
 
 
 @step()

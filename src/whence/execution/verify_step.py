@@ -20,6 +20,7 @@ from whence.execution.bound import Bound, Check
 from whence.execution.running import Run, noted, same_start, seed_of_its_way
 from whence.execution.verify import Verification, compared
 from whence.program import Program
+from whence.schema import InputKind
 from whence.tracing.answers import told_to
 from whence.tracing.steps.counters import is_number
 from whence.tracing.steps.optimizer import Optimizing, optimizer_restored, optimizing
@@ -72,7 +73,9 @@ def _refuse_others(program: Program, subject: Subject, optimizer: object) -> Non
 def _run(
     program: Program, subject: Subject, found: Optimizing, start: tuple[Any, int], call: Callable[..., Any]
 ) -> Run:
-    with same_start(subject, start[0], seed=start[1]) as given, _optimizer_kept(found):
+    rows = program.signature.inputs_of(InputKind.CONSTANT)
+    constants = [program.state[row.name] for row in rows if row.name in program.state]
+    with same_start(subject, start[0], constants, start[1]) as given, _optimizer_kept(found):
         with compiled_functions_run_eagerly(spares_operators=True):
             result = call(*given[0], **given[1])
         held = {row.path: _as_tensor(row.value) for row in found.held() if row.value is not None}

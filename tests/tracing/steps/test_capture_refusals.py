@@ -272,7 +272,7 @@ REFUSED = [
     Refused(zeroes_in_place, UnsupportedStep, "reads a gradient of before"),
     Refused(graph_of_gradients, UnsupportedStep, "create_graph=True"),
     Refused(with_closure, DataDependent, "the optimizer decides by the number"),
-    Refused(with_scaler, UnsupportedStep, "GradScaler"),
+    Refused(with_scaler, DataDependent, "GradScaler"),
     Refused(with_schedule, UnsupportedStep, "changes schedule.last_epoch"),
     Refused(counting_trainer, UnsupportedStep, "changes Trainer.taken, Trainer.losses"),
     Refused(counting_variable, UnsupportedStep, "changes taken, losses, OTHERS"),

@@ -1,11 +1,14 @@
 """Whatever a step is made of, the program is eager, bit for bit."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import whence
-from tests.tracing.steps.small import STEPS, batch, by_hand, small
+from tests.tracing.steps.small import STEPS, Step, batch, by_hand, small
 from whence.schema import InputKind, OutputKind, Phase
 
 
@@ -159,3 +162,41 @@ def test_tied_weights_have_one_state() -> None:
     assert [row.of for row in program.signature.inputs_of(InputKind.OPTIMIZER_STATE)] == [
         "first.weight"
     ] * 3 + [None]
+
+
+def attacking(model: nn.Module, optimizer: torch.optim.Optimizer, way: str) -> Step:
+    """A step whose first backward is for the attack alone."""
+
+    def step(x: torch.Tensor) -> Any:
+        scale = 2.0 if way == "asks" and next(model.parameters()).grad is not None else 1.0
+        x = (x * scale).requires_grad_()
+        model(x).sin().mean().backward()
+        read: Any = next(model.parameters()).grad if way in ("reads", "returns") else None
+        slope: Any = x.grad
+        attacked = (x + 0.1 * slope.sign()).detach()
+        optimizer.zero_grad()
+        loss = model(attacked).sin().mean()
+        if way == "reads":
+            loss = loss + read.sum()
+        loss.backward()
+        optimizer.step()
+        return (loss, read) if way == "returns" else loss
+
+    return step
+
+
+@pytest.mark.parametrize("way", ["forgets", "asks", "reads", "returns"])
+def test_gradients_that_are_taken_away_unread(way: str) -> None:
+    """A run may begin with gradients that the step adds to and takes away; not where it looks at them."""
+    (model, optimizer), (theirs, other) = small(), small()
+    eager = attacking(theirs, other, way)
+    step = attacking(model, optimizer, way)
+    run = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer).bind(model, optimizer)
+    first = run(batch()), eager(batch())
+    assert all(map(torch.equal, *map(tree_leaves, first)))
+    if way == "forgets":
+        assert torch.equal(run(batch()), eager(batch()))
+        assert all(map(torch.equal, model.parameters(), theirs.parameters()))
+    else:
+        with pytest.raises(whence.StaleCapture, match="have gradients, and had none"):
+            run(batch())

@@ -1,6 +1,6 @@
 """Capture a training step, step by step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.steps.assumptions import StepAssumptions
 from whence.tracing.steps.attribution import attribute_step
+from whence.tracing.steps.enclosed_state import scales_of
 from whence.tracing.steps.first_step import Unbegun
 from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import record_step
@@ -95,7 +96,7 @@ def _captured(
     with keeping_what_was_recorded(session):
         gradients = attribute_step(recorded, session.step)
         program = finished(example, recorded, gradients).with_changes(step=recorded.step)
-        _refuse_outside(program)
+        _refuse_outside(program, {id(tensor) for tensor in scales_of(subject.call)})
     check(program)
     observed = replace(session.run.reads.observed(), call=subject.roots[0][1])
     return program, observed, session
@@ -122,10 +123,11 @@ def _refuse_history(example: Example) -> None:
         )
 
 
-def _refuse_outside(program: Program) -> None:
-    """Tensors that are in no module, or in one only as an attribute, may be read."""
+def _refuse_outside(program: Program, scales: Set[int]) -> None:
+    """Tensors that are in no module, or in one only as an attribute, may be read; scales are written, too."""
     rows = program.signature.outputs_of(OutputKind.MUTATION)
-    written = [row.path for row in rows if program.input(row.of or "").kind is InputKind.CONSTANT]
+    constants = [row for row in rows if program.input(row.of or "").kind is InputKind.CONSTANT]
+    written = [row.path for row in constants if id(program.state[row.of or ""]) not in scales]
     if written:
         raise UnsupportedStep(
             f"the step writes {', '.join(written)}, which is neither a parameter nor a buffer of the model",

@@ -6,7 +6,7 @@ refused, for what it did may decide what it does next time.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from dis import get_instructions
 from logging import Logger
@@ -14,11 +14,15 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from whence._torch.observe.attribute_reads import NOTHING, has_attributes
+from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
 from whence.dependence.snapshots import (
+    ATTRIBUTES,
     CELL,
+    CONTAINER,
     CONTAINERS,
     VARIABLE,
     NamespaceEntry,
@@ -46,7 +50,21 @@ class Enclosed:
     def refuse_changes(self, place: Place) -> None:
         """Raise `UnsupportedStep` naming everything that the step has changed."""
         changed = [row for row in self.rows if not row.is_unchanged]
-        refuse_changed((name for row in changed for name in row.changed_names()), place)
+        renewed = set(self._renewed())
+        names = (name for row in changed for name in row.changed_names())
+        refuse_changed((name for name in names if name not in renewed), place)
+
+    def _renewed(self) -> Iterator[str]:
+        """Attributes that held an empty container, and hold another: it was filled for the step alone."""
+        empty = {id(row.thing) for row in self.rows if row.kind is CONTAINER and not row.before}
+        for row in self.rows:
+            if row.kind is not ATTRIBUTES:
+                continue
+            now = row.kind.read(row.thing)
+            for name, then in row.before.items():
+                other = now.get(name)
+                if id(then) in empty and type(other) is type(then) and not other:
+                    yield f"{row.path}.{name}"
 
 
 def refuse_changed(names: Iterable[str], place: Place) -> None:
@@ -64,12 +82,31 @@ def enclosed_by(step: Callable[..., Any]) -> Enclosed:
     """Look at what a step closes over."""
     variables = [row for function in functions_of(step) for row in variables_of(function)]
     held = {row.path: row.before for row in variables} | dict(owners_of(step))
+    held |= dict(_inside(held))
     things: dict[int, tuple[str, Any]] = {}
     for name, value in held.items():
         if has_state(value):
             things.setdefault(id(value), (name, value))
     objects = [row for name, value in things.values() for row in save_all(name, value)]
     return Enclosed((*variables, *objects))
+
+
+def _inside(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """PyTorch's schedules and scalers that objects hold: nobody watches the code of theirs that runs."""
+    for name, owner in held.items():
+        inner = own_attributes(owner) if has_state(owner) and has_attributes(owner) else {}
+        for key, value in inner.items():
+            if isinstance(value, GradScaler | LRScheduler):
+                yield f"{name}.{key}", value
+
+
+def scales_of(step: Callable[..., Any]) -> Iterator[Tensor]:
+    """What scalers of gradients hold that a step closes over, itself or in an object."""
+    held = {row.path: row.before for function in functions_of(step) for row in variables_of(function)}
+    held |= dict(owners_of(step))
+    for scaler in (*held.values(), *(value for _, value in _inside(held))):
+        if isinstance(scaler, GradScaler):
+            yield from (value for value in own_attributes(scaler).values() if isinstance(value, Tensor))
 
 
 def has_state(value: Any) -> bool:

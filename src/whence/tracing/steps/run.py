@@ -158,7 +158,8 @@ def _recorded(
     held = {row.name: getattr(recorded, row.name) for row in fields(recorded)}
     held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken))
     held |= {"backward": _backward(session, leaves), "rows": taken.rows, "is_step": True}
-    return RecordedStep(**held, step=_step(subject, session, found, taken))
+    results = frozenset(node for node in recorded.result_nodes if node is not None)
+    return RecordedStep(**held, step=_step(subject, session, found, taken, results))
 
 
 def _leaves(prepared: Prepared) -> list[tuple[Tensor, fx.Node]]:
@@ -351,7 +352,9 @@ def _backward(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) ->
     )
 
 
-def _step(subject: Subject, session: StepSession, found: Optimizing, taken: _Taken) -> Step:
+def _step(
+    subject: Subject, session: StepSession, found: Optimizing, taken: _Taken, results: frozenset[fx.Node]
+) -> Step:
     rows, noted = subject.state, session.step
     names = {id(row.tensor): str(row.paths[0]) for row in rows}
     gone = {id(row.tensor) for row in rows if row.tensor.grad is None} & (noted.cleared | noted.arrived)
@@ -370,7 +373,11 @@ def _step(subject: Subject, session: StepSession, found: Optimizing, taken: _Tak
         ),
         states=tuple(slot for slot, _ in taken.states),
         numbers=taken.groups,
-        without_gradient=frozenset(names[key] for key in noted.assumed if key in names),
+        without_gradient=frozenset(
+            names[key]
+            for key in noted.assumed
+            if key in names and not noted.needs_no_gradient(key, session.log, results)
+        ),
         cleared=frozenset(names[key] for key in gone),
         empty=taken.empty,
     )

@@ -1,6 +1,6 @@
 """Listens while a training step runs: beside the model, to autograd's passes and to the optimizer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,9 +76,11 @@ class StepNotes:
 
     `before` are gradients that were there when it began, by the identity of the tensor. `cleared` and
     `assumed` are parameters whose gradient was taken away, or was absent, before the first one arrived.
-    `tracked` are operations after a backward that autograd may go through again. `counting` are the numbers
-    that are inputs, `rates` those of them that are learning rates. `arriving` is how much had been recorded
-    when a gradient arrived last. While the optimizer runs, the step `reads_numbers`.
+    `forgotten` says of parameters among the `assumed` how many operations there were when their gradient was
+    taken away again, `asked` of which ones Python asked for the gradient before one arrived. `tracked` are
+    operations after a backward that autograd may go through again. `counting` are the numbers that are
+    inputs, `rates` those of them that are learning rates. `arriving` is how much had been recorded when a
+    gradient arrived last. While the optimizer runs, the step `reads_numbers`.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
@@ -90,6 +92,8 @@ class StepNotes:
     cleared: set[int] = field(default_factory=set)
     assumed: set[int] = field(default_factory=set)
     arrived: set[int] = field(default_factory=set)
+    forgotten: dict[int, int] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
     tracked: set[fx.Node] = field(default_factory=set)
     arriving: int = 0
 
@@ -110,6 +114,22 @@ class StepNotes:
     def gradient_arrives(self, recorded: int) -> None:
         """After so many operations a gradient arrives at a leaf."""
         self.arriving = recorded
+
+    def forget_gradient(self, parameter: Tensor, recorded: int) -> None:
+        """After so many operations a parameter's gradient is taken away."""
+        key = id(parameter)
+        self.cleared.add(key)
+        if key in self.assumed:
+            self.forgotten.setdefault(key, recorded)
+
+    def needs_no_gradient(self, key: int, log: Log, results: Set[fx.Node]) -> bool:
+        """Whether it makes no difference what a parameter's gradient was: what became of it was taken away,
+        and nobody has read it; `results` are what the step returns."""
+        if key not in self.forgotten or key in self.asked:
+            return False
+        early = set(log.order[: self.forgotten[key]])
+        held = {node for node, leaf in log.kept.items() if leaf == key and node in early}
+        return not held & results and all(user in held for node in held for user in node.users)
 
 
 @dataclass(frozen=True)
@@ -172,10 +192,15 @@ class StepActs(ModelActs):
         """Whether the numbers that are read of tensors now are part of the program."""
         return self.step.reads_numbers
 
+    def gradient_asked(self, tensor: Tensor) -> None:
+        """The step reads `.grad`, which another run may find filled before a gradient arrives."""
+        if id(tensor) not in self.step.arrived:
+            self.step.asked.add(id(tensor))
+
     def gradient_set(self, tensor: Tensor, gradient: Tensor | None) -> None:
         """The step writes `.grad` itself; what was there before is gone."""
         if id(tensor) in self.step.leaves:
-            self.step.cleared.add(id(tensor))
+            self.step.forget_gradient(tensor, len(self.run.log.order))
         elif gradient is not None and not isinstance(tensor, FakeTensor):
             raise UnsupportedStep(
                 "the step sets the .grad of a tensor that is not in the model",
@@ -188,11 +213,12 @@ class StepActs(ModelActs):
         """Python needs a tensor's value; a scaler of gradients does so in every step."""
         if not is_scaling():
             return super().value_needed(operation, arguments, function)
-        return UnsupportedStep(
+        return DataDependent(
             "a GradScaler looks whether all gradients are finite, and else skips the optimizer's step",
             where=self.here(),
-            why="that is a decision of Python's by the value of a tensor, and a graph decides nothing",
-            remedy=f"train in bfloat16, which needs no scaler; or {_OTHERWISE}",
+            why="that is a decision of Python's by the value of a tensor, which a capture does not have",
+            remedy='let the example decide with decide="example", and a run where they are not is stale; '
+            f"or train in bfloat16, which needs no scaler; or {_OTHERWISE}",
         )
 
     def number_needed(self, node: fx.Node) -> Exception:
@@ -353,7 +379,8 @@ class StepPasses(Passes):
 
     def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
         """`zero_grad` takes them away."""
-        self.step.cleared.update(map(id, parameters))
+        for parameter in parameters:
+            self.step.forget_gradient(parameter, len(self.run.log.order))
 
     @contextmanager
     def stepping(self, optimizer: Optimizer) -> Iterator[None]:

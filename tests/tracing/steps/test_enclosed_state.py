@@ -1,0 +1,90 @@
+"""A scaler of gradients that a step closes over is state: its scale is written as eager writes it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+import whence
+from tests.checks import differing, state
+from tests.tracing.steps.small import batch, small
+
+
+class Trainer:
+    """Trains with a scaler."""
+
+    def __init__(self) -> None:
+        self.model, self.optimizer = small()
+        self.scaler = GradScaler("cpu", init_scale=8.0, growth_interval=2)
+
+    def step(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss: Tensor = self.model(x).sin().mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss
+
+
+def captured() -> tuple[Trainer, whence.Program]:
+    trainer = Trainer()
+    trainer.step(batch())
+    held = {"model": trainer.model, "optimizer": trainer.optimizer}
+    return trainer, whence.capture_step(trainer.step, (batch(),), decide="example", **held)  # type: ignore[arg-type]
+
+
+def test_the_scale_is_written() -> None:
+    """Three runs leave the scale, its tracker and everything else where eager leaves them."""
+    (trainer, program), eager = captured(), Trainer()
+    eager.step(batch())
+    run = program.bind(trainer.model, trainer.optimizer)
+    for _ in range(3):
+        assert torch.equal(run(batch()), eager.step(batch()))
+        assert trainer.scaler.state_dict() == eager.scaler.state_dict()
+        assert differing(state(eager.model), state(trainer.model)) == []
+
+
+def test_verify_leaves_the_scaler_as_it_was() -> None:
+    """It runs eager and the program, and gives the scale back."""
+    trainer, program = captured()
+    before = trainer.scaler.state_dict()
+    result = program.verify(trainer.model, (batch(),))
+    assert result.ok, str(result)
+    assert trainer.scaler.state_dict() == before
+
+
+def test_gradients_that_are_not_finite_are_another_way() -> None:
+    """Eager skips the optimizer: the program says so, and writes nothing."""
+    trainer, program = captured()
+    before, scale = state(trainer.model), trainer.scaler.state_dict()
+    with pytest.raises(whence.StaleCapture, match="at capture"):
+        program.bind(trainer.model, trainer.optimizer)(batch() * torch.inf)
+    assert differing(before, state(trainer.model)) == []
+    assert trainer.scaler.state_dict() == scale
+
+
+def test_a_scale_that_the_first_step_makes_is_refused() -> None:
+    """The scaler makes it when it is first asked: take one step before."""
+    trainer = Trainer()
+    held: dict[str, Any] = {"model": trainer.model, "optimizer": trainer.optimizer}
+    with pytest.raises(whence.UnsupportedStep, match=r"changes Trainer\.scaler\._scale"):
+        whence.capture_step(trainer.step, (batch(),), decide="example", **held)
+
+
+def filled_and_emptied(held: dict[str, list[Tensor]], model: nn.Module) -> Callable[[Tensor], None]:
+    def step(x: Tensor) -> None:
+        held["losses"].append(model(x).sin().mean())
+        held["losses"][0].backward()
+        held["losses"].clear()
+
+    return step
+
+
+def test_a_list_that_is_empty_again_is_no_change() -> None:
+    """What comes and goes within a step is nothing that the next one finds."""
+    model, _ = small()
+    program = whence.capture_step(filled_and_emptied({"losses": []}, model), (batch(),), model=model)
+    assert program.verify(model, (batch(),)).ok
