@@ -20,15 +20,15 @@ def fresh_like(mode: FakeTensorMode, like: Tensor) -> Tensor:
 
 
 class Adopted:
-    """Real tensors with their placeholders, and the fake tensors that stand for them; `real` is the way
-    back."""
+    """Real tensors with their placeholders, the `nodes`, and the fake `stand_ins` that operations have asked
+    for, both by identity; `real` is the way back."""
 
     def __init__(self, mode: FakeTensorMode, tracer: Any) -> None:
         self.real: dict[fx.Node, Tensor] = {}
         self._mode = mode
         self._tracer = tracer
-        self._nodes: dict[int, fx.Node] = {}
-        self._stand_ins: dict[int, Tensor] = {}
+        self.nodes: dict[int, fx.Node] = {}
+        self.stand_ins: dict[int, Tensor] = {}
         self._storages: set[int] = set()
         self.replaced: dict[int, tuple[Tensor, fx.Node]] = {}
         """Tensors that have other data now, by identity, with their placeholders."""
@@ -36,40 +36,32 @@ class Adopted:
     def add(self, tensor: Tensor, node: fx.Node) -> None:
         """Let a real tensor be known by a placeholder from now on."""
         node.meta["val"] = self._shown(tensor)
-        self._nodes[id(tensor)] = node
+        self.nodes[id(tensor)] = node
         self.real[node] = tensor
-
-    def node_of(self, tensor: Tensor) -> fx.Node | None:
-        """The placeholder of a real tensor."""
-        return self._nodes.get(id(tensor))
-
-    def made_for(self, tensor: Tensor) -> Tensor | None:
-        """The fake tensor that stands for a real one, if an operation has asked for it."""
-        return self._stand_ins.get(id(tensor))
 
     def stand_in(self, tensor: Tensor) -> Tensor | None:
         """The fake tensor that operations get in the place of a real one, made when the first asks."""
-        known = self._stand_ins.get(id(tensor))
-        if known is not None or (node := self._nodes.get(id(tensor))) is None:
+        known = self.stand_ins.get(id(tensor))
+        if known is not None or (node := self.nodes.get(id(tensor))) is None:
             return known
         shown: Tensor = node.meta["val"]
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
             stand_in = shown.detach() if shown.requires_grad else shown
-        self._stand_ins[id(tensor)] = stand_in
+        self.stand_ins[id(tensor)] = stand_in
         track_tensor_tree(stand_in, fx.Proxy(node, self._tracer), constant=None, tracer=self._tracer)
         node.meta["val"] = shown
         return stand_in
 
     def stands_for(self, tensor: Tensor, value: Tensor) -> bool:
         """Let another fake tensor stand for a real one from now on; whether one did."""
-        if id(tensor) not in self._stand_ins:
+        if id(tensor) not in self.stand_ins:
             return False
-        self._stand_ins[id(tensor)] = value
+        self.stand_ins[id(tensor)] = value
         return True
 
     def forget(self) -> None:
         """Let go of all of them."""
-        for held in (self._stand_ins, self._nodes, self.real, self.replaced):
+        for held in (self.stand_ins, self.nodes, self.real, self.replaced):
             held.clear()
 
     def _shown(self, tensor: Tensor) -> Tensor:

@@ -269,9 +269,10 @@ class Recorder(ProxyTorchDispatchMode):
 
     def node_of(self, tensor: Tensor) -> fx.Node | None:
         """The node whose value `tensor` is now, if the recording knows it."""
-        known = self.adopted.made_for(tensor)
-        if known is None and (node := self.adopted.node_of(tensor)) is not None:
-            return node
+        adopted, key = self.adopted, id(tensor)
+        known = adopted.stand_ins.get(key)
+        if known is None and key in adopted.nodes:
+            return adopted.nodes[key]
         proxy = get_proxy_slot(known if known is not None else tensor, self.tracer, None, _proxy_of)
         return None if proxy is None else proxy.node
 

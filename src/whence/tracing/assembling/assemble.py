@@ -278,8 +278,8 @@ def _rename_forwards(graph: fx.Graph, names: "_Names") -> None:
 
 def _arguments(recorded: Recorded, functional: Functional, preserved: Iterable[int]) -> set[str]:
     """The values that preserved calls take, whether or not anything reads them."""
-    moved, scopes = _moved(functional), recorded.session.log.scopes
-    taken = (scopes[number].inputs for number in preserved)
+    moved, log = _moved(functional), recorded.session.log
+    taken = (log.taken.get(number) for number in preserved)
     return {
         found
         for inputs in taken
@@ -295,14 +295,15 @@ def _plain_calls(recorded: Recorded) -> Calls:
 
 
 def _calls(recorded: Recorded, names: "_Names") -> Calls:
-    scopes = recorded.session.log.scopes
+    log = recorded.session.log
+    scopes = log.scopes
     rows = [
         Call(
             number,
             scope.site,
             scope.parent,
-            scope.inputs.renamed(names) if scope.inputs else None,
-            scope.outputs.renamed(names) if scope.outputs else None,
+            log.taken[number].renamed(names) if number in log.taken else None,
+            log.given[number].renamed(names) if number in log.given else None,
             scope.parameters,
             _others(scope, recorded.session.run.names),
             scope.autocast,

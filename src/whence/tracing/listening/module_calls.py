@@ -13,7 +13,7 @@ from whence.provenance import CallSite
 from whence.schema import Phase
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.listening.tensors import RunTensors
-from whence.tracing.log.events import Opened, Passed
+from whence.tracing.log.events import Gave, Opened, Took
 from whence.tracing.recording.branches import Branches
 from whence.tracing.replay.decision import Alike, Decision, Watched
 from whence.tracing.replay.replay import Replay
@@ -84,11 +84,12 @@ class ModuleCalls:
     def _begin(self, module: nn.Module, site: CallSite, given: tuple[Any, Any], *, is_reached: bool) -> int:
         inputs, parameters = self.tensors.structure(given), self.signatures.of(module)
         running = self.run.running
-        return running.opened(Opened(site, running.scope, module, parameters, inputs, None, is_reached))
+        scope = running.opened(Opened(site, running.scope, module, parameters, is_reached))
+        running.log.add(Took(scope, inputs))
+        return scope
 
     def _gave(self, scope: int, result: Any) -> None:
-        log = self.run.log
-        log.add(Passed(scope, log.scopes[scope].inputs, self.tensors.structure(result)))
+        self.run.log.add(Gave(scope, self.tensors.structure(result)))
 
     def checkpoint_starts(self, rewinds: bool) -> Callable[[], AbstractContextManager[None]]:
         """A checkpointed region begins here: it is computed again in this call, with those that follow."""

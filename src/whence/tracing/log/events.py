@@ -57,17 +57,12 @@ class Reconsidered:
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A module is called; `is_reached` if its caller read the module by a name, and `autocast`, the
-    `switches` of the process and whether autograd `records` as they are now.
-
-    What it takes, its `inputs`, and gives is told once it is known.
-    """
+    `switches` of the process and whether autograd `records` as they are now."""
 
     site: CallSite
     parent: int
     module: nn.Module | None = None
     parameters: inspect.Signature | None = None
-    inputs: Structure | None = None
-    outputs: Structure | None = None
     is_reached: bool = True
     autocast: tuple[tuple[str, str], ...] = field(default_factory=autocast_state)
     switches: Switches = field(default_factory=switches)
@@ -75,12 +70,19 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """What a call takes and gives is known."""
+class Took:
+    """What a call takes is known."""
 
     scope: int
-    inputs: Structure | None
-    outputs: Structure | None
+    inputs: Structure
+
+
+@dataclass(frozen=True, slots=True)
+class Gave:
+    """What a call gives is known."""
+
+    scope: int
+    outputs: Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,8 @@ Event = (
     Marked
     | Reconsidered
     | Opened
-    | Passed
+    | Took
+    | Gave
     | Moved
     | Stepped
     | GradientKept

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.autograd.graph import Node
 
 from whence._torch.autograd.nodes import GradientKey, sequence_number
+from whence.program import Structure
 from whence.provenance import CallSite
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
@@ -23,7 +24,6 @@ from whence.tracing.log.events import (
     MetComposed,
     Moved,
     Opened,
-    Passed,
     Reconsidered,
     Stepped,
 )
@@ -37,7 +37,8 @@ UNNAMED = "c_lifted_tensor_"
 class Log:
     """What has happened: `add` is all that writes to it, and nothing is taken back.
 
-    The fields are what follows from the events: `inputs` says of placeholders what they are. `literals` are
+    The fields are what follows from the events: `taken` and `given` is what calls take and give, by the
+    numbers of their scopes. `inputs` says of placeholders what they are. `literals` are
     tensors from outside the model by the names of their placeholders, `made` those among them that the model
     made of numbers while it ran, and `of_loss` says by identity what the loss function holds. `lost` is what
     autograd cannot find in a forward-only program. `kept` are the operations that put a gradient
@@ -48,6 +49,8 @@ class Log:
     order: Sequence[fx.Node] = field(default_factory=list)
     marks: Mapping[fx.Node, Marked] = field(default_factory=dict)
     scopes: Sequence[Opened] = field(default_factory=list)
+    taken: Mapping[int, Structure] = field(default_factory=dict)
+    given: Mapping[int, Structure] = field(default_factory=dict)
     moves: Sequence[Moved] = field(default_factory=list)
     steps: Sequence[Stepped] = field(default_factory=list)
     keys: Mapping[fx.Node, GradientKey] = field(default_factory=dict)
@@ -122,11 +125,6 @@ def _reconsider(log: Any, event: Reconsidered) -> None:
     log.marks[event.node] = replace(log.marks[event.node], phase=event.phase)
 
 
-def _pass(log: Any, event: Passed) -> None:
-    opened = log.scopes[event.scope]
-    log.scopes[event.scope] = replace(opened, inputs=event.inputs, outputs=event.outputs)
-
-
 def _cross(log: Any, event: Crossed) -> None:
     log.keys[event.node] = event.key
     log.exchanged.add(event.key)
@@ -142,7 +140,8 @@ _FOLLOWS: Mapping[type, Callable[[Any, Any], None]] = {
     Marked: _mark,
     Reconsidered: _reconsider,
     Opened: lambda log, event: log.scopes.append(event),
-    Passed: _pass,
+    events.Took: lambda log, event: log.taken.update({event.scope: event.inputs}),
+    events.Gave: lambda log, event: log.given.update({event.scope: event.outputs}),
     Moved: lambda log, event: log.moves.append(event),
     Stepped: lambda log, event: log.steps.append(event),
     events.GradientKept: lambda log, event: log.kept.update({event.node: event.leaf}),

@@ -120,14 +120,15 @@ def applied(
 
 def _open_scopes(recording: Recording, template: Template, found: Likeness, scope: int) -> None:
     """The calls inside the call, as they would have been made."""
-    scopes, first = recording.log.scopes, template.scopes.start
+    log, first = recording.log, template.scopes.start
+    scopes = log.scopes
     before, now = scopes[first].site.path, scopes[scope].site.path
     for number in template.scopes[1:]:
         like = scopes[number]
         site = recording.run.names.repeat(like.site, before, now)
         module = None if like.module is None else found.thing(like.module)
         parent = like.parent - first + scope
-        recording.log.add(replace(like, site=site, parent=parent, module=module, inputs=None, outputs=None))
+        log.add(replace(like, site=site, parent=parent, module=module))
 
 
 def _result(template: Template, found: Likeness, results: Sequence[Tensor]) -> Any:

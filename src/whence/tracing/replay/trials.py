@@ -101,20 +101,20 @@ class Trials:
         outcome = Outcome(result, spec, tuple(leaves), tuple(map(self._node_of, leaves)))
         recording, start = self.recording, trial.start
         conditions, border = attempted(trial, outcome, recording, differentiates=self.joint)
-        inside = recording.log.order[start.position :]
+        log, inside = recording.log, recording.log.order[start.position :]
         return Template(
             conditions=conditions,
             inside=border,
             outcome=outcome,
             start=start,
             border=self.records.markers.put(*(node for node, _ in (*border.inputs, *border.outputs))),
-            scopes=range(trial.scope, len(recording.log.scopes)),
+            scopes=range(trial.scope, len(log.scopes)),
             names=start.names_since(recording.recorder.graph),
             functions=start.functions_since(recording.recorder.calls_of_functions()),
-            keys={node: recording.log.keys[node] for node in inside if node in recording.log.keys},
-            noted=frozenset(i for i, (node, _) in enumerate(border.inputs) if node in recording.log.keys),
+            keys={node: log.keys[node] for node in inside if node in log.keys},
+            noted=frozenset(i for i, (node, _) in enumerate(border.inputs) if node in log.keys),
             recorded=tuple(inside),
-            layouts=range(start.layouts, len(recording.log.layouts_read)),
+            layouts=range(start.layouts, len(log.layouts_read)),
             caller=trial.caller,
             reads=tuple(read for read, _ in trial.seen.reads.values()),
         )

@@ -19,7 +19,7 @@ from whence.provenance.places import PROGRAM
 from whence.rewriting.functionalize import Functional
 from whence.schema import Phase
 from whence.tracing.attribution.gradient_edges import GradientSums
-from whence.tracing.log.events import LayoutRead, Passed
+from whence.tracing.log.events import Gave, LayoutRead, Took
 from whence.tracing.log.log import Log
 from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.records.links import Link, Links, adjoints_of, links_of, settled
@@ -201,14 +201,15 @@ class _Expansion:
                 self._by_name.update((made.name, made) for made in written.values())
 
     def _fill_scopes(self, application: Application, written: Written) -> None:
-        template, scopes = application.template, self._log.scopes
+        template, log = application.template, self._log
         names = self._names_in(template, written)
         pairs = zip(template.inside.inputs, application.given, strict=True)
         names |= {node.name: Named(given.name) for (node, _), given in pairs}
         for like, number in zip(template.scopes[1:], application.scopes[1:], strict=True):
-            inputs, outputs = scopes[like].inputs, scopes[like].outputs
-            renamed = [None if each is None else each.renamed(names) for each in (inputs, outputs)]
-            self._log.add(Passed(number, *renamed))
+            if (inputs := log.taken.get(like)) is not None:
+                log.add(Took(number, inputs.renamed(names)))
+            if (outputs := log.given.get(like)) is not None:
+                log.add(Gave(number, outputs.renamed(names)))
 
     def _names_in(self, template: Template, written: Written) -> dict[str, Leaf]:
         """The names of what was written, by those of what was recorded."""
