@@ -66,9 +66,10 @@ class StepNotes:
     `before` are gradients that were there when it began, by the identity of the tensor. `cleared` and
     `assumed` are parameters whose gradient was taken away, or was absent, before the first one arrived.
     `forgotten` says of parameters among the `assumed` how many operations there were when their gradient was
-    taken away again, `asked` of which ones Python asked for the gradient before one arrived. `tracked` are
-    operations after a backward that autograd may go through again. `counting` are the numbers that are
-    inputs, `rates` those of them that are learning rates.
+    taken away again, `asked` of which ones Python asked for the gradient before one arrived. `zeroed` are
+    parameters whose gradient of before was filled with zeros. `tracked` are operations after a backward that
+    autograd may go through again. `counting` are the numbers that are inputs, `rates` those of them that are
+    learning rates.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class StepNotes:
     arrived: set[int] = field(default_factory=set)
     forgotten: dict[int, int] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
+    zeroed: set[int] = field(default_factory=set)
     tracked: set[fx.Node] = field(default_factory=set)
 
 
@@ -243,6 +245,16 @@ class StepSession(Session):
         for parameter in parameters:
             self._forget_gradient(parameter)
 
+    def gradients_zeroed(self, parameters: Sequence[Tensor]) -> None:
+        """`zero_grad(set_to_none=False)` zeroes them: those of before are zeros from here on."""
+        for parameter in parameters:
+            before = self.step.before.get(id(parameter))
+            if before is None or parameter.grad is not before or not _is_alike(parameter, before):
+                continue
+            with torch.no_grad():
+                parameter.grad = torch.zeros_like(parameter)
+            self.step.zeroed.add(id(parameter))
+
     def _forget_gradient(self, parameter: Tensor) -> None:
         key = id(parameter)
         self.step.cleared.add(key)
@@ -373,6 +385,13 @@ class StepSession(Session):
         known, decider = self.step.counting.value(operand), self.recorder.decider
         node = as_node(operand)
         return decider.number(node) if known is None and decider and isinstance(node, fx.Node) else known
+
+
+def _is_alike(parameter: Tensor, gradient: Tensor) -> bool:
+    """Whether zeros like the parameter are like the gradient, too."""
+    if gradient.layout is not torch.strided or gradient.dtype != parameter.dtype:
+        return False
+    return gradient.stride() == torch.empty_like(parameter, device="meta").stride()
 
 
 def _roots(node: fx.Node) -> set[fx.Node]:
