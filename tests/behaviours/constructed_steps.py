@@ -177,7 +177,6 @@ CYCLED = Refusal(
     whence.StaleCapture, "'betas'.* was", "settings but learning rates are constants", of_run=True
 )
 ADDED = Refusal(whence.StaleCapture, "had none", "the capture had no gradient to add to", of_run=True)
-READ = Refusal(whence.UnsupportedStep, "reads a gradient of before", "gradients are no inputs of a program")
 REQUIRED = Refusal(
     whence.StaleCapture, "requires grad", "the argument is another one once it was captured", of_run=True
 )
@@ -290,7 +289,7 @@ def zeroes_in_place() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(warm=True, refused=READ)
+@step(warm=True)
 def zeroes_in_place_from_then_on() -> Training:
     return zeroes_in_place()
 

@@ -123,7 +123,14 @@ class Live:
         held = [name for name in sorted(self.step.without_gradient) if self.tensors[name].grad is not None]
         rows = self.program.signature.outputs_of(OutputKind.GRADIENT) if self.program.step is not None else ()
         held += [row.path for row in rows if row.of in self._leaves and self._leaves[row.of].grad is not None]
+        absent = [name for name in sorted(self.step.with_gradient) if self.tensors[name].grad is None]
         return [
+            Fault(
+                f"{', '.join(absent)} have no gradients, and had some when the step was captured",
+                why="eager would leave None where the program leaves zeros",
+                remedy="take one step before",
+            )
+        ] * bool(absent) + [
             Fault(
                 f"{', '.join(held)} have gradients, and had none when the step was captured",
                 why="eager would add to them; the program puts new ones in their place",

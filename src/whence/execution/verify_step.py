@@ -76,11 +76,14 @@ def _run(
     rows = program.signature.inputs_of(InputKind.CONSTANT)
     constants = [program.state[row.name] for row in rows if row.name in program.state]
     with same_start(subject, start[0], constants, start[1]) as given, _optimizer_kept(found):
+        tensors = tensors_by_name(subject)
+        for name in program.step.with_gradient if program.step else ():
+            tensors[name].grad = torch.zeros_like(tensors[name])
         with compiled_functions_run_eagerly(spares_operators=True):
             result = call(*given[0], **given[1])
         held = {row.path: _as_tensor(row.value) for row in found.held() if row.value is not None}
         held |= {row.path: _as_tensor(row.value) for row in found.settings() if is_number(row.value)}
-        return noted(program, given, result, tensors_by_name(subject), held)
+        return noted(program, given, result, tensors, held)
 
 
 def _as_tensor(value: Any) -> Tensor:

@@ -63,6 +63,9 @@ class Listener:
     def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
         self.told.append(len(parameters))
 
+    def gradients_zeroed(self, parameters: Sequence[Tensor]) -> None:
+        self.told.append(-len(parameters))
+
 
 def test_backward_is_told_node_by_node() -> None:
     """Every node that fills `.grad` is told of, before and after; `torch.autograd.grad` fills none."""
@@ -89,7 +92,7 @@ def test_optimizer_is_told_of() -> None:
         optimizer.zero_grad()
         model.zero_grad(set_to_none=False)
         model.zero_grad()
-    assert listener.told == [SGD, "stepped", SGD, "closing", "closed", "stepped", 2, 2]
+    assert listener.told == [SGD, "stepped", SGD, "closing", "closed", "stepped", 2, -2, 2]
     assert optimizer.step(lambda: float(is_stepping())) == 1.0
     assert len(parameters_of(optimizer)) == len(parameters_of(model)) == 2
 

@@ -62,13 +62,16 @@ def accumulates(model: nn.Module, optimizer: Optimizer) -> Step:
     return never_zero(model, optimizer)
 
 
-def zeroes_in_place(model: nn.Module, optimizer: Optimizer) -> Step:
+def reads_gradients(model: nn.Module, optimizer: Optimizer) -> Step:
     model(batch()).sum().backward()
 
-    def step(x: Tensor) -> None:
-        optimizer.zero_grad(set_to_none=False)
+    def step(x: Tensor) -> Tensor:
+        held: Any = next(model.parameters()).grad
+        norm: Tensor = held.norm()
+        optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()
+        return norm
 
     return step
 
@@ -269,7 +272,7 @@ class Refused:
 
 REFUSED = [
     Refused(accumulates, UnsupportedStep, "has a gradient when the step begins"),
-    Refused(zeroes_in_place, UnsupportedStep, "reads a gradient of before"),
+    Refused(reads_gradients, UnsupportedStep, "reads a gradient of before"),
     Refused(graph_of_gradients, UnsupportedStep, "create_graph=True"),
     Refused(with_closure, DataDependent, "the optimizer decides by the number"),
     Refused(with_scaler, DataDependent, "GradScaler"),

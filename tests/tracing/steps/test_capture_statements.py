@@ -200,3 +200,33 @@ def test_gradients_that_are_taken_away_unread(way: str) -> None:
     else:
         with pytest.raises(whence.StaleCapture, match="have gradients, and had none"):
             run(batch())
+
+
+def test_gradients_that_are_zeroed_in_place() -> None:
+    """Captured where there are some the program begins with zeros, and needs some in every run."""
+
+    def zeroing(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad(set_to_none=False)
+            loss: torch.Tensor = model[0](x).sin().mean()  # type: ignore[index]
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    (model, optimizer), (theirs, other) = small(), small()
+    step, eager = zeroing(model, optimizer), zeroing(theirs, other)
+    for trained in (model, theirs):
+        trained(batch()).sum().backward()
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    assert program.verify(model, (batch(),)).ok
+    run = program.bind(model, optimizer)
+    for _ in range(3):
+        assert torch.equal(run(batch()), eager(batch()))
+        pairs = list(zip(model.parameters(), theirs.parameters(), strict=True))
+        assert all(torch.equal(left, right) for left, right in pairs)
+        assert all(torch.equal(*(held.grad for held in pair)) for pair in pairs)  # type: ignore[arg-type]
+    optimizer.zero_grad()
+    with pytest.raises(whence.StaleCapture, match="have no gradients, and had some"):
+        run(batch())

@@ -37,7 +37,8 @@ def replace_data(recorder: "Recorder", tensor: Tensor, value: Tensor) -> None:
 def _placeholder(recorder: "Recorder", tensor: Tensor) -> fx.Node | None:
     """The input that a tensor is, or None for one that the model made."""
     inputs = (node for node in recorder.graph.nodes if node.op == "placeholder")
-    return recorder.adopted.nodes.get(id(tensor)) or next((n for n in inputs if n.meta["val"] is tensor), None)
+    adopted = recorder.adopted.nodes.get(id(tensor))
+    return adopted or next((node for node in inputs if node.meta["val"] is tensor), None)
 
 
 def replaced_inputs(recorder: "Recorder") -> list[tuple[fx.Node, fx.Node]]:

@@ -63,6 +63,9 @@ class StepListener(BackwardListener, Protocol):
     def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
         """`zero_grad` takes the gradients of these away."""
 
+    def gradients_zeroed(self, parameters: Sequence[Tensor]) -> None:
+        """`zero_grad` writes zeros into the gradients of these."""
+
 
 @contextmanager
 def observed_step(listener: StepListener) -> Iterator[None]:
@@ -178,8 +181,9 @@ def _clearing(clear: Callable[..., None], listener: StepListener) -> Callable[..
 
     @wraps(clear)
     def observed(self: Any, set_to_none: bool = True) -> None:
-        if threading.get_ident() == here and set_to_none:
-            listener.gradients_cleared(parameters_of(self))
+        if threading.get_ident() == here:
+            tell = listener.gradients_cleared if set_to_none else listener.gradients_zeroed
+            tell(parameters_of(self))
         clear(self, set_to_none)
 
     return observed

@@ -107,7 +107,8 @@ class Step:
     """A training step that was captured.
 
     `call` is the user's function and `optimizer` the captured one, by reference. `groups` are the parameters
-    of its groups by name. `without_gradient` are parameters whose `.grad` has to be None when the step
+    of its groups by name. `with_gradient` are parameters whose `.grad` has to be a tensor when the step
+    begins, which zeroes it, `without_gradient` those whose `.grad` has to be None when the step
     begins, `cleared` those whose `.grad` is None afterwards, whatever it was.
     `outside` are values that it reads from variables and objects around it. `empty` is state that is None, by
     parameter and key: a first step puts it there.
@@ -120,6 +121,7 @@ class Step:
     states: tuple[StateSlot, ...] = ()
     numbers: tuple[GroupSlot, ...] = ()
     without_gradient: frozenset[str] = frozenset()
+    with_gradient: frozenset[str] = frozenset()
     cleared: frozenset[str] = frozenset()
     outside: tuple[Outside, ...] = ()
     empty: tuple[tuple[str, str], ...] = ()

@@ -373,6 +373,7 @@ def _step(
         ),
         states=tuple(slot for slot, _ in taken.states),
         numbers=taken.groups,
+        with_gradient=frozenset(names[key] for key in noted.zeroed if key in names),
         without_gradient=frozenset(
             names[key]
             for key in noted.assumed

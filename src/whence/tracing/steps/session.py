@@ -77,10 +77,11 @@ class StepNotes:
     `before` are gradients that were there when it began, by the identity of the tensor. `cleared` and
     `assumed` are parameters whose gradient was taken away, or was absent, before the first one arrived.
     `forgotten` says of parameters among the `assumed` how many operations there were when their gradient was
-    taken away again, `asked` of which ones Python asked for the gradient before one arrived. `tracked` are
-    operations after a backward that autograd may go through again. `counting` are the numbers that are
-    inputs, `rates` those of them that are learning rates. `arriving` is how much had been recorded when a
-    gradient arrived last. While the optimizer runs, the step `reads_numbers`.
+    taken away again, `asked` of which ones Python asked for the gradient before one arrived. `zeroed` are
+    parameters whose gradient of before was filled with zeros. `tracked` are operations after a backward that
+    autograd may go through again. `counting` are the numbers that are inputs, `rates` those of them that are
+    learning rates. `arriving` is how much had been recorded when a gradient arrived last. While the optimizer
+    runs, the step `reads_numbers`.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
@@ -94,6 +95,7 @@ class StepNotes:
     arrived: set[int] = field(default_factory=set)
     forgotten: dict[int, int] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
+    zeroed: set[int] = field(default_factory=set)
     tracked: set[fx.Node] = field(default_factory=set)
     arriving: int = 0
 
@@ -382,6 +384,16 @@ class StepPasses(Passes):
         for parameter in parameters:
             self.step.forget_gradient(parameter, len(self.run.log.order))
 
+    def gradients_zeroed(self, parameters: Sequence[Tensor]) -> None:
+        """`zero_grad(set_to_none=False)` zeroes them: those of before are zeros from here on."""
+        for parameter in parameters:
+            before = self.step.before.get(id(parameter))
+            if before is None or parameter.grad is not before or not _is_alike(parameter, before):
+                continue
+            with torch.no_grad():
+                parameter.grad = torch.zeros_like(parameter)
+            self.step.zeroed.add(id(parameter))
+
     @contextmanager
     def stepping(self, optimizer: Optimizer) -> Iterator[None]:
         """The optimizer's step: it reads numbers of its state, and is not being compiled."""
@@ -449,6 +461,13 @@ def new_step_session(
     replay = replay_of(Recording(run, recorder, tensors, passes), reuse, functions)
     calls = StepCalls(run, tensors, branches, replay, recorder.watching_functions, step=step)
     return StepSession(run, recorder, tensors, passes, branches, replay, calls, step=step)
+
+
+def _is_alike(parameter: Tensor, gradient: Tensor) -> bool:
+    """Whether zeros like the parameter are like the gradient, too."""
+    if gradient.layout is not torch.strided or gradient.dtype != parameter.dtype:
+        return False
+    return gradient.stride() == torch.empty_like(parameter, device="meta").stride()
 
 
 def _roots(node: fx.Node) -> set[fx.Node]:
