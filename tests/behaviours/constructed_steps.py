@@ -173,9 +173,6 @@ def factored() -> Training:
 
 KEEPS = "a program changes tensors and nothing else of what the step holds"
 SCHEDULED = Refusal(whence.UnsupportedStep, "changes schedule.last_epoch", KEEPS)
-CYCLED = Refusal(
-    whence.StaleCapture, "'betas'.* was", "settings but learning rates are constants", of_run=True
-)
 ADDED = Refusal(whence.StaleCapture, "had none", "the capture had no gradient to add to", of_run=True)
 REQUIRED = Refusal(
     whence.StaleCapture, "requires grad", "the argument is another one once it was captured", of_run=True
@@ -251,7 +248,7 @@ def warmup_inside() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(refused=CYCLED)
+@step()
 def cycles_betas_outside() -> Training:
     model = network()
     optimizer = AdamW(model.parameters())

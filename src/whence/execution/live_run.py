@@ -83,20 +83,32 @@ class Live:
         }
         if self.optimizer is not None:
             now |= {Setting(OWN, key, None).path: value for key, value in own_values(self.optimizer).items()}
-        return [
-            Fault(
-                f"`{row.path}` was {row.value!r} at capture, is {now.get(row.path)!r} now",
-                why="it is a constant of the program",
-                remedy=AGAIN,
-            )
-            for row in self.step.settings
-            if not _is_as_it_was(row, now.get(row.path, NOTHING))
-        ] + [
-            Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=AGAIN)
-            for slot in self.step.numbers
-            for row, value in [(self._row(slot), groups[slot.group].get(slot.key))]
-            if _kind(value) != _kind(row.value) and not (value is None and slot.initial is not None)
-        ]
+        return (
+            [
+                Fault(
+                    f"`{row.path}` was {row.value!r} at capture, is {now.get(row.path)!r} now",
+                    why="it is a constant of the program",
+                    remedy=AGAIN,
+                )
+                for row in self.step.settings
+                if not _is_as_it_was(row, now.get(row.path, NOTHING))
+            ]
+            + [
+                Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=AGAIN)
+                for slot in self.step.numbers
+                for row, value in [(self._row(slot), groups[slot.group].get(slot.key))]
+                if _kind(value) != _kind(row.value) and not (value is None and slot.initial is not None)
+            ]
+            + [
+                Fault(
+                    f"what is at `{moved.path}`, or beside it, is not what it was at capture",
+                    why="the number there is an input, and those beside it are constants of the program",
+                    remedy=AGAIN,
+                )
+                for moved in self.step.cycled
+                if type(moved.now(groups)) is not float
+            ]
+        )
 
     def _hooked(self) -> list[Fault]:
         hooks = [] if self.optimizer is None else optimizer_hooks(self.optimizer)
@@ -175,6 +187,7 @@ class Live:
         held = {row.name: found for row in rows if (found := self._tensor(row)) is not None}
         held |= {slot.input: self._state(slot)[slot.key] for slot in self.step.states}
         held |= {slot.input: self.optimizer.param_groups[slot.group][slot.key] for slot in self.step.numbers}
+        held |= {slot.input: slot.now(self.optimizer.param_groups) for slot in self.step.cycled}
         return held | self._leaves
 
     def _tensor(self, row: Input) -> Tensor | None:

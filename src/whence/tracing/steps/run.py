@@ -12,7 +12,7 @@ from whence._torch.observe.training_steps import engine_code, observed_step
 from whence._torch.sizes.numbers import refuse_recorded
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, UnsupportedStep
-from whence.program.arguments.optimizer_arguments import GroupSlot, Setting, StateSlot, Step
+from whence.program.arguments.optimizer_arguments import CycledSlot, GroupSlot, Setting, StateSlot, Step
 from whence.program.signature import Input
 from whence.schema import InputKind
 from whence.tracing.recording.backward import Backward
@@ -41,6 +41,7 @@ from whence.tracing.steps.counters import (
     is_number,
     replaced_numbers,
 )
+from whence.tracing.steps.cycled import cycled
 from whence.tracing.steps.enclosed_state import enclosed_by
 from whence.tracing.steps.first_step import found_numbers, refuse_another_first_step, refuse_unbegun
 from whence.tracing.steps.optimizer import (
@@ -78,6 +79,7 @@ class _Taken:
     before: frozenset[Key]
     settings: tuple[Setting, ...]
     empty: tuple[tuple[str, str], ...]
+    cycled: tuple[CycledSlot, ...]
 
 
 def record_step(
@@ -195,9 +197,12 @@ def _taken(session: StepSession, found: Optimizing, wish: StepAssumptions) -> _T
             rows.append((row, node))
             states.append((StateSlot(node.name, str(held.parameter.paths[0]), held.key, initial), held))
     groups = [*_rates(session, found, wish, rows), *_numbers(session, found, wish, rows)]
+    moved = [] if wish.fixed_rates else list(cycled(session, found))
+    rows += [(row, node) for _, row, node in moved]
     places = frozenset(held.place for held in before)
     empty = tuple((str(held.parameter.paths[0]), held.key) for held in before if held.value is None)
-    return _Taken(tuple(rows), tuple(states), tuple(groups), places, tuple(found.settings()), empty)
+    settings, slots = tuple(found.settings()), tuple(slot for slot, *_ in moved)
+    return _Taken(tuple(rows), tuple(states), tuple(groups), places, settings, empty, slots)
 
 
 def _beginnings(taken: _Taken) -> Iterator[tuple[fx.Node, Tensor]]:
@@ -359,6 +364,7 @@ def _step(
     names = {id(row.tensor): str(row.paths[0]) for row in rows}
     gone = {id(row.tensor) for row in rows if row.tensor.grad is None} & (notes.cleared | notes.arrived)
     inputs = {(slot.group, slot.key) for slot in taken.groups}
+    inputs |= {(slot.group, slot.key) for slot in taken.cycled}
     return Step(
         call=subject.call,
         optimizer=found.optimizer,
@@ -373,6 +379,7 @@ def _step(
         ),
         states=tuple(slot for slot, _ in taken.states),
         numbers=taken.groups,
+        cycled=taken.cycled,
         with_gradient=frozenset(names[key] for key in notes.zeroed if key in names),
         without_gradient=frozenset(
             names[key]

@@ -69,13 +69,14 @@ class StepNotes:
     taken away again, `asked` of which ones Python asked for the gradient before one arrived. `zeroed` are
     parameters whose gradient of before was filled with zeros. `tracked` are operations after a backward that
     autograd may go through again. `counting` are the numbers that are inputs, `rates` those of them that are
-    learning rates.
+    learning rates, `cycled` momenta that a schedule moves, too.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
     before: dict[int, Tensor] = field(default_factory=dict)
     counting: Counting = field(default_factory=Counting)
     rates: frozenset[fx.Node] = frozenset()
+    cycled: frozenset[fx.Node] = frozenset()
     runs: list[BackwardRun] = field(default_factory=list)
     cleared: set[int] = field(default_factory=set)
     assumed: set[int] = field(default_factory=set)
@@ -352,7 +353,7 @@ class StepSession(Session):
 
     def number_needed(self, node: fx.Node) -> Exception:
         """Python decides by a number of the optimizer."""
-        if _roots(node) <= self.step.rates:
+        if _roots(node) <= self.step.rates | self.step.cycled:
             return RateRead()
         value = value_of(node, self._made_at(node), self.notes.inputs)
         made = f"{value.made}; " if value.made else ""
