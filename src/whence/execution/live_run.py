@@ -16,7 +16,15 @@ from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
 from whence.execution.outside_values import AGAIN, other_values
 from whence.program import Program
-from whence.program.arguments.optimizer_arguments import OWN, GroupSlot, Initial, Setting, StateSlot, Step
+from whence.program.arguments.optimizer_arguments import (
+    OWN,
+    GroupSlot,
+    Initial,
+    Setting,
+    StateSlot,
+    Step,
+    home_of,
+)
 from whence.program.arguments.overlap import refuse_overlap
 from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
@@ -96,7 +104,7 @@ class Live:
             + [
                 Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=AGAIN)
                 for slot in self.step.numbers
-                for row, value in [(self._row(slot), groups[slot.group].get(slot.key))]
+                for row, value in [(self._row(slot), home_of(self.optimizer, slot.group).get(slot.key))]
                 if _kind(value) != _kind(row.value) and not (value is None and slot.initial is not None)
             ]
             + [
@@ -165,7 +173,7 @@ class Live:
                 state[key] = None
                 made.append((state, key))
         for number in self.step.numbers:
-            group = self.optimizer.param_groups[number.group]
+            group = home_of(self.optimizer, number.group)
             if number.initial is not None and number.key not in group:
                 group[number.key] = number.initial.value
                 made.append((group, number.key))
@@ -186,7 +194,7 @@ class Live:
         rows = self.program.signature.inputs
         held = {row.name: found for row in rows if (found := self._tensor(row)) is not None}
         held |= {slot.input: self._state(slot)[slot.key] for slot in self.step.states}
-        held |= {slot.input: self.optimizer.param_groups[slot.group][slot.key] for slot in self.step.numbers}
+        held |= {slot.input: home_of(self.optimizer, slot.group)[slot.key] for slot in self.step.numbers}
         held |= {slot.input: slot.now(self.optimizer.param_groups) for slot in self.step.cycled}
         return held | self._leaves
 
@@ -226,7 +234,7 @@ class Live:
                 self._state(slot)[slot.key] = numbers[slot.input]
         for number in self.step.numbers if numbers else ():
             if number.input in numbers:
-                self.optimizer.param_groups[number.group][number.key] = numbers[number.input]
+                home_of(self.optimizer, number.group)[number.key] = numbers[number.input]
 
     def _fill(self, tensor: Tensor, gradient: Tensor) -> None:
         """`.grad` as eager leaves it: a step says itself what it holds, any other backward adds to it."""

@@ -76,6 +76,11 @@ OWN = -1
 """In the place of the number of a parameter group."""
 
 
+def home_of(optimizer: Any, group: int) -> dict[str, Any]:
+    """Where an optimizer holds the values of a group, or those of its own."""
+    return vars(optimizer) if group == OWN else optimizer.param_groups[group]  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class Setting:
     """A value of a parameter group that the program was recorded with: another one is another program.

@@ -12,7 +12,15 @@ from whence._torch.observe.training_steps import engine_code, observed_step
 from whence._torch.sizes.numbers import refuse_recorded
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, UnsupportedStep
-from whence.program.arguments.optimizer_arguments import CycledSlot, GroupSlot, Setting, StateSlot, Step
+from whence.program.arguments.optimizer_arguments import (
+    OWN,
+    CycledSlot,
+    GroupSlot,
+    Setting,
+    StateSlot,
+    Step,
+    home_of,
+)
 from whence.program.signature import Input
 from whence.schema import InputKind
 from whence.tracing.recording.backward import Backward
@@ -256,7 +264,7 @@ def _rates(
     """Inputs for learning rates, and for tensors in groups."""
     slots, numbers = [], set()
     for setting in found.settings():
-        if found.optimizer is None or setting.is_beginning:
+        if found.optimizer is None or setting.is_beginning or setting.group == OWN:
             continue
         name = f"o_param_groups_{setting.group}_{setting.key}"
         if isinstance(setting.value, Tensor):
@@ -283,10 +291,11 @@ def _numbers(
     """Inputs for the other numbers of groups that steps advance."""
     slots = []
     for (group, key), counter in wish.numbers.items():
-        held = found.optimizer.param_groups[group]  # type: ignore[union-attr]
+        held = home_of(found.optimizer, group)
         path = Setting(group, key, None).path
         value = held[key] if counter.after is None else counter.begins
-        held[key], node = session.recorder.number_input(f"o_param_groups_{group}_{key}")
+        name = f"o_{key}" if group == OWN else f"o_param_groups_{group}_{key}"
+        held[key], node = session.recorder.number_input(name)
         session.step.counting.add(path, node, value)
         session.notes.inputs[node] = path
         rows.append((Input(node.name, InputKind.OPTIMIZER_STATE, path, value=value), node))
