@@ -117,3 +117,39 @@ def test_a_count_of_its_own_is_state(warm: bool) -> None:
         assert torch.equal(run(batch()), eager(batch()))
         assert optimizer.taken == other.taken
         assert type(optimizer.taken) is int
+
+
+class Returning(Optimizer):
+    """Moves parameters away and back, as sharpness-aware optimizers do; one `looks` at where they were."""
+
+    def __init__(self, model: nn.Module, *, looks: bool) -> None:
+        super().__init__(model.parameters(), {"lr": 0.1})
+        self.looks = looks
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for held in self.param_groups[0]["params"]:
+            state = self.state[held]
+            moved = held.grad * state["before"].sum() if self.looks and state else held.grad
+            state["before"] = held.data.clone()
+            held.add_(moved)
+            held.data = state["before"]
+            held.sub_(held.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_parameters_that_are_put_back(looks: bool) -> None:
+    """The memory is the state's, too, from then on: refused where the next step looks into it."""
+    (model, _), (theirs, _) = small(), small()
+    optimizer, other = Returning(model, looks=looks), Returning(theirs, looks=looks)
+    step, eager = zero_first(model, optimizer), zero_first(theirs, other)
+    step(batch())
+    eager(batch())
+    if looks:
+        with pytest.raises(whence.UnsupportedMutation, match="the next step reads it"):
+            whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+        return
+    run = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer).bind(model, optimizer)
+    for _ in range(3):
+        assert torch.equal(run(batch()), eager(batch()))
+        assert all(map(torch.equal, model.parameters(), theirs.parameters()))

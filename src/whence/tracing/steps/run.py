@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.observe.training_steps import engine_code, observed_step
+from whence._torch.record.replaced_data import lies_under_another
 from whence._torch.sizes.numbers import refuse_recorded
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, UnsupportedStep
@@ -343,6 +344,8 @@ def _replaced(session: StepSession, found: Optimizing, taken: _Taken) -> list[tu
     for slot, held in taken.states:
         value = now[held.place]
         if value is not held.value and isinstance(value, Tensor):
+            if nodes[slot.input].users and lies_under_another(session.recorder, value):
+                raise session.data_replaced(f"{held.path} lies there, too, and the next step reads it")
             pairs.append((nodes[slot.input], session.known(value)))
     places = found_numbers(found)
     settings = {(row.group, row.key): row.value for row in found.settings()}
