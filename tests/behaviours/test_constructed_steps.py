@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import whence
-from tests.behaviours.constructed_steps import STEPS, ConstructedStep, Training
+from tests.behaviours.constructed_steps import ConstructedStep, Training
+from tests.behaviours.constructed_trainings import STEPS
 from tests.behaviours.constructions import generators, seeded
 from tests.checks import differing, gradients, state
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import whence
-from tests.behaviours.constructions import ROWS, Construction, Kind, generators, seeded
+from tests.behaviours.constructions import Construction, Kind, generators, seeded
+from tests.behaviours.constructions_of_values import ROWS
 from tests.checks import differing, gradients, state
 
 EVERY = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -16,7 +16,15 @@ from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
 from whence.execution.outside_values import AGAIN, other_values
 from whence.program import Program
-from whence.program.arguments.optimizer_arguments import OWN, GroupSlot, Initial, Setting, StateSlot, Step
+from whence.program.arguments.optimizer_arguments import (
+    OWN,
+    GroupSlot,
+    Initial,
+    Setting,
+    StateSlot,
+    Step,
+    home_of,
+)
 from whence.program.arguments.overlap import refuse_overlap
 from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
@@ -83,20 +91,32 @@ class Live:
         }
         if self.optimizer is not None:
             now |= {Setting(OWN, key, None).path: value for key, value in own_values(self.optimizer).items()}
-        return [
-            Fault(
-                f"`{row.path}` was {row.value!r} at capture, is {now.get(row.path)!r} now",
-                why="it is a constant of the program",
-                remedy=AGAIN,
-            )
-            for row in self.step.settings
-            if not _is_as_it_was(row, now.get(row.path, NOTHING))
-        ] + [
-            Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=AGAIN)
-            for slot in self.step.numbers
-            for row, value in [(self._row(slot), groups[slot.group].get(slot.key))]
-            if _kind(value) != _kind(row.value) and not (value is None and slot.initial is not None)
-        ]
+        return (
+            [
+                Fault(
+                    f"`{row.path}` was {row.value!r} at capture, is {now.get(row.path)!r} now",
+                    why="it is a constant of the program",
+                    remedy=AGAIN,
+                )
+                for row in self.step.settings
+                if not _is_as_it_was(row, now.get(row.path, NOTHING))
+            ]
+            + [
+                Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=AGAIN)
+                for slot in self.step.numbers
+                for row, value in [(self._row(slot), home_of(self.optimizer, slot.group).get(slot.key))]
+                if _kind(value) != _kind(row.value) and not (value is None and slot.initial is not None)
+            ]
+            + [
+                Fault(
+                    f"what is at `{moved.path}`, or beside it, is not what it was at capture",
+                    why="the number there is an input, and those beside it are constants of the program",
+                    remedy=AGAIN,
+                )
+                for moved in self.step.cycled
+                if type(moved.now(groups)) is not float
+            ]
+        )
 
     def _hooked(self) -> list[Fault]:
         hooks = [] if self.optimizer is None else optimizer_hooks(self.optimizer)
@@ -153,7 +173,7 @@ class Live:
                 state[key] = None
                 made.append((state, key))
         for number in self.step.numbers:
-            group = self.optimizer.param_groups[number.group]
+            group = home_of(self.optimizer, number.group)
             if number.initial is not None and number.key not in group:
                 group[number.key] = number.initial.value
                 made.append((group, number.key))
@@ -174,7 +194,8 @@ class Live:
         rows = self.program.signature.inputs
         held = {row.name: found for row in rows if (found := self._tensor(row)) is not None}
         held |= {slot.input: self._state(slot)[slot.key] for slot in self.step.states}
-        held |= {slot.input: self.optimizer.param_groups[slot.group][slot.key] for slot in self.step.numbers}
+        held |= {slot.input: home_of(self.optimizer, slot.group)[slot.key] for slot in self.step.numbers}
+        held |= {slot.input: slot.now(self.optimizer.param_groups) for slot in self.step.cycled}
         return held | self._leaves
 
     def _tensor(self, row: Input) -> Tensor | None:
@@ -213,7 +234,7 @@ class Live:
                 self._state(slot)[slot.key] = numbers[slot.input]
         for number in self.step.numbers if numbers else ():
             if number.input in numbers:
-                self.optimizer.param_groups[number.group][number.key] = numbers[number.input]
+                home_of(self.optimizer, number.group)[number.key] = numbers[number.input]
 
     def _fill(self, tensor: Tensor, gradient: Tensor) -> None:
         """`.grad` as eager leaves it: a step says itself what it holds, any other backward adds to it."""

@@ -66,7 +66,6 @@ def counts_in_a_tensor(optimizer: Any) -> Any:
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (counts, r"optimizer\.taken"),
         (counts_in_a_dict, r"optimizer\.held"),
         (counts_in_state, r"optimizer\.state\['taken'\]"),
         (counts_in_an_object, r"optimizer\.counter\.taken"),
@@ -99,3 +98,58 @@ def test_what_an_optimizer_holds_is_compared() -> None:
     optimizer.scale = 2.0
     with pytest.raises(whence.StaleCapture, match=r"`optimizer\.scale` was 1\.0 at capture, is 2\.0 now"):
         run(batch())
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "second"])
+def test_a_count_of_its_own_is_state(warm: bool) -> None:
+    """An attribute that is a number is advanced as eager advances it."""
+    (model, _), (theirs, _) = small(), small()
+    optimizer, other = Own(model, counts), Own(theirs, counts)
+    step, eager = zero_first(model, optimizer), zero_first(theirs, other)
+    if warm:
+        step(batch())
+        eager(batch())
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    assert program.input("optimizer.taken").name == "o_taken"
+    assert program.verify(model, (batch(),)).ok
+    run = program.bind(model, optimizer)
+    for _ in range(3):
+        assert torch.equal(run(batch()), eager(batch()))
+        assert optimizer.taken == other.taken
+        assert type(optimizer.taken) is int
+
+
+class Returning(Optimizer):
+    """Moves parameters away and back, as sharpness-aware optimizers do; one `looks` at where they were."""
+
+    def __init__(self, model: nn.Module, *, looks: bool) -> None:
+        super().__init__(model.parameters(), {"lr": 0.1})
+        self.looks = looks
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for held in self.param_groups[0]["params"]:
+            state = self.state[held]
+            moved = held.grad * state["before"].sum() if self.looks and state else held.grad
+            state["before"] = held.data.clone()
+            held.add_(moved)
+            held.data = state["before"]
+            held.sub_(held.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_parameters_that_are_put_back(looks: bool) -> None:
+    """The memory is the state's, too, from then on: refused where the next step looks into it."""
+    (model, _), (theirs, _) = small(), small()
+    optimizer, other = Returning(model, looks=looks), Returning(theirs, looks=looks)
+    step, eager = zero_first(model, optimizer), zero_first(theirs, other)
+    step(batch())
+    eager(batch())
+    if looks:
+        with pytest.raises(whence.UnsupportedMutation, match="the next step reads it"):
+            whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+        return
+    run = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer).bind(model, optimizer)
+    for _ in range(3):
+        assert torch.equal(run(batch()), eager(batch()))
+        assert all(map(torch.equal, model.parameters(), theirs.parameters()))

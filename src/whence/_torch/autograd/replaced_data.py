@@ -49,6 +49,13 @@ def replaced_inputs(recorder: "Recorder") -> list[tuple[fx.Node, fx.Node]]:
     return pairs
 
 
+def lies_under_another(recorder: "Recorder", value: Tensor) -> bool:
+    """Whether a tensor lies in memory that was put under another one."""
+    memory = storage_of(recorder.stand_in(value))
+    others = (tensor for tensor, _ in recorder.adopted.replaced.values() if tensor is not value)
+    return any(storage_of(recorder.stand_in(tensor)) == memory for tensor in others)
+
+
 def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
     if tensor.requires_grad and not recorder.is_joint:
         return "it requires a gradient, which autograd would look for behind what it had before"

@@ -1,6 +1,6 @@
 """What a program of a training step needs of an optimizer, and of gradients, beside its inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,38 @@ class GroupSlot:
     initial: Initial | None = None
 
 
+@dataclass(frozen=True)
+class CycledSlot:
+    """The input that holds a momentum which a schedule moves: `optimizer.param_groups[group][key]`, or the
+    first number of a tuple there, of which `rest` are the others."""
+
+    input: str
+    group: int
+    key: str
+    rest: tuple[Any, ...] | None = None
+
+    @property
+    def path(self) -> str:
+        """How a person reads it."""
+        first = "" if self.rest is None else "[0]"
+        return f"optimizer.param_groups[{self.group}][{self.key!r}]{first}"
+
+    def now(self, groups: Sequence[Mapping[str, Any]]) -> Any:
+        """The number there; None where the others are not as they were."""
+        held = groups[self.group].get(self.key)
+        if self.rest is None:
+            return held
+        is_right = isinstance(held, tuple | list) and tuple(held[1:]) == self.rest
+        return held[0] if is_right else None  # type: ignore[index]
+
+
 OWN = -1
 """In the place of the number of a parameter group."""
+
+
+def home_of(optimizer: Any, group: int) -> dict[str, Any]:
+    """Where an optimizer holds the values of a group, or those of its own."""
+    return vars(optimizer) if group == OWN else optimizer.param_groups[group]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -120,6 +150,7 @@ class Step:
     settings: tuple[Setting, ...] = ()
     states: tuple[StateSlot, ...] = ()
     numbers: tuple[GroupSlot, ...] = ()
+    cycled: tuple[CycledSlot, ...] = ()
     without_gradient: frozenset[str] = frozenset()
     with_gradient: frozenset[str] = frozenset()
     cleared: frozenset[str] = frozenset()

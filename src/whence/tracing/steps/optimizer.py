@@ -70,19 +70,33 @@ class Optimizing:
         ]
 
     def settings(self) -> list[Setting]:
-        """Everything else in the groups."""
+        """Everything else in the groups, and numbers that are attributes."""
+        return [*self._of_groups(), *(row for row in self._own() if is_countable(row.value))]
+
+    def _of_groups(self) -> list[Setting]:
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         return [
-            Setting(number, key, copy(value) if type(value) in (list, dict) else value)
+            Setting(number, key, copy_of(value))
             for number, group in enumerate(groups)
             for key, value in group.items()
             if key != "params"
         ]
 
     def own(self) -> list[Setting]:
-        """Plain values that the optimizer holds itself."""
+        """Plain values that the optimizer holds itself, but for numbers that are attributes."""
+        return [row for row in self._own() if is_plain(row.value) and not is_countable(row.value)] + [
+            row for row in self._of_state() if is_plain(row.value)
+        ]
+
+    def _own(self) -> list[Setting]:
+        return [row for row in self._beside() if row.key in vars(self.optimizer)]
+
+    def _of_state(self) -> list[Setting]:
+        return [row for row in self._beside() if row.key not in vars(self.optimizer)]
+
+    def _beside(self) -> list[Setting]:
         held = {} if self.optimizer is None else own_values(self.optimizer)
-        return [Setting(OWN, key, copy(value)) for key, value in held.items() if is_plain(value)]
+        return [Setting(OWN, key, copy_of(value)) for key, value in held.items()]
 
 
 def optimizing(subject: Subject, optimizer: object) -> Optimizing:
@@ -168,9 +182,25 @@ class OwnState:
             f"optimizer.{key}"
             for key in dict.fromkeys((*self.before, *now))
             if not is_same_value(self.before.get(key, NOTHING), now.get(key, NOTHING))
+            and not self._is_counted(key, now)
         ]
         changed = [name for row in self.inside if not row.is_unchanged for name in row.changed_names()]
         refuse_changed([*names, *changed], place)
+
+    def _is_counted(self, key: str, now: Mapping[str, Any]) -> bool:
+        """Whether it is a number, which steps may advance."""
+        is_number = key in vars(self.optimizer) and is_countable(now[key])
+        return is_number and (key not in self.before or is_countable(self.before[key]))
+
+
+def is_countable(value: object) -> bool:
+    """Whether a value is a number that steps may advance, and no truth."""
+    return type(value) in (int, float) or is_recorded(value)
+
+
+def copy_of(value: Any) -> Any:
+    """The value; a copy of a container that may be changed."""
+    return copy(value) if type(value) in (list, dict) else value
 
 
 def own_states(optimizer: Optimizer | None) -> Iterator[OwnState]:

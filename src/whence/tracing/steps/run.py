@@ -8,11 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from whence._torch.autograd.replaced_data import lies_under_another
 from whence._torch.observe.training_steps import engine_code, observed_step
 from whence._torch.sizes.numbers import refuse_recorded
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, UnsupportedStep
-from whence.program.arguments.optimizer_arguments import GroupSlot, Setting, StateSlot, Step
+from whence.program.arguments.optimizer_arguments import (
+    OWN,
+    CycledSlot,
+    GroupSlot,
+    Setting,
+    StateSlot,
+    Step,
+    home_of,
+)
 from whence.program.signature import Input
 from whence.schema import InputKind
 from whence.tracing.log.events import InputNamed
@@ -30,6 +39,7 @@ from whence.tracing.recording.run import (
     surroundings_kept,
     values_deciding,
 )
+from whence.tracing.refusals import data_replaced
 from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.module_snapshot import Lines
 from whence.tracing.sandbox.undo import Undoing
@@ -42,6 +52,7 @@ from whence.tracing.steps.counters import (
     is_number,
     replaced_numbers,
 )
+from whence.tracing.steps.cycled import cycled
 from whence.tracing.steps.enclosed_state import enclosed_by
 from whence.tracing.steps.first_step import found_numbers, refuse_another_first_step, refuse_unbegun
 from whence.tracing.steps.optimizer import (
@@ -79,6 +90,7 @@ class _Taken:
     before: frozenset[Key]
     settings: tuple[Setting, ...]
     empty: tuple[tuple[str, str], ...]
+    cycled: tuple[CycledSlot, ...]
 
 
 def record_step(
@@ -193,9 +205,12 @@ def _taken(session: StepSession, found: Optimizing, wish: StepAssumptions) -> _T
             rows.append((row, node))
             states.append((StateSlot(node.name, str(held.parameter.paths[0]), held.key, initial), held))
     groups = [*_rates(session, found, wish, rows), *_numbers(session, found, wish, rows)]
+    moved = [] if wish.fixed_rates else list(cycled(session, found))
+    rows += [(row, node) for _, row, node in moved]
     places = frozenset(held.place for held in before)
     empty = tuple((str(held.parameter.paths[0]), held.key) for held in before if held.value is None)
-    return _Taken(tuple(rows), tuple(states), tuple(groups), places, tuple(found.settings()), empty)
+    settings, slots = tuple(found.settings()), tuple(slot for slot, *_ in moved)
+    return _Taken(tuple(rows), tuple(states), tuple(groups), places, settings, empty, slots)
 
 
 def _beginnings(taken: _Taken) -> Iterator[tuple[fx.Node, Tensor]]:
@@ -249,7 +264,7 @@ def _rates(
     """Inputs for learning rates, and for tensors in groups."""
     slots = []
     for setting in found.settings():
-        if found.optimizer is None or setting.is_beginning:
+        if found.optimizer is None or setting.is_beginning or setting.group == OWN:
             continue
         name = f"o_param_groups_{setting.group}_{setting.key}"
         if isinstance(setting.value, Tensor):
@@ -275,10 +290,11 @@ def _numbers(
     """Inputs for the other numbers of groups that steps advance."""
     slots = []
     for (group, key), counter in wish.numbers.items():
-        held = found.optimizer.param_groups[group]  # type: ignore[union-attr]
+        held = home_of(found.optimizer, group)
         path = Setting(group, key, None).path
         value = held[key] if counter.after is None else counter.begins
-        held[key], node = session.recorder.number_input(f"o_param_groups_{group}_{key}")
+        name = f"o_{key}" if group == OWN else f"o_param_groups_{group}_{key}"
+        held[key], node = session.recorder.number_input(name)
         session.step.counting.add(path, node, value)
         session.log.add(InputNamed(node, path))
         rows.append((Input(node.name, InputKind.OPTIMIZER_STATE, path, value=value), node))
@@ -326,6 +342,9 @@ def _replaced(session: StepSession, found: Optimizing, taken: _Taken) -> list[tu
     for slot, held in taken.states:
         value = now[held.place]
         if value is not held.value and isinstance(value, Tensor):
+            if nodes[slot.input].users and lies_under_another(session.recorder, value):
+                why = f"{held.path} lies there, too, and the next step reads it"
+                raise data_replaced(why, session.run.places.here())
             pairs.append((nodes[slot.input], session.tensors.known(value)))
     places = found_numbers(found)
     settings = {(row.group, row.key): row.value for row in found.settings()}
@@ -359,6 +378,7 @@ def _step(
     names = {id(row.tensor): str(row.paths[0]) for row in rows}
     gone = {id(row.tensor) for row in rows if row.tensor.grad is None} & (noted.cleared | noted.arrived)
     inputs = {(slot.group, slot.key) for slot in taken.groups}
+    inputs |= {(slot.group, slot.key) for slot in taken.cycled}
     return Step(
         call=subject.call,
         optimizer=found.optimizer,
@@ -373,6 +393,7 @@ def _step(
         ),
         states=tuple(slot for slot, _ in taken.states),
         numbers=taken.groups,
+        cycled=taken.cycled,
         with_gradient=frozenset(names[key] for key in noted.zeroed if key in names),
         without_gradient=frozenset(
             names[key]

@@ -80,14 +80,15 @@ class StepNotes:
     taken away again, `asked` of which ones Python asked for the gradient before one arrived. `zeroed` are
     parameters whose gradient of before was filled with zeros. `tracked` are operations after a backward that
     autograd may go through again. `counting` are the numbers that are inputs, `rates` those of them that are
-    learning rates. `arriving` is how much had been recorded when a gradient arrived last. While the optimizer
-    runs, the step `reads_numbers`.
+    learning rates, `cycled` momenta that a schedule moves, too. `arriving` is how much had been recorded when
+    a gradient arrived last. While the optimizer runs, the step `reads_numbers`.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
     before: dict[int, Tensor] = field(default_factory=dict)
     counting: Counting = field(default_factory=Counting)
     rates: set[fx.Node] = field(default_factory=set)
+    cycled: set[fx.Node] = field(default_factory=set)
     runs: list[BackwardRun] = field(default_factory=list)
     reads_numbers: bool = False
     cleared: set[int] = field(default_factory=set)
@@ -225,7 +226,7 @@ class StepActs(ModelActs):
 
     def number_needed(self, node: fx.Node) -> Exception:
         """Python decides by a number of the optimizer."""
-        if _roots(node) <= self.step.rates:
+        if _roots(node) <= self.step.rates | self.step.cycled:
             return RateRead()
         value = value_of(node, self.run.places.made(node), self.run.log.inputs)
         made = f"{value.made}; " if value.made else ""

@@ -1,0 +1,65 @@
+"""A schedule that cycles momenta beside the rate moves inputs of the program."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+
+import whence
+from tests.checks import differing, state
+from tests.tracing.steps.small import batch, small, zero_first
+
+MAKERS: list[Callable[[nn.Module], Optimizer]] = [
+    lambda model: AdamW(model.parameters()),
+    lambda model: AdamW(model.parameters(), foreach=True),
+    lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9),
+]
+IDS = ["adamw", "foreach", "momentum"]
+
+
+def trained(make: Callable[[nn.Module], Optimizer]) -> tuple[nn.Module, Any, Any, OneCycleLR]:
+    model, _ = small()
+    optimizer = make(model)
+    schedule = OneCycleLR(optimizer, max_lr=0.1, total_steps=8)
+    step = zero_first(model, optimizer)
+    step(batch())
+    schedule.step()
+    return model, optimizer, step, schedule
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=IDS)
+def test_momenta_are_inputs(make: Callable[[nn.Module], Optimizer]) -> None:
+    """Rate and momentum follow the schedule, bit for bit."""
+    (model, optimizer, step, schedule), (theirs, _, eager, other) = trained(make), trained(make)
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    assert program.verify(model, (batch(),)).ok
+    run = program.bind(model, optimizer)
+    for _ in range(4):
+        assert torch.equal(run(batch()), eager(batch()))
+        schedule.step()
+        other.step()
+        assert differing(state(theirs), state(model)) == []
+
+
+def test_the_rest_is_compared() -> None:
+    """The other beta is a constant still."""
+    model, optimizer, step, _ = trained(MAKERS[0])
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    assert program.input("optimizer.param_groups[0]['betas'][0]").name == "o_param_groups_0_betas_0"
+    optimizer.param_groups[0]["betas"] = (0.9, 0.9)
+    with pytest.raises(whence.StaleCapture, match="'betas'"):
+        program.bind(model, optimizer)(batch())
+
+
+def test_a_kernel_that_needs_numbers_fixes_them() -> None:
+    """Fused kernels want numbers: rate and momentum are constants then."""
+    model, optimizer, step, schedule = trained(lambda model: AdamW(model.parameters(), fused=True))
+    run = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer).bind(model, optimizer)
+    run(batch())
+    schedule.step()
+    with pytest.raises(whence.StaleCapture, match="'lr'"):
+        run(batch())
