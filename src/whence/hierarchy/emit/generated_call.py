@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from whence._torch.subclasses.fully_sharded import whole
 from whence.hierarchy.run.converted_state import refuse_moved
-from whence.hierarchy.run.interface import Interface
+from whence.hierarchy.run.interface import Interface, readable
 from whence.hierarchy.run.wrapper_subclasses import attribute_of
 from whence.program import Structure
 from whence.program.arguments.open_sizes import Reading, function_of
@@ -47,6 +47,7 @@ class GeneratedCall:
     readings: tuple[Reading, ...]
     sizes: tuple[tuple[str, Expression], ...]
     writes: tuple[Write, ...]
+    handed_on: tuple[tuple[str, tuple[str, ...]], ...]
     read_after: tuple[tuple[str, tuple[str, ...]], ...]
     result: Structure
     loss: str | None
@@ -80,6 +81,8 @@ class GeneratedCall:
         results = body(module, *[values[name] for name in self.inputs])
         for at, name in enumerate(self.outputs):
             values[name] = results[at]
+        for name, path in self.handed_on:
+            values[name] = whole(attribute_of(module, path)).detach().clone()
         for name, target, keeps_shape in self.writes:
             is_gone = took is not None and isinstance(target, tuple) and took(target)
             if values[name] is not None and not is_gone:
@@ -138,6 +141,7 @@ def generated_call(interface: Interface, call: "CallBody") -> GeneratedCall:
         readings=readings,
         sizes=tuple((name, function_of(text, names)) for name, text in interface.sizes),
         writes=tuple(_writes(interface, nodes, program)),
+        handed_on=tuple(_handed_on(interface, call)),
         read_after=tuple((name, tuple(ModulePath.parse(program.input(name).path))) for name in after),
         result=interface.result,
         loss=interface.loss,
@@ -147,6 +151,15 @@ def generated_call(interface: Interface, call: "CallBody") -> GeneratedCall:
 def _kind(node: fx.Node) -> tuple[torch.dtype, torch.device] | None:
     value = node.meta["val"]
     return (value.dtype, value.device) if isinstance(value, Tensor) else None
+
+
+def _handed_on(interface: Interface, call: "CallBody") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """State that is the new value of other state, as it is before anything is written."""
+    state = {row.name for row in call.plan.program.signature.state}
+    for name in dict.fromkeys(name for name, _ in interface.writes if name in state):
+        path = readable(call.plan, name, call.number)
+        if path is not None:
+            yield name, tuple(path)
 
 
 def _copied(interface: Interface) -> Iterator[tuple[str, int]]:

@@ -40,7 +40,7 @@ from whence.rewriting.layouts import inputs_behind
 from whence.schema import Phase
 from whence.tracing.assembling.leaves import BETWEEN_RESULTS, mark_leaves
 from whence.tracing.assembling.reshapes import decide_again, rule_out_ones
-from whence.tracing.assembling.shared_memory import refuse_shared_writes
+from whence.tracing.assembling.shared_memory import refuse_shared_writes, refuse_tied
 from whence.tracing.assembling.signature_rows import GraphValues, signature_of, wholes_of
 from whence.tracing.attribution.attribution import custom_functions, without_operators
 from whence.tracing.attribution.recomputation import reuse_random_draws
@@ -182,6 +182,7 @@ def _final_values(recorded: Recorded, functional: Functional) -> GraphValues:
     written = {
         node: value for node in dict.fromkeys(inputs) if (value := functional.final(node, last)) is not node
     }
+    refuse_tied(recorded, written)
     written |= {placeholder: functional.final(node, last) for placeholder, node in recorded.reassigned}
     return GraphValues(
         loss=final(recorded.backward.loss),

@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
+import torch
 from torch import Tensor, fx
 
-from whence._torch.tensors import share_memory
+from whence._torch.tensors import share_memory, storage_of
 from whence.errors import Fault, Place, UnsupportedMutation
 from whence.program.node_records import origin_of
 from whence.schema import Phase
@@ -22,6 +23,32 @@ def refuse_shared_writes(recorded: Recorded, values: GraphValues) -> None:
     ]
     if faults:
         raise UnsupportedMutation.of(faults)
+
+
+def refuse_tied(recorded: Recorded, in_place: Collection[fx.Node]) -> None:
+    """Raise `UnsupportedMutation` for state that is put into the memory of other state, which is written in
+    place: from then on eager writes both."""
+    rows = recorded.prepared.state
+    memory = {node: _memory(node) for _, node in rows}
+    memory |= {placeholder: _memory(node) for placeholder, node in recorded.reassigned}
+    faults = [
+        Fault(
+            f"{placeholder.name} is put into the memory of {other.name}, and one of them is written in place",
+            why="from then on eager writes both, and in a program they are two values",
+            remedy="assign a copy: tensor.clone()",
+        )
+        for placeholder, _ in recorded.reassigned
+        for other, lies in memory.items()
+        if other is not placeholder and lies is not None and lies == memory[placeholder]
+        if placeholder in in_place or other in in_place
+    ]
+    if faults:
+        raise UnsupportedMutation.of(faults[:1])
+
+
+def _memory(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return storage_of(value) if isinstance(value, Tensor) and value.layout is torch.strided else None
 
 
 def _written_again(placeholder: fx.Node, value: fx.Node) -> Iterator[Fault]:
