@@ -21,7 +21,10 @@ from whence.cli.completion import SHELLS, script
         (["whence", "--co"], ["--completion"]),
         (["whence", "--completion", ""], ["bash", "zsh", "fish"]),
         (["whence", "graph", "--f"], ["--format", "--forward"]),
-        (["whence", "graph", "model:make", "--format", ""], ["dot", "model-explorer", "trace", "json"]),
+        (
+            ["whence", "graph", "model:make", "--format", ""],
+            ["dot", "model-explorer", "tlparse", "trace", "json"],
+        ),
         (["whence", "report", "--format", "m"], ["markdown"]),
         (["whence", "show", "saved"], []),
     ],

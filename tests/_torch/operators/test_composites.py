@@ -341,3 +341,27 @@ def test_backward_hooks_of_a_capture_without_gradients() -> None:
         program = whence.capture(model, (X,))
     with pytest.raises(whence.NotDifferentiable, match="backward hooks of 0"):
         program.unflatten()(X).sum().backward()
+
+
+class Picture(nn.Module):
+    """Operators whose arguments are in another order than their functions'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.batch, self.group = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+        for values in self.batch.state_dict().values():
+            values.copy_(torch.rand(values.shape) + 0.5)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        x = F.max_pool2d(self.group(self.batch(self.convolution(x))), 2).flatten(1)
+        likely = F.softmax(x, -1, dtype=torch.float64) + F.log_softmax(x, -1, dtype=torch.float64)
+        return F.cross_entropy(likely, target, ignore_index=1, label_smoothing=0.1)
+
+
+def test_a_captured_program_is_captured_again() -> None:
+    """It calls the operators themselves: they stay whole, and mean the same."""
+    model, args = Picture().eval(), (torch.randn(3, 3, 8, 8), torch.tensor([0, 1, 2]))
+    program = whence.capture(model, args)
+    again = whence.capture(program.module(), args)
+    assert [node.target for node in again.nodes()] == [node.target for node in program.nodes()]
+    assert torch.equal(again.module()(*args), model(*args))

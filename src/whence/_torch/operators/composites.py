@@ -283,16 +283,35 @@ _BY_FUNCTION: dict[Any, Composite] = {
     torch.rnn_tanh: Composite(aten.rnn_tanh.input, _recurrent),
     torch.rnn_relu: Composite(aten.rnn_relu.input, _recurrent),
 }
+
+
+def _itself(*args: Any, **kwargs: Any) -> CompositeCall:
+    return CompositeCall(args, kwargs)
+
+
+def _batch_norm_itself(*args: Any, **kwargs: Any) -> CompositeCall | None:
+    return None if args[_TRAINS] else CompositeCall(args, kwargs)
+
+
+_TRAINS = 5
+"""Where `aten.batch_norm` is told that it trains."""
+_BY_OPERATOR = {row.operator: row for row in _BY_FUNCTION.values() if row.bind is not _reflected} | {
+    aten.batch_norm.default: Composite(aten.batch_norm.default, _batch_norm_itself),
+    aten.group_norm.default: Composite(aten.group_norm.default, _itself),
+    aten.softmax.int: Composite(aten.softmax.int, _itself),
+    aten.log_softmax.int: Composite(aten.log_softmax.int, _itself),
+    aten.cross_entropy_loss.default: Composite(aten.cross_entropy_loss.default, _itself),
+}
+"""Captured programs call the operators themselves, some of which order their arguments otherwise."""
 _CONTIGUOUS = Composite(aten.clone.default, _contiguous, may_view=True)
 _RESHAPE = Composite(aten._reshape_copy.default, _reshape, may_view=True)
 COMPOSITES: Mapping[Any, Composite] = {
-    **{row.operator: row for row in _BY_FUNCTION.values() if row.bind is not _reflected},
+    **_BY_OPERATOR,
     **_BY_FUNCTION,
     **dict.fromkeys((Tensor.contiguous, aten.contiguous.default), _CONTIGUOUS),
     **dict.fromkeys((Tensor.reshape, torch.reshape, aten.reshape.default), _RESHAPE),
     **dict.fromkeys((Tensor.flatten, torch.flatten), _RESHAPE),
 }
-"""Captured programs call the operators themselves."""
 MAY_VIEW = "whence_may_view"
 """Marks, in the metadata of a node, a copy that is a view at some sizes."""
 

@@ -27,10 +27,14 @@ def refuse_shared_writes(recorded: Recorded, values: GraphValues) -> None:
 
 def refuse_tied(recorded: Recorded, in_place: Collection[fx.Node]) -> None:
     """Raise `UnsupportedMutation` for state that is put into the memory of other state, which is written in
-    place: from then on eager writes both."""
-    rows = recorded.prepared.state
-    memory = {node: _memory(node) for _, node in rows}
-    memory |= {placeholder: _memory(node) for placeholder, node in recorded.reassigned}
+    place: from then on eager writes both. State of an optimizer that no step reads may lie anywhere."""
+    of_model = {node for _, node in recorded.prepared.state}
+    memory = {node: _memory(node) for node in of_model}
+    memory |= {
+        placeholder: _memory(node)
+        for placeholder, node in recorded.reassigned
+        if placeholder in of_model or placeholder.users
+    }
     faults = [
         Fault(
             f"{placeholder.name} is put into the memory of {other.name}, and one of them is written in place",
@@ -39,7 +43,7 @@ def refuse_tied(recorded: Recorded, in_place: Collection[fx.Node]) -> None:
         )
         for placeholder, _ in recorded.reassigned
         for other, lies in memory.items()
-        if other is not placeholder and lies is not None and lies == memory[placeholder]
+        if other is not placeholder and lies is not None and lies == memory.get(placeholder)
         if placeholder in in_place or other in in_place
     ]
     if faults:
