@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -224,50 +225,51 @@ def with_average() -> nn.ModuleDict:
     return nn.ModuleDict({"model": model, "average": copy.deepcopy(model).requires_grad_(False)})
 
 
-@step()
-def average_by_data() -> Training:
+def averaging(average: Callable[[nn.ModuleDict], None]) -> Training:
+    """A step of AdamW, and an average of the weights that follows it."""
     models = with_average()
     optimizer = AdamW(models["model"].parameters())
     inner = plain(models["model"], optimizer)
 
     def step(x: Tensor) -> Tensor:
         loss = inner(x)
-        for averaged, held in zip(models["average"].parameters(), models["model"].parameters(), strict=True):
-            averaged.data = 0.9 * averaged.data + 0.1 * held.data
+        average(models)
         return loss
 
     return Training(models, optimizer, step)
+
+
+def weights(models: nn.ModuleDict) -> Iterator[tuple[Tensor, Tensor]]:
+    """Those of the average, each with that of the model."""
+    return zip(models["average"].parameters(), models["model"].parameters(), strict=True)
+
+
+@step()
+def average_by_data() -> Training:
+    def average(models: nn.ModuleDict) -> None:
+        for averaged, held in weights(models):
+            averaged.data = 0.9 * averaged.data + 0.1 * held.data
+
+    return averaging(average)
 
 
 @step()
 def average_in_place() -> Training:
-    models = with_average()
-    optimizer = AdamW(models["model"].parameters())
-    inner = plain(models["model"], optimizer)
-
-    def step(x: Tensor) -> Tensor:
-        loss = inner(x)
-        for averaged, held in zip(models["average"].parameters(), models["model"].parameters(), strict=True):
+    def average(models: nn.ModuleDict) -> None:
+        for averaged, held in weights(models):
             averaged.data.mul_(0.9).add_(held.data, alpha=0.1)
-        return loss
 
-    return Training(models, optimizer, step)
+    return averaging(average)
 
 
 @step()
 def average_of_state_dicts() -> Training:
-    models = with_average()
-    optimizer = AdamW(models["model"].parameters())
-    inner = plain(models["model"], optimizer)
-
-    def step(x: Tensor) -> Tensor:
-        loss = inner(x)
-        now, mean = models["model"].state_dict(), models["average"].state_dict()
-        for name, held in mean.items():
+    def average(models: nn.ModuleDict) -> None:
+        now = models["model"].state_dict()
+        for name, held in models["average"].state_dict().items():
             held.copy_(held * 0.9 + now[name] * 0.1)
-        return loss
 
-    return Training(models, optimizer, step)
+    return averaging(average)
 
 
 @step(warm=True, refused=UNDECIDED)
