@@ -83,17 +83,7 @@ COMMANDS = (
             _HTML,
         ),
     ),
-    Command(
-        "diff",
-        looking.diff,
-        "say what differs between two models",
-        (
-            _SAVED,
-            _option("other", metavar="OTHER", help="the model that it is compared with"),
-            _FORWARD,
-            _HTML,
-        ),
-    ),
+    Command("diff", looking.diff, "say what differs between two models", (_SAVED, _OTHER, _FORWARD, _HTML)),
     Command(
         "view",
         looking.view,

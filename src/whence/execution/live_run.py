@@ -1,6 +1,6 @@
 """One run of a program on live state: what it takes, and where it puts what it gives."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import is_
 from typing import Any
@@ -54,7 +54,7 @@ class Live:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""
         if strangers := [*self._other_parameters()]:
             raise StaleCapture.of(strangers)
-        faults = [*self._other_settings(), *other_values(self.step.outside)]
+        faults = [*self._other_settings(), *self._other_numbers(), *other_values(self.step.outside)]
         faults += [*self._hooked(), *self._unbegun(), *self._with_gradient()]
         if faults:
             raise StaleCapture.of(faults)
@@ -65,8 +65,7 @@ class Live:
 
     def _other_parameters(self) -> Iterator[Fault]:
         """Each group must hold the parameters that the model has now, and no others."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        held = [group["params"] for group in groups]
+        held = [group["params"] for group in self._groups]
         named = [[self.tensors.get(name) for name in names] for names in self.step.groups]
         if len(held) == len(named) and all(map(_same_tensors, held, named)):
             return
@@ -82,41 +81,39 @@ class Live:
             remedy="make the optimizer anew of the model's parameters, and bind the program to it",
         )
 
-    def _other_settings(self) -> list[Fault]:
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
+    def _other_settings(self) -> Iterator[Fault]:
         now = {
             Setting(number, key, None).path: value
-            for number, group in enumerate(groups)
+            for number, group in enumerate(self._groups)
             for key, value in group.items()
         }
         if self.optimizer is not None:
             now |= {Setting(OWN, key, None).path: value for key, value in own_values(self.optimizer).items()}
-        return (
-            [
-                Fault(
+        for row in self.step.settings:
+            if not _is_as_it_was(row, now.get(row.path, NOTHING)):
+                yield Fault(
                     f"`{row.path}` was {row.value!r} at capture, is {now.get(row.path)!r} now",
                     why="it is a constant of the program",
                     remedy=AGAIN,
                 )
-                for row in self.step.settings
-                if not _is_as_it_was(row, now.get(row.path, NOTHING))
-            ]
-            + [
-                Fault(f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now", remedy=AGAIN)
-                for slot in self.step.numbers
-                for row, value in [(self._row(slot), home_of(self.optimizer, slot.group).get(slot.key))]
-                if _kind(value) != _kind(row.value) and not (value is None and slot.initial is not None)
-            ]
-            + [
-                Fault(
+
+    def _other_numbers(self) -> Iterator[Fault]:
+        for slot in self.step.numbers:
+            row, value = self._row(slot), home_of(self.optimizer, slot.group).get(slot.key)
+            if _kind(value) != _kind(row.value) and not (value is None and slot.initial is not None):
+                what = f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now"
+                yield Fault(what, remedy=AGAIN)
+        for moved in self.step.cycled:
+            if type(moved.now(self._groups)) is not float:
+                yield Fault(
                     f"what is at `{moved.path}`, or beside it, is not what it was at capture",
                     why="the number there is an input, and those beside it are constants of the program",
                     remedy=AGAIN,
                 )
-                for moved in self.step.cycled
-                if type(moved.now(groups)) is not float
-            ]
-        )
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [] if self.optimizer is None else self.optimizer.param_groups
 
     def _hooked(self) -> list[Fault]:
         hooks = [] if self.optimizer is None else optimizer_hooks(self.optimizer)
@@ -160,15 +157,14 @@ class Live:
 
     def begin(self) -> Callable[[], None]:
         """Make the state that the optimizer's first step would make; gives a way back."""
-        made: list[tuple[dict[str, Any], str]] = []
-        known = [] if self.optimizer is None else [*self.optimizer.state]
+        made: list[tuple[dict[Any, Any], Any]] = []
         for slot in self.step.states:
-            state = self._state(slot)
+            state = self._begun(slot.parameter, made)
             if slot.key not in state and slot.initial is not None:
                 state[slot.key] = _made(slot.initial)
                 made.append((state, slot.key))
         for parameter, key in self.step.empty:
-            state = self.optimizer.state[self.tensors[parameter]]
+            state = self._begun(parameter, made)
             if key not in state:
                 state[key] = None
                 made.append((state, key))
@@ -177,14 +173,14 @@ class Live:
             if number.initial is not None and number.key not in group:
                 group[number.key] = number.initial.value
                 made.append((group, number.key))
-        return partial(self._unbegin, made, set(known))
+        return partial(_unmake, made)
 
-    def _unbegin(self, made: Sequence[tuple[dict[str, Any], str]], known: Set[Tensor]) -> None:
-        for held, key in made:
-            del held[key]
-        for parameter in [] if self.optimizer is None else [*self.optimizer.state]:
-            if parameter not in known:
-                del self.optimizer.state[parameter]
+    def _begun(self, parameter: str, made: list[tuple[dict[Any, Any], Any]]) -> dict[str, Any]:
+        """The state of a parameter, which the optimizer makes where there is none."""
+        states, tensor = self.optimizer.state, self.tensors[parameter]
+        if tensor not in states:
+            made.append((states, tensor))
+        return states[tensor]  # type: ignore[no-any-return]
 
     def _state(self, slot: StateSlot) -> dict[str, Any]:
         return self.optimizer.state[self.tensors[slot.parameter]]  # type: ignore[no-any-return]
@@ -287,6 +283,11 @@ def _is(value: object) -> bool:
 def _memory(value: Tensor) -> int:
     """The memory that a tensor looks into; a sparse one shares none."""
     return storage_of(value) if value.layout is torch.strided else id(value)
+
+
+def _unmake(made: Sequence[tuple[dict[Any, Any], Any]]) -> None:
+    for held, key in reversed(made):
+        del held[key]
 
 
 def _made(initial: Initial) -> Any:

@@ -5,6 +5,7 @@ of `value` under the tensor; a program writes the numbers into the tensor's own.
 the memory is nobody else's.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,9 +37,13 @@ def replace_data(recorder: "Recorder", tensor: Tensor, value: Tensor) -> None:
 
 def _placeholder(recorder: "Recorder", tensor: Tensor) -> fx.Node | None:
     """The input that a tensor is, or None for one that the model made."""
-    inputs = (node for node in recorder.graph.nodes if node.op == "placeholder")
     adopted = recorder.adopted.nodes.get(id(tensor))
-    return adopted or next((node for node in inputs if node.meta["val"] is tensor), None)
+    return adopted or next((node for node in _inputs(recorder) if node.meta["val"] is tensor), None)
+
+
+def _inputs(recorder: "Recorder") -> Iterable[fx.Node]:
+    """The placeholders, found without a walk over the graph: averages replace the data of every weight."""
+    return recorder.graph.find_nodes(op="placeholder", sort=False)
 
 
 def replaced_inputs(recorder: "Recorder") -> list[tuple[fx.Node, fx.Node]]:
@@ -60,9 +65,8 @@ def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
     if tensor.requires_grad and not recorder.is_joint:
         return "it requires a gradient, which autograd would look for behind what it had before"
     held, given = recorder.stand_in(tensor), recorder.stand_in(value)
-    if any(getattr(held, fact) != getattr(given, fact) for fact in _FACTS):
-        return "the data has another shape, dtype or device, or lies in memory otherwise"
-    if held.layout is not torch.strided or held.stride() != given.stride():
+    is_alike = all(getattr(held, fact) == getattr(given, fact) for fact in _FACTS) and _is_strided(held)
+    if not is_alike or held.stride() != given.stride():
         return "the data has another shape, dtype or device, or lies in memory otherwise"
     memory = storage_of(given)
     if memory != storage_of(held) and memory in _taken(recorder):
@@ -72,7 +76,7 @@ def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
 
 def _taken(recorder: "Recorder") -> set[int]:
     """The memory of everything that is there when the model begins, and of what got other data."""
-    held = [node.meta["val"] for node in recorder.graph.nodes if node.op == "placeholder"]
+    held = [node.meta["val"] for node in _inputs(recorder)]
     held += [recorder.stand_in(tensor) for tensor, _ in recorder.adopted.replaced.values()]
     return {storage_of(value) for value in held if isinstance(value, Tensor) and _is_strided(value)}
 

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,7 @@ def _reflected(input: Any, other: Any) -> CompositeCall:
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> CompositeCall:
-    return CompositeCall((input, weight) if bias is None else (input, weight, bias))
+    return CompositeCall((input, weight, bias))
 
 
 def _attention(
@@ -117,7 +117,7 @@ def _attention(
 
 
 def _layer_norm(
-    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_cudnn: bool
+    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> CompositeCall:
     return CompositeCall((input, list(normalized_shape), weight, bias, eps))
 
@@ -187,9 +187,7 @@ def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = 
 def _softmax(
     input: Any, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> CompositeCall | None:
-    if dim is None:
-        return None
-    return CompositeCall((input, dim) if dtype is None else (input, dim, dtype))
+    return None if dim is None else CompositeCall((input, dim, dtype))
 
 
 def _max_pool(*args: Any, **named: Any) -> CompositeCall | None:
@@ -204,14 +202,10 @@ def _max_pool(*args: Any, **named: Any) -> CompositeCall | None:
     )
 
 
-def _adaptive_pool(input: Any, output_size: Any) -> CompositeCall | None:
+def _adaptive_pool(dimensions: int, input: Any, output_size: Any) -> CompositeCall | None:
     """A size of which a part is the input's own is taken apart."""
-    sizes = _as_list(output_size, 2)
+    sizes = _as_list(output_size, dimensions)
     return None if None in sizes else CompositeCall((input, sizes))
-
-
-def _adaptive_pool_of_rows(input: Any, output_size: Any) -> CompositeCall:
-    return CompositeCall((input, _as_list(output_size, 1)))
 
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -275,8 +269,8 @@ _BY_FUNCTION: dict[Any, Composite] = {
     F.log_softmax: Composite(aten.log_softmax.int, _softmax),
     **dict.fromkeys((Tensor.log_softmax, torch.log_softmax), Composite(aten.log_softmax.int, _softmax_along)),
     F.max_pool2d: Composite(aten.max_pool2d.default, _max_pool),
-    torch.adaptive_avg_pool1d: Composite(aten.adaptive_avg_pool1d.default, _adaptive_pool_of_rows),
-    F.adaptive_avg_pool2d: Composite(aten.adaptive_avg_pool2d.default, _adaptive_pool),
+    torch.adaptive_avg_pool1d: Composite(aten.adaptive_avg_pool1d.default, partial(_adaptive_pool, 1)),
+    F.adaptive_avg_pool2d: Composite(aten.adaptive_avg_pool2d.default, partial(_adaptive_pool, 2)),
     F.cross_entropy: Composite(aten.cross_entropy_loss.default, _cross_entropy),
     torch.lstm: Composite(aten.lstm.input, _recurrent),
     torch.gru: Composite(aten.gru.input, _recurrent),
@@ -290,19 +284,17 @@ def _itself(*args: Any, **kwargs: Any) -> CompositeCall:
 
 
 def _batch_norm_itself(*args: Any, **kwargs: Any) -> CompositeCall | None:
-    return None if args[_TRAINS] else CompositeCall(args, kwargs)
+    order = "input weight bias running_mean running_var training"
+    return None if _by_name(order, args, kwargs)["training"] else CompositeCall(args, kwargs)
 
 
-_TRAINS = 5
-"""Where `aten.batch_norm` is told that it trains."""
-_BY_OPERATOR = {row.operator: row for row in _BY_FUNCTION.values() if row.bind is not _reflected} | {
-    aten.batch_norm.default: Composite(aten.batch_norm.default, _batch_norm_itself),
-    aten.group_norm.default: Composite(aten.group_norm.default, _itself),
-    aten.softmax.int: Composite(aten.softmax.int, _itself),
-    aten.log_softmax.int: Composite(aten.log_softmax.int, _itself),
-    aten.cross_entropy_loss.default: Composite(aten.cross_entropy_loss.default, _itself),
-}
-"""Captured programs call the operators themselves, some of which order their arguments otherwise."""
+_AS_FUNCTIONS = (_dropout, _recurrent)
+"""What is kept depends on the arguments, which functions and their operators order alike."""
+_BY_OPERATOR = {
+    row.operator: row if row.bind in _AS_FUNCTIONS else replace(row, bind=_itself)
+    for row in _BY_FUNCTION.values()
+} | {aten.batch_norm.default: Composite(aten.batch_norm.default, _batch_norm_itself)}
+"""Captured programs call the operators themselves, whose arguments need no translation."""
 _CONTIGUOUS = Composite(aten.clone.default, _contiguous, may_view=True)
 _RESHAPE = Composite(aten._reshape_copy.default, _reshape, may_view=True)
 COMPOSITES: Mapping[Any, Composite] = {

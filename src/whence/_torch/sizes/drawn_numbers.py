@@ -43,7 +43,7 @@ class HostDraw:
     finished: Callable[[Any], Any]
 
     def by(self, function: Callable[..., Any]) -> Any:
-        """HostDraw now, with the function itself: a number, or a list of whole ones."""
+        """Draw now, with the function itself: a number, or a list of whole ones."""
         return _called(function, self.arguments)
 
     @property

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import sympy
@@ -297,30 +297,27 @@ _FRAMES = 12
 _STATES = torch._check_with.__code__
 
 
+_TRUTHS = (SymBool.__bool__.__code__, SymInt.__bool__.__code__, SymFloat.__bool__.__code__)
+
+
+def _running(codes: Sequence[CodeType]) -> FrameType | None:
+    """The innermost frame that runs one of these; None where none of those nearby does."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_FRAMES):
+        if frame is None or frame.f_code in codes:
+            return frame
+        frame = frame.f_back
+    return None
+
+
 def _is_statement() -> bool:
     """Whether it is `torch._check` that requires something now."""
-    frame: Any = sys._getframe(1)
-    for _ in range(_FRAMES):
-        if frame is None or frame.f_code is _STATES:
-            break
-        frame = frame.f_back
-    else:
-        return False
-    return frame is not None
-
-
-_TRUTHS = (SymBool.__bool__.__code__, SymInt.__bool__.__code__, SymFloat.__bool__.__code__)
+    return _running((_STATES,)) is not None
 
 
 def _branching() -> FrameType | None:
     """The code that asks by itself whether a condition on sizes holds; None where it is asked elsewhere."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_FRAMES):
-        if frame is None or frame.f_code in _TRUTHS:
-            break
-        frame = frame.f_back
-    else:
-        return None
+    frame = _running(_TRUTHS)
     while frame is not None and frame.f_code in _TRUTHS:
         frame = frame.f_back
     return frame

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import fx
 
-from whence._torch.operators.schemas import draws
 from whence._torch.sizes.numbers import stays
 from whence.program.node_records import origin_of
+from whence.program.queries.marks import is_drawn
 from whence.provenance import CallSite, Source
 
 
@@ -47,14 +47,14 @@ def _decision(node: fx.Node) -> DecisionByValue:
     origin = origin_of(node)
     answer, asked = node.args[1:3]
     call = origin.calls[0] if origin.calls else None
-    return DecisionByValue(node.name, call, origin.source, str(asked), answer, _is_drawn(node))
+    return DecisionByValue(node.name, call, origin.source, str(asked), answer, _follows_from_draws(node))
 
 
-def _is_drawn(node: fx.Node) -> bool:
+def _follows_from_draws(node: fx.Node) -> bool:
     waiting, seen = [node], {node}
     while waiting:
         row = waiting.pop()
-        if row.op == "call_function" and draws(row.target, row.args, row.kwargs):
+        if is_drawn(row):
             return True
         waiting += [source for source in row.all_input_nodes if source not in seen]
         seen.update(row.all_input_nodes)

@@ -2,7 +2,7 @@
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -74,7 +74,7 @@ class SideEffects:
         for row, gradient, _ in self._gradients:
             if row.tensor.grad is not gradient:
                 row.tensor.grad = gradient
-        set_states(self._moved_generators())
+        set_states(self._moved_generators(states()))
 
     def _note(self, kind: Kind) -> None:
         """Something is about to move a generator; what other threads drew until now stays drawn."""
@@ -116,18 +116,18 @@ class SideEffects:
     def _fault(self, kind: Kind) -> Fault:
         return _FAULTS[kind](self._subject, self._places.get(kind, self._subject.place))
 
-    def _moved_generators(self) -> dict[Kind, object]:
-        """What this thread has moved, with the states before.
+    def _moved_generators(self, now: Mapping[Kind, object]) -> dict[Kind, object]:
+        """What this thread has moved to where it is now, with the states before.
 
         Where no other thread runs, whatever has moved was moved by this one, seen or not.
         """
         seen = self._moved | (self._generators if self._was_alone and is_only_thread() else {})
-        return {kind: seen[kind] for kind, now in states().items() if kind in seen and now != seen[kind]}
+        return {kind: before for kind, before in seen.items() if now[kind] != before}
 
     def _moved_unrecorded(self) -> list[Kind]:
         """The generators that are elsewhere than what was recorded leaves them."""
         now = states()
-        moved = self._moved_generators()
+        moved = self._moved_generators(now)
         return [kind for kind in moved if kind not in self._recorded or now[kind] != self._recorded[kind]]
 
 

@@ -71,7 +71,7 @@ class Optimizing:
 
     def settings(self) -> list[Setting]:
         """Everything else in the groups, and numbers that are attributes."""
-        return [*self._of_groups(), *(row for row in self._own() if is_countable(row.value))]
+        return [*self._of_groups(), *filter(self._is_counted, self._beside())]
 
     def _of_groups(self) -> list[Setting]:
         groups = [] if self.optimizer is None else self.optimizer.param_groups
@@ -84,15 +84,10 @@ class Optimizing:
 
     def own(self) -> list[Setting]:
         """Plain values that the optimizer holds itself, but for numbers that are attributes."""
-        return [row for row in self._own() if is_plain(row.value) and not is_countable(row.value)] + [
-            row for row in self._of_state() if is_plain(row.value)
-        ]
+        return [row for row in self._beside() if is_plain(row.value) and not self._is_counted(row)]
 
-    def _own(self) -> list[Setting]:
-        return [row for row in self._beside() if row.key in vars(self.optimizer)]
-
-    def _of_state(self) -> list[Setting]:
-        return [row for row in self._beside() if row.key not in vars(self.optimizer)]
+    def _is_counted(self, row: Setting) -> bool:
+        return row.key in vars(self.optimizer) and is_countable(row.value)
 
     def _beside(self) -> list[Setting]:
         held = {} if self.optimizer is None else own_values(self.optimizer)
