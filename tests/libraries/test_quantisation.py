@@ -7,19 +7,26 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from tests.libraries.rows import library_called
 
 PIXELS = {"pixel_values": (2, 3, 32, 32)}
 
 
+def library(name: str) -> Any:
+    """The module of this dotted name; skips where its library is not there."""
+    pytest.importorskip(name.partition(".")[0])
+    return library_called(name)
+
+
 def vit() -> nn.Module:
-    transformers: Any = pytest.importorskip("transformers")
+    transformers = library("transformers")
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     model: nn.Module = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=32, patch_size=8))
     return model.eval()
 
 
 def resnet() -> nn.Module:
-    transformers: Any = pytest.importorskip("transformers")
+    transformers = library("transformers")
     sizes = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"}
     model: nn.Module = transformers.ResNetModel(transformers.ResNetConfig(**sizes))
     return model.eval()
@@ -27,8 +34,8 @@ def resnet() -> nn.Module:
 
 def quantised(program: torch.export.ExportedProgram, kwargs: dict[str, Tensor]) -> tuple[int, Tensor]:
     """How many values are quantised, and what comes of it."""
-    prepared: Any = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
-    quantizers: Any = pytest.importorskip("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+    prepared = library("torchao.quantization.pt2e.quantize_pt2e")
+    quantizers = library("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
     config = quantizers.get_default_x86_inductor_quantization_config()
     quantizer = quantizers.X86InductorQuantizer().set_global(config)
     module = prepared.prepare_pt2e(program.module(), quantizer)

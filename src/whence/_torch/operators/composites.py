@@ -280,7 +280,9 @@ _BY_FUNCTION: dict[Any, Composite] = {
 
 
 def _itself(*args: Any, **kwargs: Any) -> CompositeCall:
-    return CompositeCall(args, kwargs)
+    """Lists of a graph are a kind of their own."""
+    plain = (list(argument) if isinstance(argument, list) else argument for argument in args)
+    return CompositeCall(tuple(plain), kwargs)
 
 
 def _batch_norm_itself(*args: Any, **kwargs: Any) -> CompositeCall | None:
