@@ -142,6 +142,8 @@ def forward_as(parameters: inspect.Signature) -> Callable[..., Any]:
     def signed(self: Tree, *args: Any, **kwargs: Any) -> Any:
         return run_captured(self, args, kwargs)
 
+    # A compiler counts by code how often it compiled: the eighth tree would be the last that it takes.
+    signed.__code__ = signed.__code__.replace()
     own = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
     if "self" not in parameters.parameters:
         signed.__signature__ = inspect.Signature([*own, *parameters.parameters.values()])  # type: ignore[attr-defined]

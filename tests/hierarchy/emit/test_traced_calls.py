@@ -314,3 +314,12 @@ def test_row_116_traced_by_fx_with_placeholders() -> None:
     around = Around()
     expected = deepcopy(around)(X)
     assert torch.equal(fx.symbolic_trace(around)(X), expected)
+
+
+def test_more_trees_than_a_compiler_compiles_of_one_function() -> None:
+    """Each tree is code of its own: compiled beside many others, each is compiled whole."""
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        for width in (2, 3, 4):
+            model, x = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width)), torch.ones(3, width)
+            tree = whence.capture(model, (x,), preserve_calls="*").unflatten(copy=True)
+            assert torch.equal(torch.compile(tree, backend="eager", fullgraph=True)(x), model(x))
