@@ -27,7 +27,8 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from whence._torch.sizes import environment as size_environment
-from whence._torch.sizes.environment import SizeEnvironment, linear, unknown_condition
+from whence._torch.sizes.environment import SizeEnvironment, unknown_condition
+from whence._torch.sizes.expressions import linear
 from whence._torch.sizes.symbols import (
     Assumed,
     assumed_of,
@@ -83,7 +84,7 @@ def test_a_base_is_one_symbol_for_each_name() -> None:
 def test_a_decision_is_noted_with_its_place() -> None:
     """Python's questions about sizes become decisions; what they fix is a number afterwards."""
     env = environment()
-    env.where = lambda: "here"
+    env.listen(where=lambda: "here")
     size = env.base("seq", 6, 0, None)
     assert size > 4
     assert bool(size == 6)

@@ -34,16 +34,10 @@ def deciding(
     recorder: "Recorder", inputs: Sequence[tuple[fx.Node, Any]], redraws: Mapping[fx.Node, fx.Node | None]
 ) -> Iterator[None]:
     """Inside the block values of the example decide, where the model lets values decide."""
-    decider = recorder.decider = Decider(recorder, dict(inputs), redraws)
-    if recorder.environment is not None:
-        recorder.environment.decide = decider.by_symbols
-    try:
+    decider = Decider(recorder, dict(inputs), redraws)
+    with recorder.deciding(decider):
         yield
         decider.refuse_written()
-    finally:
-        recorder.decider = None
-        if recorder.environment is not None:
-            recorder.environment.decide = lambda _: None
 
 
 class Decider:

@@ -7,7 +7,7 @@ for each operator says on which examples its functions run and where further ope
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -241,7 +241,7 @@ class BranchRecorder(Recorder):
     def __init__(self, listener: RecordingListener, around: Recorder) -> None:
         super().__init__(lambda _: listener, around.fake_mode)
         if self.environment is not None:
-            self.environment.required = around._require
+            self.environment.listen(required=around._require)
 
     def argument(self, value: Any, name: str) -> fx.Node:
         """Give an argument of the function a placeholder."""
@@ -272,24 +272,11 @@ class BranchRecorder(Recorder):
             recording_paused(),
             self.fake_mode,
             without_autocast_cache(),
-            self._stating(),
+            nullcontext() if self.environment is None else self.environment.listening(required=self._require),
             FunctionMode(self),
             self,
         ):
             yield
-
-    @contextmanager
-    def _stating(self) -> Iterator[None]:
-        """What the function states of sizes is stated in its graph."""
-        environment = self.environment
-        if environment is None:
-            yield
-            return
-        before, environment.required = environment.required, self._require
-        try:
-            yield
-        finally:
-            environment.required = before
 
     def example(self, value: Any) -> Any:
         """A leaf like an argument, for the function to run on."""

@@ -6,8 +6,7 @@ does. None of them returns a tensor that shares memory with an argument, or writ
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import FunctionType
@@ -328,7 +327,7 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
         nodes = recorder.as_nodes(known)
     except (ComposedMet, NotPlain):
         return None
-    with _inside(recorder):
+    with recorder.inside_composite():
         result = function(*args, **kwargs)
     if composite.may_view and (
         not isinstance(result, FakeTensor) or storage_of(result) == storage_of(known[0])
@@ -364,21 +363,6 @@ def _appended(recorder: "Recorder", func: Any, args: Any, kwargs: dict[str, Any]
         recorder.track(result, node)
     recorder.listener.recorded(node)
     return node
-
-
-@contextmanager
-def _inside(recorder: "Recorder") -> Iterator[None]:
-    """Record nothing inside the block."""
-    environment: Any = recorder.environment
-    recorder.is_inside_composite = True
-    if environment is not None:
-        environment.keeps_whole = True
-    try:
-        yield
-    finally:
-        recorder.is_inside_composite = False
-        if environment is not None:
-            environment.keeps_whole = False
 
 
 _CALLS_COMPOSITES = frozenset({F.multi_head_attention_forward})

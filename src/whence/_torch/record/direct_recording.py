@@ -1,15 +1,17 @@
 """Operators that a recording writes down by itself, in half the time of PyTorch's own way."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 from torch._ops import OpOverload
-from torch.fx.experimental.proxy_tensor import snapshot_fake
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer, snapshot_fake
 
 from whence._torch.operators.schemas import has_size_of_data
 from whence._torch.operators.table import said_of
+from whence._torch.record.annotations import note_function
 
 
 def apart(result: Any) -> Any:
@@ -70,3 +72,19 @@ def _is_index_by_numbers(func: Any, args: tuple[Any, ...]) -> bool:
 _SPECIAL = frozenset(
     {torch.ops.aten.lift_fresh.default, torch.ops.aten.is_nonzero.default, torch.ops.aten.size.default}
 )
+
+
+class GraphTracer(PythonKeyTracer):
+    """Appends nodes to a graph of its own and tells about each."""
+
+    def __init__(self, recorded: Callable[[fx.Node], None]) -> None:
+        super().__init__()
+        self.root = nn.Module()
+        self.graph = fx.Graph(tracer_cls=PythonKeyTracer)
+        self._recorded = recorded
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        note_function(self, node)
+        self._recorded(node)
+        return node

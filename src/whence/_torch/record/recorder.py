@@ -26,7 +26,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
-    PythonKeyTracer,
     _ProxyTensor,
     disable_proxy_modes_tracing,
     get_proxy_slot,
@@ -51,7 +50,7 @@ from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.adopted import Adopted, fresh_like
 from whence._torch.record.annotations import note_function
-from whence._torch.record.direct_recording import ComposedMet, NotPlain, is_plain, laid_out
+from whence._torch.record.direct_recording import ComposedMet, GraphTracer, NotPlain, is_plain, laid_out
 from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.known_values import ASKING, known_answer
 from whence._torch.record.listener import RecordingListener
@@ -69,22 +68,6 @@ _DEVICE = torch.ops.prim.device.default
 _proxy_of = operator.attrgetter("proxy")
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
-
-
-class _GraphTracer(PythonKeyTracer):
-    """Appends nodes to a graph of its own and tells about each."""
-
-    def __init__(self, recorded: Callable[[fx.Node], None]) -> None:
-        super().__init__()
-        self.root = nn.Module()
-        self.graph = fx.Graph(tracer_cls=PythonKeyTracer)
-        self._recorded = recorded
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
-        note_function(self, node)
-        self._recorded(node)
-        return node
 
 
 def _hold_on(*_values: object) -> None:
@@ -112,7 +95,7 @@ class Recorder(ProxyTorchDispatchMode):
         is_joint: bool = False,
         tracer_of_functions: object = None,
     ) -> None:
-        super().__init__(_GraphTracer(self._recorded), "fake")
+        super().__init__(GraphTracer(self._recorded), "fake")
         self.listener = listener = listening(self)
         self.fake_mode = fake_mode
         self.keeps_composites, self.is_joint = keeps_composites, is_joint
@@ -126,9 +109,8 @@ class Recorder(ProxyTorchDispatchMode):
         self.literals: dict[fx.Node, Tensor] = {}
         """What the model made of numbers while it ran, by placeholders."""
         if self.environment is not None:
-            self.environment.where = listener.model.reading
-            self.environment.required = self._require
-            self.environment.stated = partial(listener.model.stated, called=False)
+            stated = partial(listener.model.stated, called=False)
+            self.environment.listen(where=listener.model.reading, required=self._require, stated=stated)
             tracer: Any = self.tracer
             self.sizes = SizeNodes(self.environment, self._append_size, listener.user_of_sizes, tracer)
             tracer.symnode_tracker = Slots(self.sizes)
@@ -140,6 +122,27 @@ class Recorder(ProxyTorchDispatchMode):
         node = self.tracer.graph.create_node("call_function", target, args, kwargs)
         self.listener.size_recorded(node)
         return node
+
+    @contextmanager
+    def deciding(self, decider: Any) -> Iterator[None]:
+        """Inside the block values of the example decide."""
+        self.decider = decider
+        sizes = self.environment
+        try:
+            with nullcontext() if sizes is None else sizes.listening(decide=decider.by_symbols):
+                yield
+        finally:
+            self.decider = None
+
+    @contextmanager
+    def inside_composite(self) -> Iterator[None]:
+        """Record nothing inside the block."""
+        self.is_inside_composite = True
+        try:
+            with nullcontext() if self.environment is None else self.environment.kept_whole():
+                yield
+        finally:
+            self.is_inside_composite = False
 
     def _require(self, condition: Any, otherwise: str | None) -> bool:
         """Append an assertion of what the model states of numbers that only a run knows; whether it could."""

@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -27,8 +27,9 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode as UnknownSize
 from torch.utils._sympy.functions import ToFloat
 from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
+
+from whence._torch.sizes.expressions import asks_for_one, divisor, in_words, is_implied, linear, spell
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,28 @@ class _Named(Source):
         return self.text
 
 
+@dataclass(frozen=True)
+class SizeListener:
+    """Who is asked where sizes decide.
+
+    `where` gives the place of a decision. `required` is told what code states of numbers that only a run
+    knows, with what a run says else, and tells whether the program says so; `stated` is asked whether code at
+    a branch raises on one of its sides, and `decide` gives what the example says where code decides by such
+    a number.
+    """
+
+    where: Callable[[], object] = lambda: None
+    required: Callable[[SymBool, str | None], bool] = lambda *_: False
+    stated: Callable[[FrameType], tuple[bool, str] | None] = lambda _: None
+    decide: Callable[[Any], Any] = lambda _: None
+
+
 class SizeEnvironment(ShapeEnv):
     """The symbols of one capture, their names, and what was decided by them.
 
-    `bases` are the symbols of inputs by name, `names` says how every symbol is spelled. `where` is asked
-    for the place of a decision; `filled` are the symbols that must not be 0, with the place of that.
-    `required` is told what code states of numbers that only a run knows, with what a run says else, and tells
-    whether the program says so; `stated` is asked whether code at a branch raises on one of its sides, and
-    `decide` gives what the example says where code decides by such a number.
-    With `keeps_whole` a composite runs that the program has as one operator. Inside `kernels` statements are
+    `bases` are the symbols of inputs by name, `names` says how every symbol is spelled; `filled` are the
+    symbols that must not be 0, with the place of that. `listener` is asked where sizes decide. Inside
+    `kept_whole` a composite runs that the program has as one operator, inside `kernels` statements are
     PyTorch's own, which it makes again in every run.
     """
 
@@ -91,13 +105,24 @@ class SizeEnvironment(ShapeEnv):
         self.bases: dict[str, Any] = {}
         self.names: dict[Any, str] = {}
         self.decisions: list[Decision] = []
-        self.where: Callable[[], Any] = lambda: None
         self.filled: dict[Any, Any] = {}
-        self.required: Callable[[SymBool, str | None], bool] = lambda *_: False
-        self.stated: Callable[[FrameType], tuple[bool, str] | None] = lambda _: None
-        self.decide: Callable[[Any], Any] = lambda _: None
+        self.listener = SizeListener()
         self._in_kernel = False
-        self.keeps_whole = False
+        self._keeps_whole = False
+
+    def listen(self, **changed: Any) -> None:
+        """From now on some questions go to others."""
+        self.listener = replace(self.listener, **changed)
+
+    @contextmanager
+    def listening(self, **changed: Any) -> Iterator[None]:
+        """Inside the block some questions go to others."""
+        before = self.listener
+        self.listen(**changed)
+        try:
+            yield
+        finally:
+            self.listener = before
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, and note what that decided.
@@ -105,7 +130,7 @@ class SizeEnvironment(ShapeEnv):
         Whether a size is 1 inside a composite that is kept whole is asked again in every run: a size that is
         not 1 rules nothing out.
         """
-        if self.keeps_whole and _asks_for_one(orig_expr):
+        if self._keeps_whole and asks_for_one(orig_expr):
             with self.suppress_guards():
                 result = super().evaluate_expr(orig_expr, *args, **kwargs)
             if bool(result) is not isinstance(orig_expr, sympy.Eq):
@@ -116,7 +141,7 @@ class SizeEnvironment(ShapeEnv):
         except UnknownSize as error:
             if (stated := self._stated(orig_expr)) is not None:
                 return stated
-            if (decided := self.decide(orig_expr)) is not None:
+            if (decided := self.listener.decide(orig_expr)) is not None:
                 return self._learnt(orig_expr, sympy.sympify(decided))
             error.whence_names = self.names  # type: ignore[attr-defined]
             raise
@@ -126,12 +151,12 @@ class SizeEnvironment(ShapeEnv):
     def _stated(self, asked: Any) -> Any:
         """The answer with which code goes on that raises with the other, and to which every run is held."""
         branching = None if self._in_kernel else _branching()
-        found = None if branching is None else self.stated(branching)
+        found = None if branching is None else self.listener.stated(branching)
         if found is None:
             return None
         wanted, otherwise = found
         holds = asked if wanted else sympy.Not(asked)
-        if not self.required(self.create_symboolnode(holds), otherwise):
+        if not self.listener.required(self.create_symboolnode(holds), otherwise):
             return None
         super().guard_or_defer_runtime_assert(holds, otherwise)
         return sympy.sympify(wanted)
@@ -150,7 +175,7 @@ class SizeEnvironment(ShapeEnv):
         """Require, as `torch._check` does, and note it."""
         known = len(self.guards)
         if self._is_for_a_run(orig_expr):
-            self.required(self.create_symboolnode(orig_expr), None)
+            self.listener.required(self.create_symboolnode(orig_expr), None)
         result = super().guard_or_defer_runtime_assert(orig_expr, *args, **kwargs)
         self._note(known, orig_expr)
         return result
@@ -174,9 +199,18 @@ class SizeEnvironment(ShapeEnv):
         finally:
             self._in_kernel = before
 
+    @contextmanager
+    def kept_whole(self) -> Iterator[None]:
+        """Inside the block a composite runs that is one operator of the program."""
+        self._keeps_whole = True
+        try:
+            yield
+        finally:
+            self._keeps_whole = False
+
     def _note(self, known: int, asked: Any) -> None:
         for guard in self.guards[known:]:
-            self.decisions.append(Decision(guard.expr, asked, self.where()))
+            self.decisions.append(Decision(guard.expr, asked, self.listener.where()))
 
     def base(self, name: str, value: int, low: int, high: int | None, *, yields: bool = False) -> Any:
         """A size between `low` and `high` that is `value` in the example; the same for the same name."""
@@ -223,11 +257,8 @@ class SizeEnvironment(ShapeEnv):
 
     def rule_out_one(self, symbol: Any, place: Any) -> None:
         """Require of a symbol, which is not 1 in the example, that it is not 1; `place` says where."""
-        before, self.where = self.where, lambda: place
-        try:
+        with self.listening(where=lambda: place):
             self.evaluate_expr(sympy.Ne(symbol, 1))
-        finally:
-            self.where = before
 
     def admit(self, name: str, number: int) -> None:
         """Require no more what rules out that a size is this number: exported programs ask for it."""
@@ -244,7 +275,7 @@ class SizeEnvironment(ShapeEnv):
         for found in [self.replace(size.node.expr) for size in sizes if isinstance(size, SymInt)]:
             for symbol in found.free_symbols:
                 if found.xreplace({symbol: sympy.Integer(0)}) == 0 and self.range_of(symbol)[0] < 1:
-                    self.filled.setdefault(symbol, self.where())
+                    self.filled.setdefault(symbol, self.listener.where())
 
     def range_of(self, symbol: Any) -> tuple[int, int | None]:
         """The smallest and the largest value that a symbol may have; None for no largest."""
@@ -271,26 +302,13 @@ class SizeEnvironment(ShapeEnv):
         seen: list[Any] = []
         for at, (row, condition) in enumerate(kept):
             bounds = [other for there, (_, other) in enumerate(kept) if there != at and other not in seen]
-            if _implied(condition, bounds):
+            if is_implied(condition, bounds):
                 seen.append(condition)
             else:
                 names = frozenset(self.names[symbol] for symbol in condition.free_symbols)
-                yield Found(row, names, spell(condition, self.names), self._in_words(condition), condition)
-
-    def _in_words(self, condition: Any) -> str:
-        """A condition on one size as what it must be; any other as it is."""
-        symbols = condition.free_symbols
-        if len(symbols) == 1 and isinstance(condition, sympy.core.relational.Relational):
-            turned = condition if condition.lhs.is_Symbol else condition.reversed
-            if turned.lhs.is_Symbol and turned.rhs.is_Integer:
-                return _RELATIONS[type(turned)](int(turned.rhs))
-            if isinstance(condition, sympy.Eq | sympy.Ne) and (solved := _solved(condition)) is not None:
-                return _RELATIONS[type(condition)](solved)
-            if (bound := _bound(condition)) is not None:
-                return _RELATIONS[bound[0]](bound[1])
-            if _divisor(condition) is not None:
-                return f"a multiple of {_divisor(condition)}"
-        return f"such that {spell(condition, self.names)}"
+                yield Found(
+                    row, names, spell(condition, self.names), in_words(condition, self.names), condition
+                )
 
 
 _FRAMES = 12
@@ -323,139 +341,11 @@ def _branching() -> FrameType | None:
     return frame
 
 
-_RELATIONS: dict[Any, Callable[[int], str]] = {
-    sympy.Eq: str,
-    sympy.Ne: lambda value: f"other than {value}",
-    sympy.Ge: lambda value: f"at least {value}",
-    sympy.Gt: lambda value: f"at least {value + 1}",
-    sympy.Le: lambda value: f"at most {value}",
-    sympy.Lt: lambda value: f"at most {value - 1}",
-}
-
-
-def _solved(condition: Any) -> int | None:
-    """The one number of which an equation of one size speaks: 1 for `64*s != 64`."""
-    found = linear(condition.lhs - condition.rhs)
-    if found is None or found[1] == 0 or found[2] % found[1]:
-        return None
-    return -found[2] // found[1]
-
-
-def _bound(condition: Any) -> tuple[Any, int] | None:
-    """The bound that an inequality of one size comes to: at most 6 for `s - 7 < 0`."""
-    found = None if isinstance(condition, sympy.Eq | sympy.Ne) else linear(condition.lhs - condition.rhs)
-    if found is None or abs(found[1]) != 1:
-        return None
-    turned = condition if found[1] > 0 else condition.reversed
-    return type(turned), -found[2] * found[1]
-
-
-def _divisor(condition: Any) -> int | None:
-    """The number of which a condition says that the one size in it is a multiple."""
-    left, right = condition.args
-    if not isinstance(condition, sympy.Eq) or right != 0 or type(left).__name__ not in ("Mod", "PythonMod"):
-        return None
-    value, divisor = left.args
-    return int(divisor) if value.is_Symbol and divisor.is_Integer else None
-
-
-def linear(found: Any) -> tuple[Any, int, int] | None:
-    """The one symbol of an expression, how often it is taken, and what is added; None for other forms."""
-    if len(found.free_symbols) != 1 or found.has(sympy.Function):  # a quotient has no value where it is 0 / 0
-        return None
-    (symbol,) = found.free_symbols
-    offset = found.subs(symbol, 0)
-    scale = found.subs(symbol, 1) - offset
-    if not (offset.is_Integer and scale.is_Integer) or sympy.expand(scale * symbol + offset - found) != 0:
-        return None
-    return symbol, int(scale), int(offset)
-
-
-def _implied(condition: Any, others: Sequence[Any]) -> bool:
-    """Whether bounds on one size make a condition on the same size needless."""
-    span = _span(condition)
-    if span is None:
-        return False
-    for other in others:
-        known = _span(other)
-        if known is None or other.free_symbols != condition.free_symbols or isinstance(other, sympy.Ne):
-            continue
-        if isinstance(condition, sympy.Ne):
-            if not known[0] <= span[0] <= known[1]:
-                return True
-        elif span[0] <= known[0] and known[1] <= span[1]:
-            return True
-    return False
-
-
-def _span(condition: Any) -> tuple[Any, Any] | None:
-    """The smallest and the largest size that a condition on one size alone names; None for others."""
-    if not isinstance(condition, sympy.core.relational.Relational):
-        return None
-    turned = condition if condition.lhs.is_Symbol else condition.reversed
-    if not (turned.lhs.is_Symbol and turned.rhs.is_Integer):
-        return None
-    value = int(turned.rhs)
-    spans = {
-        sympy.Ge: (value, int_oo),
-        sympy.Gt: (value + 1, int_oo),
-        sympy.Le: (-int_oo, value),
-        sympy.Lt: (-int_oo, value - 1),
-    }
-    return spans.get(type(turned), (value, value))
-
-
-def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:
-    """Whether sizes of two environments are the same, where some, by name, are these numbers."""
-    numbers = {sympy.Symbol(name, integer=True): number for name, number in at.items()}
-    try:
-        found, other = (_over_names(size).xreplace(numbers) for size in (left, right))
-        return bool(found == other or sympy.expand(found - other) == 0)
-    except (ArithmeticError, TypeError):  # divided by 0, or yes and no
-        return False
-
-
-def number_at(size: Any, at: Mapping[str, int]) -> int | None:
-    """What a size is where some, by name, are these numbers; None where others count, too."""
-    numbers = {sympy.Symbol(name, integer=True): sympy.Integer(number) for name, number in at.items()}
-    found = _over_names(size).xreplace(numbers)
-    return int(found) if found.is_number else None
-
-
-def _over_names(size: Any) -> Any:
-    """A size over symbols that are called as sizes are."""
-    if not hasattr(size, "node"):
-        return sympy.sympify(size)
-    names, found = size.node.shape_env.names, size.node.expr
-    symbols = {each: sympy.Symbol(names.get(each, str(each)), integer=True) for each in found.free_symbols}
-    return found.xreplace(symbols)
-
-
 def unknown_condition(error: UnknownSize) -> tuple[str, list[str]]:
     """What could not be decided, and the names in it of what only a run gives."""
     names: dict[Any, str] = getattr(error, "whence_names", {})
     found = [names.get(symbol, str(symbol)) for symbol in free_unbacked_symbols(error.cond)]
     return spell(error.cond, names), found
-
-
-def spell(found: Any, names: dict[Any, str]) -> str:
-    """A sympy expression as Python source."""
-    text: str = _Printer(names).doprint(found)
-    return text
-
-
-class _Printer(PythonPrinter):
-    """Prints expressions as Python would evaluate them, with names of our own for symbols."""
-
-    def __init__(self, names: dict[Any, str]) -> None:
-        super().__init__()
-        self._names = names
-
-    def _print_Symbol(self, symbol: Any) -> str:  # noqa: N802 - sympy finds printers by the name of the class
-        return self._names.get(symbol, str(symbol))
-
-    def _print_Float(self, number: Any) -> str:  # noqa: N802
-        return repr(float(number))
 
 
 @dataclass(frozen=True)
@@ -471,11 +361,4 @@ class Found:
     @property
     def divisor(self) -> int | None:
         """The number that a size must be a multiple of, where that is what was found."""
-        return _divisor(self.condition) if isinstance(self.condition, sympy.Eq) else None
-
-
-def _asks_for_one(asked: Any) -> bool:
-    """Whether somebody asks if a size, or a stride that is a multiple of it, is that of 1."""
-    if not isinstance(asked, (sympy.Eq, sympy.Ne)) or not asked.rhs.is_Integer or not asked.rhs:
-        return False
-    return bool((asked.lhs / asked.rhs).is_Symbol)
+        return divisor(self.condition) if isinstance(self.condition, sympy.Eq) else None

@@ -61,6 +61,10 @@ def _environments() -> Any:
     return importlib.import_module("whence._torch.sizes.environment")
 
 
+def _expressions() -> Any:
+    return importlib.import_module("whence._torch.sizes.expressions")
+
+
 def unknown_size(error: RuntimeError) -> tuple[str, list[str]] | None:
     """Of an error of PyTorch, what it could not decide about sizes and who gives those; None for others."""
     if not type(error).__module__.endswith("symbolic_shapes"):
@@ -152,7 +156,7 @@ def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:
     """Whether a size is what one of another environment is, where some sizes, by name, are these numbers; any
     other constant is compared as such."""
     if isinstance(left, SYMBOLIC) or isinstance(right, SYMBOLIC):
-        return bool(_environments().are_same_at(left, right, at))
+        return bool(_expressions().are_same_at(left, right, at))
     return same_constant(left, right)
 
 
@@ -163,7 +167,7 @@ def size_at(size: Any, at: Mapping[str, int]) -> int | float:
     """
     if not isinstance(size, SYMBOLIC):
         return size  # type: ignore[no-any-return]
-    found = _environments().number_at(size, at)
+    found = _expressions().number_at(size, at)
     if found is None and (found := size.node.hint) is None:
         raise UnknownAtHand(", ".join(sorted(names_in(size))) or str(size))
     return found  # type: ignore[no-any-return]
@@ -234,12 +238,12 @@ def spelled(value: Any) -> str:
     if not isinstance(value, SYMBOLIC):
         return str(value)
     environment = value.node.shape_env
-    return _environments().spell(value.node.expr, getattr(environment, "names", {}))  # type: ignore[no-any-return]
+    return _expressions().spell(value.node.expr, getattr(environment, "names", {}))  # type: ignore[no-any-return]
 
 
 def spelled_over(found: Any, names: Mapping[Any, str]) -> str:
     """An expression of sizes as Python source, over these names of symbols."""
-    return _environments().spell(found, dict(names))  # type: ignore[no-any-return]
+    return _expressions().spell(found, dict(names))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -262,7 +266,7 @@ def assumed_of(values: Iterable[Any]) -> Assumed:
     guards = [environment.replace(guard.expr) for environment in known for guard in environment.guards]
     return Assumed(
         tuple(
-            (_environments().spell(guard, {}), frozenset(map(str, guard.free_symbols)))
+            (_expressions().spell(guard, {}), frozenset(map(str, guard.free_symbols)))
             for guard in dict.fromkeys(guards)
             if guard.free_symbols
         ),
