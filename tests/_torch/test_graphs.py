@@ -9,7 +9,7 @@ from whence._torch.graphs import (
     Appender,
     fake_result,
     graph_module,
-    name_plainly,
+    name_exactly,
     nested_graph,
     own_copy,
     replacements_told,
@@ -56,7 +56,7 @@ def test_fx_renames_builtins() -> None:
     graph = fx.Graph()
     node = graph.create_node("placeholder", "input", name="input")
     assert node.name == "input_1"
-    name_plainly(node, "input")
+    name_exactly(node, "input")
     assert (node.name, node.target) == ("input", "input")
 
 
@@ -64,7 +64,7 @@ def test_plain_name_runs() -> None:
     """A graph whose placeholder hides a builtin runs and prints."""
     graph = fx.Graph()
     node = graph.create_node("placeholder", "input", name="input")
-    name_plainly(node, "input")
+    name_exactly(node, "input")
     graph.output(graph.call_function(torch.ops.aten.mul.Tensor, (node, 2)))
     graph.lint()
     assert torch.equal(graph_module({}, graph, "Plain")(torch.ones(2)), torch.full((2,), 2.0))
@@ -75,7 +75,7 @@ def test_taken_name_is_not_given_twice() -> None:
     graph = fx.Graph()
     first, second = (graph.create_node("placeholder", "input", name="input") for _ in range(2))
     for node in (first, second):
-        name_plainly(node, "input")
+        name_exactly(node, "input")
     assert first.name == "input"
     assert second.name != "input"
 
@@ -114,7 +114,7 @@ def test_replacements_are_heard() -> None:
 def test_copy_has_nodes_of_its_own() -> None:
     """Names, operations and metadata agree, and nodes are others; a placeholder keeps a builtin's name."""
     graph = fx.Graph()
-    name_plainly(graph.placeholder("input"), "input")
+    name_exactly(graph.placeholder("input"), "input")
     graph.output(graph.call_function(torch.ops.aten.mul.Tensor, (next(iter(graph.nodes)), 2)))
     module = graph_module({}, graph, "Doubling")
     copied = own_copy(module)

@@ -54,7 +54,7 @@ def own_copy(
     for node in module.graph.nodes:
         made[node] = graph.node_copy(node, lambda source: made[source])
     for node, copied in made.items():
-        name_plainly(copied, node.name)
+        name_exactly(copied, node.name)
     targets = {str(node.target): node for node in module.graph.nodes if node.op == "get_attr"}
     nested = {name: nested_graph(node) for name, node in targets.items()}
     held = {
@@ -109,7 +109,7 @@ def value_inputs(node: fx.Node) -> list[fx.Node]:
     ]
 
 
-def name_plainly(node: fx.Node, wanted: str) -> None:
+def name_exactly(node: fx.Node, wanted: str) -> None:
     """Let a placeholder be called what its caller calls it, also where fx would not: `input` is a builtin.
 
     fx appends a number to names of builtins; as the parameter of a generated function such a name only hides
@@ -164,7 +164,7 @@ def skip_names(graph: fx.Graph, used: NameCounts) -> set[str]:
 
 
 @contextmanager
-def named_apart(graph: fx.Graph) -> Iterator[None]:
+def separately_named(graph: fx.Graph) -> Iterator[None]:
     """Nodes that are made inside the block have names that do not count for others."""
     before = graph._graph_namespace
     graph._graph_namespace = type(before)()

@@ -22,7 +22,7 @@ from torch.utils._pytree import (
     tree_map_only,
 )
 
-from whence._torch.subclasses.wrapper_subclasses import is_composed, plain_parts, taken_apart
+from whence._torch.subclasses.wrapper_subclasses import flattened_tensor, is_composed, plain_parts
 
 __all__ = [
     "GetAttrKey",
@@ -38,7 +38,7 @@ __all__ = [
     "tree_map_only",
     "tree_unflatten",
     "whole_leaves",
-    "with_tensors_apart",
+    "with_tensors_flattened",
     "with_whole_leaves",
 ]
 
@@ -48,7 +48,7 @@ def tree_flatten(value: Any) -> tuple[list[Any], TreeSpec]:
     leaves, spec = _pytree.tree_flatten(value)
     if not any(map(is_composed, leaves)):
         return leaves, spec
-    return _pytree.tree_flatten(tree_unflatten([*map(taken_apart, leaves)], spec))
+    return _pytree.tree_flatten(tree_unflatten([*map(flattened_tensor, leaves)], spec))
 
 
 def tree_unflatten(leaves: Iterable[Any], spec: TreeSpec) -> Any:
@@ -72,7 +72,7 @@ def _built(leaves: Iterator[Any], spec: TreeSpec) -> Any:
 def tree_flatten_with_path(value: Any) -> tuple[list[tuple[KeyPath, Any]], TreeSpec]:
     """As `tree_flatten`, each leaf with its access."""
     leaves, spec = tree_flatten(value)
-    paths = [path for path, _ in _paths(with_tensors_apart(value))]
+    paths = [path for path, _ in _paths(with_tensors_flattened(value))]
     return list(zip(paths, leaves, strict=True)), spec
 
 
@@ -120,12 +120,12 @@ class Nth:
         return SUPPORTED_NODES[type(value)].flatten_fn(value)[0][self.number]
 
 
-def with_tensors_apart(value: Any) -> Any:
+def with_tensors_flattened(value: Any) -> Any:
     """A value in which tensors that are made of others are containers of them."""
     leaves, spec = _pytree.tree_flatten(value)
     if not any(map(is_composed, leaves)):
         return value
-    return tree_unflatten([taken_apart(leaf) if is_composed(leaf) else leaf for leaf in leaves], spec)
+    return tree_unflatten([flattened_tensor(leaf) if is_composed(leaf) else leaf for leaf in leaves], spec)
 
 
 def composition_of(value: Any) -> list[tuple[str, Any, str] | None]:
@@ -201,7 +201,7 @@ class Keys:
 
 def children_of(value: Any) -> list[tuple[Any, str, Any]] | None:
     """What a container holds: the bare key, the access and the value of each; None for a leaf."""
-    children = _keyed_children(taken_apart(value))
+    children = _keyed_children(flattened_tensor(value))
     return None if children is None else [(_bare(key), _access(key), child) for key, child in children]
 
 

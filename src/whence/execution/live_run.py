@@ -206,7 +206,7 @@ class Live:
         rows = list(zip(self.program.signature.outputs, results, strict=True))
         found = {**values, **{row.node: value for row, value in rows if row.node is not None}}
         with torch.no_grad():
-            new = _apart(rows, values)
+            new = _in_own_memory(rows, values)
             for row, _ in rows:
                 if row.name in new and row.kind is OutputKind.MUTATION:
                     found[str(row.node)] = values[of(row)].copy_(new[row.name])
@@ -262,7 +262,7 @@ def of(row: Output) -> str:
     return str(row.of)
 
 
-def _apart(rows: Sequence[tuple[Output, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+def _in_own_memory(rows: Sequence[tuple[Output, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
     """New values and gradients, each in memory of its own: what is written must not change another."""
     taken = {_memory(value) for value in values.values() if isinstance(value, Tensor)}
     taken |= {_memory(value) for row, value in rows if row.kind is OutputKind.USER and _is(value)}

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, fx
 
-from whence._torch.graphs import graph_module, name_plainly, nested_graph
+from whence._torch.graphs import graph_module, name_exactly, nested_graph
 from whence.errors import Fault, UsageError
 from whence.program.program import Program
 from whence.program.signature import Input
@@ -71,7 +71,7 @@ def _read(graph: fx.Graph, kind: str, target: str, name: str, before: fx.Node) -
     node = graph.create_node(kind, target, name=name)
     node.meta = dict(before.meta)
     if kind == "placeholder":
-        name_plainly(node, name)
+        name_exactly(node, name)
     return node
 
 

@@ -104,7 +104,7 @@ def flops_of(node: fx.Node, sizes: Sizes) -> Flops:
     elif (formula := _OWN.get(packet)) is not None:
         found = attempt(lambda: _counted(packet, formula(*_shapes(args))))
     else:
-        found = attempt(lambda: _taken_apart(node.target, args, kwargs))
+        found = attempt(lambda: _of_decomposition(node.target, args, kwargs))
     return Flops(gap=str(found.error)) if isinstance(found, Failed) else found
 
 
@@ -126,7 +126,7 @@ def _may_multiply(target: Any) -> bool:
     return namespace != "aten" or not _MULTIPLIES.isdisjoint(name.replace(".", "_").split("_"))
 
 
-def _taken_apart(target: Any, args: Any, kwargs: Any) -> Flops:
+def _of_decomposition(target: Any, args: Any, kwargs: Any) -> Flops:
     """What its parts take, as eager takes them apart without gradients, on tensors without memory."""
     own = {packet: formula for packet, formula in _OWN.items() if packet not in flop_registry}
     counter = FlopCounterMode(display=False, custom_mapping=own)

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.export import default_decompositions
 
 from whence._torch.graphs import nested_graph
-from whence._torch.operators.decompositions import FAILS, Operation, Table, is_composite, taken_apart
+from whence._torch.operators.decompositions import FAILS, Operation, Table, decomposition_of, is_composite
 from whence._torch.operators.schemas import OpOverload, draws, keeps_its_place, op_name, overloads_of
 from whence._torch.pytrees import tree_flatten
 from whence._torch.record.annotations import CUSTOM
@@ -133,7 +133,7 @@ def _lowered(
     made: list[fx.Node] = []
     for node in nodes:
         try:
-            made += _taken_apart(node, rules, differentiated)
+            made += _decomposed(node, rules, differentiated)
         except UnknownValueError as unknown:
             yield _fault(node, str(unknown))
     functional = functionalize(graph)
@@ -167,7 +167,7 @@ def _has_open_sizes(node: fx.Node) -> bool:
     return any(is_symbolic(size) for value in values if isinstance(value, Tensor) for size in value.shape)
 
 
-def _taken_apart(node: fx.Node, rules: Rules, differentiated: GradientsSeen) -> list[fx.Node]:
+def _decomposed(node: fx.Node, rules: Rules, differentiated: GradientsSeen) -> list[fx.Node]:
     """Write what a node is made of in its place; the nodes that were written."""
     values = {
         source: _fresh(source, carries=source in differentiated.carrying) for source in node.all_input_nodes
@@ -200,7 +200,7 @@ def _operations(
     said = Noting(f"whence was taking apart {_described(node)}; the program is as before")
     with said, torch.set_grad_enabled(records):
         try:
-            return taken_apart(call, fakes, table=rules.table, running=(node.target,))
+            return decomposition_of(call, fakes, table=rules.table, running=(node.target,))
         except FAILS as error:
             raise UnknownValueError(f"its decomposition raises {type(error).__name__}: {error}") from error
 

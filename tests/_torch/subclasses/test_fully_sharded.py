@@ -24,7 +24,7 @@ from whence._torch.subclasses.fully_sharded import (
     local_part,
     name_of_class,
     processes_sharing,
-    sharded_apart,
+    sharded_separately,
     sharding_kept,
     sharding_put_aside,
     whole,
@@ -70,7 +70,7 @@ def test_sharded_module(group: None) -> None:
     assert name_of_class(model) == "Sequential"
     assert processes_sharing(model) == 1
     assert besides_gathering(model) == []
-    assert sharded_apart(model.modules()) == []
+    assert sharded_separately(model.modules()) == []
 
 
 def test_hooks_and_methods_of_fsdp(group: None) -> None:

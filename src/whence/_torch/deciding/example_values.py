@@ -83,7 +83,7 @@ class ExampleValues:
             return self._values[first]
         if any(self._values[source] is ABSENT for source in node.all_input_nodes):
             return ABSENT
-        self._apart_from_outside(node)
+        self._copy_outside_memory(node)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
@@ -98,7 +98,7 @@ class ExampleValues:
             self._foreign.add(storage_of(value))
         return self._at_home(value)
 
-    def _apart_from_outside(self, node: fx.Node) -> None:
+    def _copy_outside_memory(self, node: fx.Node) -> None:
         """Copy the memory that an operation writes to, if it is the model's or the example's."""
         written = written_arguments(node.target, node.args, node.kwargs)
         values = [self._values[row] for row in tree_flatten(written)[0] if isinstance(row, fx.Node)]

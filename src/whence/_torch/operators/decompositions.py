@@ -50,7 +50,7 @@ def is_composite(target: object) -> bool:
     return isinstance(target, OpOverload) and target.has_kernel_for_dispatch_key(key)
 
 
-def taken_apart(
+def decomposition_of(
     call: Callable[[], Any],
     values: Sequence[Any],
     regions: Sequence[Autocast] = (),

@@ -14,7 +14,7 @@ from whence._torch.operators.table import said_of
 from whence._torch.record.annotations import note_function
 
 
-def apart(result: Any) -> Any:
+def unaliased(result: Any) -> Any:
     """Results that are tensors of their own: a fake kernel may give one tensor twice, and gives two when the
     result comes from the cache of fake results."""
     if isinstance(result, Tensor) or len({id(part) for part in result}) == len(result):
@@ -27,7 +27,7 @@ def apart(result: Any) -> Any:
 def laid_out(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """`result` of a fake kernel with the strides that the real kernel gives, as tensors of their own."""
     rule = said_of(func).layout
-    return apart(result if rule is None else rule(args, result))
+    return unaliased(result if rule is None else rule(args, result))
 
 
 def _is_first(part: Any, seen: set[int]) -> bool:

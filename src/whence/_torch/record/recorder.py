@@ -38,7 +38,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from whence._torch.autograd.switches import switches
 from whence._torch.fakes import fake_of
-from whence._torch.graphs import name_plainly
+from whence._torch.graphs import name_exactly
 from whence._torch.higher_order.function_graphs import functions_traced
 from whence._torch.observe.generators import without_default_generator
 from whence._torch.observe.scripted import BEGIN_REGION, END_REGION, object_among, takes_objects
@@ -182,7 +182,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _named_placeholder(self, name: str) -> fx.Node:
         node = self.tracer.graph.create_node("placeholder", name, name=name)
-        name_plainly(node, name)
+        name_exactly(node, name)
         return node
 
     def adopt(self, tensor: Tensor, name: str) -> fx.Node:
@@ -403,14 +403,14 @@ class Recorder(ProxyTorchDispatchMode):
         """Record without telling the tracer of functions: no code of the user's runs inside."""
         told = self._tracer_of_functions
         if told is None or sys.gettrace() is not told:
-            return self._record_plainly(func, args, kwargs)
+            return self._record_directly(func, args, kwargs)
         sys.settrace(None)
         try:
-            return self._record_plainly(func, args, kwargs)
+            return self._record_directly(func, args, kwargs)
         finally:
             sys.settrace(told)
 
-    def _record_plainly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record_directly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on fake tensors and append its node: what PyTorch's mode does for the common case.
 
         Anything uncommon among the arguments (symbolic sizes, known constants, subclasses) goes the long way.

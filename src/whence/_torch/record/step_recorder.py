@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.record.annotations import note_function
-from whence._torch.record.direct_recording import apart
+from whence._torch.record.direct_recording import unaliased
 from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.listener import ModelListener, RecordingListener
 from whence._torch.record.recorder import FakeTensorMode, Recorder
@@ -127,7 +127,7 @@ class StepRecorder(Recorder):
         args, kwargs = self.recognised(args), {key: self.recognised(value) for key, value in kwargs.items()}
         node_args = self._with_nodes(args)
         node_kwargs = {key: self._with_nodes(value) for key, value in kwargs.items()}
-        result = apart_or_nothing(func(*without_recorded(args), **without_recorded(kwargs)))
+        result = unaliased_or_nothing(func(*without_recorded(args), **without_recorded(kwargs)))
         tracer = self.tracer
         node = tracer.graph.create_node(
             "call_function", func, node_args, node_kwargs, func.overloadpacket.__name__
@@ -153,6 +153,6 @@ class StepRecorder(Recorder):
         return as_node(value) if is_recorded(value) else self.as_nodes(value)
 
 
-def apart_or_nothing(result: Any) -> Any:
+def unaliased_or_nothing(result: Any) -> Any:
     """Results that are tensors of their own, or None."""
-    return None if result is None or result == () else apart(result)
+    return None if result is None or result == () else unaliased(result)

@@ -105,7 +105,7 @@ def managed_parameters(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
     return {id(_registered(row)): _shard(row) for row in _rows(modules)}
 
 
-def sharded_apart(modules: Iterable[nn.Module]) -> list[str]:
+def sharded_separately(modules: Iterable[nn.Module]) -> list[str]:
     """The names of parameters that were one, and are two since `fully_shard`, each in a group of its own."""
     first: dict[int, Any] = {}
     rows = [(row._orig_param_uid, row) for row in _rows(modules)]

@@ -142,12 +142,12 @@ def _tensors_of(tensor: Any) -> list[tuple[str, Tensor]]:
     return [(name, value) for name, value in held if isinstance(value, Tensor)]
 
 
-def taken_apart(value: Any) -> Any:
+def flattened_tensor(value: Any) -> Any:
     """A composed tensor as its parts, those of parts included; anything else as it is."""
     if not is_composed(value):
         return value
     layout = layout_of(value)
-    return TensorParts(layout, tuple(taken_apart(getattr(value, name)) for name in layout.names))
+    return TensorParts(layout, tuple(flattened_tensor(getattr(value, name)) for name in layout.names))
 
 
 def plain_parts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
@@ -184,15 +184,15 @@ def _size_at(place: tuple[int, bool, int], parts: Sequence[Any]) -> Any:
     return parts[number].shape[dim] if is_size else parts[number].stride(dim)
 
 
-def apart_differentiably(tensor: Any, gradient: Callable[[list[Any]], Any] | None) -> Any:
-    """As `taken_apart`, with parts whose gradients arrive at the whole as one.
+def flattened_differentiably(tensor: Any, gradient: Callable[[list[Any]], Any] | None) -> Any:
+    """As `flattened_tensor`, with parts whose gradients arrive at the whole as one.
 
     `gradient` makes it of those of the plain parts; without, it has the layout of the whole.
     """
     if not is_composed(tensor) or not (tensor.requires_grad and torch.is_grad_enabled()):
-        return taken_apart(tensor)
+        return flattened_tensor(tensor)
     parts = iter(_Apart.apply(tensor, gradient))
-    return _filled(taken_apart(tensor), parts)
+    return _filled(flattened_tensor(tensor), parts)
 
 
 def _filled(value: Any, parts: Iterator[Tensor]) -> Any:
@@ -208,7 +208,7 @@ class _Apart(torch.autograd.Function):
     def forward(ctx: Any, tensor: Any, gradient: Any) -> tuple[Tensor, ...]:
         """The parts."""
         ctx.set_materialize_grads(False)
-        ctx.gradient, ctx.template = gradient, taken_apart(tensor.detach())
+        ctx.gradient, ctx.template = gradient, flattened_tensor(tensor.detach())
         parts = tuple(part.detach() for _, part in plain_parts(tensor))
         ctx.mark_non_differentiable(*(part for part in parts if not carries_gradients(part)))
         return parts

@@ -48,8 +48,8 @@ class FunctionSource:
 @dataclass
 class _BodyWriter:
     plan: Plan
-    plainly: bool = False
-    apart: GradientPieces | None = None
+    readable: bool = False
+    kept: GradientPieces | None = None
     locals: dict[str, str] = field(default_factory=dict)
     globals: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class _BodyWriter:
             name = f"{target.namespace}_{target._opname}_{target._overloadname}"
         else:
             name = f"function_{getattr(target, '__name__', 'call')}"
-        function = target if self.plainly else entry_point(target, args)
+        function = target if self.readable else entry_point(target, args)
         while self.globals.setdefault(name, function) is not function:
             name += "_"
         return name
@@ -84,7 +84,7 @@ class _BodyWriter:
     def value(self, name: str) -> str:
         """A value that an operation takes: one that may be in pieces is added up."""
         local = self.local(name)
-        if self.apart is None or name not in self.apart.nodes:
+        if self.kept is None or name not in self.kept.nodes:
             return local
         return f"{self.callee(pieces.whole)}({local})"
 
@@ -94,7 +94,7 @@ class _BodyWriter:
             nested = nested_graph(argument)
             if nested is None:
                 return self.value(argument.name)
-            return self.constant(with_code(nested) if self.plainly else nested)
+            return self.constant(with_code(nested) if self.readable else nested)
         if isinstance(argument, (list, tuple)):
             items = ", ".join(map(self.spelled, argument))
             return f"[{items}]" if isinstance(argument, list) else f"({items},)" if argument else "()"
@@ -107,17 +107,17 @@ class _BodyWriter:
 
 
 def write(
-    plan: Plan, phase: Phase, number: int, *, plainly: bool = False, apart: GradientPieces | None = None
+    plan: Plan, phase: Phase, number: int, *, readable: bool = False, kept: GradientPieces | None = None
 ) -> FunctionSource:
     """The function of one call in one phase.
 
     The forward takes the module, the calls it makes and its inputs; it returns its outputs, and last what it
     keeps, if anything. The backward takes the module, its calls, what was kept, if anything (a list that it
-    empties), and its inputs. With `plainly` operators are called as people call them, for tracers to read;
-    the gradients that a backward keeps `apart` are added up when an operation takes them.
+    empties), and its inputs. With `readable`, operators are called as people call them, for tracers to read;
+    the gradients that are `kept` in pieces are added up when an operation takes them.
     """
     body = plan.body(phase, number)
-    writer = _BodyWriter(plan, plainly, apart)
+    writer = _BodyWriter(plan, readable, kept)
     parameters = [writer.local(name) for name in body.inputs]
     is_backward = phase is Phase.BACKWARD
     if is_backward and body.kept:
@@ -172,7 +172,7 @@ def _write_step(writer: _BodyWriter, phase: Phase, step: str | int) -> None:
     if isinstance(step, int):
         _write_call(writer, phase, step)
         return
-    if writer.apart is not None and (parts := writer.apart.sums.get(step)) is not None:
+    if writer.kept is not None and (parts := writer.kept.sums.get(step)) is not None:
         found = (f"{writer.local(part)}, {writer.plan.positions[part]}" for part in parts)
         writer.write(f"{writer.local(step)} = {writer.callee(pieces.joined)}({', '.join(found)})")
         return

@@ -87,7 +87,7 @@ def _unread(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
 class Alone:
     """One way to make a captured call, with as many positional arguments and such keywords.
 
-    `plainly` runs the call as it is, unread: always where it `is_refused`, and where it `is_joint` while
+    `unread` runs the call as it is, unread: always where it `is_refused`, and where it `is_joint` while
     gradients are recorded. So does `around` where another module is in one of the `places`, and `unfit` where
     arguments do not fit: a tracer that meets an error gives up on all its callers and starts anew below.
     """
@@ -98,7 +98,7 @@ class Alone:
     generated: GeneratedCall
     body: Body
     autocast: tuple[tuple[str, str], ...]
-    plainly: Callable[..., Any]
+    unread: Callable[..., Any]
     around: Callable[..., Any]
     unfit: Callable[..., Any]
     is_joint: bool
@@ -117,7 +117,7 @@ class Alone:
         """Make the call, with arguments that fit."""
         trains = self.is_joint and torch.is_grad_enabled() and not torch.compiler.is_exporting()
         if trains or self.is_refused:
-            return self.plainly(module, args, kwargs)
+            return self.unread(module, args, kwargs)
         if self._is_place_taken(module):
             return self.around(module, args, kwargs)
         flat, _ = tree_flatten(self.spelling.arranged(args, kwargs))
@@ -148,7 +148,7 @@ def alone(interface: Interface, call: "CallBody", spelling: tuple[int, tuple[str
         generated=call.generated,
         body=_laid_out(call),
         autocast=program.circumstances.autocast,
-        plainly=_unread(call.run, f"{reason}; {_NOT_WHOLE}" if reason else _JOINT),
+        unread=_unread(call.run, f"{reason}; {_NOT_WHOLE}" if reason else _JOINT),
         around=_unread(call.run, OTHER),
         unfit=_unread(call.run, f"the arguments do not fit the capture; {_NOT_WHOLE}"),
         is_joint=program.has_backward,

@@ -25,7 +25,7 @@ from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region
 from whence.hierarchy.plan.planning import plan as plan_of
 from whence.hierarchy.run.differentiable import Differentiation, laid_out, run_differentiably
 from whence.hierarchy.run.differentiated_state import HeldTensors
-from whence.hierarchy.run.gradient_pieces import GradientPieces, apart
+from whence.hierarchy.run.gradient_pieces import GradientPieces, pieces_of
 from whence.hierarchy.run.inner_calls import ChildCall, child_call
 from whence.hierarchy.run.interface import GradientInterface, Interface, interface_of
 from whence.hierarchy.run.wrapper_subclasses import differentiable_leaves
@@ -79,9 +79,9 @@ class Compiler(_OfThisProcess):
         return touched_of(self.plan)
 
     @cached_property
-    def apart(self) -> GradientPieces:
+    def gradient_pieces(self) -> GradientPieces:
         """The gradients that may be in pieces."""
-        return apart(self.plan)
+        return pieces_of(self.plan)
 
     def function(self, half: Half, number: int) -> Runnable:
         """One half of a call, and the calls that its code makes."""
@@ -95,7 +95,7 @@ class Compiler(_OfThisProcess):
         """The forward of a call as tracers read it."""
         first = self.plan.first[number]
         if first not in self.plain:
-            self.plain[first] = self._written(write(self.plan, Phase.FORWARD, first, plainly=True))
+            self.plain[first] = self._written(write(self.plan, Phase.FORWARD, first, readable=True))
         function, calls = self.plain[first]
         return plain_body(function, [plain_call(*way) for way in self._ways(calls, number)])
 
@@ -119,8 +119,8 @@ class Compiler(_OfThisProcess):
         return self.graphs[phase, first]
 
     def _compiled(self, half: Half, number: int) -> Function:
-        kept = self.apart if half is Half.IN_PIECES else None
-        return self._written(write(self.plan, half.phase, number, apart=kept))
+        kept = self.gradient_pieces if half is Half.IN_PIECES else None
+        return self._written(write(self.plan, half.phase, number, kept=kept))
 
     def _written(self, source: FunctionSource) -> Function:
         code = self.codes.get(source.text)

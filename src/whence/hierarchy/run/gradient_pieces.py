@@ -69,7 +69,7 @@ class GradientPieces:
     sums: Mapping[str, tuple[str, str]]
 
 
-def apart(plan: Plan) -> GradientPieces:
+def pieces_of(plan: Plan) -> GradientPieces:
     """The gradients of what preserved calls, and those in them, take and give, and of all state."""
     sums: dict[str, tuple[str, str]] = {}
     nodes: set[str] = set()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from whence._torch.pytrees import tree_unflatten, whole_leaves
 from whence._torch.subclasses.wrapper_subclasses import (
-    apart_differentiably,
+    flattened_differentiably,
     is_composed,
     plain_parts,
     plain_parts_of,
@@ -42,7 +42,7 @@ def differentiable_parts(tensor: Tensor, whole: Whole | None) -> list[Tensor]:
     """The plain parts of a composed tensor; their gradients arrive at it as the capture saw its own."""
     spec = None if whole is None else whole.gradient
     gradient = None if spec is None else partial(_gradient, spec)
-    return [part for _, part in plain_parts_of(apart_differentiably(tensor, gradient))]
+    return [part for _, part in plain_parts_of(flattened_differentiably(tensor, gradient))]
 
 
 def _gradient(spec: Any, parts: list[Any]) -> Any:

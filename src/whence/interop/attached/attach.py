@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from whence._torch.export.descriptors import joint_parts, names_of_state, returned_structure
 from whence._torch.export.lowering import WITHOUT_GRAD
 from whence._torch.export.programs import fakes_like
-from whence._torch.graphs import graph_module, name_plainly, own_copy
+from whence._torch.graphs import graph_module, name_exactly, own_copy
 from whence._torch.operators.schemas import reads_memory
 from whence._torch.pytrees import TreeSpec, tree_flatten
 from whence._torch.record.annotations import said_of
@@ -163,7 +163,7 @@ class _Inputs:
 
     def _placeholder(self, name: str, value: Any, slots: Sequence[Slot]) -> fx.Node:
         node = self.graph.create_node("placeholder", name, name=name)
-        name_plainly(node, name)
+        name_exactly(node, name)
         node.meta["val"] = value
         self.held |= {slot.node.name: node for slot in slots}
         return node

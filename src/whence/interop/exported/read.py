@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from whence._torch.export.programs import fakes_like
-from whence._torch.graphs import graph_module, name_plainly, nested_graph, own_copy
+from whence._torch.graphs import graph_module, name_exactly, nested_graph, own_copy
 from whence._torch.higher_order.function_graphs import is_of_transform
 from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
 from whence.interop.exported.call_boundaries import (
@@ -153,7 +153,7 @@ def _value(node: fx.Node, argument: Any) -> Any:
 
 def _placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:
     node = graph.create_node("placeholder", name, name=name)
-    name_plainly(node, name)
+    name_exactly(node, name)
     node.meta["val"] = value
     return node
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from whence._torch.export.programs import looks_into
 from whence._torch.graphs import fake_result
-from whence._torch.operators.decompositions import Operation, is_composite, taken_apart
+from whence._torch.operators.decompositions import Operation, decomposition_of, is_composite
 from whence._torch.operators.schemas import OpOverload, op_name
 from whence.errors import Fault
 from whence.interop.graphs.aliases import aliases_in, written_by
@@ -44,7 +44,7 @@ def with_casts(flat: Flat) -> None:
             flat.graph.erase_node(node)
             continue
         region, before = flat.regions.get(node, Region()), _dtypes(node.meta.get("val"))
-        found = _take_apart(flat, node, region) if region.autocast else node
+        found = _decompose(flat, node, region) if region.autocast else node
         if found is node and stale and isinstance(node.target, OpOverload):
             node.meta["val"] = fake_result(node.target, node.args, node.kwargs)
         made = found if isinstance(found, (tuple, list)) else [found]
@@ -69,10 +69,10 @@ def without_hidden_writes(flat: Flat) -> None:
         if node.op != "call_function" or not is_composite(node.target):
             continue
         if written_by(node) or (looks_into(node.target) and aliases.group(node) in groups):
-            _take_apart(flat, node, flat.regions.get(node, Region()))
+            _decompose(flat, node, flat.regions.get(node, Region()))
 
 
-def _take_apart(flat: Flat, node: fx.Node, region: Region) -> Any:
+def _decompose(flat: Flat, node: fx.Node, region: Region) -> Any:
     """Replace a node by what it does; the node or the nodes that hold its value now."""
     if node.target is operator.getitem:
         return node
@@ -82,8 +82,8 @@ def _take_apart(flat: Flat, node: fx.Node, region: Region) -> Any:
     values = {source: source.meta.get("val") for source in node.all_input_nodes}
     fakes, call = list(values.values()), partial(called_again, node, node.target, values)
     with torch.no_grad() if region.without_grad else nullcontext():
-        operations, result = taken_apart(call, fakes, region.autocast)
-        plain = taken_apart(call, fakes)[0] if region.autocast else operations
+        operations, result = decomposition_of(call, fakes, region.autocast)
+        plain = decomposition_of(call, fakes)[0] if region.autocast else operations
     if region.autocast and _targets(plain) == _targets(operations):
         return node
     splice = Splice(node, values, partial(_inherit, flat, node))

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.export.programs import HigherOrderOperator
-from whence._torch.graphs import attribute_at, name_plainly
+from whence._torch.graphs import attribute_at, name_exactly
 from whence._torch.operators.decompositions import Autocast
 from whence._torch.operators.schemas import op_name
 from whence.errors import Fault
@@ -209,7 +209,7 @@ def _operation(flat: Flat, node: fx.Node, made: Mapping[str, Any], region: Regio
         _, target, *given = given  # type: ignore[assignment]
     args, kwargs = fx.map_arg((tuple(given), node.kwargs), lambda source: made[source.name])
     copied = flat.graph.create_node(node.op, target, args, kwargs, name)
-    name_plainly(copied, name)
+    name_exactly(copied, name)
     copied.meta = dict(node.meta)
     if region.stack is not None and not copied.meta.get(STACK):
         copied.meta[STACK] = region.stack

@@ -18,7 +18,7 @@ from torch.export.graph_signature import InputKind as ExportedInput
 from torch.export.graph_signature import OutputKind as ExportedOutput
 
 from whence._torch.export.programs import Verifier, in_a_mode_for_all
-from whence._torch.graphs import name_plainly, nested_graph
+from whence._torch.graphs import name_exactly, nested_graph
 from whence._torch.observe.scripted import object_among, takes_objects
 from whence._torch.operators.schemas import OpOverload, acts, op_name
 from whence._torch.pytrees import spelled, tree_flatten_with_path
@@ -187,7 +187,7 @@ def _graph(program: Program) -> fx.Graph:
                 each.meta |= {k: v for k, v in with_metadata(program, node, classes).items() if k != "val"}
             continue
         made[node] = graph.node_copy(node, lambda source: made[source])
-        name_plainly(made[node], node.name)
+        name_exactly(made[node], node.name)
         made[node].meta = with_metadata(program, node, classes)
         if "val" in node.meta:
             made[node].meta["val"] = moved(node.meta["val"])

@@ -91,20 +91,20 @@ class Running:
         """The places that hold a gradient already."""
         return self._now.arrived
 
-    def turns(self, phase: Phase) -> None:
+    def enter_phase(self, phase: Phase) -> None:
         """Another phase begins."""
         self._now.phase = phase
 
     def pass_begins(self, keys: Sequence[GradientKey | None]) -> None:
         """A backward begins with gradients at these places."""
-        self.turns(Phase.BACKWARD)
+        self.enter_phase(Phase.BACKWARD)
         self.arrived.clear()
         self.arrived.update(key for key in keys if key is not None)
 
     @contextmanager
-    def apart(self) -> Iterator[Log]:
+    def forked(self) -> Iterator[Log]:
         """Write what a rehearsed backward records apart from everything else."""
-        before, self._now = self._now, Course(self.log.apart(), Phase.BACKWARD, [PROGRAM])
+        before, self._now = self._now, Course(self.log.fork(), Phase.BACKWARD, [PROGRAM])
         try:
             yield self.log
         finally:

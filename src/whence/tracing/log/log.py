@@ -72,7 +72,7 @@ class Log:
         """Something has happened."""
         _FOLLOWS[type(event)](self, event)
 
-    def apart(self) -> "Log":
+    def fork(self) -> "Log":
         """A log of the same capture, with operations and steps of its own."""
         return replace(self, order=[], steps=[])
 

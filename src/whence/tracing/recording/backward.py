@@ -77,7 +77,7 @@ def differentiate(
         )
     _refuse_sparse(outputs)
     running = session.run.running
-    running.turns(Phase.BACKWARD)
+    running.enter_phase(Phase.BACKWARD)
     starts = _starts(session, outputs) if loss is None else [_start_of(session, loss)]
     running.pass_begins([gradient_key(start.tensor) for start in starts])
     with session.run.places.blaming("the backward"):

@@ -146,7 +146,7 @@ class StepCalls(ModuleCalls):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[ObservedCall]:
         if self.run.running.phase is Phase.OPTIMIZER and not self.step.reads_numbers:
-            self.run.running.turns(Phase.FORWARD)
+            self.run.running.enter_phase(Phase.FORWARD)
             self.run.objections.distrust(SEVERAL)
         with super()._call(module, args, kwargs) as call:
             yield call
@@ -287,7 +287,7 @@ class StepPasses(Passes):
         finally:
             log = self.run.log
             self.step.runs.append(over(len(log.order), len(log.steps), next_sequence_number()))
-            self.running.turns(Phase.OPTIMIZER)
+            self.running.enter_phase(Phase.OPTIMIZER)
 
     def _refuse_pass(self, creates_graph: bool) -> None:
         if creates_graph:
@@ -399,7 +399,7 @@ class StepPasses(Passes):
     def stepping(self, optimizer: Optimizer) -> Iterator[None]:
         """The optimizer's step: it reads numbers of its state, and is not being compiled."""
         self._refuse_optimizer(optimizer)
-        self.running.turns(Phase.OPTIMIZER)
+        self.running.enter_phase(Phase.OPTIMIZER)
         with self.step.optimizing():
             yield
 
@@ -407,12 +407,12 @@ class StepPasses(Passes):
     def closing(self) -> Iterator[None]:
         """The optimizer asks for the loss and its gradients: a forward and a backward of the step."""
         phase = self.running.phase
-        self.running.turns(Phase.OPTIMIZER if self.step.runs else Phase.FORWARD)
+        self.running.enter_phase(Phase.OPTIMIZER if self.step.runs else Phase.FORWARD)
         try:
             with self.step.optimizing(reads_numbers=False):
                 yield
         finally:
-            self.running.turns(phase)
+            self.running.enter_phase(phase)
 
     def _refuse_optimizer(self, optimizer: Optimizer) -> None:
         name = type(optimizer).__name__

@@ -12,7 +12,7 @@ from whence._torch.subclasses.fully_sharded import (
     is_sharded,
     name_of_class,
     processes_sharing,
-    sharded_apart,
+    sharded_separately,
 )
 from whence.errors import Fault, Place, UnsupportedModule, UnsupportedMutation
 from whence.program import Program
@@ -31,7 +31,7 @@ def refuse_sharding(subject: Subject, *, differentiates: bool) -> None:
     faults = [
         *_method(subject),
         *_faults(subject),
-        *_apart(subject),
+        *_separately_sharded(subject),
         *(_averaging(subject) if differentiates else ()),
     ]
     if faults:
@@ -93,8 +93,8 @@ def _more_than_gathering(path: ModulePath, module: nn.Module, words: list[str]) 
     )
 
 
-def _apart(subject: Subject) -> Iterator[Fault]:
-    names = sharded_apart(module for _, module in subject.named_modules())
+def _separately_sharded(subject: Subject) -> Iterator[Fault]:
+    names = sharded_separately(module for _, module in subject.named_modules())
     if names:
         yield Fault(
             f"FSDP sharded tied parameters apart: {', '.join(names)}",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, fx
 
 from whence._torch.autograd.nodes import gradient_key, run_part_of_backward
-from whence._torch.graphs import NameCounts, named_apart
+from whence._torch.graphs import NameCounts, separately_named
 from whence._torch.sizes.symbols import without_decisions
 from whence.dependence.tensor_facts import facts_of
 from whence.tracing.attribution.gradient_edges import Arrival, GradientSums, follow
@@ -36,7 +36,7 @@ def rehearsed(
     outputs = [template.inside.outputs[i][1] for i in template.differentiable_outputs]
     begin = markers.put()
     undecided = without_decisions(recording.recorder.environment)
-    with undecided, named_apart(recording.recorder.graph), recording.run.running.apart() as log:
+    with undecided, separately_named(recording.recorder.graph), recording.run.running.forked() as log:
         twins = [None if like is None else recording.recorder.stand_in_placeholder(like) for like in likes]
         pairs = [(output, *twin) for output, twin in zip(outputs, twins, strict=True) if twin is not None]
         roots = [(gradient_key(output), node) for output, node, _ in pairs]
