@@ -293,7 +293,7 @@ REFUSED = [
     Refused(listed, UnsupportedStep, "is a list"),
     Refused(warming, UnsupportedStep, "that later ones do not"),
     Refused(deciding, DataDependent, "the optimizer decides by the number"),
-    Refused(reading, DataDependent, "item"),
+    Refused(reading, DataDependent, "the step decides by the number"),
     Refused(tensor_decay, DataDependent, "a branch"),
 ]
 

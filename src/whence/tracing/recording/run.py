@@ -25,6 +25,7 @@ from whence._torch.observe.module_writes import observed_writes
 from whence._torch.patching import patches_undone
 from whence._torch.pytrees import TreeSpec, tree_flatten, whole_leaves
 from whence._torch.record.recorder import FakeTensorMode
+from whence._torch.sizes.numbers import is_recorded
 from whence._torch.sizes.symbols import SYMBOLIC, fake_mode_of, is_symbolic, number_of
 from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of, sizes_are_known
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
@@ -369,7 +370,7 @@ def forward_half(session: Session, subject: Subject, prepared: Prepared, result:
 
 
 def _is_number(leaf: Any) -> bool:
-    return isinstance(leaf, SYMBOLIC) and not is_symbolic(leaf)
+    return isinstance(leaf, SYMBOLIC) and not (is_recorded(leaf) or is_symbolic(leaf))
 
 
 def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:

@@ -192,8 +192,9 @@ class StepActs(ModelActs):
 
     @property
     def reads_numbers(self) -> bool:
-        """Whether the numbers that are read of tensors now are part of the program."""
-        return self.step.reads_numbers
+        """Whether the numbers that are read of tensors now are part of the program: where the optimizer reads
+        them, and the step itself, but for one whose numbers may be sizes, too."""
+        return self.step.reads_numbers or (self.recorder.environment is None and self.run.running.is_outside)
 
     def gradient_asked(self, tensor: Tensor) -> None:
         """The step reads `.grad`, which another run may find filled before a gradient arrives."""
@@ -214,8 +215,11 @@ class StepActs(ModelActs):
 
     def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> CaptureError:
         """Python needs a tensor's value; a scaler of gradients does so in every step."""
-        if not is_scaling():
-            return super().value_needed(operation, arguments, function)
+        if is_scaling():
+            return self._scaling()
+        return super().value_needed(operation, arguments, function)
+
+    def _scaling(self) -> CaptureError:
         return DataDependent(
             "a GradScaler looks whether all gradients are finite, and else skips the optimizer's step",
             where=self.here(),
@@ -225,13 +229,16 @@ class StepActs(ModelActs):
         )
 
     def number_needed(self, node: fx.Node) -> Exception:
-        """Python decides by a number of the optimizer."""
+        """Python decides by a number of the optimizer, or of the step."""
         if _roots(node) <= self.step.rates | self.step.cycled:
             return RateRead()
+        if is_scaling():
+            return self._scaling()
         value = value_of(node, self.run.places.made(node), self.run.log.inputs)
         made = f"{value.made}; " if value.made else ""
         return DataDependent(
-            f"the optimizer decides by the number {value.name}, which a capture does not have",
+            f"the {'optimizer' if self.step.reads_numbers else 'step'} decides by the number {value.name}, "
+            "or needs it in Python, which a capture does not have",
             where=self.here(),
             why=f"{made}a capture runs on fake tensors, shapes without numbers",
             remedy='let the example decide with decide="example"; or use an option that decides with tensors '
