@@ -131,11 +131,12 @@ class Trainer:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.run = zero_first(model, optimizer)
         self.taken = 0
-        self.losses: list[Tensor] = []
+        self.losses = [torch.zeros(())]
 
     def step(self, x: Tensor) -> None:
         self.taken += 1
         self.losses.append(self.run(x))
+        self.losses.clear()
 
 
 def counting_trainer(model: nn.Module, optimizer: Optimizer) -> Step:
@@ -144,11 +145,11 @@ def counting_trainer(model: nn.Module, optimizer: Optimizer) -> Step:
 
 
 def counting_variable(model: nn.Module, optimizer: Optimizer) -> Step:
-    inner, taken, losses = zero_first(model, optimizer), 0, []
+    inner, taken, losses = zero_first(model, optimizer), 0, list[Tensor]()
 
     def step(x: Tensor) -> None:
         nonlocal taken
-        taken += 1
+        taken += len(losses)
         losses.append(inner(x).detach())
         OTHERS["taken"] = taken
 
@@ -277,8 +278,8 @@ REFUSED = [
     Refused(with_closure, DataDependent, "the optimizer decides by the number"),
     Refused(with_scaler, DataDependent, "GradScaler"),
     Refused(with_schedule, UnsupportedStep, "changes schedule.last_epoch"),
-    Refused(counting_trainer, UnsupportedStep, "changes Trainer.taken, Trainer.losses"),
-    Refused(counting_variable, UnsupportedStep, "changes taken, losses, OTHERS"),
+    Refused(counting_trainer, UnsupportedStep, "changes Trainer.losses"),
+    Refused(counting_variable, UnsupportedStep, "reads losses, and changes it"),
     Refused(with_hook, UnsupportedHook, "hooks on the optimizer's step"),
     Refused(with_gradient_hook, UnsupportedHook, "between backward"),
     Refused(with_another, UnsupportedStep, "was not given"),

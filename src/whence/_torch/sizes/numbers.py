@@ -233,7 +233,9 @@ def tensor_of(data: Any, **options: Any) -> Tensor:
     """`torch.tensor` of numbers that are written down, alone or in lists: C++ would ask for each."""
     if type(data) in (list, tuple):
         return torch.stack([tensor_of(part, **options) for part in data])
-    if is_recorded(data) and data.node.arithmetic.is_whole(data):
+    if type(data) is bool:
+        options.setdefault("dtype", torch.bool)
+    if type(data) is int or (is_recorded(data) and data.node.arithmetic.is_whole(data)):
         options.setdefault("dtype", torch.int64)
     return torch.scalar_tensor(data, **options)
 

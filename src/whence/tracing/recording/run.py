@@ -73,11 +73,21 @@ Loss = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
+class PutValue:
+    """A value that a step leaves in what it is part of: `node` holds it, and `path` says where."""
+
+    name: str
+    path: str
+    node: fx.Node
+
+
+@dataclass(frozen=True)
 class Recorded:
     """One finished run: the log, and which nodes are results, tangents and gradients.
 
     `reassigned` pairs the placeholder of a buffer with the node that replaced it. `rows` are inputs of other
-    kinds. A run that `is_step` has no half that is the forward: what it leaves is what there is at the end.
+    kinds, `kept` outputs beside the results. A run that `is_step` has no half that is the forward: what it
+    leaves is what there is at the end.
     """
 
     session: Session
@@ -89,6 +99,7 @@ class Recorded:
     reassigned: tuple[tuple[fx.Node, fx.Node], ...]
     backward: Backward = field(default_factory=Backward)
     rows: tuple[tuple[Input, fx.Node], ...] = ()
+    kept: tuple[PutValue, ...] = ()
     is_step: bool = False
 
 

@@ -54,6 +54,7 @@ from whence.tracing.steps.counters import (
 from whence.tracing.steps.cycled import cycled
 from whence.tracing.steps.enclosed_state import enclosed_by
 from whence.tracing.steps.first_step import found_numbers, refuse_another_first_step, refuse_unbegun
+from whence.tracing.steps.host.around import Around, HostRun
 from whence.tracing.steps.optimizer import (
     RATE,
     Key,
@@ -108,12 +109,18 @@ def record_step(
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
             outside, own = enclosed_by(subject.call), [*own_states(found.optimizer)]
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
-            reads = OutsideReads(subject, session.run.reads.observer)
-            taken, recorded = _run(session, undoing, example, found, wish, reads)
-            outside.refuse_changes(place)
+            reads = OutsideReads(subject, session.run.reads.observer, outside)
+            host = HostRun(outside, wish.host, session)
+
+            def take() -> _Taken:
+                taken = _taken(session, found, wish)
+                return replace(taken, rows=(*taken.rows, *host.begin()))
+
+            taken, recorded = _run(session, undoing, example, take, reads)
+            around, settled = host.settle(place), replace(wish, host=wish.host.settled)
             for kept in own:
                 kept.refuse_changes(place)
-            recorded = _recorded(session, found, wish, taken, recorded)
+            recorded = _recorded(session, found, settled, taken, recorded, around)
             step = replace(recorded.step, outside=reads.found(place))
             refuse_another_first_step(session, found, wish.operations)
             return replace(recorded, step=step)
@@ -122,18 +129,13 @@ def record_step(
 
 
 def _run(
-    session: StepSession,
-    undoing: Undoing,
-    example: Example,
-    found: Optimizing,
-    wish: StepAssumptions,
-    reads: OutsideReads,
+    session: StepSession, undoing: Undoing, example: Example, take: Callable[[], _Taken], reads: OutsideReads
 ) -> tuple[_Taken, Recorded]:
     subject = session.run.subject
     refuse_own_parameters(subject, example)
     with ExitStack() as active:
         prepared = prepare(session, example, subject.state)
-        taken = _taken(session, found, wish)
+        taken = take()
         begun = [*session.step.counting.known.items(), *_beginnings(taken)]
         session.step.begin(_leaves(prepared))
         undoing.later(_without_gradients(prepared))
@@ -152,7 +154,12 @@ def _run(
 
 
 def _recorded(
-    session: StepSession, found: Optimizing, wish: StepAssumptions, taken: _Taken, recorded: Recorded
+    session: StepSession,
+    found: Optimizing,
+    wish: StepAssumptions,
+    taken: _Taken,
+    recorded: Recorded,
+    around: Around,
 ) -> RecordedStep:
     """What was recorded, with the optimizer's part; raises `Unbegun` where another run has to assume more."""
     subject, leaves = session.run.subject, _leaves(recorded.prepared)
@@ -166,10 +173,12 @@ def _recorded(
             remedy="call loss.backward() in it, or use whence.capture",
         )
     held = {row.name: getattr(recorded, row.name) for row in fields(recorded)}
-    held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken))
+    held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken), *around.pairs)
+    held["kept"] = around.kept
     held |= {"backward": _backward(session, leaves), "rows": taken.rows, "is_step": True}
     results = frozenset(node for node in recorded.result_nodes if node is not None)
-    return RecordedStep(**held, step=_step(subject, session, found, taken, results))
+    step = _step(subject, session, found, taken, results)
+    return RecordedStep(**held, step=replace(step, counted=around.counted, effects=around.effects))
 
 
 def _leaves(prepared: Prepared) -> list[tuple[Tensor, fx.Node]]:
