@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 import whence
 from tests.behaviours.constructions import Refusal, numbers
@@ -167,8 +167,6 @@ def factored() -> Training:
     return Training(model, optimizer, plain(model, optimizer))
 
 
-KEEPS = "a program changes tensors and nothing else of what the step holds"
-SCHEDULED = Refusal(whence.UnsupportedStep, "changes schedule.last_epoch", KEEPS)
 ADDED = Refusal(whence.StaleCapture, "had none", "the capture had no gradient to add to", of_run=True)
 REQUIRED = Refusal(
     whence.StaleCapture, "requires grad", "the argument is another one once it was captured", of_run=True
@@ -181,35 +179,6 @@ def schedule_outside() -> Training:
     optimizer = AdamW(model.parameters())
     schedule = CosineAnnealingLR(optimizer, 5)
     return Training(model, optimizer, plain(model, optimizer), schedule.step)
-
-
-@step(warm=True, refused=SCHEDULED)
-def schedule_inside() -> Training:
-    model = network()
-    optimizer = AdamW(model.parameters())
-    schedule, inner = ExponentialLR(optimizer, 0.9), plain(model, optimizer)
-
-    def step(x: Tensor) -> Tensor:
-        loss = inner(x)
-        schedule.step()
-        return loss
-
-    return Training(model, optimizer, step)
-
-
-@step(warm=True, refused=SCHEDULED)
-def warmup_inside() -> Training:
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    schedule = LambdaLR(optimizer, lambda at: min(1.0, at / 3))
-    inner = plain(model, optimizer)
-
-    def step(x: Tensor) -> Tensor:
-        loss = inner(x)
-        schedule.step()
-        return loss
-
-    return Training(model, optimizer, step)
 
 
 @step()

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 import whence
-from tests.behaviours import constructed_keeping, constructed_trainings
+from tests.behaviours import constructed_keeping, constructed_schedules, constructed_trainings
 from tests.behaviours.constructed_steps import ConstructedStep, Training
 from tests.behaviours.constructions import generators, seeded
 from tests.checks import differing, gradients, state
@@ -37,7 +37,8 @@ def one_step(run: Any, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]
     return {f"output {at}": leaf for at, leaf in enumerate(leaves)} | generators()
 
 
-STEPS = [*dict.fromkeys([*constructed_trainings.STEPS, *constructed_keeping.STEPS])]
+TABLES = (constructed_trainings, constructed_keeping, constructed_schedules)
+STEPS = [*dict.fromkeys(row for table in TABLES for row in table.STEPS)]
 
 
 @pytest.mark.parametrize("row", STEPS, ids=lambda row: row.name)

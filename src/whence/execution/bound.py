@@ -127,6 +127,12 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
     if program.step is not None and any(place.is_lost for place in program.step.places):
         what = "the step changes objects of Python's that are not in a file"
         found.append(Fault(what, remedy="capture the step where they are"))
+    for call in () if program.step is None else program.step.calls:
+        if call.optimizer is not optimizer:
+            what = f"the step calls {call.path}, and that schedule is not this optimizer's"
+            found.append(
+                Fault(what, remedy="bind the captured optimizer, or capture a step without schedules")
+            )
     groups = () if program.step is None else program.step.groups
     if groups and not is_optimizer(optimizer):
         found.append(Fault("the program needs an optimizer", remedy="write program.bind(model, optimizer)"))

@@ -229,6 +229,8 @@ class Live:
             effect.done(found)
         if self.optimizer is not None:
             note_step(self.optimizer)
+        for call in self.step.calls:
+            call.done(found)
         result = self.program.result.filled(found)
         loss = self.program.signature.outputs_of(OutputKind.LOSS)
         return (found[str(loss[0].node)], result) if loss else result

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
-from whence._torch.observe.training_steps import is_stepping
+from whence._torch.observe.training_steps import is_stepping, schedules_in
 from whence._torch.tensors import untouched
+from whence.dependence.snapshots import save_all
 from whence.errors import UsageError
 from whence.execution.bound import Bound, Check
 from whence.execution.running import Run, noted, same_start, seed_of_its_way
@@ -110,6 +111,8 @@ def _as_tensor(value: Any) -> Tensor:
 def _around_kept(step: Step | None) -> Iterator[None]:
     """Give back what a step changes in Python around it."""
     ways = [] if step is None else [place.way_back() for place in step.places]
+    schedules = [held for call in step.calls for held in schedules_in(call.schedule)] if step else []
+    ways += [row.restore for held in schedules for row in save_all("schedule", held)]
     try:
         yield
     finally:

@@ -119,7 +119,7 @@ def with_schedule(model: nn.Module, optimizer: Optimizer) -> Step:
     def step(x: Tensor) -> Any:
         loss = inner(x)
         schedule.step()
-        return loss
+        return loss * schedule.last_epoch
 
     OTHERS["schedule"] = vars(schedule)
     return step
@@ -277,7 +277,7 @@ REFUSED = [
     Refused(graph_of_gradients, UnsupportedStep, "create_graph=True"),
     Refused(with_closure, DataDependent, "the optimizer decides by the number"),
     Refused(with_scaler, DataDependent, "GradScaler"),
-    Refused(with_schedule, UnsupportedStep, "changes schedule.last_epoch"),
+    Refused(with_schedule, UnsupportedStep, "reads ExponentialLR.last_epoch after it"),
     Refused(counting_trainer, UnsupportedStep, "changes Trainer.losses"),
     Refused(counting_variable, UnsupportedStep, "reads losses, and changes it"),
     Refused(with_hook, UnsupportedHook, "hooks on the optimizer's step"),

@@ -106,3 +106,26 @@ class HostEffect:
             self.place.holder.append(found)
         else:
             self.place.put(found)
+
+
+@dataclass(frozen=True, eq=False)
+class HostCall:
+    """A schedule that the step calls, with what it gives it: runs as it is, when all else is done."""
+
+    path: str
+    schedule: Any
+    value: Structure
+
+    def __deepcopy__(self, _known: object) -> "HostCall":
+        """A copy of a program calls what the same step does."""
+        return self
+
+    @property
+    def optimizer(self) -> Any:
+        """Whose numbers it moves; `NOTHING` where the program comes from a file."""
+        return NOTHING if self.schedule is NOTHING else self.schedule.optimizer
+
+    def done(self, values: dict[str, Any]) -> None:
+        """Call it, with the values of a run by the names of nodes."""
+        args, kwargs = self.value.filled(values)
+        self.schedule.step(*args, **kwargs)

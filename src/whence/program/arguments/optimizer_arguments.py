@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from whence._torch.observe.attribute_reads import NOTHING
-from whence.program.arguments.host_state import HostEffect, HostNumber, HostPlace
+from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber, HostPlace
 from whence.program.guards.in_words import OfClass
 
 
@@ -143,7 +143,7 @@ class Step:
     begins, `cleared` those whose `.grad` is None afterwards, whatever it was.
     `outside` are values that it reads from variables and objects around it. `empty` is state that is None, by
     parameter and key: a first step puts it there. `counted` are numbers around the step that it advances,
-    and `effects` what else it puts there.
+    and `effects` what else it puts there. `calls` are those of schedules, in order.
     """
 
     call: Callable[..., Any]
@@ -160,6 +160,7 @@ class Step:
     empty: tuple[tuple[str, str], ...] = ()
     counted: tuple[HostNumber, ...] = ()
     effects: tuple[HostEffect, ...] = ()
+    calls: tuple[HostCall, ...] = ()
 
     @property
     def places(self) -> tuple[HostPlace, ...]:

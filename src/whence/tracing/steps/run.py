@@ -109,6 +109,7 @@ def record_step(
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
             outside, own = enclosed_by(subject.call), [*own_states(found.optimizer)]
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
+            undoing.later(session.step.scheduling.undo)
             reads = OutsideReads(subject, session.run.reads.observer, outside)
             host = HostRun(outside, wish.host, session)
 
@@ -117,6 +118,7 @@ def record_step(
                 return replace(taken, rows=(*taken.rows, *host.begin()))
 
             taken, recorded = _run(session, undoing, example, take, reads)
+            session.step.scheduling.finish(fixed_rates=wish.fixed_rates)
             around, settled = host.settle(place), replace(wish, host=wish.host.settled)
             for kept in own:
                 kept.refuse_changes(place)
@@ -178,7 +180,9 @@ def _recorded(
     held |= {"backward": _backward(session, leaves), "rows": taken.rows, "is_step": True}
     results = frozenset(node for node in recorded.result_nodes if node is not None)
     step = _step(subject, session, found, taken, results)
-    return RecordedStep(**held, step=replace(step, counted=around.counted, effects=around.effects))
+    return RecordedStep(
+        **held, step=replace(step, counted=around.counted, effects=around.effects, calls=around.calls)
+    )
 
 
 def _leaves(prepared: Prepared) -> list[tuple[Tensor, fx.Node]]:

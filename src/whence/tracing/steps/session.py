@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from whence._torch.autograd.nodes import (
     gradient_key,
@@ -39,7 +40,8 @@ from whence.tracing.recording.data_dependence import value_of
 from whence.tracing.recording.session import Session
 from whence.tracing.replay.replay import replay_of
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.steps.counters import Counting
+from whence.tracing.steps.counters import Counting, roots_of
+from whence.tracing.steps.host.schedules import Scheduled, Scheduling
 
 SEVERAL = "the step runs several forwards or backwards"
 """Why calls are not replayed."""
@@ -81,7 +83,8 @@ class StepNotes:
     parameters whose gradient of before was filled with zeros. `tracked` are operations after a backward that
     autograd may go through again. `counting` are the numbers that are inputs, `rates` those of them that are
     learning rates, `cycled` momenta that a schedule moves, too. `arriving` is how much had been recorded when
-    a gradient arrived last. While the optimizer runs, the step `reads_numbers`.
+    a gradient arrived last. While the optimizer runs, the step `reads_numbers`. `scheduling` has the calls of
+    schedules.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
@@ -99,6 +102,7 @@ class StepNotes:
     zeroed: set[int] = field(default_factory=set)
     tracked: set[fx.Node] = field(default_factory=set)
     arriving: int = 0
+    scheduling: Scheduling = field(default_factory=Scheduling)
 
     def begin(self, leaves: Sequence[tuple[Tensor, fx.Node]]) -> None:
         """A step begins on these leaves."""
@@ -230,7 +234,7 @@ class StepActs(ModelActs):
 
     def number_needed(self, node: fx.Node) -> Exception:
         """Python decides by a number of the optimizer, or of the step."""
-        if _roots(node) <= self.step.rates | self.step.cycled:
+        if roots_of(node) <= self.step.rates | self.step.cycled:
             return RateRead()
         if is_scaling():
             return self._scaling()
@@ -252,7 +256,7 @@ class StepActs(ModelActs):
     def number_decides(self, target: Any, operands: tuple[Any, ...]) -> bool:
         """A comparison of numbers that steps advance goes as it does now; the program says so, and looks."""
         nodes = [value for value in map(as_node, operands) if isinstance(value, fx.Node)]
-        roots = set[fx.Node]().union(*map(_roots, nodes))
+        roots = set[fx.Node]().union(*map(roots_of, nodes))
         values = list(map(self._number_now, operands))
         if roots <= self.step.rates or None in values:
             raise self.number_needed(nodes[0])
@@ -421,6 +425,21 @@ class StepPasses(Passes):
         finally:
             self.running.turns(phase)
 
+    def scheduling(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A schedule is called, which runs when the step is bound, and not now."""
+        call = Scheduled(schedule, args, kwargs, self.run.places.here())
+        if not self.running.is_outside:
+            raise self._scheduled(call, "a module runs it in its forward")
+        self.step.scheduling.note(call, lambda path: self._scheduled(call, f"the step reads {path} after it"))
+
+    def _scheduled(self, call: Scheduled, what: str) -> UnsupportedStep:
+        return UnsupportedStep(
+            f"{call.path} moves numbers, and {what}",
+            where=self.run.places.here(),
+            why="a bound step calls schedules when all else is done, and they move what the next step takes",
+            remedy="read it before the schedule is called; or call the schedule after the captured step",
+        )
+
     def _refuse_optimizer(self, optimizer: Optimizer) -> None:
         name = type(optimizer).__name__
         if optimizer is not self.optimizer:
@@ -476,12 +495,3 @@ def _is_alike(parameter: Tensor, gradient: Tensor) -> bool:
     if gradient.layout is not torch.strided or gradient.dtype != parameter.dtype:
         return False
     return gradient.stride() == torch.empty_like(parameter, device="meta").stride()
-
-
-def _roots(node: fx.Node) -> set[fx.Node]:
-    waiting, found = [node], set()
-    while waiting:
-        current = waiting.pop()
-        waiting += current.all_input_nodes
-        found |= set() if current.all_input_nodes else {current}
-    return found

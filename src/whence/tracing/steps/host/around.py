@@ -18,7 +18,7 @@ from whence._torch.sizes.numbers import is_recorded
 from whence._torch.sizes.symbols import SYMBOLIC
 from whence.dependence.snapshots import Saved
 from whence.errors import Place, UnsupportedStep
-from whence.program.arguments.host_state import HostEffect, HostNumber, HostPlace
+from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber, HostPlace
 from whence.program.calls import Constant, Named, Structure
 from whence.program.names import PREFIXES
 from whence.program.signature import Input
@@ -29,6 +29,7 @@ from whence.tracing.steps.enclosed_state import Enclosed, refuse_changed
 from whence.tracing.steps.host.changes import HostChange, changes_of, is_number_now, places_in
 from whence.tracing.steps.host.memory import refuse_shared_memory
 from whence.tracing.steps.host.operations import Operations, operations_of
+from whence.tracing.steps.host.schedules import refuse_read_by_schedules
 from whence.tracing.steps.host.stand_ins import Growing, Unread, growing
 from whence.tracing.steps.session import StepSession
 
@@ -84,6 +85,7 @@ class Around:
     pairs: tuple[tuple[fx.Node, fx.Node], ...] = ()
     counted: tuple[HostNumber, ...] = ()
     effects: tuple[HostEffect, ...] = ()
+    calls: tuple[HostCall, ...] = ()
     kept: tuple[PutValue, ...] = ()
 
 
@@ -207,9 +209,16 @@ class HostRun:
             for value in row.appended or (row.after,):
                 structure = self._structure(value, row.place.path, kept)
                 effects.append(HostEffect(row.place, structure, appends=bool(row.appended)))
+        scheduled = self._session.step.scheduling.calls
+        refuse_read_by_schedules(scheduled, [row.place for row in changes])
+        calls = tuple(
+            HostCall(call.path, call.schedule, self._structure((call.args, call.kwargs), call.path, kept))
+            for call in scheduled
+        )
+        scheduled.clear()  # which holds tensors of the run
         refuse_shared_memory(self._session, kept, place)
         counted = tuple(self._counted(place, node) for place, node in self._inputs.values())
-        return Around(tuple(pairs), counted, tuple(effects), tuple(kept))
+        return Around(tuple(pairs), counted, tuple(effects), calls, tuple(kept))
 
     def _structure(self, value: Any, path: str, kept: list[PutValue]) -> Structure:
         pairs, spec = tree_flatten_with_path(value)
