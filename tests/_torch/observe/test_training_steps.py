@@ -62,6 +62,9 @@ class Listener:
         yield
         self.told.append("closed")
 
+    def scheduling(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.told.append("scheduled")
+
     def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
         self.told.append(len(parameters))
 
