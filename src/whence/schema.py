@@ -39,7 +39,10 @@ class Quality(StrEnum):
 
 
 class InputKind(StrEnum):
-    """What a program takes in through one placeholder."""
+    """What a program takes in through one placeholder.
+
+    `STEP_STATE` are numbers that a step advances around it.
+    """
 
     USER = "user"
     PARAMETER = "parameter"
@@ -47,18 +50,20 @@ class InputKind(StrEnum):
     CONSTANT = "constant"
     TANGENT = "tangent"
     OPTIMIZER_STATE = "optimizer_state"
+    STEP_STATE = "step_state"
 
 
 STATE_KINDS = frozenset({InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT})
 
 
 class OutputKind(StrEnum):
-    """What a program gives back in one returned value."""
+    """What a program gives back in one returned value; an `EFFECT` is put into what is around a step."""
 
     USER = "user"
     LOSS = "loss"
     GRADIENT = "gradient"
     MUTATION = "mutation"
+    EFFECT = "effect"
 
 
 class GuardKind(StrEnum):

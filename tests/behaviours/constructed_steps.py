@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 import whence
 from tests.behaviours.constructions import Refusal, numbers
@@ -19,13 +19,14 @@ from tests.behaviours.constructions import Refusal, numbers
 class Training:
     """A model with its optimizer and a step; `between` is what the loop around the step does after each.
 
-    Of a `warm` one the first step is eager's.
+    Of a `warm` one the first step is eager's. `kept` is what the step keeps in Python.
     """
 
     model: nn.Module
     optimizer: Any
     step: Callable[..., Any]
     between: Callable[[], Any] = lambda: None
+    kept: Callable[[], Any] = lambda: None
     batches: tuple[tuple[Tensor, ...], ...] = field(
         default_factory=lambda: tuple((numbers(5, 4) * scale,) for scale in (1.0, 0.5, 1.5))
     )
@@ -166,36 +167,10 @@ def factored() -> Training:
     return Training(model, optimizer, plain(model, optimizer))
 
 
-KEEPS = "a program changes tensors and nothing else of what the step holds"
-SCHEDULED = Refusal(whence.UnsupportedStep, "changes schedule.last_epoch", KEEPS)
 ADDED = Refusal(whence.StaleCapture, "had none", "the capture had no gradient to add to", of_run=True)
 REQUIRED = Refusal(
     whence.StaleCapture, "requires grad", "the argument is another one once it was captured", of_run=True
 )
-
-
-@step(refused=Refusal(whence.UnsupportedStep, "changes losses", KEEPS))
-def appends_losses() -> Training:
-    model, losses = network(), list[Tensor]()
-    optimizer = AdamW(model.parameters())
-    inner = plain(model, optimizer)
-    return Training(model, optimizer, lambda x: losses.append(inner(x).detach()))
-
-
-class Trainer:
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self.run, self.global_step = plain(model, optimizer), 0
-
-    def training_step(self, x: Tensor) -> Tensor:
-        self.global_step += 1
-        return self.run(x)
-
-
-@step(refused=Refusal(whence.UnsupportedStep, "changes Trainer.global_step", KEEPS))
-def counts_in_a_trainer() -> Training:
-    model = network()
-    optimizer = AdamW(model.parameters())
-    return Training(model, optimizer, Trainer(model, optimizer).training_step)
 
 
 @step()
@@ -204,35 +179,6 @@ def schedule_outside() -> Training:
     optimizer = AdamW(model.parameters())
     schedule = CosineAnnealingLR(optimizer, 5)
     return Training(model, optimizer, plain(model, optimizer), schedule.step)
-
-
-@step(warm=True, refused=SCHEDULED)
-def schedule_inside() -> Training:
-    model = network()
-    optimizer = AdamW(model.parameters())
-    schedule, inner = ExponentialLR(optimizer, 0.9), plain(model, optimizer)
-
-    def step(x: Tensor) -> Tensor:
-        loss = inner(x)
-        schedule.step()
-        return loss
-
-    return Training(model, optimizer, step)
-
-
-@step(warm=True, refused=SCHEDULED)
-def warmup_inside() -> Training:
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    schedule = LambdaLR(optimizer, lambda at: min(1.0, at / 3))
-    inner = plain(model, optimizer)
-
-    def step(x: Tensor) -> Tensor:
-        loss = inner(x)
-        schedule.step()
-        return loss
-
-    return Training(model, optimizer, step)
 
 
 @step()

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 import whence
+from tests.behaviours import constructed_keeping, constructed_schedules, constructed_trainings
 from tests.behaviours.constructed_steps import ConstructedStep, Training
-from tests.behaviours.constructed_trainings import STEPS
 from tests.behaviours.constructions import generators, seeded
 from tests.checks import differing, gradients, state
 
@@ -19,9 +20,13 @@ from tests.checks import differing, gradients, state
 def everything(training: Training) -> dict[str, Any]:
     """A copy of all that a step may change."""
     optimizers = training.optimizer if isinstance(training.optimizer, list) else [training.optimizer]
-    found = {f"gradient of {name}": held for name, held in gradients(training.model).items()}
+    found: dict[str, Any] = {f"gradient of {name}": held for name, held in gradients(training.model).items()}
     for at, optimizer in enumerate(optimizers):
         found |= {f"optimizer {at}, {n}": held for n, held in enumerate(tree_leaves(optimizer.state_dict()))}
+    kept = tree_leaves(training.kept())
+    found |= {
+        f"kept {at}": str(leaf) if isinstance(leaf, str | None) else leaf for at, leaf in enumerate(kept)
+    }
     found = {name: held.clone() if isinstance(held, Tensor) else held for name, held in found.items()}
     return found | state(training.model)
 
@@ -30,6 +35,10 @@ def one_step(run: Any, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]
     seeded(number)
     leaves = tree_leaves(run(*[tensor.clone() for tensor in batch]))
     return {f"output {at}": leaf for at, leaf in enumerate(leaves)} | generators()
+
+
+TABLES = (constructed_trainings, constructed_keeping, constructed_schedules)
+STEPS = [*dict.fromkeys(row for table in TABLES for row in table.STEPS)]
 
 
 @pytest.mark.parametrize("row", STEPS, ids=lambda row: row.name)
@@ -51,6 +60,11 @@ def test_step(row: ConstructedStep) -> None:
         return
     program = captured()
     assert differing(before, everything(ours)) == []
+    batch = tuple(tensor.clone() for tensor in ours.batches[0])
+    if isinstance(ours.optimizer, Optimizer) and row.refused is None:
+        result = program.verify(ours.model, batch)
+        assert result.ok, str(result)
+        assert differing(before, everything(ours)) == []
     run = program.bind(ours.model, ours.optimizer)
     with nullcontext() if row.refused is None else pytest.raises(row.refused.error, match=row.refused.words):
         for number, batch in enumerate(eager.batches):

@@ -124,6 +124,15 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
         found.append(Fault(what, remedy="call program.module()"))
     if program.circumstances.is_foreign:
         found.append(Fault("the graph was made by others", remedy="call program.module()"))
+    if program.step is not None and any(place.is_lost for place in program.step.places):
+        what = "the step changes objects of Python's that are not in a file"
+        found.append(Fault(what, remedy="capture the step where they are"))
+    for call in () if program.step is None else program.step.calls:
+        if call.optimizer is not optimizer:
+            what = f"the step calls {call.path}, and that schedule is not this optimizer's"
+            found.append(
+                Fault(what, remedy="bind the captured optimizer, or capture a step without schedules")
+            )
     groups = () if program.step is None else program.step.groups
     if groups and not is_optimizer(optimizer):
         found.append(Fault("the program needs an optimizer", remedy="write program.bind(model, optimizer)"))

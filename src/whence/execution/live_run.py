@@ -29,6 +29,8 @@ from whence.program.arguments.overlap import refuse_overlap
 from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
 
+_HANDED_OUT = (OutputKind.USER, OutputKind.EFFECT)
+
 
 class Live:
     """What one run of a program takes, and where it puts what it gives."""
@@ -103,6 +105,11 @@ class Live:
             if _kind(value) != _kind(row.value) and not (value is None and slot.initial is not None):
                 what = f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(value)} now"
                 yield Fault(what, remedy=AGAIN)
+        for counted in self.step.counted:
+            if not counted.fits:
+                then, now = f"a number ({' or '.join(counted.kinds)})", _kind(counted.place.now())
+                what = f"`{counted.place.path}` was {then} at capture, is {now} now"
+                yield Fault(what, why="the step advances it, and it is an input", remedy=AGAIN)
         for moved in self.step.cycled:
             if type(moved.now(self._groups)) is not float:
                 yield Fault(
@@ -192,6 +199,7 @@ class Live:
         held |= {slot.input: self._state(slot)[slot.key] for slot in self.step.states}
         held |= {slot.input: home_of(self.optimizer, slot.group)[slot.key] for slot in self.step.numbers}
         held |= {slot.input: slot.now(self.optimizer.param_groups) for slot in self.step.cycled}
+        held |= {slot.input: slot.place.now() for slot in self.step.counted}
         return held | self._leaves
 
     def _tensor(self, row: Input) -> Tensor | None:
@@ -216,8 +224,13 @@ class Live:
             for row, value in rows:
                 if row.kind is OutputKind.GRADIENT and value is not None:
                     self._fill(values[of(row)], new[row.name])
+        found |= {row.name: found[str(row.node)] for row, _ in rows if row.kind is OutputKind.EFFECT}
+        for effect in self.step.effects:
+            effect.done(found)
         if self.optimizer is not None:
             note_step(self.optimizer)
+        for call in self.step.calls:
+            call.done(found)
         result = self.program.result.filled(found)
         loss = self.program.signature.outputs_of(OutputKind.LOSS)
         return (found[str(loss[0].node)], result) if loss else result
@@ -231,6 +244,9 @@ class Live:
         for number in self.step.numbers if numbers else ():
             if number.input in numbers:
                 home_of(self.optimizer, number.group)[number.key] = numbers[number.input]
+        for counted in self.step.counted:
+            if counted.input in numbers:
+                counted.place.put(numbers[counted.input])
 
     def _fill(self, tensor: Tensor, gradient: Tensor) -> None:
         """`.grad` as eager leaves it: a step says itself what it holds, any other backward adds to it."""
@@ -265,7 +281,7 @@ def of(row: Output) -> str:
 def _in_own_memory(rows: Sequence[tuple[Output, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
     """New values and gradients, each in memory of its own: what is written must not change another."""
     taken = {_memory(value) for value in values.values() if isinstance(value, Tensor)}
-    taken |= {_memory(value) for row, value in rows if row.kind is OutputKind.USER and _is(value)}
+    taken |= {_memory(value) for row, value in rows if row.kind in _HANDED_OUT and _is(value)}
     found: dict[str, Any] = {}
     for row, value in rows:
         if row.kind not in (OutputKind.MUTATION, OutputKind.GRADIENT) or not _is(value):

@@ -78,7 +78,8 @@ def same_start(
 
 
 def _write_back(tensor: Tensor, value: Tensor) -> None:
-    if tensor.is_meta or torch.equal(tensor, value):
+    plain = (tensor, value) if tensor.layout is torch.strided else (tensor.to_dense(), value.to_dense())
+    if tensor.is_meta or torch.equal(*plain):
         return
     with torch.no_grad():
         tensor.copy_(value)

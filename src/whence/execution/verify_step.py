@@ -13,13 +13,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
-from whence._torch.observe.training_steps import is_stepping
+from whence._torch.observe.training_steps import is_stepping, schedules_in
 from whence._torch.tensors import untouched
+from whence.dependence.snapshots import save_all
 from whence.errors import UsageError
 from whence.execution.bound import Bound, Check
 from whence.execution.running import Run, noted, same_start, seed_of_its_way
 from whence.execution.verify import Verification, compared
 from whence.program import Program
+from whence.program.arguments.optimizer_arguments import Step
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
 from whence.tracing.steps.counters import is_number
@@ -75,7 +77,11 @@ def _run(
 ) -> Run:
     rows = program.signature.inputs_of(InputKind.CONSTANT)
     constants = [program.state[row.name] for row in rows if row.name in program.state]
-    with same_start(subject, start[0], constants, start[1]) as given, _optimizer_kept(found):
+    with (
+        same_start(subject, start[0], constants, start[1]) as given,
+        _optimizer_kept(found),
+        _around_kept(program.step),
+    ):
         tensors = tensors_by_name(subject)
         for name in program.step.with_gradient if program.step else ():
             tensors[name].grad = torch.zeros_like(tensors[name])
@@ -83,7 +89,15 @@ def _run(
             result = call(*given[0], **given[1])
         held = {row.path: _as_tensor(row.value) for row in found.held() if row.value is not None}
         held |= {row.path: _as_tensor(row.value) for row in found.settings() if is_number(row.value)}
+        held |= {path: _as_tensor(value) for path, value in _left_around(program.step)}
         return noted(program, given, result, tensors, held)
+
+
+def _left_around(step: Step | None) -> Iterator[tuple[str, Any]]:
+    """Numbers and tensors that a step leaves in Python around it."""
+    rows = [] if step is None else [(row.place.path, row.place.now()) for row in step.counted]
+    rows += [] if step is None else [(row.place.path, row.left) for row in step.effects]
+    return ((path, value) for path, value in rows if is_number(value) or isinstance(value, Tensor))
 
 
 def _as_tensor(value: Any) -> Tensor:
@@ -91,6 +105,19 @@ def _as_tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     return torch.tensor(value, dtype=torch.int64 if type(value) is int else torch.float64)
+
+
+@contextmanager
+def _around_kept(step: Step | None) -> Iterator[None]:
+    """Give back what a step changes in Python around it."""
+    ways = [] if step is None else [place.way_back() for place in step.places]
+    schedules = [held for call in step.calls for held in schedules_in(call.schedule)] if step else []
+    ways += [row.restore for held in schedules for row in save_all("schedule", held)]
+    try:
+        yield
+    finally:
+        for way in ways:
+            way()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ PREFIXES = {
     InputKind.BUFFER: "b",
     InputKind.CONSTANT: "c",
     InputKind.OPTIMIZER_STATE: "o",
+    InputKind.STEP_STATE: "s",
 }
 
 

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, SequentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from whence._torch.observe.training_steps import (
     is_stepping,
+    moved_by,
     note_step,
     observed_step,
     optimizer_hooks,
     own_values,
     parameters_of,
+    schedules_in,
 )
 
 
@@ -59,6 +61,9 @@ class Listener:
         self.told.append("closing")
         yield
         self.told.append("closed")
+
+    def scheduling(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.told.append("scheduled")
 
     def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
         self.told.append(len(parameters))
@@ -161,6 +166,19 @@ def test_schedules_ask_for_steps() -> None:
     note_step(second)
     schedule.step()
     note_step(SGD([nn.Parameter(torch.ones(1))], lr=0.1))
+
+
+@pytest.mark.canary(
+    "torch.optim.lr_scheduler.LRScheduler._last_lr", "torch.optim.lr_scheduler.SequentialLR._schedulers"
+)
+def test_schedules_hold_schedules_and_numbers() -> None:
+    """Those that others are made of (`_schedulers`), and what `get_last_lr` gives (`_last_lr`)."""
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    inner: list[LRScheduler] = [ExponentialLR(optimizer, 0.9), ExponentialLR(optimizer, 0.5)]
+    schedule = SequentialLR(optimizer, inner, [2])
+    assert list(schedules_in(schedule)) == [schedule, *inner]
+    assert {"last_epoch", "_last_lr"} <= set(moved_by(schedule))
+    assert "optimizer" not in moved_by(schedule)
 
 
 @pytest.mark.canary(

@@ -119,7 +119,7 @@ def with_schedule(model: nn.Module, optimizer: Optimizer) -> Step:
     def step(x: Tensor) -> Any:
         loss = inner(x)
         schedule.step()
-        return loss
+        return loss * schedule.last_epoch
 
     OTHERS["schedule"] = vars(schedule)
     return step
@@ -131,11 +131,12 @@ class Trainer:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.run = zero_first(model, optimizer)
         self.taken = 0
-        self.losses: list[Tensor] = []
+        self.losses = [torch.zeros(())]
 
     def step(self, x: Tensor) -> None:
         self.taken += 1
         self.losses.append(self.run(x))
+        self.losses.clear()
 
 
 def counting_trainer(model: nn.Module, optimizer: Optimizer) -> Step:
@@ -144,11 +145,11 @@ def counting_trainer(model: nn.Module, optimizer: Optimizer) -> Step:
 
 
 def counting_variable(model: nn.Module, optimizer: Optimizer) -> Step:
-    inner, taken, losses = zero_first(model, optimizer), 0, []
+    inner, taken, losses = zero_first(model, optimizer), 0, list[Tensor]()
 
     def step(x: Tensor) -> None:
         nonlocal taken
-        taken += 1
+        taken += len(losses)
         losses.append(inner(x).detach())
         OTHERS["taken"] = taken
 
@@ -276,9 +277,9 @@ REFUSED = [
     Refused(graph_of_gradients, UnsupportedStep, "create_graph=True"),
     Refused(with_closure, DataDependent, "the optimizer decides by the number"),
     Refused(with_scaler, DataDependent, "GradScaler"),
-    Refused(with_schedule, UnsupportedStep, "changes schedule.last_epoch"),
-    Refused(counting_trainer, UnsupportedStep, "changes Trainer.taken, Trainer.losses"),
-    Refused(counting_variable, UnsupportedStep, "changes taken, losses, OTHERS"),
+    Refused(with_schedule, UnsupportedStep, "reads ExponentialLR.last_epoch after it"),
+    Refused(counting_trainer, UnsupportedStep, "changes Trainer.losses"),
+    Refused(counting_variable, UnsupportedStep, "reads losses, and changes it"),
     Refused(with_hook, UnsupportedHook, "hooks on the optimizer's step"),
     Refused(with_gradient_hook, UnsupportedHook, "between backward"),
     Refused(with_another, UnsupportedStep, "was not given"),
@@ -293,7 +294,7 @@ REFUSED = [
     Refused(listed, UnsupportedStep, "is a list"),
     Refused(warming, UnsupportedStep, "that later ones do not"),
     Refused(deciding, DataDependent, "the optimizer decides by the number"),
-    Refused(reading, DataDependent, "item"),
+    Refused(reading, DataDependent, "the step decides by the number"),
     Refused(tensor_decay, DataDependent, "a branch"),
 ]
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 import whence
 from tests.checks import differing, state
 from tests.tracing.steps.small import batch, small, zero_first
-from whence.errors import StaleCapture, UnsupportedStep
+from whence.errors import StaleCapture
 from whence.execution.bound import Bound
 
 FACTOR = 1.0
@@ -296,8 +296,8 @@ def test_attribute_is_no_variable_of_its_name(monkeypatch: pytest.MonkeyPatch) -
     program.bind(model, optimizer)(batch())
 
 
-def test_what_a_helper_changes_is_refused() -> None:
-    """A counter of a function that the step calls decides what the next step does."""
+def test_what_a_helper_counts_is_advanced() -> None:
+    """A counter of a function that the step calls is an input, as one of the step's own."""
     (model, optimizer), calls = small(), [0]
     inner = zero_first(model, optimizer)
 
@@ -309,8 +309,13 @@ def test_what_a_helper_changes_is_refused() -> None:
         loss: Tensor = inner(x) * counted()
         return loss
 
-    with pytest.raises(UnsupportedStep, match=r"the step changes calls\[0\]"):
-        whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    assert calls == [0]
+    assert program.input("calls[0]").kind == "step_state"
+    run = program.bind(model, optimizer)
+    run(batch())
+    run(batch())
+    assert calls == [2]
 
 
 def test_what_cannot_be_watched_is_said() -> None:

@@ -21,6 +21,9 @@ from whence.errors import StaleCapture
 Use = Callable[[Tensor, Any], Any]
 
 ARITHMETIC: dict[str, Use] = {
+    "returned": lambda loss, rate: {"loss": loss, "rate": [rate]},
+    "returned half": lambda loss, rate: (loss, rate * 0.5),
+    "numbers of tensors": lambda loss, rate: loss.item() * 0.1 * 3.0 + rate,
     "product": lambda loss, rate: loss * rate,
     "power": lambda loss, rate: loss.square() ** (1 - 2 * rate),
     "full": lambda loss, rate: loss * torch.full((2,), rate),
@@ -28,8 +31,6 @@ ARITHMETIC: dict[str, Use] = {
     "any number": lambda loss, rate: loss * rate if isinstance(rate, (int, float)) else loss,
 }
 NEEDED: dict[str, Use] = {
-    "returned": lambda loss, rate: {"loss": loss, "rate": [rate]},
-    "returned half": lambda loss, rate: (loss, rate * 0.5),
     "text": lambda loss, rate: (loss, str(rate)),
     "representation": lambda loss, rate: (loss, repr([rate])),
     "format": lambda loss, rate: (loss, f"{rate:.3f}"),

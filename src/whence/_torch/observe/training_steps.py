@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
     _global_optimizer_pre_hooks,
@@ -22,6 +23,7 @@ from torch.optim.optimizer import (
 )
 
 from whence._torch.autograd.nodes import BackwardListener, is_leaf_node, nodes_below, watched
+from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.patching import patched
 from whence._torch.sizes.numbers import mathematics_recorded
 
@@ -60,6 +62,9 @@ class StepListener(BackwardListener, Protocol):
     def closing(self) -> AbstractContextManager[Any]:
         """An optimizer calls the closure that its `step` was given; inside the block it runs."""
 
+    def scheduling(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The `step` of a schedule is called, and does not run."""
+
     def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
         """`zero_grad` takes the gradients of these away."""
 
@@ -78,6 +83,8 @@ def observed_step(listener: StepListener) -> Iterator[None]:
         active.enter_context(patched(torch.autograd.profiler, "record_function", _regions(record, listener)))
         active.enter_context(mathematics_recorded())
         active.callback(register_optimizer_step_pre_hook(_closures_told(listener)).remove)
+        for kind in _schedules(LRScheduler):
+            active.enter_context(patched(kind, "step", _scheduled(vars(kind)["step"], listener)))
         for owner in (Optimizer, nn.Module):
             active.enter_context(patched(owner, "zero_grad", _clearing(owner.zero_grad, listener)))
         yield
@@ -150,6 +157,26 @@ def _regions(record: Any, listener: StepListener) -> Callable[..., Any]:
         return listener.stepping(caller.f_locals["args"][0])
 
     return region
+
+
+def _schedules(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:
+    """The classes of schedules that have a `step` of their own."""
+    if "step" in vars(kind):
+        yield kind
+    for derived in kind.__subclasses__():
+        yield from _schedules(derived)
+
+
+def _scheduled(step: Callable[..., Any], listener: StepListener) -> Callable[..., Any]:
+    here = threading.get_ident()
+
+    @wraps(step)
+    def told(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != here:
+            return step(self, *args, **kwargs)
+        return listener.scheduling(self, args, kwargs)
+
+    return told
 
 
 def _closures_told(listener: StepListener) -> Any:
@@ -228,6 +255,19 @@ def note_step(optimizer: Optimizer) -> None:
     """Say that an optimizer's step has been made, where a schedule would warn that it has not."""
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def schedules_in(schedule: LRScheduler) -> Iterator[LRScheduler]:
+    """A schedule, and those that it is made of."""
+    yield schedule
+    for inner in getattr(schedule, "_schedulers", ()):
+        yield from schedules_in(inner)
+
+
+def moved_by(schedule: LRScheduler) -> list[str]:
+    """The attributes of a schedule that its steps may move: its numbers, and the last learning rates."""
+    held, rates = vars(schedule).items(), getattr(schedule, "_last_lr", NOTHING)
+    return [key for key, value in held if type(value) in (int, float) or value is rates]
 
 
 def is_stepping() -> bool:

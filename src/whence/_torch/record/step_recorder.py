@@ -12,6 +12,7 @@ from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.listener import ModelListener, RecordingListener
 from whence._torch.record.recorder import FakeTensorMode, Recorder
 from whence._torch.sizes.numbers import (
+    ITEM,
     Arithmetic,
     as_node,
     as_recorded,
@@ -21,8 +22,6 @@ from whence._torch.sizes.numbers import (
     tensor_of,
     without_recorded,
 )
-
-_ITEM = torch.ops.aten._local_scalar_dense.default
 
 
 class NumberListener(ModelListener, Protocol):
@@ -115,7 +114,7 @@ class StepRecorder(Recorder):
         return node
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func is _ITEM and self.listener.model.reads_numbers and args[0].dtype.is_floating_point:
+        if func is ITEM and _is_number(args[0].dtype) and self.listener.model.reads_numbers:
             held = self.node_of(self.recognised(args[0]))
             return self.arithmetic.number(self._append_number(func, (held,)))
         if holds_recorded(args) or (kwargs and holds_recorded(kwargs.values())):
@@ -151,6 +150,11 @@ class StepRecorder(Recorder):
         if isinstance(value, (list, tuple)):
             return type(value)([self._with_nodes(item) for item in value])
         return as_node(value) if is_recorded(value) else self.as_nodes(value)
+
+
+def _is_number(dtype: torch.dtype) -> bool:
+    """Whether Python computes with what a tensor of this kind holds: not with truths."""
+    return not (dtype.is_complex or dtype is torch.bool)
 
 
 def unaliased_or_nothing(result: Any) -> Any:

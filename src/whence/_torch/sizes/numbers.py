@@ -19,9 +19,11 @@ import torch
 from torch import SymFloat, Tensor, fx
 
 from whence._torch.patching import patched
-from whence._torch.pytrees import tree_flatten, tree_map_only
+from whence._torch.pytrees import tree_map_only
 from whence.errors import Place, StaleCapture
 
+ITEM = torch.ops.aten._local_scalar_dense.default
+"""Reads the number of a tensor."""
 Append = Callable[[Any, tuple[Any, ...]], fx.Node]
 """Appends a node that calls a function on these arguments."""
 Refuse = Callable[[fx.Node], Exception]
@@ -76,13 +78,31 @@ class Arithmetic:
 
     def is_whole(self, number: Any) -> bool:
         """Whether a number is one of Python's integers, and makes tensors of integers."""
-        return self.known is not None and type(self.known(number)) is int
+        return _is_whole(as_node(number), self.known or (lambda _: None))
 
     def decided(self, target: Any, *operands: Any) -> bool:
         """Which way a comparison goes."""
         if self.decide is None:
             raise self.refuse(next(as_node(value) for value in operands if is_recorded(value)))
         return self.decide(target, operands)
+
+
+_KEEP_WHOLE = (
+    *(operator.add, operator.sub, operator.mul, operator.mod, operator.floordiv, operator.neg),
+    *(operator.pos, operator.abs, builtins.max, builtins.min),
+)
+"""Functions that give an integer for integers."""
+
+
+def _is_whole(value: Any, known: Callable[[Any], Any]) -> bool:
+    """Whether a number of Python's, or of a node, is an integer: by what it is, or by how it is computed."""
+    found = known(value) if isinstance(value, fx.Node) else value
+    if found is not None or not isinstance(value, fx.Node):
+        return type(found) is int
+    if value.target is ITEM:
+        held: Any = value.args[0]
+        return not held.meta["val"].dtype.is_floating_point
+    return value.target in _KEEP_WHOLE and all(_is_whole(operand, known) for operand in value.args)
 
 
 class _Held:
@@ -170,19 +190,14 @@ class RecordedNumber(SymFloat):
     is_integer = as_integer_ratio = hex = __sym_max__ = __sym_min__ = __sym_int__ = _needed
     __divmod__ = __rdivmod__ = __hash__ = __str__ = __repr__ = __format__ = __array__ = _needed
     conjugate, real, imag = _needed, property(_needed), property(_needed)
-    __class__ = property(lambda _: float)
+    __index__ = _needed
+    __class__ = property(lambda self: int if self.node.arithmetic.is_whole(self) else float)
     """What `isinstance` asks for, of a number that the step takes for one of Python's."""
 
 
 def is_recorded(value: object) -> bool:
     """Whether a value is such a number; C++ gives one back as a bare `SymFloat`."""
     return isinstance(value, SymFloat) and isinstance(value.node, _Held)
-
-
-def refuse_recorded(values: Any) -> None:
-    """Raise where such a number is among the leaves of a tree."""
-    for value in filter(is_recorded, tree_flatten(values)[0]):
-        raise value.node.arithmetic.refuse(value.node.node)
 
 
 def as_recorded(value: Any) -> Any:
@@ -218,7 +233,9 @@ def tensor_of(data: Any, **options: Any) -> Tensor:
     """`torch.tensor` of numbers that are written down, alone or in lists: C++ would ask for each."""
     if type(data) in (list, tuple):
         return torch.stack([tensor_of(part, **options) for part in data])
-    if is_recorded(data) and data.node.arithmetic.is_whole(data):
+    if type(data) is bool:
+        options.setdefault("dtype", torch.bool)
+    if type(data) is int or (is_recorded(data) and data.node.arithmetic.is_whole(data)):
         options.setdefault("dtype", torch.int64)
     return torch.scalar_tensor(data, **options)
 

@@ -135,7 +135,8 @@ ATTRIBUTES = {
         _zero_grad_profile_name
     """,
     "torch.optim.SGD": "_need_device_dtype_check_for_fused",
-    "torch.optim.lr_scheduler.LRScheduler": "_opt_called _wrapped_by_lr_sched",
+    "torch.optim.lr_scheduler.LRScheduler": "_last_lr _opt_called _wrapped_by_lr_sched",
+    "torch.optim.lr_scheduler.SequentialLR": "_schedulers",
     "torch.utils.hooks.BackwardHook": "_set_user_hook",
 }
 """Attributes of objects, by their class, or by the function that sets or reads them."""

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from whence._torch.observe.attribute_reads import NOTHING
+from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber, HostPlace
 from whence.program.guards.in_words import OfClass
 
 
@@ -141,7 +142,8 @@ class Step:
     begins, which zeroes it, `without_gradient` those whose `.grad` has to be None when the step
     begins, `cleared` those whose `.grad` is None afterwards, whatever it was.
     `outside` are values that it reads from variables and objects around it. `empty` is state that is None, by
-    parameter and key: a first step puts it there.
+    parameter and key: a first step puts it there. `counted` are numbers around the step that it advances,
+    and `effects` what else it puts there. `calls` are those of schedules, in order.
     """
 
     call: Callable[..., Any]
@@ -156,6 +158,14 @@ class Step:
     cleared: frozenset[str] = frozenset()
     outside: tuple[Outside, ...] = ()
     empty: tuple[tuple[str, str], ...] = ()
+    counted: tuple[HostNumber, ...] = ()
+    effects: tuple[HostEffect, ...] = ()
+    calls: tuple[HostCall, ...] = ()
+
+    @property
+    def places(self) -> tuple[HostPlace, ...]:
+        """Where it puts numbers and other things around it."""
+        return (*(row.place for row in self.counted), *(row.place for row in self.effects))
 
     @property
     def optimizer_class(self) -> type:

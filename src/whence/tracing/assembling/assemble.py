@@ -191,6 +191,7 @@ def _final_values(recorded: Recorded, functional: Functional) -> GraphValues:
         gradients=tuple(
             None if node is None else functional.final(node) for node in recorded.backward.gradients
         ),
+        kept=tuple(functional.final(kept.node, last) for kept in recorded.kept),
     )
 
 

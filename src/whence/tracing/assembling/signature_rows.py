@@ -27,6 +27,7 @@ class GraphValues:
     results: tuple[fx.Node | None, ...]
     written: Mapping[fx.Node, fx.Node]
     gradients: tuple[fx.Node | None, ...]
+    kept: tuple[fx.Node, ...] = ()
 
 
 def signature_of(
@@ -59,6 +60,7 @@ def signature_of(
         *results,
         *_mutation_rows(values, by_name),
         *_gradient_rows(recorded, values, by_name),
+        *_kept_rows(recorded, values),
     ]
     return Signature(inputs, tuple(row for row, _ in outputs)), [value for _, value in outputs]
 
@@ -188,6 +190,11 @@ def _gradient_rows(
             ),
             value,
         )
+
+
+def _kept_rows(recorded: Recorded, values: GraphValues) -> Iterator[tuple[Output, Any]]:
+    for kept, value in zip(recorded.kept, values.kept, strict=True):
+        yield Output(kept.name, OutputKind.EFFECT, kept.path, node=value.name), value
 
 
 def wholes_of(subject: Subject, recorded: Recorded) -> tuple[Whole, ...]:

@@ -9,6 +9,7 @@ from whence._torch.autograd.nodes import gradient_key, history_of
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_flatten
 from whence._torch.record.recorder import Recorder
+from whence._torch.sizes.numbers import as_node, is_recorded
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of
 from whence.program import Absent, Constant, Named, Structure
 from whence.tracing.attribution.wrapper_subclasses import keys_of_parts
@@ -36,6 +37,8 @@ class RunTensors:
         if isinstance(leaf, Tensor):
             node = self.note_key(leaf)
             return Absent("a tensor the capture does not know") if node is None else Named(node.name)
+        if is_recorded(leaf):
+            return Named(as_node(leaf).name)
         if is_symbolic(leaf) and self._recorder.sizes is not None:
             return Named(self._recorder.sizes.argument(leaf).name)
         if isinstance(leaf, (*SYMBOLIC, *PLAIN)):
@@ -83,6 +86,8 @@ class RunTensors:
         """The node that holds a result; None for a constant."""
         if isinstance(leaf, Tensor):
             return self.known(leaf)
+        if is_recorded(leaf):
+            return as_node(leaf)  # type: ignore[no-any-return]
         sizes = self._recorder.sizes
         if sizes is None or not is_symbolic(leaf):
             return None

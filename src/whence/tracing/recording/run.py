@@ -25,6 +25,7 @@ from whence._torch.observe.module_writes import observed_writes
 from whence._torch.patching import patches_undone
 from whence._torch.pytrees import TreeSpec, tree_flatten, whole_leaves
 from whence._torch.record.recorder import FakeTensorMode
+from whence._torch.sizes.numbers import is_recorded
 from whence._torch.sizes.symbols import SYMBOLIC, fake_mode_of, is_symbolic, number_of
 from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of, sizes_are_known
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
@@ -72,11 +73,21 @@ Loss = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
+class PutValue:
+    """A value that a step leaves in what it is part of: `node` holds it, and `path` says where."""
+
+    name: str
+    path: str
+    node: fx.Node
+
+
+@dataclass(frozen=True)
 class Recorded:
     """One finished run: the log, and which nodes are results, tangents and gradients.
 
     `reassigned` pairs the placeholder of a buffer with the node that replaced it. `rows` are inputs of other
-    kinds. A run that `is_step` has no half that is the forward: what it leaves is what there is at the end.
+    kinds, `kept` outputs beside the results. A run that `is_step` has no half that is the forward: what it
+    leaves is what there is at the end.
     """
 
     session: Session
@@ -88,6 +99,7 @@ class Recorded:
     reassigned: tuple[tuple[fx.Node, fx.Node], ...]
     backward: Backward = field(default_factory=Backward)
     rows: tuple[tuple[Input, fx.Node], ...] = ()
+    kept: tuple[PutValue, ...] = ()
     is_step: bool = False
 
 
@@ -369,7 +381,7 @@ def forward_half(session: Session, subject: Subject, prepared: Prepared, result:
 
 
 def _is_number(leaf: Any) -> bool:
-    return isinstance(leaf, SYMBOLIC) and not is_symbolic(leaf)
+    return isinstance(leaf, SYMBOLIC) and not (is_recorded(leaf) or is_symbolic(leaf))
 
 
 def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:

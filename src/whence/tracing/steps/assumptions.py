@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from whence.program.arguments.optimizer_arguments import Initial
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.steps.counters import Counter, GroupKey
+from whence.tracing.steps.host.around import HostAssumptions
+from whence.tracing.steps.host.operations import Operations
 from whence.tracing.steps.optimizer import Key
-
-Operations = tuple[tuple[str, tuple[Any, ...]], ...]
-"""Operators with the numbers that they are given."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +16,8 @@ class StepAssumptions:
     """What a run takes for given: state that a first step would make, and whether learning rates are inputs.
 
     `counts` and `numbers` are numbers that steps advance, in the state and in the groups. `operations` are
-    those of the optimizer in the run before, which this one must repeat. `reuse` says which calls may be
-    replayed.
+    those of the optimizer in the run before, which this one must repeat. `host` is what the step
+    changes around it. `reuse` says which calls may be replayed.
     """
 
     created: Mapping[Key, Initial] = field(default_factory=dict)
@@ -27,4 +25,5 @@ class StepAssumptions:
     numbers: Mapping[GroupKey, Counter] = field(default_factory=dict)
     operations: Operations | None = None
     fixed_rates: bool = False
+    host: HostAssumptions = field(default_factory=HostAssumptions)
     reuse: Reuse = field(default_factory=lambda: Reuse(joint=True))

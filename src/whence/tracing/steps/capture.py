@@ -26,6 +26,7 @@ from whence.tracing.steps.assumptions import StepAssumptions
 from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.enclosed_state import scales_of
 from whence.tracing.steps.first_step import Unbegun
+from whence.tracing.steps.host.around import HostAssumptions, HostFound
 from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import record_step
 from whence.tracing.steps.session import RateRead, StepSession
@@ -62,8 +63,10 @@ def _captured_once(
             return _attempted(step, given, model, optimizer, wish)
         except Unbegun as found:
             wish = found.assumed
+        except HostFound as found:
+            wish = replace(wish, host=found.assumed)
         except Doubt as doubt:
-            wish = replace(wish, reuse=wish.reuse.but_for(doubt.kind, doubt.why))
+            wish = replace(wish, reuse=wish.reuse.but_for(doubt.kind, doubt.why), host=HostAssumptions())
         except RateRead:
             wish = StepAssumptions(fixed_rates=True, reuse=wish.reuse)
 

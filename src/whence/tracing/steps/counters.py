@@ -117,3 +117,13 @@ def replaced_numbers(
                 why="it was another number before, and is a constant from then on",
                 remedy="set it before the capture, as the step leaves it",
             )
+
+
+def roots_of(node: fx.Node) -> set[fx.Node]:
+    """The inputs and constants that a node is computed of."""
+    waiting, found = [node], set()
+    while waiting:
+        current = waiting.pop()
+        waiting += current.all_input_nodes
+        found |= set() if current.all_input_nodes else {current}
+    return found

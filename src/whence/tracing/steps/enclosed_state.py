@@ -1,13 +1,12 @@
 """What a step closes over beside the model: a trainer, a schedule, lists and counters.
 
-A program repeats no change of these. They are given back as they were, and a step that changes one is
-refused, for what it did may decide what it does next time.
+They are given back as they were. What a program cannot do again in every run is refused: what the step did
+there may decide what it does next time.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from dis import get_instructions
 from logging import Logger
 from types import CodeType, FunctionType, ModuleType
@@ -33,31 +32,54 @@ from whence.dependence.snapshots import (
 from whence.errors import Place, UnsupportedStep
 
 _GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
+_THEIRS = (GradScaler, LRScheduler)
 _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
 
 
-@dataclass(frozen=True)
 class Enclosed:
-    """Everything that a step closes over, as it was."""
+    """Everything that a step closes over, as it was; `theirs` is what objects of PyTorch's hold.
 
-    rows: tuple[Saved, ...]
+    `reached` are things that the step came to on its way, which are looked at from then on.
+    """
+
+    def __init__(self, rows: Iterable[Saved], theirs: Iterable[Saved] = ()) -> None:
+        self.rows = [*rows]
+        self.theirs = [*theirs]
+        self.reached: list[tuple[str, Any]] = []
+        self._known = {*map(_identity, (*self.rows, *self.theirs))}
+
+    def reach(self, path: str, thing: Any) -> None:
+        """The step comes to a thing, or to a function with variables of its own."""
+        if id(thing) in self._known:
+            return
+        self.reached.append((path, thing))
+        found = [*variables_of(thing)] if isinstance(thing, FunctionType) else save_all(path, thing)
+        new = [row for row in found if _identity(row) not in self._known]
+        self._known |= {id(thing), *map(_identity, new)}
+        self.rows += new
+        for row in new if isinstance(thing, FunctionType) else ():
+            if has_state(row.before):
+                self.reach(row.path, row.before)
 
     def restore(self) -> None:
         """Give all of it back."""
-        for row in self.rows:
+        for row in (*self.rows, *self.theirs):
             row.restore()
 
-    def refuse_changes(self, place: Place) -> None:
-        """Raise `UnsupportedStep` naming everything that the step has changed."""
-        changed = [row for row in self.rows if not row.is_unchanged]
-        renewed = set(self._renewed())
-        names = (name for row in changed for name in row.changed_names())
-        refuse_changed((name for name in names if name not in renewed), place)
+    def has_changed(self, thing: object, name: str) -> bool:
+        """Whether a thing that was looked at holds something else under a name now."""
+        rows = (row for row in self.rows if row.thing is thing and row.kind is ATTRIBUTES)
+        now = own_attributes(thing).get(name, NOTHING)
+        return any(row.before.get(name, NOTHING) is not now for row in rows)
+
+    def renewed(self) -> set[str]:
+        """Attributes that held an empty container, and hold another: it was filled for the step alone."""
+        return set(self._renewed())
 
     def _renewed(self) -> Iterator[str]:
-        """Attributes that held an empty container, and hold another: it was filled for the step alone."""
-        empty = {id(row.thing) for row in self.rows if row.kind is CONTAINER and not row.before}
-        for row in self.rows:
+        rows = (*self.rows, *self.theirs)
+        empty = {id(row.thing) for row in rows if row.kind is CONTAINER and not row.before}
+        for row in rows:
             if row.kind is not ATTRIBUTES:
                 continue
             now = row.kind.read(row.thing)
@@ -73,7 +95,8 @@ def refuse_changed(names: Iterable[str], place: Place) -> None:
         raise UnsupportedStep(
             f"the step changes {', '.join(changed)}",
             where=place,
-            why="a program changes tensors, and nothing else, so the next step would find it as it was",
+            why="a program changes tensors and numbers, puts things under names and keys, and appends to "
+            "lists; all else the next step would find as it was",
             remedy="do it outside the captured step; where only the first step does it, take one before",
         )
 
@@ -84,11 +107,18 @@ def enclosed_by(step: Callable[..., Any]) -> Enclosed:
     held = {row.path: row.before for row in variables} | dict(owners_of(step))
     held |= dict(_inside(held))
     things: dict[int, tuple[str, Any]] = {}
+    owners = {id(owner) for _, owner in owners_of(step) if isinstance(owner, nn.Module)}
     for name, value in held.items():
-        if has_state(value):
+        if has_state(value) or id(value) in owners:
             things.setdefault(id(value), (name, value))
-    objects = [row for name, value in things.values() for row in save_all(name, value)]
-    return Enclosed((*variables, *objects))
+    objects = [(row, value) for name, value in things.values() for row in save_all(name, value)]
+    ours = [row for row, value in objects if not isinstance(value, _THEIRS)]
+    return Enclosed((*variables, *ours), [row for row, value in objects if isinstance(value, _THEIRS)])
+
+
+def _identity(row: Saved) -> int:
+    """What a row is about; of the variables of a file each by itself."""
+    return hash((id(row.thing.namespace), row.thing.name)) if row.kind is VARIABLE else id(row.thing)
 
 
 def _inside(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -96,7 +126,7 @@ def _inside(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, owner in held.items():
         inner = own_attributes(owner) if has_state(owner) and has_attributes(owner) else {}
         for key, value in inner.items():
-            if isinstance(value, GradScaler | LRScheduler):
+            if isinstance(value, _THEIRS):
                 yield f"{name}.{key}", value
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.operators.schemas import OpOverload, op_name, written_arguments
-from whence._torch.pytrees import tree_flatten
+from whence._torch.operators.schemas import written_arguments
 from whence.errors import Fault, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Initial, Setting
 from whence.schema import Phase
-from whence.tracing.steps.assumptions import Operations, StepAssumptions
+from whence.tracing.steps.assumptions import StepAssumptions
 from whence.tracing.steps.counters import Counter, GroupKey, better_guess, first_guess, is_number
+from whence.tracing.steps.host.operations import PASSED_ON, Operations, operations_of
 from whence.tracing.steps.optimizer import Key, OptimizerEntry, Optimizing
 from whence.tracing.steps.session import StepSession
 
@@ -27,7 +27,6 @@ _FILLED: Mapping[Any, Any] = {
     **dict.fromkeys((aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default), 0),
     **dict.fromkeys((aten.ones_like.default, aten.ones.default, aten.new_ones.default), 1),
 }
-_PASSED_ON = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 _GIVEN = (aten.full.default, aten.full_like.default)
 _FIRST = "take one step with the optimizer before the capture: from then on every step is the same"
 
@@ -61,7 +60,7 @@ def refuse_unbegun(
     numbers = {**assumed.numbers, **counted}
     if begins:
         created, counts, makers = _created(session, new)
-        operations = _operations(session, makers)
+        operations = operations_of(session, makers, Phase.OPTIMIZER)
         raise Unbegun(
             replace(assumed, created=created, counts=counts, numbers=numbers, operations=operations)
         )
@@ -83,7 +82,7 @@ def _created(
         if initial is None:
             raise _refused(held.path)
         created[held.place] = initial
-        makers |= {*chain[-1:], *(node for node in chain if node.target in _PASSED_ON)}
+        makers |= {*chain[-1:], *(node for node in chain if node.target in PASSED_ON)}
         if is_number(held.value):
             counts[held.place] = first_guess(initial.value)
     return created, counts, makers
@@ -147,35 +146,12 @@ def _refuse_values(found: Optimizing) -> None:
 
 def refuse_another_first_step(session: StepSession, found: Optimizing, expected: Operations | None) -> None:
     """Raise `UnsupportedStep` where the optimizer does not compute what its first step did."""
-    if expected is not None and _operations(session, set()) != expected:
+    if expected is not None and operations_of(session, set(), Phase.OPTIMIZER) != expected:
         raise UnsupportedStep(
             f"the first step of {type(found.optimizer).__name__} does something that later ones do not",
             why="one program cannot be both",
             remedy=_FIRST,
         )
-
-
-def _operations(session: StepSession, without: set[fx.Node]) -> Operations:
-    """What the optimizer computes with tensors, in order, and the numbers that are known."""
-    marks = session.log.marks
-    return tuple(
-        (
-            op_name(node.target),
-            tuple(map(session.step.counting.value, tree_flatten((node.args, node.kwargs))[0])),
-        )
-        for node in session.log.order
-        if marks[node].phase is Phase.OPTIMIZER
-        and node not in without
-        and isinstance(node.target, OpOverload)
-        and not _is_of_numbers(node)
-    )
-
-
-def _is_of_numbers(node: fx.Node) -> bool:
-    """Whether it makes a tensor of numbers of Python's: a constant where they are known, nodes where not."""
-    if node.target is aten.stack.default:
-        return all(part.target is aten.scalar_tensor.default for part in node.all_input_nodes)
-    return node.target in (*_PASSED_ON, aten.scalar_tensor.default)
 
 
 def _initial(session: StepSession, held: OptimizerEntry, history: Sequence[fx.Node]) -> Initial | None:
@@ -209,7 +185,7 @@ def _history(session: StepSession, held: OptimizerEntry) -> list[fx.Node]:
 
 def _before(node: fx.Node) -> fx.Node | None:
     """The tensor that an operation wrote in place, or passed on as it was."""
-    if node.target in _PASSED_ON:
+    if node.target in PASSED_ON:
         first = node.args[0]
         return first if isinstance(first, fx.Node) else None
     if node.op != "call_function":

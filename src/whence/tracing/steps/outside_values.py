@@ -5,7 +5,7 @@ holds, is seen while it runs. Of a container all entries count.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from dis import get_instructions
 from enum import Enum
@@ -33,12 +33,14 @@ from whence.dependence.snapshots import VARIABLE, Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.tracing.steps.enclosed_state import (
+    Enclosed,
     functions_of,
     owners_of,
     refuse_changed,
     variables_of,
     wrappers_of,
 )
+from whence.tracing.steps.host.stand_ins import is_stand_in
 from whence.tracing.target.subject import Subject
 
 _PLAIN = (*PLAIN_IN_WHOLE, Number, Enum, BuiltinFunctionType, type, partial)
@@ -82,6 +84,11 @@ def _extent(held: Any) -> Extent:
     return Extent(type(held), tuple(held) if isinstance(held, dict) and len(held) <= _MOST else len(held))
 
 
+def _extent_but_for(keys: Set[Any], held: Any) -> Extent:
+    """Without keys that the step puts there itself."""
+    return _extent({key: None for key in held if key not in keys})._replace(kind=type(held))
+
+
 def _is_unchanged(row: Outside) -> bool:
     now = row.now()
     return now is row.value or (isinstance(now, (Extent, frozenset)) and now == row.value)
@@ -90,7 +97,8 @@ def _is_unchanged(row: Outside) -> bool:
 class OutsideReads:
     """Notes what a step reads that is neither its own, nor an argument, nor the model's."""
 
-    def __init__(self, subject: Subject, observer: ReadObserver) -> None:
+    def __init__(self, subject: Subject, observer: ReadObserver, enclosed: Enclosed) -> None:
+        self._enclosed = enclosed
         self._observer = observer
         self._call = subject.call
         self._inside = {id(row.tensor) for row in subject.state}
@@ -120,6 +128,8 @@ class OutsideReads:
         way = self._places.get(id(holder))
         if way is None:
             return False
+        if self._is_written(holder, name, value):
+            return True
         attribute = class_attribute(type(holder), name)
         is_held = name in own_attributes(holder) or not hasattr(type(attribute), "__get__")
         if isinstance(attribute, property) and isinstance(attribute.fget, FunctionType):
@@ -129,6 +139,11 @@ class OutsideReads:
         elif is_held or isinstance(attribute, _AS_HELD):
             self._look(value, _attribute(way, name))
         return True
+
+    def _is_written(self, holder: object, name: str, value: object) -> bool:
+        """Whether the step reads what it has put there itself."""
+        is_held = name in own_attributes(holder) and own_attributes(holder)[name] is value
+        return is_held and self._enclosed.has_changed(holder, name)
 
     def missing(self, holder: object, name: str) -> bool:
         """An attribute was looked for and not found; False for one of another object."""
@@ -143,11 +158,13 @@ class OutsideReads:
     def _watch(self, thing: object, way: Outside) -> None:
         if id(thing) not in self._inside and self._observer.observe_class_of(thing):
             self._places.setdefault(id(thing), way)
+            if not isinstance(thing, nn.Module):
+                self._enclosed.reach(way.path, thing)
 
     def _look(self, value: Any, way: Outside, around: tuple[int, ...] = ()) -> None:
         """Note a value, or what is in it; an object's attributes when they are read."""
         kind = type(value)  # `isinstance` would ask the thing itself for its class
-        if id(value) in self._inside or issubclass(kind, _LEFT):
+        if id(value) in self._inside or issubclass(kind, _LEFT) or is_stand_in(value):
             return
         if issubclass(kind, (*_PLAIN, Tensor)):
             self._note(value, way)
@@ -172,7 +189,9 @@ class OutsideReads:
         keys: Sequence[Any] = list(held) if isinstance(held, dict) else range(len(held))
         if not all(issubclass(type(key), _PLAIN) for key in keys):
             return
-        self._note(_extent(held), replace(way, way=(*way.way, _extent)))
+        put = frozenset(key for key in keys if isinstance(held, dict) and is_stand_in(held[key]))
+        extent = partial(_extent_but_for, put) if put else _extent
+        self._note(extent(held), replace(way, way=(*way.way, extent)))
         if len(held) <= _MOST:
             for key in keys:
                 self._look(_entry(key, held), _item(way, key), around)
@@ -184,6 +203,7 @@ class OutsideReads:
         if _package(function) not in self._packages:
             return
         self._functions[function.__code__] = function
+        self._enclosed.reach(function.__name__, function)
         for row in variables_of(function):
             way = _way_to(row)
             self._look(row.before, way)

@@ -10,7 +10,6 @@ from torch import Tensor, fx
 
 from whence._torch.autograd.replaced_data import lies_under_another
 from whence._torch.observe.training_steps import engine_code, observed_step
-from whence._torch.sizes.numbers import refuse_recorded
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import (
@@ -55,6 +54,7 @@ from whence.tracing.steps.counters import (
 from whence.tracing.steps.cycled import cycled
 from whence.tracing.steps.enclosed_state import enclosed_by
 from whence.tracing.steps.first_step import found_numbers, refuse_another_first_step, refuse_unbegun
+from whence.tracing.steps.host.around import Around, HostRun
 from whence.tracing.steps.optimizer import (
     RATE,
     Key,
@@ -109,12 +109,20 @@ def record_step(
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
             outside, own = enclosed_by(subject.call), [*own_states(found.optimizer)]
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
-            reads = OutsideReads(subject, session.run.reads.observer)
-            taken, recorded = _run(session, undoing, example, found, wish, reads)
-            outside.refuse_changes(place)
+            undoing.later(session.step.scheduling.undo)
+            reads = OutsideReads(subject, session.run.reads.observer, outside)
+            host = HostRun(outside, wish.host, session)
+
+            def take() -> _Taken:
+                taken = _taken(session, found, wish)
+                return replace(taken, rows=(*taken.rows, *host.begin()))
+
+            taken, recorded = _run(session, undoing, example, take, reads)
+            session.step.scheduling.finish(fixed_rates=wish.fixed_rates)
+            around, settled = host.settle(place), replace(wish, host=wish.host.settled)
             for kept in own:
                 kept.refuse_changes(place)
-            recorded = _recorded(session, found, wish, taken, recorded)
+            recorded = _recorded(session, found, settled, taken, recorded, around)
             step = replace(recorded.step, outside=reads.found(place))
             refuse_another_first_step(session, found, wish.operations)
             return replace(recorded, step=step)
@@ -123,18 +131,13 @@ def record_step(
 
 
 def _run(
-    session: StepSession,
-    undoing: Undoing,
-    example: Example,
-    found: Optimizing,
-    wish: StepAssumptions,
-    reads: OutsideReads,
+    session: StepSession, undoing: Undoing, example: Example, take: Callable[[], _Taken], reads: OutsideReads
 ) -> tuple[_Taken, Recorded]:
     subject = session.run.subject
     refuse_own_parameters(subject, example)
     with ExitStack() as active:
         prepared = prepare(session, example, subject.state)
-        taken = _taken(session, found, wish)
+        taken = take()
         begun = [*session.step.counting.known.items(), *_beginnings(taken)]
         session.step.begin(_leaves(prepared))
         undoing.later(_without_gradients(prepared))
@@ -147,14 +150,18 @@ def _run(
         given = containers_in(prepared.arguments)
         result = run_subject(session, subject, prepared.arguments)
         refuse_changes(subject, given, result)
-        refuse_recorded(result)
         recorded = forward_half(session, subject, prepared, result)
         session.replay.check(recorded.result_nodes)
     return taken, recorded
 
 
 def _recorded(
-    session: StepSession, found: Optimizing, wish: StepAssumptions, taken: _Taken, recorded: Recorded
+    session: StepSession,
+    found: Optimizing,
+    wish: StepAssumptions,
+    taken: _Taken,
+    recorded: Recorded,
+    around: Around,
 ) -> RecordedStep:
     """What was recorded, with the optimizer's part; raises `Unbegun` where another run has to assume more."""
     subject, leaves = session.run.subject, _leaves(recorded.prepared)
@@ -168,10 +175,14 @@ def _recorded(
             remedy="call loss.backward() in it, or use whence.capture",
         )
     held = {row.name: getattr(recorded, row.name) for row in fields(recorded)}
-    held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken))
+    held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken), *around.pairs)
+    held["kept"] = around.kept
     held |= {"backward": _backward(session, leaves), "rows": taken.rows, "is_step": True}
     results = frozenset(node for node in recorded.result_nodes if node is not None)
-    return RecordedStep(**held, step=_step(subject, session, found, taken, results))
+    step = _step(subject, session, found, taken, results)
+    return RecordedStep(
+        **held, step=replace(step, counted=around.counted, effects=around.effects, calls=around.calls)
+    )
 
 
 def _leaves(prepared: Prepared) -> list[tuple[Tensor, fx.Node]]:

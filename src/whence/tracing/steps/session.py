@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from whence._torch.autograd.nodes import (
     gradient_key,
@@ -39,7 +40,8 @@ from whence.tracing.recording.data_dependence import value_of
 from whence.tracing.recording.session import Session
 from whence.tracing.replay.replay import replay_of
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.steps.counters import Counting
+from whence.tracing.steps.counters import Counting, roots_of
+from whence.tracing.steps.host.schedules import Scheduled, Scheduling
 
 SEVERAL = "the step runs several forwards or backwards"
 """Why calls are not replayed."""
@@ -81,7 +83,8 @@ class StepNotes:
     parameters whose gradient of before was filled with zeros. `tracked` are operations after a backward that
     autograd may go through again. `counting` are the numbers that are inputs, `rates` those of them that are
     learning rates, `cycled` momenta that a schedule moves, too. `arriving` is how much had been recorded when
-    a gradient arrived last. While the optimizer runs, the step `reads_numbers`.
+    a gradient arrived last. While the optimizer runs, the step `reads_numbers`. `scheduling` has the calls of
+    schedules.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
@@ -99,6 +102,7 @@ class StepNotes:
     zeroed: set[int] = field(default_factory=set)
     tracked: set[fx.Node] = field(default_factory=set)
     arriving: int = 0
+    scheduling: Scheduling = field(default_factory=Scheduling)
 
     def begin(self, leaves: Sequence[tuple[Tensor, fx.Node]]) -> None:
         """A step begins on these leaves."""
@@ -192,8 +196,9 @@ class StepActs(ModelActs):
 
     @property
     def reads_numbers(self) -> bool:
-        """Whether the numbers that are read of tensors now are part of the program."""
-        return self.step.reads_numbers
+        """Whether the numbers that are read of tensors now are part of the program: where the optimizer reads
+        them, and the step itself, but for one whose numbers may be sizes, too."""
+        return self.step.reads_numbers or (self.recorder.environment is None and self.run.running.is_outside)
 
     def gradient_asked(self, tensor: Tensor) -> None:
         """The step reads `.grad`, which another run may find filled before a gradient arrives."""
@@ -214,8 +219,11 @@ class StepActs(ModelActs):
 
     def value_needed(self, operation: object, arguments: Sequence[Any], function: object) -> CaptureError:
         """Python needs a tensor's value; a scaler of gradients does so in every step."""
-        if not is_scaling():
-            return super().value_needed(operation, arguments, function)
+        if is_scaling():
+            return self._scaling()
+        return super().value_needed(operation, arguments, function)
+
+    def _scaling(self) -> CaptureError:
         return DataDependent(
             "a GradScaler looks whether all gradients are finite, and else skips the optimizer's step",
             where=self.here(),
@@ -225,13 +233,16 @@ class StepActs(ModelActs):
         )
 
     def number_needed(self, node: fx.Node) -> Exception:
-        """Python decides by a number of the optimizer."""
-        if _roots(node) <= self.step.rates | self.step.cycled:
+        """Python decides by a number of the optimizer, or of the step."""
+        if roots_of(node) <= self.step.rates | self.step.cycled:
             return RateRead()
+        if is_scaling():
+            return self._scaling()
         value = value_of(node, self.run.places.made(node), self.run.log.inputs)
         made = f"{value.made}; " if value.made else ""
         return DataDependent(
-            f"the optimizer decides by the number {value.name}, which a capture does not have",
+            f"the {'optimizer' if self.step.reads_numbers else 'step'} decides by the number {value.name}, "
+            "or needs it in Python, which a capture does not have",
             where=self.here(),
             why=f"{made}a capture runs on fake tensors, shapes without numbers",
             remedy='let the example decide with decide="example"; or use an option that decides with tensors '
@@ -245,7 +256,7 @@ class StepActs(ModelActs):
     def number_decides(self, target: Any, operands: tuple[Any, ...]) -> bool:
         """A comparison of numbers that steps advance goes as it does now; the program says so, and looks."""
         nodes = [value for value in map(as_node, operands) if isinstance(value, fx.Node)]
-        roots = set[fx.Node]().union(*map(_roots, nodes))
+        roots = set[fx.Node]().union(*map(roots_of, nodes))
         values = list(map(self._number_now, operands))
         if roots <= self.step.rates or None in values:
             raise self.number_needed(nodes[0])
@@ -414,6 +425,21 @@ class StepPasses(Passes):
         finally:
             self.running.enter_phase(phase)
 
+    def scheduling(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A schedule is called, which runs when the step is bound, and not now."""
+        call = Scheduled(schedule, args, kwargs, self.run.places.here())
+        if not self.running.is_outside:
+            raise self._scheduled(call, "a module runs it in its forward")
+        self.step.scheduling.note(call, lambda path: self._scheduled(call, f"the step reads {path} after it"))
+
+    def _scheduled(self, call: Scheduled, what: str) -> UnsupportedStep:
+        return UnsupportedStep(
+            f"{call.path} moves numbers, and {what}",
+            where=self.run.places.here(),
+            why="a bound step calls schedules when all else is done, and they move what the next step takes",
+            remedy="read it before the schedule is called; or call the schedule after the captured step",
+        )
+
     def _refuse_optimizer(self, optimizer: Optimizer) -> None:
         name = type(optimizer).__name__
         if optimizer is not self.optimizer:
@@ -469,12 +495,3 @@ def _is_alike(parameter: Tensor, gradient: Tensor) -> bool:
     if gradient.layout is not torch.strided or gradient.dtype != parameter.dtype:
         return False
     return gradient.stride() == torch.empty_like(parameter, device="meta").stride()
-
-
-def _roots(node: fx.Node) -> set[fx.Node]:
-    waiting, found = [node], set()
-    while waiting:
-        current = waiting.pop()
-        waiting += current.all_input_nodes
-        found |= set() if current.all_input_nodes else {current}
-    return found

@@ -18,6 +18,7 @@ from torch import Tensor
 from whence._torch.pytrees import TreeSpec
 from whence.errors import UnsupportedGraph
 from whence.program import Absent, Constant, Convention, Named, Whole
+from whence.program.arguments.host_state import HostCall, HostPlace
 from whence.program.arguments.open_sizes import Reading, SizeRule, Sizes
 from whence.program.arguments.optimizer_arguments import Outside, Step
 from whence.program.guards.expectations import ExpectedFunction, ExpectedTensor, Reference, TensorFacts
@@ -110,6 +111,8 @@ SPECIAL: dict[tuple[type, str], Form] = {
     (Step, "call"): FUNCTION,
     (Step, "optimizer"): Special("of class"),
     (Outside, "root"): Special("root"),
+    (HostPlace, "holder"): Special("root"),
+    (HostCall, "schedule"): Special("root"),
     (Outside, "way"): Special("way"),
     (Outside, "value"): Special("outside"),
     (Reference, "target"): Special("reference"),

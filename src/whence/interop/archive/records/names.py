@@ -123,7 +123,7 @@ class Described:
             return None if route is None else ["closure", *route]
         if isinstance(value, type):
             return ["class", class_name(value)] if looked_up(class_name(value)) is value else None
-        module = value.get("__name__") if isinstance(value, dict) else None
+        module = dict.get(value, "__name__") if isinstance(value, dict) else None
         return ["module", module] if isinstance(module, str) and _namespace(module) is value else None
 
     def way(self, value: Iterable[Any]) -> list[list[str]] | None:

@@ -1,0 +1,131 @@
+"""What a training step keeps in Python beside tensors: counters, lists that grow, the last loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import CellType
+from typing import Any
+
+from whence._torch.observe.attribute_reads import NOTHING
+from whence.program.calls import Structure
+
+
+@dataclass(frozen=True, eq=False)
+class HostPlace:
+    """Where Python keeps something: under a key of a dictionary or list, or in a closure's variable.
+
+    An attribute lies in the dictionary of its object, a global in that of its file. `path` is how a person
+    reads it. What has no `key` is the variable, or the list that is appended to.
+    """
+
+    path: str
+    holder: Any
+    key: Any = None
+
+    def __deepcopy__(self, _known: object) -> "HostPlace":
+        """A copy of a program changes what the same step does."""
+        return self
+
+    @property
+    def identity(self) -> tuple[int, Any]:
+        """What is the same for one place, while its holder is alive."""
+        return id(self.holder), self.key
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody knows where it is: the program comes from a file."""
+        return self.holder is NOTHING
+
+    def now(self) -> Any:
+        """What is there; `NOTHING` where nothing is."""
+        try:
+            if isinstance(self.holder, CellType):
+                return self.holder.cell_contents
+            if isinstance(self.holder, dict):
+                return dict.get(self.holder, self.key, NOTHING)
+            return self.holder[self.key]
+        except (LookupError, TypeError, ValueError):
+            return NOTHING
+
+    def way_back(self) -> Callable[[], None]:
+        """A way back to what is there now."""
+        if self.key is None and not isinstance(self.holder, CellType):
+            return partial(_refill, self.holder, list(self.holder))
+        return partial(self._put_back, self.now())
+
+    def _put_back(self, value: Any) -> None:
+        if value is not NOTHING:
+            self.put(value)
+        elif self.now() is not NOTHING:
+            del self.holder[self.key]
+
+    def put(self, value: Any) -> None:
+        """Put something else there."""
+        if isinstance(self.holder, CellType):
+            self.holder.cell_contents = value
+        else:
+            self.holder[self.key] = value
+
+
+def _refill(held: Any, kept: list[Any]) -> None:
+    held.clear()
+    held.extend(kept)
+
+
+@dataclass(frozen=True)
+class HostNumber:
+    """The input that holds a number which steps advance; it must be of one of the `kinds`, named."""
+
+    input: str
+    place: HostPlace
+    kinds: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is such a number now."""
+        return type(self.place.now()).__name__ in self.kinds
+
+
+@dataclass(frozen=True)
+class HostEffect:
+    """What a step puts somewhere, or appends to a list: tensors and numbers of the program, and constants."""
+
+    place: HostPlace
+    value: Structure
+    appends: bool = False
+
+    @property
+    def left(self) -> Any:
+        """What is there once it is done."""
+        return self.place.holder[-1] if self.appends else self.place.now()
+
+    def done(self, values: dict[str, Any]) -> None:
+        """Do it, with the values of a run by the names of nodes."""
+        found = self.value.filled(values)
+        if self.appends:
+            self.place.holder.append(found)
+        else:
+            self.place.put(found)
+
+
+@dataclass(frozen=True, eq=False)
+class HostCall:
+    """A schedule that the step calls, with what it gives it: runs as it is, when all else is done."""
+
+    path: str
+    schedule: Any
+    value: Structure
+
+    def __deepcopy__(self, _known: object) -> "HostCall":
+        """A copy of a program calls what the same step does."""
+        return self
+
+    @property
+    def optimizer(self) -> Any:
+        """Whose numbers it moves; `NOTHING` where the program comes from a file."""
+        return NOTHING if self.schedule is NOTHING else self.schedule.optimizer
+
+    def done(self, values: dict[str, Any]) -> None:
+        """Call it, with the values of a run by the names of nodes."""
+        args, kwargs = self.value.filled(values)
+        self.schedule.step(*args, **kwargs)

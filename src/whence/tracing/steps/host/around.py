@@ -1,0 +1,285 @@
+"""What a step changes in Python around it: numbers are inputs and outputs, other things are put there again.
+
+A first run says what is changed. Another begins as that one has left things: with inputs for numbers, and
+with stand-ins for all that is replaced or added to, which refuse whoever reads them. It has to do the same
+operations and changes as the first, and then every run does.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, fx
+
+from whence._torch.plain_values import PLAIN
+from whence._torch.pytrees import TreeSpec, spelled, tree_flatten, tree_flatten_with_path
+from whence._torch.sizes.numbers import is_recorded
+from whence._torch.sizes.symbols import SYMBOLIC
+from whence.dependence.snapshots import Saved
+from whence.errors import Place, UnsupportedStep
+from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber, HostPlace
+from whence.program.calls import Constant, Named, Structure
+from whence.program.names import PREFIXES
+from whence.program.signature import Input
+from whence.schema import InputKind
+from whence.tracing.log.events import InputNamed
+from whence.tracing.recording.run import PutValue
+from whence.tracing.steps.enclosed_state import Enclosed, refuse_changed
+from whence.tracing.steps.host.changes import HostChange, changes_of, is_number_now, places_in
+from whence.tracing.steps.host.memory import refuse_shared_memory
+from whence.tracing.steps.host.operations import Operations, operations_of
+from whence.tracing.steps.host.schedules import refuse_read_by_schedules
+from whence.tracing.steps.host.stand_ins import Growing, Unread, growing
+from whence.tracing.steps.session import StepSession
+
+Key = tuple[int, Any]
+_Shape = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """A list that grows, where it is held, and what a step appends to it."""
+
+    place: HostPlace
+    holders: tuple[HostPlace, ...]
+    shape: _Shape
+
+
+@dataclass(frozen=True)
+class HostAssumptions:
+    """What earlier runs found that the step changes.
+
+    `numbers` become inputs, `replaced` and `grown` get stand-ins; `things` were reached and are looked at
+    from the beginning. `operations` are those of the first run.
+    """
+
+    numbers: Mapping[Key, HostPlace] = field(default_factory=dict)
+    replaced: Mapping[Key, tuple[HostPlace, _Shape]] = field(default_factory=dict)
+    grown: Mapping[Key, _Grown] = field(default_factory=dict)
+    things: tuple[tuple[str, Any], ...] = ()
+    operations: Operations | None = None
+
+    @property
+    def settled(self) -> "HostAssumptions":
+        """The same once a run did what the first one did."""
+        return replace(self, operations=None)
+
+    def knows(self, key: Key) -> bool:
+        """Whether a place is among them."""
+        return key in self.numbers or key in self.replaced or key in self.grown
+
+
+class HostFound(Exception):
+    """The step changes what was not known to change: run again with what is assumed now."""
+
+    def __init__(self, assumed: HostAssumptions) -> None:
+        super().__init__("the step changes things around it")
+        self.assumed = assumed
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a run has done: numbers that it advanced, with input and new node, and what it puts somewhere."""
+
+    pairs: tuple[tuple[fx.Node, fx.Node], ...] = ()
+    counted: tuple[HostNumber, ...] = ()
+    effects: tuple[HostEffect, ...] = ()
+    calls: tuple[HostCall, ...] = ()
+    kept: tuple[PutValue, ...] = ()
+
+
+class HostRun:
+    """One run of a step, and what is around it."""
+
+    def __init__(self, enclosed: Enclosed, assumed: HostAssumptions, session: StepSession) -> None:
+        self.enclosed = enclosed
+        self._assumed = assumed
+        self._session = session
+        self._inputs: dict[Key, tuple[HostPlace, fx.Node]] = {}
+        self._stand_ins: dict[Key, Growing] = {}
+        for path, thing in assumed.things:
+            enclosed.reach(path, thing)
+
+    def begin(self) -> Iterator[tuple[Input, fx.Node]]:
+        """Put inputs and stand-ins where the step will look."""
+        for key, place in self._assumed.numbers.items():
+            yield self._number(key, place)
+        for place, _ in self._assumed.replaced.values():
+            place.put(Unread(place.path, self._refused))
+        for key, grown in self._assumed.grown.items():
+            self._stand_ins[key] = made = growing(grown.place.path, self._refused, grown.place.holder)
+            for holder in grown.holders:
+                holder.put(made)
+
+    def _number(self, key: Key, place: HostPlace) -> tuple[Input, fx.Node]:
+        value = place.now()
+        number, node = self._session.recorder.number_input(
+            f"{PREFIXES[InputKind.STEP_STATE]}_{_bare(place.path)}"
+        )
+        place.put(number)
+        self._session.step.counting.known[node] = value
+        self._session.log.add(InputNamed(node, place.path))
+        self._inputs[key] = place, node
+        return Input(node.name, InputKind.STEP_STATE, place.path, value=value), node
+
+    def _refused(self, path: str) -> UnsupportedStep:
+        return UnsupportedStep(
+            f"the step reads {path}, and changes it",
+            where=self._session.run.places.here(),
+            why="the next run would find something else there, which is no input of the program: numbers "
+            "that it advances are, and what it only writes is written again",
+            remedy="keep a tensor in a buffer of the model; read what a step has collected outside of it",
+        )
+
+    # --- afterwards --------------------------------------------------------------------------------------
+
+    def settle(self, place: Place) -> Around:
+        """What the step did; raises `HostFound` where more has to be assumed, and `UnsupportedStep` for what
+        no program can do again."""
+        renewed = self.enclosed.renewed()
+        changes = [row for row in changes_of(self.enclosed.rows) if row.place.path not in renewed]
+        refuse_changed((path for path in self._unrepeatable(changes) if path not in renewed), place)
+        unknown = [row for row in changes if not self._assumed.knows(row.place.identity)]
+        if unknown:
+            raise HostFound(self._more(unknown, place))
+        changes += [
+            HostChange(self._assumed.grown[key].place, appended=tuple(made.added))
+            for key, made in self._stand_ins.items()
+            if made.added
+        ]
+        self._refuse_other_changes(changes, place)
+        return self._done(changes, place)
+
+    def _unrepeatable(self, changes: Iterable[HostChange]) -> Iterator[str]:
+        for row in changes:
+            known = self._assumed.grown if row.appended else {}
+            if not row.is_repeatable or row.place.identity in known:
+                yield row.place.path
+        yield from (
+            name for row in self.enclosed.theirs if not row.is_unchanged for name in row.changed_names()
+        )
+
+    def _more(self, unknown: Sequence[HostChange], place: Place) -> HostAssumptions:
+        then = self._assumed
+        numbers, replaced, grown = dict(then.numbers), dict(then.replaced), dict(then.grown)
+        for row in unknown:
+            key = row.place.identity
+            if row.appended:
+                holders = tuple(_holders(self.enclosed.rows, row.place.holder))
+                refuse_changed([] if holders else [row.place.path], place)
+                grown[key] = _Grown(row.place, holders, self._shape(row, place))
+            elif row.is_of_numbers and is_number_now(row.after):
+                numbers[key] = row.place
+            else:
+                replaced[key] = row.place, self._shape(row, place)
+        operations = operations_of(self._session) if then.operations is None else then.operations
+        return HostAssumptions(numbers, replaced, grown, tuple(self.enclosed.reached), operations)
+
+    def _shape(self, row: HostChange, place: Place) -> _Shape:
+        return tuple(_shape_of(value, row.place.path, place) for value in row.appended or (row.after,))
+
+    def _refuse_other_changes(self, changes: Sequence[HostChange], place: Place) -> None:
+        """Raise `UnsupportedStep` where this run did otherwise than the first."""
+        if self._assumed.operations is None:
+            return
+        found = {row.place.identity: self._shape(row, place) for row in changes}
+        wanted = {key: shape for key, (_, shape) in self._assumed.replaced.items()}
+        wanted |= {key: grown.shape for key, grown in self._assumed.grown.items()}
+        paths = {key: held.path for key, (held, _) in self._assumed.replaced.items()}
+        paths |= {key: grown.place.path for key, grown in self._assumed.grown.items()}
+        other = [paths[key] for key, shape in wanted.items() if found.get(key) != shape]
+        if other or (wanted and operations_of(self._session) != self._assumed.operations):
+            raise UnsupportedStep(
+                "the first step does something that later ones do not, and changes "
+                f"{', '.join(other or paths.values())}",
+                where=place,
+                why="what it leaves there decides what the next one does, and one program cannot be both",
+                remedy="take one step before the capture, or do the first one's work before it",
+            )
+
+    def _done(self, changes: Sequence[HostChange], place: Place) -> Around:
+        pairs, effects, kept = list[tuple[fx.Node, fx.Node]](), list[HostEffect](), list[PutValue]()
+        for row in changes:
+            _, node = self._inputs.get(row.place.identity, (None, None))
+            value = self._session.tensors.held(row.after) if _is_computed(row.after) else None
+            if node is not None and value is not None:
+                pairs += [(node, value)] if value is not node else []
+                continue
+            for value in row.appended or (row.after,):
+                structure = self._structure(value, row.place.path, kept)
+                effects.append(HostEffect(row.place, structure, appends=bool(row.appended)))
+        scheduled = self._session.step.scheduling.calls
+        refuse_read_by_schedules(scheduled, [row.place for row in changes])
+        calls = tuple(
+            HostCall(call.path, call.schedule, self._structure((call.args, call.kwargs), call.path, kept))
+            for call in scheduled
+        )
+        scheduled.clear()  # which holds tensors of the run
+        refuse_shared_memory(self._session, kept, place)
+        counted = tuple(self._counted(place, node) for place, node in self._inputs.values())
+        return Around(tuple(pairs), counted, tuple(effects), calls, tuple(kept))
+
+    def _structure(self, value: Any, path: str, kept: list[PutValue]) -> Structure:
+        pairs, spec = tree_flatten_with_path(value)
+        leaves: list[Named | Constant] = []
+        for inner, leaf in pairs:
+            node = self._session.tensors.held(leaf)
+            if node is None:
+                leaves.append(Constant(leaf))
+                continue
+            name = f"put_{len(kept)}_{_bare(path)}"
+            kept.append(PutValue(name, f"{path}{spelled(inner)}", node))
+            leaves.append(Named(name))
+        return Structure(spec, tuple(leaves))
+
+    def _counted(self, place: HostPlace, node: fx.Node) -> HostNumber:
+        """A number that operators take keeps its type: they give integers for integers."""
+        kind = type(self._session.step.counting.known[node]).__name__
+        return HostNumber(node.name, place, (kind,) if _reaches_operators(node) else ("int", "float"))
+
+
+def _is_computed(value: object) -> bool:
+    return is_recorded(value) or type(value) in SYMBOLIC
+
+
+def _shape_of(value: Any, path: str, place: Place) -> tuple[TreeSpec, _Shape]:
+    """What a value is made of: which containers, which constants."""
+    leaves, spec = tree_flatten(value)
+    strange = [leaf for leaf in leaves if not _is_kept(leaf)]
+    if strange:
+        raise UnsupportedStep(
+            f"the step puts a {type(strange[0]).__name__} into {path}",
+            where=place,
+            why="tensors, numbers and texts are put there again in every run, alone and in containers",
+            remedy="do it outside the captured step",
+        )
+    return spec, tuple(type(leaf) if _is_given(leaf) else leaf for leaf in leaves)
+
+
+def _is_given(leaf: object) -> bool:
+    """Whether it is another one in every run."""
+    return isinstance(leaf, Tensor) or _is_computed(leaf)
+
+
+def _is_kept(leaf: object) -> bool:
+    return _is_given(leaf) or type(leaf) in PLAIN
+
+
+def _reaches_operators(node: fx.Node) -> bool:
+    """Whether a number, or what Python computes of it, is given to an operator on tensors."""
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        current = waiting.pop()
+        seen.add(current)
+        waiting += [user for user in current.users if user not in seen and user.op == "call_function"]
+    return any(isinstance(each.meta.get("val"), Tensor) for each in seen)
+
+
+def _holders(rows: Iterable[Saved], thing: Any) -> Iterator[HostPlace]:
+    """Where something is held."""
+    return (place for row in rows for place in places_in(row) if place.now() is thing)
+
+
+def _bare(path: str) -> str:
+    return re.sub(r"\W+", "_", path).strip("_")

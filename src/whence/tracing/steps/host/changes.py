@@ -1,0 +1,113 @@
+"""What a step has changed of what it is part of, place by place."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from whence._torch.observe.attribute_reads import NOTHING, own_attributes
+from whence._torch.sizes.numbers import is_recorded
+from whence.dependence.snapshots import ATTRIBUTES, CELL, CONTAINER, VARIABLE, Saved
+from whence.program.arguments.host_state import HostPlace
+from whence.tracing.steps.host.stand_ins import is_stand_in
+from whence.tracing.steps.optimizer import is_same_value
+
+_NOWHERE = MappingProxyType[Any, Any]({})
+_CHANGED_AT_ONCE: Any = object()
+"""The key of what is changed in a way that has no place."""
+
+
+@dataclass(frozen=True)
+class HostChange:
+    """A place with what was there and what is there now; `appended` is what a list has grown by instead."""
+
+    place: HostPlace
+    before: Any = None
+    after: Any = None
+    appended: tuple[Any, ...] = ()
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a program can do it again: nothing was taken away, or put elsewhere than at the end."""
+        return bool(self.appended) or (self.after is not NOTHING and self.place.key is not _CHANGED_AT_ONCE)
+
+    @property
+    def is_of_numbers(self) -> bool:
+        """Whether there was a number: what steps make of one is computed in every run."""
+        return not self.appended and type(self.before) in (int, float)
+
+
+def changes_of(rows: Iterable[Saved]) -> Iterator[HostChange]:
+    """All changes of these things since they were looked at."""
+    for row in rows:
+        if not row.is_unchanged:
+            yield from _changes(row)
+
+
+def places_in(row: Saved) -> Iterator[HostPlace]:
+    """Where a thing holds something now."""
+    if row.kind is CELL:
+        yield HostPlace(row.path, row.thing)
+    elif row.kind is VARIABLE:
+        yield HostPlace(row.path, row.thing.namespace, row.thing.name)
+    elif row.kind is ATTRIBUTES:
+        held = own_attributes(row.thing)
+        yield from (HostPlace(f"{row.path}.{key}", held, key) for key in held)
+    elif row.kind is CONTAINER and isinstance(row.thing, dict | list):
+        keys = row.thing if isinstance(row.thing, dict) else range(len(row.thing))
+        yield from (HostPlace(f"{row.path}[{key!r}]", row.thing, key) for key in keys)
+
+
+def _changes(row: Saved) -> Iterator[HostChange]:
+    if row.kind is CONTAINER and isinstance(row.thing, list | deque):
+        yield from _items(row)
+        return
+    is_named = row.kind is ATTRIBUTES or (row.kind is CONTAINER and isinstance(row.thing, dict))
+    places = {place.key: place for place in places_in(row)}
+    if is_named:
+        spelling = "{}.{}" if row.kind is ATTRIBUTES else "{}[{!r}]"
+        gone = (key for key in row.before if key not in places)
+        places |= {key: HostPlace(spelling.format(row.path, key), _NOWHERE, key) for key in gone}
+    for key, place in places.items():
+        yield from _changed(place, row.before.get(key, NOTHING) if is_named else row.before)
+    if not places:
+        yield HostChange(HostPlace(row.path, row.thing, _CHANGED_AT_ONCE))
+
+
+def _changed(place: HostPlace, before: Any) -> Iterator[HostChange]:
+    after = place.now()
+    if not is_stand_in(after) and not is_same_value(before, after):
+        yield HostChange(place, before, after)
+
+
+def _items(row: Saved) -> Iterator[HostChange]:
+    before, now = list(row.before), list(row.thing)
+    kept = _kept(before, now, row.thing)
+    if kept is None:
+        yield HostChange(HostPlace(row.path, row.thing, _CHANGED_AT_ONCE))
+    elif appended := tuple(now[kept:]):
+        yield HostChange(HostPlace(row.path, row.thing), appended=appended)
+    else:
+        for at, then in enumerate(before):
+            yield from _changed(HostPlace(f"{row.path}[{at}]", row.thing, at), then)
+
+
+def _kept(before: Sequence[Any], now: Sequence[Any], thing: Any) -> int | None:
+    """How many entries are those of before; None where entries are gone."""
+    if len(now) == len(before) and not isinstance(thing, deque):
+        return len(now)
+    if len(now) > len(before):
+        return len(before) if _are_same(before, now[: len(before)]) else None
+    full = isinstance(thing, deque) and thing.maxlen == len(now)
+    starts = range(len(before) + 1) if full else ()
+    return next((len(before) - at for at in starts if _are_same(before[at:], now[: len(before) - at])), None)
+
+
+def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    return len(left) == len(right) and all(one is other for one, other in zip(left, right, strict=True))
+
+
+def is_number_now(value: object) -> bool:
+    """Whether a run has left a number of Python's."""
+    return is_recorded(value) or type(value) in (int, float)

@@ -1,0 +1,32 @@
+"""What a step keeps must lie in memory of its own: eager's would change with what it is a view of."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from whence._torch.tensors import storage_of
+from whence.errors import Place, UnsupportedStep
+from whence.tracing.recording.run import PutValue
+from whence.tracing.steps.session import StepSession
+
+
+def refuse_shared_memory(session: StepSession, kept: Sequence[PutValue], place: Place) -> None:
+    """Raise `UnsupportedStep` for tensors that are views of inputs of the program."""
+    inputs = {
+        memory for node in session.recorder.graph.find_nodes(op="placeholder") for memory in _memory(node)
+    }
+    shared = [row.path for row in kept if row.node.op != "placeholder" and inputs & set(_memory(row.node))]
+    if shared:
+        raise UnsupportedStep(
+            f"what the step puts into {', '.join(dict.fromkeys(shared))} lies in memory of an input",
+            where=place,
+            why="a parameter, a buffer or an argument is written later, and eager's would change with it",
+            remedy="put a copy there: tensor.detach().clone()",
+        )
+
+
+def _memory(node: fx.Node) -> Iterator[int]:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and value.layout is torch.strided:
+        yield storage_of(value)

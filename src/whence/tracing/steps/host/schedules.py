@@ -1,0 +1,116 @@
+"""Schedules inside a step: Python that computes with numbers alone, and that a bound step runs as it is.
+
+In the capture they do not run. What they would have moved gets a stand-in until the step is over, so that
+nothing of the step can follow from it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from whence._torch.observe.attribute_reads import has_attributes, own_attributes
+from whence._torch.observe.training_steps import moved_by, schedules_in
+from whence.dependence.snapshots import CONTAINERS, VARIABLE, values_of
+from whence.errors import Place, UnsupportedStep
+from whence.program.arguments.host_state import HostPlace
+from whence.tracing.steps.enclosed_state import variables_of
+from whence.tracing.steps.host.stand_ins import Unread
+
+_MOVED = ("lr", "betas", "momentum")
+_DEEP = 6
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A call of a schedule's `step`, and where it was made."""
+
+    schedule: LRScheduler
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    place: Place
+
+    @property
+    def path(self) -> str:
+        """How a person reads it."""
+        return f"{type(self.schedule).__name__}.step()"
+
+
+@dataclass
+class Scheduling:
+    """The calls of schedules in a run, and the ways back from the stand-ins."""
+
+    calls: list[Scheduled] = field(default_factory=list)
+    _ways: list[Callable[[], None]] = field(default_factory=list)
+
+    def note(self, call: Scheduled, refuse: Callable[[str], Exception]) -> None:
+        """A schedule is called: what it moves is not to be read until the step is over."""
+        self.calls.append(call)
+        for schedule in schedules_in(call.schedule):
+            for group in schedule.optimizer.param_groups:
+                self._hide([HostPlace(f"{key!r} of its group", group, key) for key in _MOVED], refuse)
+            held, kind = own_attributes(schedule), type(schedule).__name__
+            self._hide([HostPlace(f"{kind}.{key}", held, key) for key in moved_by(schedule)], refuse)
+
+    def _hide(self, places: list[HostPlace], refuse: Callable[[str], Exception]) -> None:
+        for place in places:
+            if place.key in place.holder:
+                self._ways.append(partial(place.put, place.now()))
+                place.put(Unread(place.path, refuse))
+
+    def finish(self, *, fixed_rates: bool) -> None:
+        """The step is over; raises `UnsupportedStep` where it is of one learning rate only."""
+        self.undo()
+        for call in self.calls if fixed_rates else ():
+            raise UnsupportedStep(
+                f"{call.path} moves the learning rate, and its number is needed in Python",
+                where=call.place,
+                why="a fused kernel, a branch or a text wants it, and the next step has another",
+                remedy="use the optimizer with fused=False, or a tensor as its rate; read the rate outside",
+            )
+
+    def undo(self) -> None:
+        """Give back what was there."""
+        while self._ways:
+            self._ways.pop()()
+
+
+def refuse_read_by_schedules(calls: list[Scheduled], changed: list[HostPlace]) -> None:
+    """Raise `UnsupportedStep` where a schedule's own functions reach what the step changes: a bound step
+    calls schedules last."""
+    for call in calls:
+        reached = {*_reached(call.schedule, _DEEP)} if changed else set()
+        if read := [place.path for place in changed if reached & {place.identity, (id(place.holder), None)}]:
+            raise UnsupportedStep(
+                f"{type(call.schedule).__name__} reaches {', '.join(read)}, which the step changes",
+                where=call.place,
+                why="a bound step calls schedules when all else is done, and eager where they stand",
+                remedy="call the schedule after the captured step",
+            )
+
+
+def _reached(value: Any, deep: int) -> Iterator[tuple[int, Any]]:
+    """The places that something leads to, by identity: variables of functions, objects, containers."""
+    if isinstance(value, Tensor | nn.Module | Optimizer | type) or deep == 0:
+        return
+    if isinstance(value, MethodType):
+        yield from _reached(value.__self__, deep - 1)
+        value = value.__func__
+    if isinstance(value, FunctionType):
+        for row in variables_of(value):
+            named = row.kind is VARIABLE
+            yield (id(row.thing.namespace), row.thing.name) if named else (id(row.thing), None)
+            yield from _reached(row.before, deep - 1)
+    elif isinstance(value, CONTAINERS):
+        yield id(value), None
+        for inner in values_of(value):
+            yield from _reached(inner, deep - 1)
+    elif has_attributes(value):
+        yield id(own_attributes(value)), None
+        for inner in own_attributes(value).values():
+            yield from _reached(inner, deep - 1)

@@ -1,0 +1,97 @@
+"""What stands, in the run that is recorded, for things that a step replaces or only adds to.
+
+What a step finds there would be another thing in every run: whoever asks for it is refused.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Refuse = Callable[[str], Exception]
+"""Makes the error for a step that reads what is at this path."""
+
+
+def _read(self: Any, *_operands: object) -> Any:
+    raise object.__getattribute__(self, "_refuse")(object.__getattribute__(self, "_path"))
+
+
+class Unread:
+    """Stands for a value that the step replaces."""
+
+    def __init__(self, path: str, refuse: Refuse) -> None:
+        object.__setattr__(self, "_path", path)
+        object.__setattr__(self, "_refuse", refuse)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _read
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _read
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __neg__ = __pos__ = __abs__ = _read
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = __bool__ = __len__ = _read
+    __iter__ = __contains__ = __getitem__ = __setitem__ = __delitem__ = __call__ = __getattr__ = _read
+    __int__ = __float__ = __complex__ = __index__ = __round__ = __str__ = __repr__ = __format__ = _read
+    __array__ = __setattr__ = __delattr__ = __enter__ = __torch_function__ = _read
+    __class__ = property(_read)
+
+
+class GrowingList(list[Any]):
+    """Stands for a list that the step appends to; `added` is what it appended."""
+
+    def __init__(self, path: str, refuse: Refuse, like: list[Any]) -> None:
+        super().__init__([Unread(path, refuse)])
+        self._path, self._refuse, self.like = path, refuse, like
+        self.added: list[Any] = []
+
+    def append(self, value: Any) -> None:
+        """Note it."""
+        self.added.append(value)
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Note them."""
+        self.added.extend(values)
+
+    def __iadd__(self, values: Iterable[Any]) -> "GrowingList":  # type: ignore[misc]
+        self.extend(values)
+        return self
+
+    __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = _read
+    __add__ = __mul__ = __rmul__ = __imul__ = __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = _read
+    __bool__ = __reversed__ = __repr__ = copy = count = index = insert = pop = remove = reverse = _read
+    sort = clear = _read  # type: ignore[assignment]
+
+
+class GrowingDeque(deque[Any]):
+    """Stands for a deque that the step appends to."""
+
+    def __init__(self, path: str, refuse: Refuse, like: deque[Any]) -> None:
+        super().__init__([Unread(path, refuse)], like.maxlen)
+        self._path, self._refuse, self.like = path, refuse, like
+        self.added: list[Any] = []
+
+    def append(self, value: Any) -> None:
+        """Note it."""
+        self.added.append(value)
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Note them."""
+        self.added.extend(values)
+
+    def __iadd__(self, values: Iterable[Any]) -> "GrowingDeque":  # type: ignore[misc]
+        self.extend(values)
+        return self
+
+    __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = _read
+    __add__ = __mul__ = __rmul__ = __imul__ = __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = _read
+    __bool__ = __reversed__ = __repr__ = copy = count = index = insert = pop = remove = reverse = _read
+    appendleft = extendleft = popleft = rotate = clear = _read
+
+
+Growing = GrowingList | GrowingDeque
+
+
+def growing(path: str, refuse: Refuse, like: Any) -> Growing:
+    """What stands for a list or a deque."""
+    return GrowingList(path, refuse, like) if isinstance(like, list) else GrowingDeque(path, refuse, like)
+
+
+def is_stand_in(value: object) -> bool:
+    """Whether a value is one of these; its class must not be asked."""
+    return type(value) in (Unread, GrowingList, GrowingDeque)

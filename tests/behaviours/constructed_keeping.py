@@ -1,0 +1,243 @@
+"""Training steps that keep something in Python: counters, lists, the last loss, an average."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+
+import whence
+from tests.behaviours.constructed_steps import STEPS, Training, network, plain, step
+from tests.behaviours.constructions import Refusal
+
+__all__ = ["STEPS"]
+
+READS = Refusal(whence.UnsupportedStep, "the step reads", "what it collects is no input of the program")
+CHANGES = Refusal(whence.UnsupportedStep, "the step changes", "a program takes nothing away from a list")
+OTHERWISE = Refusal(whence.UnsupportedStep, "first step does something", "one program cannot be both steps")
+NEEDS = Refusal(whence.DataDependent, "decides by the number", "a text of a number is none of the program's")
+BRANCH = Refusal(whence.StaleCapture, "a branch goes another way", "every third step is another", of_run=True)
+SHARED = Refusal(whence.UnsupportedStep, "lies in memory of an input", "eager's would change with the weight")
+
+Run = Callable[[Tensor], Tensor]
+Keep = Callable[[Any, Tensor, Run, Optimizer], Any]
+
+
+def keeping(keep: Keep, optimizer: type[Optimizer] = AdamW, **held: Any) -> Training:
+    """A step of a network that does `keep` with what is `held`."""
+    model = network()
+    made = optimizer(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    run, kept = plain(model, made), SimpleNamespace(**held)
+    return Training(model, made, lambda x: keep(kept, x, run, made), kept=lambda: vars(kept))
+
+
+@step()
+def appends_losses() -> Training:
+    return keeping(lambda kept, x, run, _: kept.losses.append(run(x).detach()), losses=[])
+
+
+@step()
+def appends_numbers_to_several() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
+        loss = run(x)
+        kept.losses.append(loss.item())
+        kept.history["loss"] += [loss.item() * 2, loss.detach().sqrt()]
+        kept.window.append({"loss": loss.detach(), "size": len(x), "name": "train"})
+        return loss
+
+    return keeping(keep, losses=[1.0], history={"loss": []}, window=deque([0], maxlen=2))
+
+
+@step(warm=True)
+def counts_everywhere() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
+        kept.step += 1
+        kept.state["step"] += 1
+        kept.counts[0] += len(x)
+        return run(x) * kept.step
+
+    return keeping(keep, step=0, state={"step": 10}, counts=[0, 5])
+
+
+@step()
+def sums_losses() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> float:
+        loss = run(x)
+        kept.total += loss.item() * len(x)
+        kept.seen += len(x)
+        kept.average = 0.9 * kept.average + 0.1 * loss.item()
+        kept.right += (x > 0).sum().item()
+        return kept.total / kept.seen
+
+    return keeping(keep, total=0, seen=0, average=1.0, right=0)
+
+
+@step()
+def remembers_the_last_loss() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
+        loss = run(x)
+        kept.last, kept.number = loss.detach(), loss.item()
+        kept.logs["loss"] = loss.item()
+        kept.logs["batch"] = {"x": x, "mean": x.mean(), "at": "train"}
+        kept.is_trained = True
+        return loss + kept.last
+
+    return keeping(keep, last=None, number=None, logs={}, is_trained=False)
+
+
+@step()
+def sets_rates_by_its_count() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, optimizer: Optimizer) -> Tensor:
+        kept.step += 1
+        for group in optimizer.param_groups:
+            group["lr"] = kept.base * min(1.0, kept.step / 10) * 0.5**kept.step
+        return run(x)
+
+    return keeping(keep, SGD, step=0, base=0.1)
+
+
+@step()
+def nonlocal_counters() -> Training:
+    taken, losses = 0, list[float]()
+
+    def keep(_kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
+        nonlocal taken
+        taken += 1
+        loss = run(x)
+        losses.append(loss.item())
+        return loss / taken
+
+    model = network()
+    optimizer = AdamW(model.parameters())
+    run = plain(model, optimizer)
+    return Training(
+        model, optimizer, lambda x: keep(None, x, run, optimizer), kept=lambda: (taken, list(losses))
+    )
+
+
+class Meter:
+    """An average as many training scripts have it."""
+
+    def __init__(self) -> None:
+        self.value, self.sum, self.count = 0.0, 0.0, 0
+
+    def update(self, value: float, n: int = 1) -> None:
+        self.value = value
+        self.sum += value * n
+        self.count += n
+
+    @property
+    def average(self) -> float:
+        return self.sum / self.count
+
+
+class Metered:
+    """A trainer with meters."""
+
+    def __init__(self) -> None:
+        self.model = network()
+        self.optimizer = AdamW(self.model.parameters())
+        self.meter, self.meters, self.global_step = Meter(), {"x": Meter()}, 0
+        self.last_loss: Any = None
+
+    def training_step(self, x: Tensor) -> dict[str, Any]:
+        self.global_step += 1
+        loss = plain(self.model, self.optimizer)(x)
+        self.meter.update(loss.item(), len(x))
+        self.meters["x"].update(x.mean().item())
+        self.last_loss = loss.item()
+        return {"loss": loss, "average": self.meter.average, "step": self.global_step}
+
+
+@step()
+def meters_in_a_trainer() -> Training:
+    trainer = Metered()
+    held = (trainer.meter, trainer.meters["x"])
+    return Training(
+        trainer.model,
+        trainer.optimizer,
+        trainer.training_step,
+        kept=lambda: (trainer.global_step, trainer.last_loss, *(dict(vars(meter)) for meter in held)),
+    )
+
+
+@step(refused=BRANCH)
+def every_third_step_is_another() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
+        kept.step += 1
+        return run(x * 2 if kept.step % 3 == 0 else x)
+
+    return keeping(keep, step=0)
+
+
+@step(refused=READS)
+def reads_what_it_collects() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Any:
+        kept.losses.append(run(x).item())
+        return sum(kept.losses[-2:])
+
+    return keeping(keep, losses=[])
+
+
+@step(refused=READS)
+def counts_what_it_collects() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
+        kept.losses.append(run(x).item())
+        return x * 2 if len(kept.losses) > 2 else x
+
+    return keeping(keep, losses=[])
+
+
+@step(refused=READS)
+def averages_tensors() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Any:
+        loss = run(x)
+        kept.average = 0.9 * kept.average + 0.1 * loss.detach()
+        return loss
+
+    return keeping(keep, average=torch.tensor(0.0))
+
+
+@step(refused=CHANGES)
+def forgets_old_losses() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Any:
+        kept.losses.pop()
+        return run(x)
+
+    return keeping(keep, losses=[1.0, 2.0, 3.0])
+
+
+@step(refused=OTHERWISE)
+def begins_once() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Any:
+        if kept.mean is None:
+            kept.mean = x.mean()
+        return run(x)
+
+    return keeping(keep, mean=None)
+
+
+@step(refused=NEEDS)
+def writes_texts() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Any:
+        kept.lines.append(f"{run(x).item():.3f}")
+
+    return keeping(keep, lines=[])
+
+
+@step(refused=SHARED)
+def keeps_a_view_of_a_weight() -> Training:
+    model = network()
+    optimizer, kept = AdamW(model.parameters()), SimpleNamespace(first=None)
+    run = plain(model, optimizer)
+
+    def step(x: Tensor) -> Tensor:
+        kept.first = next(model.parameters()).detach()
+        return run(x)
+
+    return Training(model, optimizer, step, kept=lambda: vars(kept))

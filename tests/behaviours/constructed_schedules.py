@@ -1,0 +1,163 @@
+"""Training steps that call schedules of the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+import whence
+from tests.behaviours.constructed_steps import STEPS, Training, network, plain, step
+from tests.behaviours.constructions import Refusal
+
+__all__ = ["STEPS"]
+
+LATER = Refusal(
+    whence.UnsupportedStep, "moves numbers, and the step reads", "the next step has what it moves"
+)
+FIXED = Refusal(whence.UnsupportedStep, "needed in Python", "a fused kernel wants the number itself")
+REACHES = Refusal(whence.UnsupportedStep, "LambdaLR reaches taken", "the schedule runs when all else is done")
+
+
+class Scheduled:
+    """A trainer with a schedule."""
+
+    def __init__(
+        self,
+        make: Callable[[Optimizer], Any],
+        optimizer: Optimizer | None = None,
+        call: Callable[[Any, Tensor], Any] = lambda schedule, _: schedule.step(),
+    ) -> None:
+        self.model = network()
+        self.optimizer = AdamW(self.model.parameters()) if optimizer is None else optimizer
+        if optimizer is not None:
+            optimizer.param_groups[0]["params"][:] = list(self.model.parameters())
+        self.schedule, self.call, self.rates = make(self.optimizer), call, list[float]()
+
+    def step(self, x: Tensor) -> Tensor:
+        loss = plain(self.model, self.optimizer)(x)
+        self.rates.append(self.optimizer.param_groups[0]["lr"])
+        self.call(self.schedule, loss)
+        return loss
+
+    def training(self) -> Training:
+        return Training(
+            self.model, self.optimizer, self.step, kept=lambda: (self.rates, held_by(self.schedule))
+        )
+
+
+def held_by(schedule: LRScheduler) -> dict[str, Any]:
+    """What a schedule holds, and those inside it."""
+    inner = [held_by(each) for each in getattr(schedule, "_schedulers", ())]
+    kinds = (int, float, list)
+    own = {
+        key: value
+        for key, value in vars(schedule).items()
+        if isinstance(value, kinds) and key != "lr_lambdas"
+    }
+    return {**own, "_schedulers": inner}
+
+
+def momentum(**options: Any) -> SGD:
+    return SGD(network().parameters(), lr=0.1, **options)
+
+
+def add(name: str, make: Callable[[Optimizer], Any], *, warm: bool = False, **options: Any) -> None:
+    """A row of the table."""
+
+    def build() -> Training:
+        held = {key: value() if key == "optimizer" else value for key, value in options.items()}
+        return Scheduled(make, **held).training()
+
+    build.__name__ = name
+    step(warm=warm)(build)
+
+
+add("schedule_inside", lambda optimizer: ExponentialLR(optimizer, 0.9))
+add("warmup_inside", lambda optimizer: LambdaLR(optimizer, lambda at: min(1.0, at / 3)), optimizer=momentum)
+add("steps_of_two", lambda optimizer: StepLR(optimizer, 2, gamma=0.5))
+add("milestones", lambda optimizer: MultiStepLR(optimizer, [1, 2], gamma=0.5))
+add("cosine", lambda optimizer: CosineAnnealingLR(optimizer, 4))
+add("restarts", lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 2), optimizer=momentum)
+add("one_cycle", lambda optimizer: OneCycleLR(optimizer, max_lr=0.1, total_steps=10))
+add(
+    "one_cycle_of_sgd",
+    lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=9),
+    warm=True,
+    optimizer=momentum,
+)
+add("cyclic", lambda optimizer: CyclicLR(optimizer, 0.01, 0.1, 2, cycle_momentum=False))
+add("linear", lambda optimizer: LinearLR(optimizer, total_iters=3))
+add("chained", lambda optimizer: ChainedScheduler([ExponentialLR(optimizer, 0.9), LinearLR(optimizer)]))
+add(
+    "warmup_then_decay",
+    lambda optimizer: SequentialLR(optimizer, [LinearLR(optimizer), ExponentialLR(optimizer, 0.9)], [2]),
+)
+add(
+    "plateau_of_a_tensor",
+    lambda optimizer: ReduceLROnPlateau(optimizer, patience=0, threshold=1.0),
+    call=lambda schedule, loss: schedule.step(loss.detach()),
+)
+add(
+    "plateau_of_a_number",
+    lambda optimizer: ReduceLROnPlateau(optimizer, patience=0, threshold=1.0),
+    call=lambda schedule, loss: schedule.step(metrics=loss.item() + 1),
+)
+
+
+@step(warm=True)
+def warm_schedule_inside() -> Training:
+    return Scheduled(lambda optimizer: ExponentialLR(optimizer, 0.9)).training()
+
+
+@step(refused=LATER)
+def reads_the_rate_afterwards() -> Training:
+    return Scheduled(
+        lambda optimizer: ExponentialLR(optimizer, 0.9),
+        call=lambda schedule, loss: (schedule.step(), loss * schedule.get_last_lr()[0]),
+    ).training()
+
+
+@step(refused=LATER)
+def steps_again_with_the_new_rate() -> Training:
+    return Scheduled(
+        lambda optimizer: ExponentialLR(optimizer, 0.9),
+        call=lambda schedule, _: (schedule.step(), schedule.optimizer.step()),
+    ).training()
+
+
+@step(refused=FIXED)
+def rate_is_needed_by_a_kernel() -> Training:
+    return Scheduled(
+        lambda optimizer: ExponentialLR(optimizer, 0.9), optimizer=momentum(fused=True)
+    ).training()
+
+
+@step(refused=REACHES)
+def schedule_of_a_counter() -> Training:
+    taken = {"at": 0}
+    trainer = Scheduled(lambda optimizer: LambdaLR(optimizer, lambda _: 0.5 ** taken["at"]))
+
+    def step(x: Tensor) -> Tensor:
+        loss = trainer.step(x)
+        taken["at"] += 1
+        return loss
+
+    return Training(trainer.model, trainer.optimizer, step, kept=lambda: taken)

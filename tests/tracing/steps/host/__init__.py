@@ -1,0 +1,1 @@
+"""Tests of what a step changes in Python around it."""

@@ -1,0 +1,125 @@
+"""What a step changes in Python around it is changed by its program, and by nothing else."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import whence
+from tests.tracing.steps.small import batch, small, zero_first
+
+
+def counting(**held: Any) -> tuple[SimpleNamespace, Callable[[Tensor], Tensor], dict[str, Any]]:
+    """What a step keeps, the step, and its model and optimizer."""
+    model, optimizer = small()
+    kept, inner = SimpleNamespace(step=0, losses=[0.5], **held), zero_first(model, optimizer)
+
+    def step(x: Tensor) -> Tensor:
+        kept.step += 1
+        loss = inner(x * kept.step)
+        kept.losses.append(loss.item())
+        return loss
+
+    return kept, step, {"model": model, "optimizer": optimizer}
+
+
+def test_they_are_inputs_and_outputs() -> None:
+    """A counter has one of each, and what is appended an output of its own."""
+    _, step, held = counting()
+    program = whence.capture_step(step, (batch(),), **held)
+    row = program.input("kept.step")
+    assert (row.name, row.kind, row.value) == ("s_kept_step", "step_state", 0)
+    assert program.output("new_s_kept_step").of == row.name
+    (effect,) = [row for row in program.signature.outputs if row.kind == "effect"]
+    assert effect.path == "kept.losses"
+
+
+def test_a_capture_leaves_them_as_they_were() -> None:
+    """Also one that fails after it has changed them, and a verification."""
+    kept, step, held = counting()
+    losses = kept.losses
+
+    def failing(x: Tensor) -> None:
+        step(x)
+        raise ValueError("late")
+
+    with pytest.raises(ValueError, match="late"):
+        whence.capture_step(failing, (batch(),), **held)
+    program = whence.capture_step(step, (batch(),), **held)
+    assert program.verify(held["model"], (batch(),)).ok
+    assert kept.losses is losses
+    assert (kept.step, kept.losses) == (0, [0.5])
+
+
+def test_a_stale_run_changes_nothing() -> None:
+    """What the step advances has to be a number, as it was."""
+    kept, step, held = counting()
+    run = whence.capture_step(step, (batch(),), **held).bind(**held)
+    kept.step = "three"
+    with pytest.raises(
+        whence.StaleCapture, match=r"`kept.step` was a number \(int\) at capture, is a str now"
+    ):
+        run(batch())
+    assert kept.losses == [0.5]
+
+
+def test_others_may_change_them_too() -> None:
+    """A counter that is set anew, and a list that is emptied, are as good as those of the capture."""
+    kept, step, held = counting()
+    run = whence.capture_step(step, (batch(),), **held).bind(**held)
+    run(batch())
+    kept.step, kept.losses[:] = 4, []
+    loss = run(batch())
+    assert (kept.step, kept.losses) == (5, [loss.item()])
+
+
+def test_a_copy_of_a_program_changes_the_same() -> None:
+    """As it compares the same."""
+    kept, step, held = counting()
+    copied = copy.deepcopy(whence.capture_step(step, (batch(),), **held))
+    copied.bind(**held)(batch())
+    assert kept.step == 1
+
+
+def test_a_loaded_program_knows_nothing_of_them(tmp_path: Path) -> None:
+    """What was around the step is in no file."""
+    _, step, held = counting()
+    whence.capture_step(step, (batch(),), **held).save(tmp_path / "step")
+    loaded = whence.load(tmp_path / "step", model=held["model"])
+    with pytest.raises(whence.UsageError, match="not in a file"):
+        loaded.bind(**held)
+
+
+def test_a_number_that_sizes_follow_is_refused() -> None:
+    """No program can have another size in every run."""
+    kept, _, held = counting()
+    inner = zero_first(held["model"], held["optimizer"])
+
+    def step(x: Tensor) -> Tensor:
+        kept.step += 1
+        return inner(x[: kept.step])
+
+    with pytest.raises(whence.DataDependent, match=r"from kept\.step"):
+        whence.capture_step(step, (batch(),), **held)
+    assert kept.step == 0
+
+
+def test_tensors_made_of_a_counter_are_of_its_type() -> None:
+    """An integer makes a tensor of integers."""
+    kept, _, held = counting()
+    inner = zero_first(held["model"], held["optimizer"])
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        kept.step += 1
+        return inner(x), torch.tensor([kept.step * 2, 1])
+
+    run = whence.capture_step(step, (batch(),), **held).bind(**held)
+    run(batch())
+    made = run(batch())[1]
+    assert made.dtype is torch.int64
+    assert made.tolist() == [4, 1]
