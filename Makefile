@@ -51,14 +51,14 @@ test-viewer: ## run the page of program.view() in Chromium, and check that viewe
 	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory viewer-in-browser; else echo "no Node here: the page is not tested in a browser"; fi
 
 viewer-in-browser: $(READY) viewer/node_modules/.ready
-	$(BIN)/python viewer/tests/pages.py build/pages
+	$(BIN)/python -m viewer.tests.pages build/pages
 	cd viewer && npx tsc --noEmit && PAGES=$(CURDIR)/build/pages npm test --silent
 
 page: viewer/node_modules/.ready ## build src/whence/viewer/page.html from viewer/ (needs Node)
 	cd viewer && npm run build --silent
 
 screenshots: $(READY) viewer/node_modules/.ready ## make the pictures of docs/images (needs Node and Chromium)
-	$(BIN)/python viewer/tests/pages.py build/pages
+	$(BIN)/python -m viewer.tests.pages build/pages
 	cd viewer && node tests/screenshots.mjs $(CURDIR)/build/pages $(CURDIR)/docs/images
 
 viewer/node_modules/.ready: viewer/package.json viewer/package-lock.json

@@ -92,3 +92,36 @@ def test_graphs_of_branches_stand_behind_their_operation() -> None:
     assert owners
     inside = [at for at, distance in enumerate(nodes["within"]) if distance]
     assert {found["texts"][nodes["target"][at]] for at in inside} >= {"aten.sin.default", "aten.cos.default"}
+
+
+def test_nodes_of_nested_graphs_have_figures_of_their_own() -> None:
+    """Whatever else is called as they are: names are unique only in one graph."""
+
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return torch.cond(
+                x.sum() > 0, lambda x: x.sin(), lambda x: x.repeat(2, 1).sin().sum(0), (x,)
+            ).sin()
+
+    program = whence.capture(Twice(), (torch.randn(3),))
+    found = columns(figures_of(program))
+    called = [at for at, name in enumerate(found["nodes"]["name"]) if name == "sin"]
+    assert [found["costs"]["written"][at] for at in called] == [12, 24, 12]
+    assert [found["texts"][found["made"][at]] for at in called] == ["f32[3]", "f32[2, 3]", "f32[3]"]
+
+
+def test_words_of_select_are_data() -> None:
+    """Which nodes are of the loss or saved, and what regions say, by position among all nodes."""
+
+    def loss(x: Tensor) -> Tensor:
+        with whence.region("gate"):
+            return x.sin().sum()
+
+    program = whence.capture(nn.Linear(4, 2), (torch.randn(3, 4),), backward=loss)
+    chosen, nodes = columns(figures_of(program))["chosen"], list(program.nodes())
+    for mark, places in chosen["marks"].items():
+        marked = [nodes[at] for at in summed(places)]
+        assert marked == (program.select(f":: {mark}") if marked else [])
+    ((_, places),) = chosen["said"]["region"]
+    assert [nodes[at] for at in summed(places)] == program.select("region=gate")
+    assert chosen["kinds"][:3] == ["user", "parameter", "buffer"]

@@ -7,7 +7,7 @@ import { load, type Data } from "./data/load";
 import { counted, times } from "./data/numbers";
 import { PHASES, Program } from "./data/program";
 import { el } from "./dom";
-import { address, home, read, type State } from "./state";
+import { address, read, type State } from "./state";
 import { measured, painted } from "./timing";
 import { CardView } from "./views/card";
 import { GraphView } from "./views/graph";
@@ -84,11 +84,7 @@ class Page {
 
   private node(side: number, at: number): void {
     const node = { side, at };
-    const { item } = this.state;
-    const call = item?.calls[side] ?? -1;
-    const place = this.tree.programs[side]!.places[at]!;
-    const isInSight = item !== null && call === place;
-    this.go({ item: isInSight ? item : home(this.tree, node), node });
+    this.go({ item: this.tree.home(side, at), node });
   }
 
   private close(): void {

@@ -2,7 +2,7 @@
 
 import type { Metric } from "./colours";
 import type { Item, Tree } from "./data/items";
-import { PROGRAM } from "./data/program";
+import { OUTER, PROGRAM } from "./data/program";
 
 export interface State {
   /** The call whose graph is open. */
@@ -12,11 +12,12 @@ export interface State {
   metric: Metric;
 }
 
-/** `#call=blocks.3.mlp&node=addmm_4`; the second program's nodes are `other=1`. */
+/** `#call=blocks.3.mlp&node=addmm_4`, `graph=true_graph_0` where a nested graph is open; the second program's nodes are `other=1`. */
 export function address(tree: Tree, state: State): string {
   const parts: string[] = [];
   if (state.item) parts.push(`call=${encoded(callName(state.item))}`);
-  if (state.node) parts.push(`node=${encoded(tree.programs[state.node.side]!.names[state.node.at]!)}`);
+  if (state.item) parts.push(...graphNames(tree, state.item).map((name) => `graph=${encoded(name)}`));
+  if (state.node) parts.push(`node=${encoded(tree.programs[state.node.side]!.fullName(state.node.at))}`);
   if (state.node?.side) parts.push("other=1");
   return parts.length ? `#${parts.join("&")}` : "";
 }
@@ -26,15 +27,28 @@ export function read(tree: Tree, hash: string): Pick<State, "item" | "node"> {
   const side = given.get("other") === "1" && tree.programs.length > 1 ? 1 : 0;
   const at = tree.programs[side]!.byName.get(given.get("node") ?? "");
   const node = at === undefined ? null : { side, at };
-  return { item: named(tree, side, given.get("call")) ?? (node && home(tree, node)), node };
+  const item = named(tree, side, given.get("call"));
+  return { item: within(tree, item, given.get("graph")) ?? (node && tree.home(node.side, node.at)), node };
 }
 
-/** The item whose graph holds a node. */
-export function home(tree: Tree, node: { side: number; at: number }): Item {
-  return tree.of(node.side, tree.programs[node.side]!.places[node.at]!);
+/** The nested graph in which an item is, by the full name of the node that holds it; none for a call of the program. */
+function graphNames(tree: Tree, item: Item): string[] {
+  const side = item.graphs[0] >= 0 ? 0 : 1;
+  return item.graphs[side]! === OUTER ? [] : [tree.programs[side]!.fullName(item.graphs[side]!)];
+}
+
+/** The same call in a nested graph. */
+function within(tree: Tree, item: Item | null, graph: string | undefined): Item | null {
+  if (item === null || graph === undefined) return item;
+  for (const side of [0, 1]) {
+    const [holder, call] = [tree.programs[side]?.byName.get(graph), item.calls[side]!];
+    if (holder !== undefined && call >= 0 && tree.programs[side]!.holds(holder)) return tree.of(side, call, holder) ?? tree.graphOf(side, holder);
+  }
+  return item;
 }
 
 function callName(item: Item): string {
+  if (item.isGraph) return callName(item.parent!);
   return item.calls.includes(PROGRAM) ? "(program)" : item.site || "(root)";
 }
 

@@ -99,6 +99,78 @@ describe("in a browser", { skip: !HAS_CHROMIUM && "no Chromium" }, () => {
     }
   });
 
+  for (const [name, patterns] of Object.entries(expected.words))
+    on(`every word of program.select is one of the page's: ${name}`, name, async (page) => {
+      const field = page.locator("input[type=search]");
+      for (const [pattern, names] of Object.entries(patterns)) {
+        const isWord = !/::|=|[*?[]|@\d+$/.test(pattern);
+        await field.fill(isWord ? `${pattern} :: *` : pattern);
+        const [hits, faults] = await page.evaluate(() => [
+          [...document.querySelectorAll(".hits code[data-node]")].map((each) => each.dataset.node),
+          document.querySelectorAll(".hits > .empty").length,
+        ]);
+        if (isWord && !pattern.trim()) continue;
+        assert.deepEqual(hits, (names ?? []).slice(0, 200), pattern);
+        assert.equal(faults, names === null ? 1 : 0, pattern);
+        if (names) assert.match(await page.locator(".hits-head").textContent(), new RegExp(`^${names.length} `), pattern);
+      }
+    });
+
+  on("nested graphs open as calls do", "nested", async (page) => {
+    await row(page, "(root)").click();
+    await page.locator(".box.call .title", { hasText: /^true_graph_0$/ }).click();
+    assert.match(page.url(), /#call=\(root\)&graph=true_graph_0$|#call=%28root%29&graph=true_graph_0$/);
+    assert.equal(await page.locator(".crumbs strong").textContent(), "true_graph_0");
+    assert.match(await page.locator(".card").textContent(), /is run by\s*cond/);
+    const titles = await page.locator(".box.operation .title").allTextContents();
+    assert.deepEqual(titles.map((title) => title.split(" ")[0]).sort(), ["cond", "getitem", "gt.Scalar", "mean"]);
+    assert.deepEqual((await page.locator(".box.port .title").allTextContents()).sort(), ["arg_0", "returned"]);
+    for (const key of ["ArrowDown", "ArrowDown", "ArrowDown"]) await page.keyboard.press(key);
+    assert.equal(await page.locator(".box.current").count(), 1);
+    await page.locator(".box.call .title", { hasText: /^true_graph_0$/ }).click();
+    assert.deepEqual(await page.locator(".crumbs").textContent(), "(program)›(root)›true_graph_0›true_graph_0");
+    await page.locator(".box.operation", { hasText: "sin" }).click();
+    assert.equal(await page.locator(".card h2").textContent(), "sin");
+    assert.match(page.url(), /graph=true_graph_0%2Ftrue_graph_0&node=true_graph_0%2Ftrue_graph_0%2Fsin$/);
+    await page.locator(".card dl .link", { hasText: /^true_graph_0$/ }).first().click();
+    await page.locator(".graph-scroll").focus();
+    await page.keyboard.press("Backspace");
+    await page.keyboard.press("Backspace");
+    assert.equal(await page.locator(".crumbs strong").textContent(), "(root)");
+  });
+
+  on("nested graphs are rows of the tree, with figures of their own", "nested", async (page) => {
+    const inner = row(page, "true_graph_0").first();
+    assert.equal(await inner.locator(".type").textContent(), "nested graph");
+    assert.ok(Number(await inner.locator(".number").first().textContent()) >= 4);
+    await inner.click();
+    assert.equal(await page.locator(".crumbs strong").textContent(), "true_graph_0");
+    await page.emulateMedia({ media: "print" });
+    assert.ok(await page.locator(".box.operation", { hasText: "mean" }).isVisible());
+  });
+
+  on("search leads into a nested graph", "nested", async (page) => {
+    await page.keyboard.press("/");
+    await page.keyboard.type("map_impl");
+    await page.keyboard.press("Enter");
+    assert.match(await page.locator(".card").textContent(), /graphs\s*body_graph_0/);
+    await page.keyboard.press("/");
+    await page.keyboard.type(":: aten.tanh");
+    await page.keyboard.press("Enter");
+    assert.equal(await page.locator(".crumbs strong").textContent(), "body_graph_0");
+    assert.equal(await page.locator(".box.current .title").textContent(), "tanh");
+  });
+
+  on("an address opens a node of a nested graph", "nested", async (page) => {
+    assert.equal(await page.locator(".crumbs strong").textContent(), "true_graph_0");
+    assert.equal(await page.locator(".card h2").textContent(), "sin");
+  }, "#node=true_graph_0%2Ftrue_graph_0%2Fsin");
+
+  on("an address opens a nested graph", "step", async (page) => {
+    assert.equal(await page.locator(".crumbs strong").textContent(), "scan_combine_graph_0");
+    assert.ok((await page.locator(".box.operation").count()) >= 2);
+  }, "#call=(program)&graph=scan_combine_graph_0");
+
   on("keys lead through tree and graph", "gpt", async (page) => {
     for (const key of ["ArrowDown", "ArrowDown", "Enter"]) await page.keyboard.press(key);
     assert.match(page.url(), /#call=tokens$/);

@@ -1,4 +1,4 @@
-"""Pages for the tests in a browser, and what they should show: `python viewer/tests/pages.py FOLDER`."""
+"""Pages for the tests in a browser, and what they should show: `python -m viewer.tests.pages FOLDER`."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from viewer.tests import nested
 from whence.demo import gpt, next_token_loss
 
 HOSTILE = ("</script><img src=x onerror=hacked=1>", "<!--<script>hacked=1")
@@ -97,12 +98,17 @@ def main(folder: Path) -> None:
     blocks(False).view(folder / "compare.html", other=blocks(True))
     whence.capture(lambda x: x, (torch.randn(2),)).view(folder / "empty.html")
     unrolled().view(folder / "unrolled.html")
+    words = {}
+    for name, made in {"nested": nested.joint(), "step": nested.step()}.items():
+        made.view(folder / f"{name}.html")
+        words[name] = nested.selected(made)
     deep = large()
     deep.view(folder / "large.html")
     selected = {pattern: [node.name for node in program.select(pattern)] for pattern in PATTERNS}
     total = program.report().to_dict()
     expected = {
         "selected": selected,
+        "words": words,
         "hostile": HOSTILE,
         "rows": total["rows"],
         "peak": total["memory"]["at"],

@@ -1,17 +1,24 @@
 """What a page about a program draws, as plain data: its graph, figures of calls, costs of nodes, memory."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import fx
 
+from whence._torch.graphs import nested_graph
+from whence._torch.record.annotations import said_of
 from whence.program import Program
-from whence.program.signature import describe
+from whence.program.queries.marks import marked
+from whence.program.signature import Input, describe
 from whence.reports.cost import checked_sizes, data_named
 from whence.reports.devices import Device
 from whence.reports.memory import Storages
 from whence.reports.plain import plain
 from whence.reports.report import plain_row, report_of
+from whence.schema import Aspect, InputKind
+
+INSIDE = "/"
+"""Between the node that holds a graph and the nodes of that graph: `true_graph_0/sin`."""
 
 
 def figures_of(
@@ -22,27 +29,59 @@ def figures_of(
 ) -> dict[str, Any]:
     """`program` is `to_dict`, `rows` are those of `report`; `costs`, `made`, `bases`, `values` are by node.
 
-    `made` says what a node makes, in the words of `diff`. `bases` are the nodes in whose memory the value of
-    another lies. Raises `SelectionError` for values of nodes that there are not, and what `report` raises.
+    A node of a nested graph is called by the nodes that hold it and its own name (`INSIDE`): names are unique
+    only in one graph. `made` says what a node makes, in the words of `diff`. `bases` are the nodes in whose
+    memory the value of another lies. `chosen` is what `select` reads besides origins. Raises `SelectionError`
+    for values of nodes that there are not, and what `report` raises.
     """
     for name in values or ():
         program.node(name)
     report = report_of(program, device=device, sizes=sizes)
+    nodes = dict(_named(program.graph_module))
+    operations = (name for name, node in nodes.items() if node.op == "call_function")
     return {
         "program": plain(program),
         "rows": [plain_row(row) for row in report.rows],
         "device": report.cost.device,
         "costs": {
-            cost.name: [cost.flops, cost.read, cost.written, cost.seconds] for cost in report.cost.nodes
+            name: [cost.flops, cost.read, cost.written, cost.seconds]
+            for name, cost in zip(operations, report.cost.nodes, strict=True)
         },
         "notes": report.cost.notes(),
         "memory": report.memory.to_dict(),
-        "made": {
-            node.name: describe(node.meta.get("val")) for node in program.nodes() if node.op != "output"
-        },
+        "made": {name: describe(node.meta.get("val")) for name, node in nodes.items() if node.op != "output"},
         "bases": _bases(program, sizes),
         "values": None if values is None else {name: float(value) for name, value in values.items()},
+        "chosen": _chosen(program),
     }
+
+
+def _named(module: fx.GraphModule, around: str = "") -> Iterator[tuple[str, fx.Node]]:
+    """All nodes, in the order of `Program.nodes`."""
+    for node in module.graph.nodes:
+        yield f"{around}{node.name}", node
+        if (inner := nested_graph(node)) is not None:
+            yield from _named(inner, f"{around}{node.name}{INSIDE}")
+
+
+def _chosen(program: Program) -> dict[str, Any]:
+    """Which nodes are marked, and what is said of nodes, by position; which inputs modules hold."""
+    place = {node: at for at, node in enumerate(program.nodes())}
+    said: dict[str, dict[str, list[int]]] = {}
+    for node, at in place.items():
+        for key, text in said_of(node).items():
+            said.setdefault(str(key), {}).setdefault(str(text), []).append(at)
+    return {
+        "marks": {mark.value: sorted(place[node] for node in marked(program, mark)) for mark in Aspect},
+        "kinds": [kind.value for kind in InputKind],
+        "said": said,
+        "held": {row.name: _held(row) for row in (*program.signature.attributes, *program.signature.inputs)},
+    }
+
+
+def _held(row: Input) -> dict[str, Any]:
+    """Whether modules hold an input, under its path and its aliases, and the class of the first of them."""
+    return {"type": row.module_type, "is_held": row.module is not None}
 
 
 def _bases(program: Program, sizes: Mapping[str, int] | None) -> dict[str, str]:

@@ -5,12 +5,13 @@ then equal numbers, which compression stores once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from whence.schema import Phase, Quality
 
-FORM = 1
+FORM = 2
 """The version of this form; the page refuses another one."""
 
 REFERENCE = "\x00"
@@ -47,27 +48,41 @@ def columns(figures: Row) -> dict[str, Any]:
         "calls": _calls(figures["rows"], program["calls"], texts),
         "nodes": _nodes(nodes, program["calls"], texts),
         "costs": _costs(nodes, figures["costs"]),
-        "made": [texts.number(figures["made"].get(node["name"], "")) for node, _, _ in nodes],
+        "made": [texts.number(figures["made"].get(node.name, "")) for node in nodes],
         "bases": _distances(nodes, figures["bases"]),
         "values": _values(nodes, figures["values"]),
         "memory": _memory(nodes, figures["memory"], texts),
-        "inputs": [_input(row, texts) for row in (*program["inputs"], *program["attributes"])],
+        "chosen": _chosen(figures["chosen"], texts),
+        "inputs": [
+            _input(row, figures["chosen"]["held"], texts)
+            for row in (*program["inputs"], *program["attributes"])
+        ],
         "outputs": [_output(row, texts) for row in program["outputs"]],
         "texts": texts.listed(),
     }
 
 
-Flat = tuple[Row, Mapping[str, int], int]
-"""A node, the positions of those that it may read by name, and that of the node that holds its graph."""
+@dataclass(frozen=True)
+class Drawn:
+    """A node, what `figures` calls it, the positions of those that it may read by name, and that of the node
+    that holds its graph."""
+
+    row: Row
+    name: str
+    known: Mapping[str, int]
+    owner: int
 
 
-def _flat(nodes: Sequence[Row], outer: dict[str, int], owner: int, start: int = 0) -> Iterator[Flat]:
+def _flat(
+    nodes: Sequence[Row], outer: dict[str, int], owner: int, at: int = 0, around: str = ""
+) -> Iterator[Drawn]:
     """The nodes of all graphs in order, those of a nested graph behind the node that holds it."""
-    names, at = dict(outer), start
+    names = dict(outer)
     for node in nodes:
         names[node["name"]] = at
-        yield node, names, owner
-        inside = list(_flat(node["graph"], names, at, at + 1)) if "graph" in node else []
+        name = f"{around}{node['name']}"
+        yield Drawn(node, name, names, owner)
+        inside = list(_flat(node["graph"], names, at, at + 1, f"{name}/")) if "graph" in node else []
         yield from inside
         at += 1 + len(inside)
 
@@ -83,31 +98,32 @@ def _calls(rows: Sequence[Row], calls: Sequence[Row], texts: Texts) -> dict[str,
     }
 
 
-def _nodes(nodes: Sequence[Flat], calls: Sequence[Row], texts: Texts) -> dict[str, Any]:
+def _nodes(nodes: Sequence[Drawn], calls: Sequence[Row], texts: Texts) -> dict[str, Any]:
     sites = {_site(row): row["number"] for row in reversed(calls[1:])}
     phases, qualities = list(Phase), list(Quality)
-    spelled = [_expression(node) for node, _, _ in nodes]
+    rows = [node.row for node in nodes]
+    spelled = [_expression(row) for row in rows]
     references = [
-        [at - names[name] for name in read if name in names]
-        for at, ((_, names, _), (_, read)) in enumerate(zip(nodes, spelled, strict=True))
+        [at - node.known[name] for name in read if name in node.known]
+        for at, (node, (_, read)) in enumerate(zip(nodes, spelled, strict=True))
     ]
-    origins = [node["origin"] for node, _, _ in nodes]
+    origins = [row["origin"] for row in rows]
     places = [_place(origin["place"], sites) for origin in origins]
     return {
-        "name": [node["name"] for node, _, _ in nodes],
-        "op": [texts.number(node["op"]) for node, _, _ in nodes],
-        "target": [texts.number(node["target"]) for node, _, _ in nodes],
+        "name": [row["name"] for row in rows],
+        "op": [texts.number(row["op"]) for row in rows],
+        "target": [texts.number(row["target"]) for row in rows],
         "expression": [texts.number(text) for text, _ in spelled],
         "reads": [distance for row in references for distance in row],
         "count": [len(row) for row in references],
-        "within": [0 if owner < 0 else at - owner for at, (_, _, owner) in enumerate(nodes)],
+        "within": [0 if node.owner < 0 else at - node.owner for at, node in enumerate(nodes)],
         "place": _differences(places),
         "phase": [phases.index(Phase(origin["phase"])) for origin in origins],
         "quality": [qualities.index(Quality(origin["quality"])) for origin in origins],
         "source": [texts.number(origin["source"] or "") for origin in origins],
         "forward": [
-            at - names[origin["forward"]] if origin["forward"] in names else 0
-            for at, ((_, names, _), origin) in enumerate(zip(nodes, origins, strict=True))
+            at - node.known[origin["forward"]] if origin["forward"] in node.known else 0
+            for at, (node, origin) in enumerate(zip(nodes, origins, strict=True))
         ],
         "recomputed": [at for at, origin in enumerate(origins) if origin["recomputed"]],
         "calls": {
@@ -157,22 +173,22 @@ def _spelled(value: Any, read: list[str]) -> str:
     return (value if isinstance(value, str) else repr(value)).replace(REFERENCE, "")
 
 
-def _costs(nodes: Sequence[Flat], costs: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    found = [costs.get(node["name"], (0, 0, 0, 0)) for node, _, _ in nodes]
+def _costs(nodes: Sequence[Drawn], costs: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    found = [costs.get(node.name, (0, 0, 0, 0)) for node in nodes]
     return {
         name: [row[at] for row in found] for at, name in enumerate(("flops", "read", "written", "seconds"))
     }
 
 
-def _distances(nodes: Sequence[Flat], others: Mapping[str, str]) -> list[int]:
+def _distances(nodes: Sequence[Drawn], others: Mapping[str, str]) -> list[int]:
     return [
-        at - names[others[node["name"]]] if others.get(node["name"]) in names else 0
-        for at, (node, names, _) in enumerate(nodes)
+        at - node.known[others[node.name]] if others.get(node.name) in node.known else 0
+        for at, node in enumerate(nodes)
     ]
 
 
-def _values(nodes: Sequence[Flat], values: Mapping[str, float] | None) -> list[float | None] | None:
-    return None if values is None else [_finite(values.get(node["name"])) for node, _, _ in nodes]
+def _values(nodes: Sequence[Drawn], values: Mapping[str, float] | None) -> list[float | None] | None:
+    return None if values is None else [_finite(values.get(node.name)) for node in nodes]
 
 
 def _finite(value: float | None) -> float | None:
@@ -180,8 +196,8 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
 
 
-def _memory(nodes: Sequence[Flat], memory: Row, texts: Texts) -> dict[str, Any]:
-    places = {node["name"]: at for at, (node, _, owner) in enumerate(nodes) if owner < 0}
+def _memory(nodes: Sequence[Drawn], memory: Row, texts: Texts) -> dict[str, Any]:
+    places = {node.name: at for at, node in enumerate(nodes) if node.owner < 0}
     kept = sorted(memory["kept"], key=lambda row: places[row["node"]])
     return {
         "peak": memory["peak"],
@@ -203,8 +219,21 @@ def _differences(numbers: Sequence[int]) -> list[int]:
     return [now - before for before, now in pairwise([0, *numbers])]
 
 
-def _input(row: Row, texts: Texts) -> list[Any]:
-    return [row["name"], texts.number(row["kind"]), row["path"], row["aliases"], row["of"]]
+def _chosen(chosen: Row, texts: Texts) -> dict[str, Any]:
+    """What `select` asks of nodes: their positions as differences."""
+    return {
+        "marks": {mark: _differences(places) for mark, places in chosen["marks"].items()},
+        "kinds": chosen["kinds"],
+        "said": {
+            key: [[texts.number(text), _differences(places)] for text, places in said.items()]
+            for key, said in chosen["said"].items()
+        },
+    }
+
+
+def _input(row: Row, held: Row, texts: Texts) -> list[Any]:
+    kind, module = texts.number(row["kind"]), held[row["name"]]
+    return [row["name"], kind, row["path"], row["aliases"], row["of"], module["type"], module["is_held"]]
 
 
 def _output(row: Row, texts: Texts) -> list[Any]:

@@ -20,7 +20,7 @@ from whence.errors import UnreadableFile
 from whence.program import wellformed
 from whence.program.guards.in_words import NamedOnly
 
-MANY = 1000
+MANY = 100_000 // len(KINDS) + 1
 
 
 @pytest.fixture

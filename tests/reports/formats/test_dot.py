@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+
+import pytest
 
 from tests.viewer.reading import HOSTILE, program_of
 
@@ -31,3 +35,25 @@ def test_names_are_quoted() -> None:
         }
         assert outside.count("{") == outside.count("}")
         assert '"' not in outside
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="no Graphviz here")
+def test_graphviz_reads_it() -> None:
+    """Its parser finds every node, edge and cluster, with the names as they are, and lays them out."""
+    for name in ("first", HOSTILE, 'a"b', "a\\", "{|}<x>", "ü\\n"):
+        program = program_of(name)
+        edges = {(node, source) for node in program.graph.nodes for source in node.all_input_nodes}
+        plain = _by_graphviz(program.to_text("dot"), "plain").splitlines()
+        assert {line.split()[1] for line in plain if line.startswith("node")} == {
+            node.name for node in program.graph.nodes
+        }
+        assert sum(line.startswith("edge") for line in plain) == len(edges)
+        picture = _by_graphviz(program.to_text("dot"), "svg")
+        assert picture.count('class="cluster"') == len(program.calls)
+        assert "<img" not in picture
+
+
+def _by_graphviz(text: str, form: str) -> str:
+    run = subprocess.run(["dot", f"-T{form}"], input=text, capture_output=True, text=True, check=True)
+    assert run.stderr == ""
+    return run.stdout

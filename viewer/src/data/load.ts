@@ -1,6 +1,6 @@
 /** The data of the page, as `src/whence/viewer` writes it. */
 
-export const FORM = 1;
+export const FORM = 2;
 
 export interface RawProgram {
   form: number;
@@ -39,7 +39,9 @@ export interface RawProgram {
     alive: number[];
     kept: { node: number[]; consumer: number[]; bytes: number[]; reads: number[] };
   };
-  inputs: [string, number, string, string[], string | null][];
+  chosen: { marks: Record<string, number[]>; kinds: string[]; said: Record<string, [number, number[]][]> };
+  /** Name, kind, path, aliases, what it is of, the class of the module that holds it, and whether one does. */
+  inputs: [string, number, string, string[], string | null, string | null, boolean][];
   outputs: [string, number, string, string | null | undefined][];
   texts: string[];
 }

@@ -7,6 +7,10 @@ export const QUALITIES = ["exact", "accumulated", "inferred", "none"] as const;
 export const PROGRAM = 0;
 /** What stands in the text of an expression for a node. */
 export const REFERENCE = "\0";
+/** The graph of the program itself, where a node is asked for that holds a graph. */
+export const OUTER = -1;
+/** Between the node that holds a graph and the nodes of that graph. */
+const INSIDE = "/";
 
 export interface Kept {
   node: number;
@@ -20,6 +24,8 @@ export interface Input {
   path: string;
   aliases: string[];
   of: string | null;
+  moduleType: string | null;
+  isHeld: boolean;
 }
 
 export interface Output {
@@ -46,7 +52,12 @@ export class Program {
   readonly phases: number[];
   readonly qualities: number[];
   readonly forwards: Int32Array;
+  /** The node that holds the graph of which a node is; `OUTER` for the graph of the program. */
   readonly owners: Int32Array;
+  /** The call in whose graph a node is shown: in a nested graph one inside the call that holds it, or that. */
+  readonly homes: Int32Array;
+  /** What is behind the last node of the graph that a node holds; behind the node where it holds none. */
+  readonly behind: Int32Array;
   readonly bases: Int32Array;
   readonly reads: Int32Array;
   readonly readStarts: Int32Array;
@@ -59,10 +70,14 @@ export class Program {
   readonly kept = new Map<number, Kept>();
   readonly alive = new Map<number, number>();
   readonly timeline: { nodes: number[]; alive: number[] };
+  /** Which nodes are of the loss, saved, and so on; what is said of nodes, by key. */
+  readonly marks: Map<string, Set<number>>;
+  readonly said: Map<string, [string, Set<number>][]>;
+  readonly kinds: string[];
   readonly inputs = new Map<string, Input>();
-  readonly outputs = new Map<string, Output[]>();
-  /** The nodes of which a call's graph consists, without those of the calls inside it. */
-  readonly own: number[][];
+  private readonly returned = new Map<string, Output[]>();
+  /** For each graph, by the node that holds it: the nodes of each call, without those of the calls inside it. */
+  private readonly graphs = new Map<number, Map<number, number[]>>();
   private differentiated: Map<number, number[]> | null = null;
   private readonly raw: RawProgram;
 
@@ -96,11 +111,20 @@ export class Program {
     this.costs = raw.costs;
     this.values = raw.values;
     this.recomputed = new Set(nodes.recomputed);
-    this.own = this.parents.map(() => []);
-    this.names.forEach((name, at) => {
-      if (this.owners[at] === -1) this.byName.set(name, at);
-      this.own[this.places[at]!]!.push(at);
+    this.homes = this.homesOf();
+    this.behind = behind(this.owners);
+    this.names.forEach((_, at) => {
+      this.byName.set(this.fullName(at), at);
+      const calls = this.graphs.get(this.owners[at]!) ?? new Map<number, number[]>();
+      this.graphs.set(this.owners[at]!, calls);
+      const own = calls.get(this.homes[at]!);
+      if (own) own.push(at);
+      else calls.set(this.homes[at]!, [at]);
     });
+    const { marks, said, kinds } = raw.chosen;
+    this.marks = new Map(Object.entries(marks).map(([mark, places]) => [mark, new Set(sums(places))]));
+    this.said = new Map(Object.entries(said).map(([key, rows]) => [key, rows.map(([text, places]) => [texts[text]!, new Set(sums(places))])]));
+    this.kinds = kinds;
     const { kept } = raw.memory;
     const [made, consumers] = [sums(kept.node), sums(kept.consumer)];
     made.forEach((node, at) =>
@@ -108,9 +132,80 @@ export class Program {
     );
     this.timeline = { nodes: sums(raw.memory.nodes), alive: sums(raw.memory.alive) };
     this.timeline.nodes.forEach((node, at) => this.alive.set(node, this.timeline.alive[at]!));
-    for (const [name, kind, path, aliases, of] of raw.inputs) this.inputs.set(name, { kind: texts[kind]!, path, aliases, of });
+    for (const [name, kind, path, aliases, of, moduleType, isHeld] of raw.inputs)
+      this.inputs.set(name, { kind: texts[kind]!, path, aliases, of, moduleType, isHeld });
     for (const [name, kind, path, node] of raw.outputs)
-      if (node) this.outputs.set(node, [...(this.outputs.get(node) ?? []), { name, kind: texts[kind]!, path }]);
+      if (node) this.returned.set(node, [...(this.returned.get(node) ?? []), { name, kind: texts[kind]!, path }]);
+  }
+
+  private homesOf(): Int32Array {
+    const found = new Int32Array(this.places);
+    this.owners.forEach((owner, at) => {
+      if (owner === OUTER) return;
+      const around = found[owner]!;
+      if (!this.isWithin(this.places[at]!, around)) found[at] = around;
+    });
+    return found;
+  }
+
+  /** Whether a call is another or inside it. */
+  isWithin(call: number, around: number): boolean {
+    return call >= around && call < this.ends[around]!;
+  }
+
+  /** The nodes of which a call's graph consists, without those of the calls inside it. */
+  own(call: number, graph = OUTER): number[] {
+    return this.graphs.get(graph)?.get(call) ?? [];
+  }
+
+  /** The calls of which a nested graph has nodes. */
+  callsIn(graph: number): number[] {
+    return [...(this.graphs.get(graph)?.keys() ?? [])];
+  }
+
+  /** A name that no other node has: that of the node that holds its graph comes first. */
+  fullName(node: number): string {
+    const owner = this.owners[node]!;
+    return owner === OUTER ? this.names[node]! : `${this.fullName(owner)}${INSIDE}${this.names[node]!}`;
+  }
+
+  /** Whether a node holds a graph: that of a branch, a loop, a function that is kept. */
+  holds(node: number): boolean {
+    return this.behind[node]! > node + 1;
+  }
+
+  /** The nodes of the graph that a node holds, those of graphs in it included. */
+  inside(node: number): number[] {
+    return Array.from({ length: this.behind[node]! - node - 1 }, (_, at) => node + 1 + at);
+  }
+
+  input(node: number): Input | undefined {
+    return this.owners[node] === OUTER ? this.inputs.get(this.names[node]!) : undefined;
+  }
+
+  outputs(node: number): Output[] {
+    return (this.owners[node] === OUTER && this.returned.get(this.names[node]!)) || [];
+  }
+
+  /** What a call costs, in the words of the report; in a nested graph what is in that graph. */
+  figuresOf(call: number, graph = OUTER): Record<string, number> {
+    if (graph === OUTER) return Object.fromEntries(Object.entries(this.figures).map(([key, column]) => [key, column[call]!]));
+    return this.figuresIn(graph, call);
+  }
+
+  /** What a call costs of a nested graph, with the calls inside it. */
+  private figuresIn(graph: number, call: number): Record<string, number> {
+    const found: Record<string, number> = {};
+    const add = (key: string, value: number): void => void (found[key] = (found[key] ?? 0) + value);
+    const nodes = this.inside(graph).filter((node) => this.isWithin(this.homes[node]!, call) && this.op(node) === "call_function");
+    for (const node of nodes) {
+      const phase = PHASES[this.phases[node]!]!;
+      add(phase, 1);
+      add(`${this.recomputed.has(node) ? "recomputed" : phase}_flops`, this.costs.flops[node]!);
+      add("bytes_moved", this.moved(node));
+      add("microseconds", this.costs.seconds[node]! * 1e6);
+    }
+    return found;
   }
 
   get peak(): { bytes: number; at: number; where: string; parts: Record<string, number> } {
@@ -216,6 +311,14 @@ function absolute(distances: number[]): Int32Array {
 function starts(counts: number[]): Int32Array {
   const found = new Int32Array(counts.length + 1);
   counts.forEach((count, at) => (found[at + 1] = found[at]! + count));
+  return found;
+}
+
+/** Nodes of a nested graph follow the node that holds it. */
+function behind(owners: Int32Array): Int32Array {
+  const found = owners.map((_, at) => at + 1);
+  for (let at = owners.length - 1; at >= 0; at -= 1)
+    if (owners[at] !== OUTER) found[owners[at]!] = Math.max(found[owners[at]!]!, found[at]!);
   return found;
 }
 

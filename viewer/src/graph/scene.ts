@@ -2,7 +2,7 @@
 
 import { together, type Metric } from "../colours";
 import { times } from "../data/numbers";
-import { PHASES, PROGRAM, type Program } from "../data/program";
+import { OUTER, PHASES, PROGRAM, type Program } from "../data/program";
 import type { Item, Run, Tree } from "../data/items";
 import { last } from "../data/items";
 
@@ -64,7 +64,6 @@ interface Place {
 /** The graph of a call of one side; `starts` says for each phase which box is the first that is shown. */
 export function sceneOf(tree: Tree, side: number, item: Item, metric: Metric, starts: number[], unfolded: boolean): Scene {
   const program = tree.programs[side]!;
-  const call = item.calls[side]!;
   const all = boxesOf(tree, side, item, unfolded);
   const shown = all.map((boxes, phase) => boxes.slice(starts[phase] ?? 0, (starts[phase] ?? 0) + WINDOW));
   const places = new Map<number, Place>();
@@ -78,7 +77,7 @@ export function sceneOf(tree: Tree, side: number, item: Item, metric: Metric, st
   const columns = shown
     .map((boxes, phase) => ({ phase, title: titleOf(phase), boxes, edges: [], start: starts[phase] ?? 0, total: all[phase]!.length }))
     .filter((column) => column.total > 0);
-  return { columns, across: connected(program, call, columns, places) };
+  return { columns, across: connected(program, item.calls[side]!, columns, places) };
 }
 
 function titleOf(phase: number): string {
@@ -87,19 +86,20 @@ function titleOf(phase: number): string {
 
 function boxesOf(tree: Tree, side: number, item: Item, unfolded: boolean): Box[][] {
   const program = tree.programs[side]!;
-  const call = item.calls[side]!;
+  const [call, graph] = [item.calls[side]!, item.graphs[side]!];
   const found: Box[][] = PHASES.map(() => []);
-  for (const node of program.own[call]!) {
-    if (program.isOperation(node) && program.owners[node] === -1) found[program.phases[node]!]!.push(operation(program, node));
+  for (const node of program.own(call, graph)) {
+    if (program.holds(node)) found[program.phases[node]!]!.push(graphBox(tree, side, node, item));
+    else if (program.isOperation(node)) found[program.phases[node]!]!.push(operation(program, node));
   }
-  const children = item.children.filter((child) => child.calls[side]! >= 0);
+  const children = item.children.filter((child) => !child.isGraph && child.calls[side]! >= 0);
   const runs = unfolded ? children.map((child) => ({ first: child, times: 1, last: child })) : tree.runs(children);
   for (const run of runs) {
     const [from, to] = [run.first.calls[side]!, program.ends[run.last.calls[side]!]!];
     const nodes: number[][] = PHASES.map(() => []);
     for (let inner = from; inner < to; inner += 1)
-      for (const node of program.own[inner]!) if (program.owners[node] === -1) nodes[program.phases[node]!]!.push(node);
-    nodes.forEach((held, phase) => held.length && found[phase]!.push(callBox(run, phase, held, item)));
+      for (const node of program.own(inner, graph)) nodes[program.phases[node]!]!.push(node, ...program.inside(node));
+    nodes.forEach((held, phase) => held.length && found[phase]!.push(callBox(program, run, phase, held, item)));
   }
   for (const boxes of found) boxes.sort((a, b) => a.nodes[0]! - b.nodes[0]!);
   return found;
@@ -119,10 +119,18 @@ function operation(program: Program, node: number): Box {
   };
 }
 
-function callBox(run: Run, phase: number, nodes: number[], around: Item): Box {
+/** The graph that a node holds: what reads the node runs it. */
+function graphBox(tree: Tree, side: number, node: number, around: Item): Box {
+  const program = tree.programs[side]!;
+  const first = tree.graphOf(side, node);
+  const box = callBox(program, { first, times: 1, last: first }, program.phases[node]!, [node, ...program.inside(node)], around);
+  return { ...box, id: `g${node}`, title: program.names[node]! };
+}
+
+function callBox(program: Program, run: Run, phase: number, nodes: number[], around: Item): Box {
   const name = relative(run.first, around);
   const title = run.times > 1 ? `${name} … ${last(run.last.site)}  × ${run.times}` : name;
-  const note = `${run.first.type} · ${times(nodes.length, "operation")}`;
+  const note = `${run.first.type} · ${times(nodes.filter((node) => program.isOperation(node)).length, "operation")}`;
   nodes.sort((a, b) => a - b);
   const id = `c${run.first.calls.join("_")}p${phase}`;
   return { id, kind: "call", title, note, aside: "", nodes, run, value: null, way: null };
@@ -138,10 +146,10 @@ function asideOf(program: Program, nodes: number[], kind: Box["kind"]): string {
   if (kind !== "operation") return "";
   const [node] = nodes as [number];
   const state = program.readsOf(node).flatMap((read) => {
-    const input = program.inputs.get(program.names[read]!);
+    const input = program.input(read);
     return input && input.kind !== "user" && input.kind !== "tangent" ? [short(input.path)] : [];
   });
-  const made = (program.outputs.get(program.names[node]!) ?? []).map((output) =>
+  const made = program.outputs(node).map((output) =>
     output.kind === "gradient" ? `∂ ${short(output.path)}` : output.kind === "mutation" ? `new ${short(output.path)}` : output.kind,
   );
   return [...state, ...made.map((text) => `→ ${text}`)].slice(0, 2).join(", ");
@@ -167,7 +175,7 @@ function connected(program: Program, call: number, columns: Column[], places: Ma
           else crossing(program, across, bases, source, { box, phase: column.phase }, read);
         }
         const outside = program.usersOf(node).find((user) => !places.has(user) && program.phases[user] === column.phase);
-        if (outside !== undefined && program.op(outside) !== "output") portOut(program, call, links, box, node, outside);
+        if (outside !== undefined && (program.op(outside) !== "output" || program.owners[outside] !== OUTER)) portOut(program, call, links, box, node, outside);
       }
   }
   columns.forEach(thinned);
@@ -224,24 +232,25 @@ class Links {
 }
 
 function portIn(program: Program, call: number, links: Links, box: Box, read: number, phase: number): void {
-  const isInside = program.places[read]! >= call && program.places[read]! < program.ends[call]!;
-  const input = program.inputs.get(program.names[read]!);
+  const isInside = program.isWithin(program.homes[read]!, call);
+  const input = program.input(read);
   if (input && input.kind !== "user" && input.kind !== "tangent") return;
-  if (!input && (!program.isOperation(read) || (isInside && program.phases[read] !== phase))) return; // in another window
-  const title = input ? input.path : outsideOf(program, call, read);
+  const isArgument = program.owners[read] !== OUTER && program.op(read) === "placeholder";
+  if (!input && !isArgument && (!program.isOperation(read) || (isInside && program.phases[read] !== phase))) return; // in another window
+  const title = input ? input.path : isArgument ? program.names[read]! : outsideOf(program, call, read);
   const port = links.port(title, input ? input.kind : "", "in", read);
   links.add(port.id, box.id, read);
 }
 
 function portOut(program: Program, call: number, links: Links, box: Box, node: number, user: number): void {
-  const port = links.port(outsideOf(program, call, user), "", "out", node);
+  const port = links.port(program.op(user) === "output" ? "returned" : outsideOf(program, call, user), "", "out", node);
   links.add(box.id, port.id, node);
 }
 
 /** Where a value outside comes from or goes to: the outermost call around it that is not around this call. */
 function outsideOf(program: Program, call: number, node: number): string {
-  const place = program.places[node]!;
-  if (place >= call && place < program.ends[call]!) return ELSEWHERE;
+  const place = program.homes[node]!;
+  if (program.isWithin(place, call)) return ELSEWHERE;
   const around = new Set(program.chain(call));
   const outer = program.chain(place).find((each) => !around.has(each));
   if (outer !== undefined) return program.label(outer);

@@ -2,7 +2,7 @@
 
 import type { Item, Tree } from "../data/items";
 import { micro, scaled, times } from "../data/numbers";
-import { PHASES, PROGRAM, QUALITIES, REFERENCE, type Program } from "../data/program";
+import { OUTER, PHASES, PROGRAM, QUALITIES, REFERENCE, type Program } from "../data/program";
 import { el, link, type Child } from "../dom";
 import { cellText, figuresOf } from "./columns";
 
@@ -40,11 +40,13 @@ export class CardView {
         ["call", this.list(program.callsOf(at).map((call) => this.call(side, call)), "outside any module")],
         ["origin", this.quality(program, at)],
         ["line", source(program.source(at))],
+        ["in the graph", program.owners[at] !== OUTER && this.graph(side, program.owners[at]!)],
+        ["graphs", this.list(this.held(program, at).map((node) => this.graph(side, node)))],
         ["pass", program.passes(at).join(", ")],
         [program.phases[at] === 1 ? "gradient of" : "forward", program.forwards[at]! >= 0 && this.link(side, program.forwards[at]!)],
         ["backward", this.list(program.differentiating(at).map((each) => this.link(side, each)))],
         ["input", this.input(program, at)],
-        ["output", this.list((program.outputs.get(program.names[at]!) ?? []).map((each) => `${each.kind} ${each.path}`))],
+        ["output", this.list(program.outputs(at).map((each) => `${each.kind} ${each.path}`))],
         ["FLOPs", cost.flops[at] ? scaled(cost.flops[at]!) : ""],
         ["reads, writes", program.moved(at) ? `${scaled(cost.read[at]!, "B")}, ${scaled(cost.written[at]!, "B")}` : ""],
         ["time, at least", cost.seconds[at] ? micro(cost.seconds[at]!) : ""],
@@ -63,8 +65,9 @@ export class CardView {
     filled(this.element,
       this.title(item.name, item.depth ? item.type : ""),
       rows(texts),
-      ...this.changes(item),
-      ...(item.calls[0] >= 0 ? this.largest(0, item.calls[0]) : []),
+      ...this.running(item),
+      ...(item.isGraph ? [] : this.changes(item)),
+      ...(item.calls[0] >= 0 && item.graphs[0] === OUTER ? this.largest(0, item.calls[0]) : []),
       ...(item.depth === 0 ? this.about() : []),
       item.depth > 0 && el("p", { class: "faint" }, "Click an operation for where it comes from, or a call to see inside."),
     );
@@ -101,7 +104,7 @@ export class CardView {
   }
 
   private input(program: Program, at: number): string {
-    const input = program.inputs.get(program.names[at]!);
+    const input = program.input(at);
     if (!input) return "";
     const aliases = input.aliases.length ? `, also ${input.aliases.join(", ")}` : "";
     return `${input.kind} ${input.path}${aliases}${input.of ? `, of ${input.of}` : ""}`;
@@ -112,6 +115,24 @@ export class CardView {
     const kept = program.keptBy(at);
     if (!kept || program.phases[at] !== 0) return "";
     return el("span", {}, `${scaled(kept.bytes, "B")}: ${kept.reads}, in `, this.link(side, kept.consumer, false));
+  }
+
+  /** The graphs that a node holds or is given. */
+  private held(program: Program, at: number): number[] {
+    return [at, ...program.readsOf(at)].filter((node) => program.holds(node));
+  }
+
+  private graph(side: number, node: number): HTMLElement {
+    const item = this.tree.graphOf(side, node);
+    return link(item.name, () => this.actions.open(item), item.type);
+  }
+
+  /** The operations that a nested graph is given to. */
+  private running(item: Item): HTMLElement[] {
+    if (!item.isGraph) return [];
+    const side = item.calls[0] >= 0 ? 0 : 1;
+    const users = this.tree.programs[side]!.usersOf(item.graphs[side]!);
+    return users.length ? [rows([["is run by", this.list(users.map((user) => this.link(side, user)))]])] : [];
   }
 
   private call(side: number, call: number): HTMLElement {

@@ -3,13 +3,13 @@
 import { METRICS, type Metric } from "../colours";
 import type { Item, Tree } from "../data/items";
 import { counted, micro, scaled } from "../data/numbers";
-import type { Program } from "../data/program";
+import { OUTER, type Program } from "../data/program";
 
 export interface Figure {
   key: string;
   head: string;
   hint: string;
-  of: (program: Program, call: number) => number;
+  of: (program: Program, call: number, graph: number) => number;
   text: (value: number) => string;
 }
 
@@ -38,7 +38,7 @@ function figure(key: string): Figure {
   const head = key.replaceAll("_", " ").replace("flops", "FLOPs").replace("microseconds", "time");
   const text = key === "microseconds" ? (value: number) => micro(value / 1e6) : COUNTS.has(key) ? counted : scaled;
   const hint = HINTS[key] ?? "floating-point operations, a multiplication and an addition being two";
-  return { key, head, hint, of: (program, call) => program.figures[key]?.[call] ?? 0, text };
+  return { key, head, hint, of: (program, call, graph) => (graph === OUTER ? program.figures[key]?.[call] : program.figuresOf(call, graph)[key]) ?? 0, text };
 }
 
 function ownValues(): Figure {
@@ -51,12 +51,12 @@ function ownValues(): Figure {
     return found.map((value) => (Number.isFinite(value) ? value : 0));
   };
   const column = (program: Program): number[] => known.get(program) ?? known.set(program, largest(program)).get(program)!;
-  return { key: "values", head: label, hint: "the largest of yours in this call", of: (program, call) => column(program)[call]!, text };
+  return { key: "values", head: label, hint: "the largest of yours in this call", of: (program, call, graph) => (graph === OUTER ? column(program)[call]! : 0), text };
 }
 
 /** What a row says of a figure: one number, or both where two programs differ. */
 export function cellText(tree: Tree, item: Item, figure: Figure): string {
-  const values = item.calls.flatMap((call, side) => (call < 0 || side >= tree.programs.length ? [] : [figure.of(tree.programs[side]!, call)]));
+  const values = item.calls.flatMap((call, side) => (call < 0 || side >= tree.programs.length ? [] : [figure.of(tree.programs[side]!, call, item.graphs[side]!)]));
   const texts = values.map((value) => (value ? figure.text(value) : ""));
   if (texts.length < 2 || texts[0] === texts[1]) return texts[0]!;
   return `${texts[0] || "0"} → ${texts[1] || "0"}`;
@@ -67,5 +67,5 @@ export function heatOf(tree: Tree, item: Item, metric: Metric, figures: Figure[]
   if (metric === "none") return 0;
   const keys = metric === "values" ? ["values"] : METRICS[metric].columns;
   const side = item.calls[0] >= 0 ? 0 : 1;
-  return figures.filter((each) => keys.includes(each.key)).reduce((sum, each) => sum + each.of(tree.programs[side]!, item.calls[side]!), 0);
+  return figures.filter((each) => keys.includes(each.key)).reduce((sum, each) => sum + each.of(tree.programs[side]!, item.calls[side]!, item.graphs[side]!), 0);
 }

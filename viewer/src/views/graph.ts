@@ -197,7 +197,7 @@ class Pane {
   private turnTo(at: number): boolean {
     const call = this.item.calls[this.side]!;
     const phase = this.program.phases[at]!;
-    const own = this.program.own[call]!.filter((node) => this.program.phases[node] === phase && this.program.isOperation(node));
+    const own = this.program.own(call, this.item.graphs[this.side]).filter((node) => this.program.phases[node] === phase && this.program.isOperation(node));
     const position = own.indexOf(at);
     if (position < WINDOW || this.starts[phase] !== 0) return false;
     for (let start = WINDOW; start <= own.length + WINDOW; start += WINDOW) {

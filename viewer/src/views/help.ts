@@ -4,7 +4,7 @@ import { el } from "../dom";
 
 const KEYS: [string, string][] = [
   ["↑ ↓", "move through the tree, or through the boxes of a graph"],
-  ["→ ←", "show or hide the calls inside"],
+  ["→ ←", "show or hide the calls and nested graphs inside"],
   ["Enter", "open the graph of a call; in a graph, go inside or show the card"],
   ["x", "show equal calls one by one"],
   ["Backspace", "in a graph: the call around"],
@@ -21,6 +21,9 @@ const PATTERNS: [string, string][] = [
   ["** :: aten.mm* :: backward", "an operator in one phase"],
   ["type=Linear", "all modules of a class"],
   ["lin@1", "the second call of a module"],
+  ["region=gate", "what ran in a region, or is annotated so"],
+  ["layers.0 :: kind=parameter", "inputs: user, parameter, buffer, constant, …"],
+  [":: saved", "also loss, recomputed, random"],
 ];
 
 export function helpView(): HTMLDialogElement {

@@ -2,7 +2,7 @@
 
 import type { Item, Tree } from "../data/items";
 import { times } from "../data/numbers";
-import { PHASES } from "../data/program";
+import { OUTER, PHASES } from "../data/program";
 import { isPattern, NotAPattern, select } from "../data/select";
 import { el } from "../dom";
 
@@ -67,8 +67,12 @@ export class SearchView {
 
   private selected(text: string): Node[] {
     const nodes = this.tree.programs.flatMap((program, side) => select(program, text).map((at) => ({ side, at })));
-    if (!nodes.length) return [el("p", { class: "empty" }, "No operation fits. Paths start at the root: ", el("code", {}, "**.mlp"), " fits anywhere.")];
-    return [this.head(times(nodes.length, "operation"), nodes.length > MOST_NODES ? `the first ${MOST_NODES}` : ""), ...nodes.slice(0, MOST_NODES).map((hit) => this.node(hit))];
+    if (!nodes.length) return [el("p", { class: "empty" }, "Nothing fits. Paths start at the root: ", el("code", {}, "**.mlp"), " fits anywhere.")];
+    return [this.head(times(nodes.length, this.areInputs(nodes) ? "input" : "operation"), nodes.length > MOST_NODES ? `the first ${MOST_NODES}` : ""), ...nodes.slice(0, MOST_NODES).map((hit) => this.node(hit))];
+  }
+
+  private areInputs(hits: { side: number; at: number }[]): boolean {
+    return hits.every(({ side, at }) => this.tree.programs[side]!.input(at));
   }
 
   private found(text: string): Node[] {
@@ -87,7 +91,7 @@ export class SearchView {
       program.names.forEach((name, at) => {
         const target = program.target(at);
         if (!fits.has(target)) fits.set(target, program.isOperation(at) && target.toLowerCase().includes(word));
-        if (program.owners[at] === -1 && program.op(at) !== "output" && (fits.get(target) || name.toLowerCase().includes(word) || this.isInput(side, name, word)))
+        if (program.op(at) !== "output" && (fits.get(target) || name.toLowerCase().includes(word) || program.input(at)?.path.toLowerCase().includes(word)))
           found.push({ side, at });
       });
       return found.sort((a, b) => Number(program.names[b.at] === text) - Number(program.names[a.at] === text));
@@ -99,10 +103,6 @@ export class SearchView {
       ...(nodes.length ? [this.head(times(nodes.length, "node"), nodes.length > MOST_NODES ? `the first ${MOST_NODES}` : "")] : []),
       ...nodes.slice(0, MOST_NODES).map((hit) => this.node(hit)),
     ];
-  }
-
-  private isInput(side: number, name: string, word: string): boolean {
-    return this.tree.programs[side]!.inputs.get(name)?.path.toLowerCase().includes(word) ?? false;
   }
 
   private head(text: string, more: string): HTMLElement {
@@ -117,9 +117,11 @@ export class SearchView {
     const program = this.tree.programs[hit.side]!;
     const where = program.callsOf(hit.at).map((call) => program.label(call)).join(" + ");
     const isInput = program.op(hit.at) === "placeholder";
-    const what = isInput ? (program.inputs.get(program.names[hit.at]!)?.path ?? "") : `${program.short(hit.at)} · ${where || "program"} · ${PHASES[program.phases[hit.at]!]}`;
+    const owner = program.owners[hit.at]!;
+    const inside = owner === OUTER ? "" : `in ${program.fullName(owner)}`;
+    const what = isInput ? (program.input(hit.at)?.path ?? inside) : `${program.short(hit.at)} · ${where || "program"} · ${PHASES[program.phases[hit.at]!]}${inside && ` · ${inside}`}`;
     const side = this.tree.programs.length > 1 ? ["first", "second"][hit.side]! : "";
-    return this.hit(hit, el("code", {}, program.names[hit.at]!), el("span", { class: "faint" }, [side, what].filter(Boolean).join(" · ")));
+    return this.hit({ ...hit }, el("code", { attributes: { "data-node": program.fullName(hit.at) } }, program.names[hit.at]!), el("span", { class: "faint" }, [side, what].filter(Boolean).join(" · ")));
   }
 
   private hit(hit: Hit, ...parts: Node[]): HTMLElement {

@@ -148,6 +148,21 @@ def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return not rates or any(given.get(name) for name in rates)
 
 
+def other_arguments(target: Any, positional: int, names: Sequence[str]) -> str:
+    """What an operator has against a call with so many arguments and these keywords; empty if nothing."""
+    if not isinstance(target, OpOverload):
+        return ""
+    arguments = target._schema.arguments
+    in_place = [each.name for each in arguments if not each.kwarg_only]
+    if positional > len(in_place):
+        return f"with {positional} arguments"
+    given = {*in_place[:positional], *names}
+    if unknown := [name for name in names if name not in {each.name for each in arguments}]:
+        return f"with the argument {', '.join(unknown)}"
+    needed = [each.name for each in arguments if not each.has_default_value() and each.name not in given]
+    return f"without the argument {', '.join(needed)}" if needed else ""
+
+
 def named_arguments(target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call that were given, by the names that the operator's schema has for them."""
     names = (argument.name for argument in target._schema.arguments)

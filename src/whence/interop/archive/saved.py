@@ -176,7 +176,7 @@ def _program(
 def _misses(missing: list[str], name: str, torch: str) -> UnreadableFile:
     return UnreadableFile(
         f"{name} needs {', '.join(dict.fromkeys(missing))}",
-        why=f"this process (PyTorch {release()}) has nothing of that name; it was saved with {torch}",
+        why=f"this process (PyTorch {release()}) has no such thing; it was saved with {torch}",
         remedy="import the package that registers them first, or capture the model again",
     )
 

@@ -8,14 +8,15 @@ from typing import Any
 
 from whence.reports.formats.nodes import CallsAround, Row, short
 
-_MICRO = 1e6
+_NANO = 1e9
 _PROCESS, _TRACK = 1, 1
 
 
 def trace(figures: Row) -> dict[str, Any]:
     """Operations one behind another, each as long as the device takes at least, in the calls around them.
 
-    Times are microseconds; memory is a counter in bytes, as it is while an operation runs.
+    Times are microseconds in whole nanoseconds, which is all that Perfetto keeps: rounded by itself one may
+    overlap another. Memory is a counter in bytes, as it is while an operation runs.
     """
     program, device = figures["program"], figures["device"]
     names = {"process_name": program["name"], "thread_name": f"estimated on {device}"}
@@ -23,8 +24,19 @@ def trace(figures: Row) -> dict[str, Any]:
     return {"traceEvents": [*heads, *_events(figures)], "displayTimeUnit": "ns"}
 
 
-def _event(phase: str, name: str, at: float, **more: Any) -> dict[str, Any]:
-    return {"ph": phase, "name": name, "ts": at, "pid": _PROCESS, "tid": _TRACK, **more}
+def _event(phase: str, name: str, seconds: float, **more: Any) -> dict[str, Any]:
+    return {
+        "ph": phase,
+        "name": name,
+        "ts": _nanoseconds(seconds) / 1000,
+        "pid": _PROCESS,
+        "tid": _TRACK,
+        **more,
+    }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * _NANO)
 
 
 def _events(figures: Row) -> Iterator[dict[str, Any]]:
@@ -48,10 +60,11 @@ def _events(figures: Row) -> Iterator[dict[str, Any]]:
             "read": read,
             "written": written,
         }
-        yield _event("X", short(node["target"]), now, dur=seconds * _MICRO, cat=phase, args=told)
+        length = (_nanoseconds(now + seconds) - _nanoseconds(now)) / 1000
+        yield _event("X", short(node["target"]), now, dur=length, cat=phase, args=told)
         if node["name"] in alive:
             yield _event("C", "memory", now, args={"alive": alive[node["name"]]})
-        now += seconds * _MICRO
+        now += seconds
     yield from _closed(open_calls, 0, now)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.graphs import Appender, graph_module
+from whence._torch.operators.schemas import op_name, other_arguments
 from whence._torch.record.annotations import CUSTOM
 from whence.interop.archive.graphs.targets import target_named
 from whence.interop.archive.graphs.writing import KINDS, MARKS, TORCH_FUNCTION
@@ -40,17 +41,22 @@ Fill = Callable[[Sequence[fx.Node]], tuple[Any, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class ArgumentForm:
-    """The arguments of nodes of one form: how many values they read, and how these are arranged."""
+    """The arguments of nodes of one form: how many values they read, and how these are arranged.
+
+    `positional` is how many arguments there are, `names` are those of the keyword arguments behind them.
+    """
 
     count: int
     fill: Fill
+    positional: int
+    names: tuple[str, ...] = ()
 
 
 @dataclass
 class GraphReader:
     """Reads the graphs of a file; `held` gives what a `get_attr` of the program's state finds.
 
-    `missing` are operators that this process does not know, by name.
+    `missing` are operators that this process does not know, or knows with other arguments, by name.
     """
 
     reader: Reader
@@ -62,6 +68,7 @@ class GraphReader:
     values: list[Any] = field(default_factory=list)
     functions: list[tuple[str, str]] = field(default_factory=list)
     _reading: set[int] = field(default_factory=set)
+    _called: set[tuple[int, int]] = field(default_factory=set)
 
     def read_tables(self) -> None:
         """Read what graphs share."""
@@ -102,12 +109,21 @@ class GraphReader:
             raise_unless(len(read) == arguments.count, "a node reads more than there is")
             at = end
             target = self._target(kind, said, root)
+            if kind == "call_function" and (said, form) not in self._called:
+                self._note_call(said, form)
             nodes.append(append(kind, name, target, *arguments.fill(read)))
         raise_unless(at == len(reads), "there is more to read than nodes read")
         raise_unless(
             bool(nodes) and kinds.index("output") == len(kinds) - 1, "a graph has one output, at its end"
         )
         return nodes
+
+    def _note_call(self, said: int, form: int) -> None:
+        """Another release may have an operator with other arguments."""
+        self._called.add((said, form))
+        target, arguments = self.targets[said], self.forms[form]
+        if other := other_arguments(target, arguments.positional, arguments.names):
+            self.missing.append(f"{op_name(target)} {other}")
 
     def _target(self, kind: str, said: Any, root: dict[str, Any]) -> Any:
         if kind == "call_function":
@@ -133,12 +149,13 @@ class GraphReader:
         for key, _ in listed(kwargs):
             identifier(key)
         if not kwargs and all(map(_is_hole, listed(args))):
-            return ArgumentForm(len(holes), lambda read: (tuple(read), {}))
+            return ArgumentForm(len(holes), lambda read: (tuple(read), {}), len(args))
         if not _holes([each for each in (*args, *kwargs) if not _is_hole(each)]) and not kwargs:
             constants = [None if _is_hole(each) else self.reader.anything(each) for each in args]
             at = [place for place, each in enumerate(args) if _is_hole(each)]
-            return ArgumentForm(len(holes), lambda read: (_placed(constants, at, read), {}))
-        return ArgumentForm(len(holes), lambda read: self._filled(args, kwargs, read))
+            return ArgumentForm(len(holes), lambda read: (_placed(constants, at, read), {}), len(args))
+        names = tuple(key for key, _ in kwargs)
+        return ArgumentForm(len(holes), lambda read: self._filled(args, kwargs, read), len(args), names)
 
     def _filled(self, args: Any, kwargs: Any, read: Sequence[fx.Node]) -> tuple[Any, dict[str, Any]]:
         self.reader.nodes = read.__getitem__

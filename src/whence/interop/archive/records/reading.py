@@ -60,6 +60,7 @@ from whence.provenance import CallSite, ModulePath, Source
 from whence.schema import GuardKind, InputKind, OutputKind, Phase, Quality, Strictness
 
 LARGEST = 2**62
+_MOST_NUMBERS = 2**16
 _DEEP = 200
 _ENUMS: Mapping[str, type[StrEnum]] = {
     kind.__name__: kind for kind in (GuardKind, InputKind, OutputKind, Phase, Quality, Strictness)
@@ -394,7 +395,10 @@ def _slice(reader: Reader, data: Any) -> slice:
 
 
 def _range(_reader: Reader, data: Any) -> range:
-    return range(*map(number, listed(data)))
+    """Whoever prints it makes a list of it."""
+    found = range(*map(number, listed(data)))
+    raise_unless(not found[_MOST_NUMBERS:], "a range is longer than any argument")
+    return found
 
 
 def _ellipsis(_reader: Reader, _data: Any) -> Any:
