@@ -32,6 +32,7 @@ def one_step(run: Any, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]
     return {f"output {at}": leaf for at, leaf in enumerate(leaves)} | generators()
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("row", STEPS, ids=lambda row: row.name)
 def test_step(row: ConstructedStep) -> None:
     """Three bound steps leave eager's results, parameters, buffers, gradients, optimizer and generators."""
