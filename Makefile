@@ -2,7 +2,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-newest test-between test-libraries test-viewer viewer-in-browser page screenshots lint types check conformance bench benchmark bench-smoke clean
+.PHONY: help demo test test-sweeps test-newest test-between test-libraries test-viewer viewer-in-browser page screenshots lint types check conformance bench benchmark bench-smoke clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
@@ -35,11 +35,14 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## show what whence does, on a small model
 	@$(BIN)/whence demo
 
-test: $(READY) ## run the tests
+test: $(READY) ## run the tests, of long tables a sample
 	$(BIN)/pytest -n 2 --dist loadgroup
 
-test-newest: .venv-newest/.ready ## run the tests on the newest PyTorch, in .venv-newest
-	.venv-newest/bin/pytest -n 2 --dist loadgroup
+test-sweeps: $(READY) ## run the rows of long tables that `make test` leaves out
+	$(BIN)/pytest -n 2 --dist loadgroup -m "sweep and not slow"
+
+test-newest: .venv-newest/.ready ## run the tests and the sweeps on the newest PyTorch, in .venv-newest
+	.venv-newest/bin/pytest -n 2 --dist loadgroup -m "not slow"
 
 test-between: .venv-between/.ready ## run the tests of what may differ between releases on one in between, in .venv-between
 	.venv-between/bin/pytest -n 2 --dist loadgroup tests/_torch tests/test_golden.py tests/test_models.py
@@ -74,8 +77,8 @@ types: $(READY) ## check types
 
 check: lint types test ## lint, types and test
 
-conformance: $(READY) ## run the slow tests, among them every operator and module in PyTorch's tables
-	$(BIN)/pytest -n 2 --dist loadgroup -m "slow or random" --hypothesis-profile conformance
+conformance: $(READY) ## run the slow tests and the sweeps: every row, every operator and module in PyTorch's tables
+	$(BIN)/pytest -n 2 --dist loadgroup -m "slow or sweep or random" --hypothesis-profile conformance
 
 bench: $(READY) ## measure time and memory beside PyTorch's, and compare with the targets
 	$(BIN)/python -m benchmarks

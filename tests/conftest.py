@@ -8,6 +8,7 @@ from hypothesis import settings
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.known_bugs import known_bug
+from tests.sampling import mark_sweeps
 
 settings.register_profile("few", max_examples=5)
 settings.register_profile("conformance", max_examples=50)
@@ -16,9 +17,11 @@ torch.set_num_threads(1)  # two workers share two cores
 gc.set_threshold(700, 10, 1000)  # looking through all that tests have loaded takes seconds each time
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Expect the failures that are known; what is about one model of the table runs in one process, where its
-    programs are captured once."""
+    programs are captured once; the rest of long tables is for the sweeps."""
+    mark_sweeps(items)
     table = sys.modules.get("tests.models")
     models = frozenset(case.name for case in table.MODEL_CASES) if table is not None else frozenset()
     for item in items:

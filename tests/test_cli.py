@@ -285,6 +285,7 @@ def test_a_file_stands_in_the_place_of_a_model(tmp_path: Path, capsys: pytest.Ca
     assert main(["show", str(tmp_path / "none.whence")]) == USAGE and "WH401" in capsys.readouterr().err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", ["dot", "model-explorer", "trace", "json"])
 def test_graph_writes_what_other_tools_read(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

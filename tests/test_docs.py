@@ -14,6 +14,7 @@ RUN = [page for page in PAGES if not page.match(RUN_AS_ERRORS)]
 EXAMPLE = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All examples of a page share one namespace and raise nothing; they print what the page says."""

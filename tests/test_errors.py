@@ -59,6 +59,7 @@ def page_of(kind: type[WhenceError]) -> Page:
     return Page(path, path.read_text())
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", CONCRETE, ids=lambda kind: kind.code)
 def test_page_fails_as_it_shows_and_its_fix_works(kind: type[WhenceError]) -> None:
     """The first example raises this very class with the message on the page; the second runs."""

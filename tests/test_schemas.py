@@ -44,6 +44,7 @@ def test_all_that_is_written_as_json_has_one() -> None:
     assert sorted(["program", "archive", *commands]) == NAMES
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_programs(kind: str) -> None:
     """As plain data, and in a file."""
@@ -91,6 +92,7 @@ def test_the_schema_of_files_is_that_of_the_records() -> None:
     assert path.read_text() == text
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "arguments",
     [

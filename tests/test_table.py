@@ -24,6 +24,7 @@ def _in_every_mode() -> list[Any]:
 EVERY_CASE_AND_MODE = pytest.mark.parametrize(("row", "mode"), _in_every_mode())
 
 
+@pytest.mark.sample(31)
 @EVERY_CASE_AND_MODE
 def test_program_is_eager(row: ModelCase, mode: str) -> None:
     """The program verifies against eager."""
@@ -63,6 +64,7 @@ def one_run(
     return found | {"loss": loss, "generator": torch.get_rng_state()} | state(module)
 
 
+@pytest.mark.sample(31)
 @EVERY_CASE_AND_MODE
 def test_tree_is_eager(row: ModelCase, mode: str) -> None:
     """A run of the tree gives eager's outputs, gradients, buffers, inputs and generator state."""
@@ -94,6 +96,7 @@ def training_losses(
     return found
 
 
+@pytest.mark.sample(13)
 @EVERY_CASE
 def test_tree_trains_as_eager(row: ModelCase) -> None:
     """Three SGD steps on the tree of a captured loss leave eager's losses, parameters and buffers."""

@@ -20,6 +20,7 @@ def _program(name: str) -> whence.Program:
     return whence.capture(make(name), args, kwargs)
 
 
+@pytest.mark.sample(62)
 @pytest.mark.parametrize(("row", "name"), ROWS)
 def test_change(row: Row, name: str) -> None:
     """What is reported is what was changed, under its own name; nothing is where nothing matters."""
@@ -37,6 +38,7 @@ def test_change(row: Row, name: str) -> None:
     assert expected in found
 
 
+@pytest.mark.sample(62)
 @pytest.mark.parametrize(("row", "name"), ROWS)
 def test_change_after_a_check(row: Row, name: str) -> None:
     """A check that remembers the one before, when nothing was changed, finds what any other finds."""

@@ -41,6 +41,7 @@ TABLES = (constructed_trainings, constructed_keeping, constructed_schedules)
 STEPS = [*dict.fromkeys(row for table in TABLES for row in table.STEPS)]
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("row", STEPS, ids=lambda row: row.name)
 def test_step(row: ConstructedStep) -> None:
     """Three bound steps leave eager's results, parameters, buffers, gradients, optimizer and generators."""

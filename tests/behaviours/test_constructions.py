@@ -53,6 +53,7 @@ def refused(row: Construction, kind: Kind, *, of_run: bool) -> AbstractContextMa
     return pytest.raises(refusal.error, match=refusal.words)
 
 
+@pytest.mark.sample(30)
 @EVERY
 @pytest.mark.parametrize("captured", [True, False], ids=["with", "without"])
 def test_forward(row: Construction, captured: bool) -> None:
@@ -70,6 +71,7 @@ def test_forward(row: Construction, captured: bool) -> None:
                 compared(row, program, trains=trains, has_loss=False)
 
 
+@pytest.mark.sample(15)
 @EVERY
 def test_joint(row: Construction) -> None:
     """Forward and backward in one graph, run with gradients."""

@@ -54,6 +54,7 @@ def one_run(module: nn.Module, inputs: tuple[Tensor, ...], *, has_loss: bool) ->
 TABLE = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
 
+@pytest.mark.sample(8)
 @MODES
 @TABLE
 def test_the_example_decides(row: Deciding, mode: str) -> None:
@@ -68,6 +69,7 @@ def test_the_example_decides(row: Deciding, mode: str) -> None:
     assert program.check(model, row.example) == []
 
 
+@pytest.mark.sample(11)
 @MODES
 @TABLE
 def test_another_decision_is_refused(row: Deciding, mode: str) -> None:
@@ -93,6 +95,7 @@ def test_another_decision_is_refused(row: Deciding, mode: str) -> None:
 ROWS_FILE = __file__.replace("test_decisions.py", "deciding.py")
 
 
+@pytest.mark.sample(4)
 @TABLE
 def test_a_guarded_program_keeps_every_way(row: Deciding) -> None:
     """It captures each once, and chooses among them; random numbers are eager's, whichever is tried."""
@@ -129,6 +132,7 @@ def test_a_quantiser_runs_on() -> None:
     assert [row.answer for program in guarded.programs for row in program.decisions] == [True, False]
 
 
+@pytest.mark.sample(4)
 @TABLE
 def test_a_step_is_held_to_its_decisions(row: Deciding) -> None:
     """A step is eager's, and one that decides otherwise leaves model and optimizer as they were."""

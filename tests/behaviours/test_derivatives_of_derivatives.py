@@ -49,6 +49,7 @@ class Derived(nn.Module):
         return self.taken(lambda row: self.function(self.linear(row)), x)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "tangents"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("taken", TAKEN)

@@ -115,6 +115,7 @@ def test_the_other_side_is_refused(coin: Callable[[], bool]) -> None:
         assert differing(before, state(model)) == []
 
 
+@pytest.mark.sample(2)
 @EVERY
 def test_a_program_for_each_side(coin: Callable[[], bool]) -> None:
     """A guarded program keeps both, and draws as eager does, whichever it tries first."""

@@ -45,6 +45,7 @@ def opened(way: str) -> tuple[Any, Any]:
     return model, unflattened(exported(model, (X,), way=way, dynamic_shapes=shapes))
 
 
+@pytest.mark.sample(4)
 @EVERY_WAY
 @pytest.mark.parametrize("rows", [2, 6, 9])
 def test_row_128_defect_17_size_used_in_two_children(way: str, rows: int) -> None:

@@ -327,6 +327,7 @@ def _copied(model: nn.Module) -> list[nn.Module]:
     return []
 
 
+@pytest.mark.sample(18)
 @pytest.mark.filterwarnings("ignore:.*kept tensors of the capture:UserWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_is_reported_that_the_model_does(name: str) -> None:

@@ -35,6 +35,7 @@ def _called(program: whence.Program, model: nn.Module) -> Iterator[tuple[str, nn
     return ((path, modules[path]) for path in reversed(paths) if path in modules)
 
 
+@pytest.mark.sample(6)
 @EVERY_CASE
 def test_capture_holds_right_away(row: ModelCase) -> None:
     """Neither the model nor its inputs are reported when nothing changed; nor is a copy of the model."""
@@ -44,6 +45,7 @@ def test_capture_holds_right_away(row: ModelCase) -> None:
     assert list(map(str, program.check(copy.deepcopy(model), args, kwargs))) == []
 
 
+@pytest.mark.sample(6)
 @EVERY_CASE
 def test_capture_holds_on_another_instance(row: ModelCase) -> None:
     """A model built again is one the capture stands for, also after its state was loaded."""
@@ -55,6 +57,7 @@ def test_capture_holds_on_another_instance(row: ModelCase) -> None:
     assert list(map(str, program.check(model, args, kwargs))) == []
 
 
+@pytest.mark.sample(6)
 @EVERY_CASE
 def test_capture_holds_while_training(row: ModelCase) -> None:
     """Steps of an optimizer change numbers, which no guard is about; what a model's first run changes of what
@@ -69,6 +72,7 @@ def test_capture_holds_while_training(row: ModelCase) -> None:
         assert list(map(str, program.check(model, args, kwargs))) == []
 
 
+@pytest.mark.sample(6)
 @EVERY_CASE
 def test_changed_model_is_found(row: ModelCase) -> None:
     """A flipped mode, a hook, a swapped module, another forward: each is told of, by its name."""
@@ -104,6 +108,7 @@ def test_swapped_module_is_found(row: ModelCase) -> None:
     assert (_found(program, model) or _found(program, Twin()))[0] == (path or "the model")
 
 
+@pytest.mark.sample(12)
 @EVERY_CASE
 def test_changed_number_is_found(row: ModelCase) -> None:
     """Every number, flag and text that a module read of itself is watched."""

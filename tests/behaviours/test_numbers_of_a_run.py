@@ -34,6 +34,7 @@ USES: dict[str, Callable[[Tensor, Any], Any]] = {
 }
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("use", USES)
 def test_numbers_that_index(use: str, backward: bool) -> None:

@@ -59,6 +59,7 @@ CAPTURED |= {("jagged by offsets", size) for size in SIZES}
 """A symbol stands for the lengths there."""
 
 
+@pytest.mark.sample(11)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("body", RAGGED)

@@ -37,6 +37,7 @@ def outcome(model: nn.Module, x: Tensor, backward: Any, *, reuse: bool) -> whenc
         return f"{type(error).__name__}: {error.what}"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backward", [False, True, total], ids=["forward", "tangents", "loss"])
 @pytest.mark.random
 @FEW

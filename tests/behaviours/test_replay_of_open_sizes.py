@@ -53,6 +53,7 @@ def test_models_of_the_table(row: ModelCase, mode: str) -> None:
 FEW = ("equal", "adapters on some layers", "batch normalisation", "checkpoints", "stacks of layers")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -83,6 +84,7 @@ SIZED: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", models.MODES)
 @pytest.mark.parametrize("name", SIZED)
 def test_layers_that_look_at_sizes(name: str, mode: str) -> None:
@@ -94,6 +96,7 @@ def test_layers_that_look_at_sizes(name: str, mode: str) -> None:
     assert program.replay[kind].replayed == expected, str(program.replay)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SIZED)
 def test_other_sizes_are_what_eager_computes(name: str) -> None:
     """Bit for bit, at sizes that the capture has not seen."""

@@ -15,6 +15,7 @@ def traced(name: str, mode: str) -> whence.Program:
     return whence.capture(model, args, kwargs, backward=backward_of(row, mode), reuse=False)
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", sampled_cases())
 def test_program_is_the_same_with_and_without_reuse(row: ModelCase, mode: str) -> None:
@@ -44,6 +45,7 @@ REPLAYED = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", REPLAYED)
 def test_layers_of_real_models_are_replayed(name: str) -> None:
     """What makes a model deep is replayed in its training step."""

@@ -169,6 +169,7 @@ def _interpreted(tree: Any, args: Any, kwargs: Any) -> list[Any]:
     return list(fx.Interpreter(tree).run(*flat))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("row", MODEL_CASES[::8], ids=lambda row: row.name)
 @pytest.mark.parametrize("is_joint", [False, True])
 def test_interpreter_runs_a_tree(row: ModelCase, is_joint: bool) -> None:
@@ -244,6 +245,7 @@ def test_unpreserved_module_is_replaced_for_all_its_calls(read: Reader) -> None:
     assert torch.equal(tree(X), model(X))
 
 
+@pytest.mark.sample(1)
 @EACH
 def test_one_of_several_calls_is_replaced(read: Reader) -> None:
     """`block@1` is the second call of `block`: a module of that name runs in its place alone."""

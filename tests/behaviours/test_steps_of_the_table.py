@@ -24,6 +24,7 @@ REPRESENTATIVE = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "optimizer"), REPRESENTATIVE.items(), ids=REPRESENTATIVE)
 def test_step_is_eager(name: str, optimizer: str) -> None:
     """Three steps leave eager's loss, parameters, buffers, gradients, optimizer and random numbers."""
@@ -38,6 +39,7 @@ def test_every_step_is_eager(row: ModelCase, optimizer: str) -> None:
     trained_alike(row, optimizer)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizer_is_eager(optimizer: str) -> None:
     """The same for every optimizer, also for those that write lists of tensors at once."""

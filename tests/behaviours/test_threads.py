@@ -92,6 +92,7 @@ def captures(model: nn.Module, background: Background) -> list[whence.Program]:
     return programs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("build", [zoo.Mlp, zoo.SharedLayer, Asking])
 def test_same_model_in_another_thread(build: Callable[[], nn.Module]) -> None:
     """The model that is being captured gives its usual numbers to another thread meanwhile."""

@@ -67,6 +67,7 @@ def trained_alike(row: ModelCase, make_tree: Callable[[whence.Program], nn.Modul
     )
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("joint", [False, True], ids=["forward", "joint"])
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_of_a_tree(name: str, joint: bool) -> None:
@@ -88,6 +89,7 @@ def test_custom_function_without_its_backward_is_refused() -> None:
         row.loss(output).backward()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("joint", [False, True], ids=["forward", "joint"])
 @pytest.mark.parametrize("name", ["gpt2_dropout", "resnet", "tied_language_model", "checkpoint_dropout"])
 def test_steps_of_a_flat_module(name: str, joint: bool) -> None:
@@ -284,6 +286,7 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 }
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("given", LAYOUTS)
 @pytest.mark.parametrize("captured", LAYOUTS)

@@ -1,5 +1,6 @@
 """Random numbers, drawn in place and otherwise: the program draws the same ones in the same order."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -180,6 +181,7 @@ def numbers_nobody_reads(m: Writer, x: Tensor) -> Tensor:
     return F.dropout(m.linear(x), 0.3)
 
 
+@pytest.mark.sample(14)
 @bodies.parametrize()
 def test_random_draw(body: Body, mode: str) -> None:
     """From the same seed the program has eager's numbers, gradients and generator state."""

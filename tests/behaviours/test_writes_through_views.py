@@ -348,6 +348,7 @@ def strided_in_place(m: Writer, x: Tensor) -> Tensor:
     return hidden * 2
 
 
+@pytest.mark.sample(19)
 @bodies.parametrize()
 def test_write_through_a_view(body: Body, mode: str) -> None:
     """A write through a view shows in its base and in every other view, with eager's bits and gradients."""

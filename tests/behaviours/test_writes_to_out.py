@@ -1,5 +1,6 @@
 """Operations that are told where to write their result."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -76,6 +77,7 @@ def into_a_buffer(m: Writer, x: Tensor) -> Tensor:
     return m.table * m.weight
 
 
+@pytest.mark.sample(10)
 @bodies.parametrize()
 def test_write_to_out(body: Body, mode: str) -> None:
     """`out=` writes show wherever the tensor is read afterwards, with eager's bits and gradients."""

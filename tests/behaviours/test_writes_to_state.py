@@ -171,6 +171,7 @@ def view_of_an_input_returned_after_a_write(m: Writer, x: Tensor) -> tuple[Tenso
     return x * m.weight, row
 
 
+@pytest.mark.sample(14)
 @bodies.parametrize()
 def test_write_to_state(body: Body, mode: str) -> None:
     """State and inputs that are written have eager's bits in outputs and gradients, and afterwards."""

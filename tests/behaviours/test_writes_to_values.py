@@ -257,6 +257,7 @@ def storage_replaced(m: Writer, x: Tensor) -> Tensor:
     return torch.empty(4, 8).set_(x.detach() * 2) * m.weight  # type: ignore[call-overload]
 
 
+@pytest.mark.sample(17)
 @bodies.parametrize()
 def test_write_to_a_value(body: Body, mode: str) -> None:
     """A value changed in place has eager's bits wherever it is read afterwards, and so have the gradients."""

@@ -99,6 +99,7 @@ def test_a_chain_of_writes(body: Body, mode: str) -> None:
     verified(Writer(body), torch.randn(7, 24), backward=BACKWARD[mode])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "joint"])
 @pytest.mark.parametrize("rows", [2, 7, 16])
 @pytest.mark.parametrize("hidden", [8, 16])

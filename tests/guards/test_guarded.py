@@ -122,6 +122,7 @@ def test_warning_gives_the_loss_where_the_program_does() -> None:
     assert same_bits(other, _mean(outputs))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("backward", [False, True, _mean])
 @pytest.mark.parametrize("state", ["inputs", "attributes"])
 def test_captures_again_as_before(backward: Any, state: str) -> None:

@@ -23,6 +23,7 @@ def tree_of(name: str, mode: str = "forward") -> Any:
     return captured(name, mode).unflatten()
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("name", NAMES)
 def test_names_are_the_original_s(name: str) -> None:
     """Modules, parameters and buffers have the original's names, in the original's order."""
@@ -33,6 +34,7 @@ def test_names_are_the_original_s(name: str) -> None:
     assert [n for n, _ in tree.named_buffers()] == [n for n, _ in model.named_buffers()]
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("name", NAMES)
 def test_state_dict_is_the_original_s(name: str) -> None:
     """The state dict has the original's keys in the original's order, and its values."""
@@ -42,6 +44,7 @@ def test_state_dict_is_the_original_s(name: str) -> None:
     assert differing(expected, found) == []
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("name", NAMES)
 def test_classes_and_modes_are_the_original_s(name: str) -> None:
     """Every module shows the original's class name and mode."""

@@ -15,6 +15,7 @@ X = torch.randn(6, 4)
 MODELS = ("llama", "gpt2", "t5", "mixtral", "vit", "resnet")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_flops_of_a_training_step_are_those_of_the_flop_counter(name: str) -> None:
     """But for attention on a CPU, which that counter leaves out: `beyond` says how much that is."""

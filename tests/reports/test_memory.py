@@ -33,6 +33,7 @@ def saved_by_eager(found: ModelCase) -> int:
     return sum(size for place, size in storages.items() if place not in own)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["bert", "resnet", "llama", "gpt2", "vit"])
 def test_kept_is_what_eager_saves(name: str) -> None:
     """Storages counted once, largest first."""

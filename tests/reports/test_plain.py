@@ -23,6 +23,7 @@ def names_in(value: Any) -> set[str]:
     return set().union(*map(names_in, value)) if isinstance(value, list) else set()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["llama", "t5", "mixtral", "running_statistics", "checkpoint"])
 def test_training_steps_of_models(name: str) -> None:
     """Every node, call and row of the signature; what arguments name is there."""

@@ -46,6 +46,7 @@ def targets(program: whence.Program) -> Counter[str]:
     return Counter(str(node.target) for node in program.nodes() if node.op == "call_function")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["gpt2_dropout", "bert", "vit", "mixtral", "mamba"])
 def test_composites_are_taken_apart_bit_for_bit(name: str) -> None:
     """In the grad mode of the moment: outputs, gradients, buffers and random numbers are eager's."""
@@ -101,6 +102,7 @@ def test_core_is_what_torch_export_decomposes_to(model: nn.Module, x: Tensor) ->
     assert {key: count for key, count in targets(lowered).items() if key not in views} == expected
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("table", [None, "core"])
 @pytest.mark.parametrize("backward", [False, True])
 def test_open_sizes_stay_open(table: Any, backward: bool) -> None:
@@ -190,6 +192,7 @@ def test_dropout_draws_what_it_drew() -> None:
     assert lowered.verify(model, (X,)).ok
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("table", [None, "core"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])

@@ -56,6 +56,7 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
     return fx.Transformer(module).transform()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "pass_", [DeadCode(), CommonSubexpressions(), nothing, copied, CSEPass()], ids=lambda row: str(row)[:20]
 )

@@ -99,6 +99,7 @@ def tree_is_flat(program: whence.Program, args: Any, kwargs: Any) -> None:
     assert differing(bits(flat, args, kwargs), bits(tree, args, kwargs)) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["forward", "loss"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
 def test_passes_over_transformers(name: str, mode: str) -> None:
@@ -118,6 +119,7 @@ def test_passes_over_transformers(name: str, mode: str) -> None:
     tree_is_flat(program, args, kwargs)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "mode"), [("gpt2", "forward"), ("gpt2", "loss"), ("bert", "loss")])
 def test_split_and_fuse(name: str, mode: str) -> None:
     """One node becomes two, and two become one: they come from where the first came from."""
@@ -389,6 +391,7 @@ FAILING: list[tuple[Pass, str]] = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("edit_graph", "message"), FAILING, ids=lambda row: getattr(row, "__name__", ""))
 def test_what_a_pass_must_not_do(edit_graph: Pass, message: str) -> None:
     """It is named, and the program is as it was before."""

@@ -122,6 +122,7 @@ def captured(function: Any, backward: Any) -> tuple[Branching, whence.Program]:
     return model, whence.capture(model, (torch.randn(3, 4),), backward=backward, dynamic_shapes=shapes)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("backward", MODES, ids=["forward", "tangents", "loss"])
 @pytest.mark.parametrize("function", ADMITTED, ids=lambda function: function.__name__)
 def test_the_same_on_both_sides_is_no_rule(function: Any, backward: Any) -> None:
@@ -132,6 +133,7 @@ def test_the_same_on_both_sides_is_no_rule(function: Any, backward: Any) -> None
         assert result.ok, str(result)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("backward", MODES, ids=["forward", "tangents", "loss"])
 @pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
 def test_another_side_stays_a_rule(function: Any, backward: Any) -> None:

@@ -29,6 +29,7 @@ CASES: dict[str, Callable[[Any, Tensor], Tensor]] = {
 MODES = [False, True, lambda output: output.sin().sum()]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("backward", MODES, ids=["forward", "tangents", "loss"])
 @pytest.mark.parametrize("name", CASES)
 def test_what_data_decide_is_open(name: str, backward: Any) -> None:
@@ -85,6 +86,7 @@ STATED: dict[str, tuple[Callable[[Any, Tensor], Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("backward", MODES, ids=["forward", "tangents", "loss"])
 @pytest.mark.parametrize("name", STATED)
 def test_what_code_states_of_numbers_every_run_is_held_to(name: str, backward: Any) -> None:

@@ -154,6 +154,7 @@ def test_row_40_a_module_made_in_forward_has_no_name() -> None:
     assert torch.equal(tree.makes(x), model.makes(x))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "strict"),
     [

@@ -18,6 +18,7 @@ def linears(count: int) -> list[nn.Linear]:
     return [nn.Linear(4, 4) for _ in range(count)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_row_88_recurrent_modules(kind: Any, bidirectional: bool) -> None:

@@ -322,6 +322,7 @@ def pairs() -> tuple[Pair, Pair]:
     return Pair(X, X + 1), Pair(X * 2, X * 3)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("way", ["captured", "joint", "exported"])
 @pytest.mark.parametrize("swapped", [(), ("makes",), ("takes",), ("makes", "takes")])
 def test_rows_171_172_173_containers_between_swapped_modules(way: str, swapped: tuple[str, ...]) -> None:

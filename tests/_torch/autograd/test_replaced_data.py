@@ -82,6 +82,7 @@ def one_run(module: nn.Module, *, has_loss: bool) -> dict[str, Any]:
     return {"output": found.detach(), "argument": x, **gradients(module), **state(module)}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 @pytest.mark.parametrize("backward", [False, lambda found: found.sin().sum()], ids=["forward", "loss"])
 def test_other_data_is_eager(body: Callable[[Any, Tensor], Tensor], backward: Any) -> None:

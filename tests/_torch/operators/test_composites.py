@@ -56,6 +56,7 @@ def operators(program: whence.Program) -> set[str]:
     return {target.overloadpacket.__name__ for target in targets if isinstance(target, OpOverload)}
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", KEPT)
 @pytest.mark.parametrize("captured", [False, True])
 def test_right_in_every_grad_mode(name: str, captured: bool) -> None:
@@ -253,6 +254,7 @@ class Off(nn.Module):
         return self.last(hidden) + self.inner(x).sum()
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "name", [name for name in KEPT if name not in ("matmul of vectors", "grouped attention")]
 )

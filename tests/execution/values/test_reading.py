@@ -25,6 +25,7 @@ def hooked(model: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
     return kept[0]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("joint", [False, True], ids=["forward", "joint"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
 def test_calls_of_transformers_return_what_eager_computes(name: str, joint: bool) -> None:

@@ -28,6 +28,7 @@ class Named(nn.Module):
         return x * held
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sorted(OWN_NAMES))
 def test_names_of_the_tree(name: str) -> None:
     """Parameters and buffers may be called what they want; only the user's class keeps a plain tensor so."""

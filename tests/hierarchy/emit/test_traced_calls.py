@@ -140,6 +140,7 @@ def same(run: Callable[..., Any], tree: nn.Module, x: Tensor = X) -> None:
         assert torch.equal(buffer, other_buffer), name
 
 
+@pytest.mark.sample(1)
 @FORWARD
 def test_row_115_root_is_compiled_whole(tree: Any) -> None:
     """`torch.compile(fullgraph=True)` of the root runs and trains as eager, and writes its buffers."""
@@ -240,6 +241,7 @@ SITES = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("tree", [own, onto, exported, joint], ids=lambda make: make.__name__)
 def test_row_117_defect_10_exported_again(tree: Any, strict: bool) -> None:
@@ -252,6 +254,7 @@ def test_row_117_defect_10_exported_again(tree: Any, strict: bool) -> None:
     assert torch.equal(made(X, scale=2.0)["x"], fresh()(X, scale=2.0)["x"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("tree", [own, exported], ids=lambda make: make.__name__)
 def test_defect_10_exported_again_with_open_sizes(tree: Any, strict: bool) -> None:
@@ -266,6 +269,7 @@ def test_defect_10_exported_again_with_open_sizes(tree: Any, strict: bool) -> No
         made(torch.ones(11, 4), scale=2.0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("tree", [own, exported, joint], ids=lambda make: make.__name__)
 def test_tree_of_a_tree_with_open_sizes(tree: Any) -> None:
     """A tree is captured again with open sizes, and the tree of that again."""

@@ -121,6 +121,7 @@ def bits(module: nn.Module, args: Any, kwargs: Any, *, has_loss: bool) -> dict[s
     return found | gradients(module) | state(module)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mode", ["forward", "loss"])
 @pytest.mark.parametrize("name", MODELS)
 def test_runs_as_the_ordinary_tree(name: str, mode: str) -> None:

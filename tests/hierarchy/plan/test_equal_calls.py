@@ -48,6 +48,7 @@ def check_same_plan(program: whence.Program) -> None:
         assert contents(shared.calls[number].backward) == contents(call.backward)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", sampled_cases())
 def test_plan_of_the_table_is_that_of_each_call_alone(row: ModelCase, mode: str) -> None:
@@ -81,6 +82,7 @@ class Twice(nn.Module):
         return results
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backward", [False, True, total], ids=["forward", "tangents", "loss"])
 @pytest.mark.random
 @SEARCH

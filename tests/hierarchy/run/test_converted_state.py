@@ -52,6 +52,7 @@ def _doubled(tree: nn.Module) -> dict[str, Tensor]:
     return {name: held.double() for name, held in tree.state_dict().items()}
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("backward", [False, True])

@@ -90,6 +90,7 @@ def test_both_of_two_nested_calls(backward: Any) -> None:
     check(Swapped(Nested), "inner.inner", backward)
 
 
+@pytest.mark.sample(3)
 @BOTH
 @pytest.mark.parametrize("other", [Residual, Shift, Many, nn.Identity])
 def test_newcomer_of_another_class(other: Callable[[], nn.Module], backward: Any) -> None:
@@ -133,6 +134,7 @@ def bert() -> nn.Module:
     ).eval()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("make", "pattern", "path"),
     [

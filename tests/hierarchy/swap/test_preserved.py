@@ -387,6 +387,7 @@ def gpt2() -> nn.Module:
     return transformers.GPT2LMHeadModel(config).eval()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("make", "pattern", "path"),
     [

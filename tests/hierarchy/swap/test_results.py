@@ -134,6 +134,7 @@ def test_newcomers_one_after_the_other(backward: Any) -> None:
     assert differing(left_by(eager, loss=None), left_by(tree, loss=callable(backward))) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("make", "pattern", "paths"),
     [

@@ -192,6 +192,7 @@ def step(module: nn.Module, x: Tensor) -> dict[str, Any]:
     return {"result": result.detach(), "x": given.grad, **gradients(module), **state(module)}
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("backward", [True, False])
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")

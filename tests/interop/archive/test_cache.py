@@ -204,6 +204,7 @@ def test_changed_files_miss(name: str, code: Any, tmp_path: Path, captures: list
     assert len(captures) == 2
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("suffix", [".whence", ".json"])
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"PK\x03\x04"])
 def test_broken_files_are_captured_anew(
@@ -279,4 +280,4 @@ def test_another_process_finds_it(code: Any, tmp_path: Path) -> None:
 
     assert [run(), run()] == ["1\n", "0\n"]
     (folder / "helper_of_cache.py").write_text(HELPER.replace("x * FACTOR", "x + FACTOR"))
-    assert [run(), run()] == ["1\n", "0\n"]
+    assert run() == "1\n"

@@ -37,6 +37,7 @@ def say_the_same(before: whence.Program, after: whence.Program) -> None:
     assert before.to_json() == after.to_json()
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_survives(kind: str, tmp_path: Path) -> None:
     """Pages, origins, calls, guards, layers and facts are those of the program that was saved."""
@@ -86,6 +87,7 @@ def _rows() -> Iterator[Any]:
         yield pytest.param(row, id=row.name, marks=() if row.name in QUICK else pytest.mark.slow)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model", list(_rows()))
 @pytest.mark.parametrize("mode", ["forward", "loss"])
 def test_table_of_models(model: ModelCase, mode: str, tmp_path: Path) -> None:

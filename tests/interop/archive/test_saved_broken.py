@@ -53,6 +53,7 @@ def read(changed: bytes) -> bool:
     return True
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_changed_files(kind: str, ran: list[str]) -> None:
     """Bytes, members, and what the plain data says."""

@@ -112,6 +112,7 @@ def gradients_of(loss: Tensor, parameters: Any) -> tuple[Tensor, ...]:
     return torch.autograd.grad(loss, [p for p in parameters if p.requires_grad])
 
 
+@pytest.mark.sample(2)
 @EVERY_MODEL
 def test_bare_step(name: str) -> None:
     """A step over a dict of parameters: state is known by identity, and trains as eager does."""
@@ -138,6 +139,7 @@ def test_bare_step(name: str) -> None:
     trains_as_eager(program, made, has_loss=True, args=tuple(tensors), kwargs={})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "by_dynamo"),
     [
@@ -172,6 +174,7 @@ def slow_unless(usual: bool) -> list[pytest.MarkDecorator]:
     return [] if usual else [pytest.mark.slow]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "front"),
     [
@@ -216,6 +219,7 @@ def dynamo_graph(front: str, model: nn.Module, args: Any, kwargs: Any) -> fx.Gra
         return seen[0]
 
 
+@pytest.mark.sample(2)
 @EVERY_MODEL
 def test_flat_state_first(name: str) -> None:
     """A step over one flat list, state first, with modules in annotations, as torchtitan traces its steps."""
@@ -517,6 +521,7 @@ def symbolic_dynamo(model: nn.Module, x: Tensor) -> Any:
     return whence.attach(dynamo_graph("capture", model, (x,), {}), model=model, args=(x,))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "read", [symbolic_forward, symbolic_step, symbolic_joint, symbolic_dynamo], ids=lambda read: read.__name__
 )

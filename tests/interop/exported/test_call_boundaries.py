@@ -96,6 +96,7 @@ def replaced(
     assert all(same_bits(held, state[key]) for key, held in tree.state_dict().items())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("decomposed", [False, True])
 @pytest.mark.parametrize("shapes", SHAPES)
 @pytest.mark.parametrize("kind", [Sized, Casting, Counting])

@@ -187,6 +187,7 @@ class Holder(nn.Module):
         return self.region(x).float()
 
 
+@pytest.mark.sample(2)
 @EVERY_WAY
 def test_rows_118_156_defect_9_regions_are_no_wrappers(way: str) -> None:
     """Operations under no_grad and autocast are in the graph of the module that made them."""
@@ -252,6 +253,7 @@ class Sliced(nn.Module):
         return self.chained[1:3](x)
 
 
+@pytest.mark.sample(2)
 @EVERY_WAY
 def test_rows_38_89_slices(way: str) -> None:
     """A member of a slice is known by its own name, whatever the front end calls it."""
@@ -264,6 +266,7 @@ def test_rows_38_89_slices(way: str) -> None:
     assert len(tree.listed) == 5
 
 
+@pytest.mark.sample(2)
 @EVERY_WAY
 def test_defect_12_lists_and_modes(way: str) -> None:
     """A list has a length and is a list; a model exported in eval is in eval."""
@@ -276,6 +279,7 @@ def test_defect_12_lists_and_modes(way: str) -> None:
     assert isinstance(tree_of(Sliced(), (X,), way=way).listed, nn.ModuleList)
 
 
+@pytest.mark.sample(2)
 @EVERY_WAY
 def test_defect_11_copied_and_pickled(way: str) -> None:
     """A tree is copied, and its copy trains on its own; pickled, it comes back as it is."""

@@ -227,6 +227,7 @@ class Parents(nn.Module):
         return self.other(self.b.loose(self.a.loose(x)))
 
 
+@pytest.mark.sample(2)
 @EVERY_WAY
 def test_rows_49_144_145_147_148_buffers_and_constants(way: str) -> None:
     """Non-persistent buffers and constants are there and in no state dict; aliases are one input."""

@@ -60,6 +60,7 @@ class Repeated(nn.Module):
         return self.counter(self.counter(x)) + between
 
 
+@pytest.mark.sample(5)
 @EVERY_WAY
 @pytest.mark.parametrize("model", [Counter(), Nested(), Repeated()], ids=lambda model: type(model).__name__)
 def test_rows_96_97_99_buffers(model: nn.Module, way: str) -> None:
@@ -241,6 +242,7 @@ class Norms(nn.Module):
         return self.instance(self.batch(x).unsqueeze(-1).expand(2, 4, 3))
 
 
+@pytest.mark.sample(4)
 @EVERY_WAY
 @pytest.mark.parametrize("training", [True, False])
 def test_running_statistics(way: str, training: bool) -> None:

@@ -95,6 +95,7 @@ def equal(left: object, right: object) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.sample(3)
 @WAYS
 @KINDS
 def test_rows_152_153_154_155_run(kind: type[nn.Module], way: str) -> None:
@@ -105,6 +106,7 @@ def test_rows_152_153_154_155_run(kind: type[nn.Module], way: str) -> None:
         assert equal(tree(x), model(x))
 
 
+@pytest.mark.sample(3)
 @WAYS
 @KINDS
 def test_rows_44_45_defect_16_origins_in_branches(kind: type[nn.Module], way: str) -> None:
@@ -121,6 +123,7 @@ def test_rows_44_45_defect_16_origins_in_branches(kind: type[nn.Module], way: st
     assert inner[0] in program.select("inner")
 
 
+@pytest.mark.sample(2)
 @KINDS
 def test_alone(kind: type[nn.Module]) -> None:
     """A module with a branch or loop works alone."""
@@ -161,6 +164,7 @@ def test_branches_tell_layers_apart(way: str) -> None:
         assert torch.equal(tree(x), model(x))
 
 
+@pytest.mark.sample(1)
 @KINDS
 def test_out_again(kind: type[nn.Module]) -> None:
     """A program with a branch or loop becomes an exported program again, and survives a file."""
@@ -187,6 +191,7 @@ def test_a_graph_of_a_branch_is_shown() -> None:
     assert "cond" in str(graph)
 
 
+@pytest.mark.sample(1)
 @WAYS
 def test_a_tree_with_a_branch_is_read_by_the_front_ends(way: str) -> None:
     """`torch.compile` of all of it, and strict export again."""

@@ -10,6 +10,7 @@ import whence
 from tests.behaviours.deciding import NEGATIVE, Counted, EarlyExit, Half, Matching, Routed, Sized, X
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("model", "example", "other"),
     [

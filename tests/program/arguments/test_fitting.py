@@ -170,6 +170,7 @@ def numbered(rows: list[Any]) -> list[str]:
     return [f"{row[0].__name__}-{number}" for number, row in enumerate(rows)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "ways"), ALIKE, ids=numbered(ALIKE))
 def test_a_call_is_written_in_any_way(kind: type[nn.Module], ways: list[Call]) -> None:
     """Captured as written in one way, it may be written in all others."""
@@ -189,6 +190,7 @@ def test_a_call_is_written_in_any_way(kind: type[nn.Module], ways: list[Call]) -
                 assert torch.equal(found, wanted), (name, captured, way)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("kind", "captured", "other", "words"), DIFFERENT, ids=numbered(DIFFERENT))
 def test_another_call_is_refused(kind: type[nn.Module], captured: Call, other: Call, words: str) -> None:
     """The error says which argument is another one, also where it was left out at capture."""

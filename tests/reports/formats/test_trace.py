@@ -104,6 +104,7 @@ def track_faults(events: Sequence[dict[str, Any]]) -> Iterator[str]:
 MODELS = ("llama", "t5", "checkpoint", "transformer_encoder_dropout", "lstm")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_it_keeps_the_rules_of_the_format(name: str) -> None:
     """https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU"""

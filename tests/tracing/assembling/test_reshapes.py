@@ -42,6 +42,7 @@ def captured(name: str) -> tuple[torch.nn.Module, whence.Program]:
     return model, whence.capture(model, (), example, backward=loss, dynamic_shapes=shapes)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_one_row_are_eagers(name: str) -> None:
     """Eager's matmul reshapes by a view there, and its backward multiplies matrices in another layout."""
@@ -93,6 +94,7 @@ RULED_OUT: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], 
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", RULED_OUT)
 def test_a_size_that_goes_another_way_is_ruled_out(name: str) -> None:
     """Other bits, a division by zero that is none in C++, or a kernel that would end the process."""

@@ -18,6 +18,7 @@ def operations(program: Program) -> list[tuple[str, object]]:
     ]
 
 
+@pytest.mark.sample(35)
 @EVERY_PROGRAM
 def test_every_operation_has_a_sure_origin(name: str, mode: str) -> None:
     """The origin of every operation was seen, or is a sum whose contributors were."""

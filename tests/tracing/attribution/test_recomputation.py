@@ -71,6 +71,7 @@ def selective(m: Checkpointing, x: Tensor) -> Tensor:
 BODIES = [one, twice, inside_and_outside, nested, sequence, two_results, unused_result, selective]
 
 
+@pytest.mark.sample(5)
 @MODES
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_checkpoint(body: Callable[[Any, Tensor], Tensor], mode: str) -> None:
@@ -78,6 +79,7 @@ def test_checkpoint(body: Callable[[Any, Tensor], Tensor], mode: str) -> None:
     verified(Checkpointing(body), X, backward=BACKWARD[mode])
 
 
+@pytest.mark.sample(4)
 @MODES
 @pytest.mark.parametrize("body", [one, twice, inside_and_outside, nested], ids=lambda body: body.__name__)
 def test_checkpoint_around_random_numbers(body: Callable[[Any, Tensor], Tensor], mode: str) -> None:
@@ -86,6 +88,7 @@ def test_checkpoint_around_random_numbers(body: Callable[[Any, Tensor], Tensor],
     verified(Checkpointing(body, block).train(), X, backward=BACKWARD[mode])
 
 
+@pytest.mark.sample(3)
 @MODES
 @pytest.mark.parametrize("body", [one, twice], ids=lambda body: body.__name__)
 def test_checkpoint_around_a_running_average(body: Callable[[Any, Tensor], Tensor], mode: str) -> None:

@@ -45,6 +45,7 @@ def warnings_ignored() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sample(28)
 @EVERY_PLACE
 def test_the_program_is_right_in_every_call_or_there_is_none(place: Keeping) -> None:
     """State that a call advances is refused; what is computed once, or asked by nothing, is not."""
@@ -59,6 +60,7 @@ def test_the_program_is_right_in_every_call_or_there_is_none(place: Keeping) -> 
     assert all(map(same_bits, results(program.module()), expected))
 
 
+@pytest.mark.sample(28)
 @EVERY_PLACE
 def test_eager_goes_on_as_if_nothing_had_been_captured(place: Keeping) -> None:
     """Two captures with eager calls around leave variables, caches, iterators and generators as they were."""
@@ -98,6 +100,7 @@ def check_drawn(seed: int) -> None:
     assert all(map(same_bits, found, results(again, 2)))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_models_that_keep_state_in_several_places(seed: int) -> None:
     """Wherever several modules keep state, eager goes on as if nothing had been captured."""
@@ -174,6 +177,7 @@ def test_models_of_the_table_go_on(row: ModelCase) -> None:
 FEW = [row for row in MODEL_CASES if row.name in ("resnet", "gpt2_dropout", "momentum_teacher")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("row", FEW, ids=lambda row: row.name)
 def test_some_models_of_the_table_go_on(row: ModelCase) -> None:
     """As above, for a few."""

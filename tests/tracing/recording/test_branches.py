@@ -362,6 +362,7 @@ SURROUNDINGS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_branches_in_regions_of_all_kinds(name: str) -> None:
     """Casts, regions without gradients, checkpoints and compiled functions, around branches and in them."""
@@ -508,6 +509,7 @@ REFUSED: dict[str, tuple[Calls, type[whence.CaptureError], str]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_recorded_is_refused_in_words(name: str) -> None:
     """The error names the module, the line and the reason; the model is as it was."""

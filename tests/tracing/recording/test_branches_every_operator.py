@@ -56,6 +56,7 @@ def sample(info: Any, *, requires_grad: bool) -> tuple[Any, ...]:
     return (found.input, *found.args)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("info", hop_db, ids=named)
 def test_row_158_operator_is_recorded_or_refused(info: Any) -> None:
     """What eager runs is recorded and bitwise right, alone and in a tree, or refused by name."""
@@ -76,6 +77,7 @@ def test_row_158_operator_is_recorded_or_refused(info: Any) -> None:
     assert {str(program.where(node).quality) for node in operations} == {"exact"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("info", [row for row in hop_db if row.name in RECORDED], ids=named)
 def test_row_158_operator_is_differentiated(info: Any) -> None:
     """Where PyTorch differentiates it, so does the program, bit for bit."""

@@ -127,6 +127,7 @@ def nested_in_one_expression(m: TwoNames, x: Tensor) -> Tensor:
     return m.second(m.first(x))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

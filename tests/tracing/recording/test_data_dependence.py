@@ -28,6 +28,7 @@ def named(name: str) -> whence.DataDependent:
     return refusal(next(f for f in DATA_DEPENDENT if f.name == name).model())
 
 
+@pytest.mark.sample(5)
 def test_value_needed(failure: Failure) -> None:
     """A Python decision that needs a tensor's value is refused, with the line, the reason and the remedy."""
     error = refusal(failure.model())
@@ -36,6 +37,7 @@ def test_value_needed(failure: Failure) -> None:
     assert error.remedy
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "asked", "remedy"),
     [

@@ -132,6 +132,7 @@ def test_every_error_of_a_recording_carries_it(body: Callable[..., Any], error: 
     assert found.what in str(found.partial)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("failure", DATA_DEPENDENT, ids=lambda failure: failure.name)
 def test_operation_that_failed_is_not_among_the_recorded(failure: Failure) -> None:
     """The partial program ends with the last operation that has a result."""

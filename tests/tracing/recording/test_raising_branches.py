@@ -23,6 +23,7 @@ def distributions_that_validate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributions.Distribution, "_validate_args", True)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("shapes", [None, {}], ids=["fixed", "open"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_requirement_is_looked_at_in_every_run(way: Callable[..., None], shapes: Any) -> None:

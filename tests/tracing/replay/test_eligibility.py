@@ -33,6 +33,7 @@ def captured(name: str, mode: str, *, reuse: bool) -> whence.Program:
     return first_run(model, (x,), backward=MODES[mode], reuse=reuse)
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("name", outside.CASES)
 @pytest.mark.parametrize("mode", ["loss", pytest.param("forward", marks=pytest.mark.slow)])
 def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> None:
@@ -68,6 +69,7 @@ REASONS = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", REASONS)
 def test_says_why_it_was_traced(name: str) -> None:
     """In words."""

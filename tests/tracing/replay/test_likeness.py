@@ -147,6 +147,7 @@ def captured(name: str, mode: str, *, reuse: bool = True) -> whence.Program:
     return first_run(model, (x,), backward=MODES[mode], reuse=reuse)
 
 
+@pytest.mark.sample(15)
 @EVERY_CASE
 @pytest.mark.parametrize("mode", models.MODES)
 def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> None:
@@ -157,6 +158,7 @@ def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> Non
 DIFFERS_WITH_COUNTS = {name for name in CASES if name.startswith("counter ")}
 
 
+@pytest.mark.sample(8)
 @EVERY_CASE
 def test_program_is_what_eager_computes(name: str) -> None:
     """Outputs, gradients and buffers, bit for bit."""
@@ -167,6 +169,7 @@ def test_program_is_what_eager_computes(name: str) -> None:
     assert result.ok, str(result)
 
 
+@pytest.mark.sample(12)
 @EVERY_CASE
 def test_what_is_equal_is_replayed(name: str) -> None:
     """As many calls as can be are replayed, and no more; there is a reason for every other but the first."""

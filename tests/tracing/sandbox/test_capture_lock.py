@@ -417,6 +417,7 @@ PROCESSES: dict[str, Callable[[], AbstractContextManager[object]]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", PROCESSES)
 def test_patched_process(name: str) -> None:
     """A capture works there, and leaves what others have put up exactly as it is."""

@@ -141,6 +141,7 @@ class Hooked(Busy):
         return result
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("build", [Boxing, Asking, Differentiating, Ending, Hooked])
 def test_raised_in_the_model(
@@ -155,6 +156,7 @@ def test_raised_in_the_model(
     captured_as_ever()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("position", range(6))
 def test_raised_in_a_hook_of_a_module(position: int, kind: type[BaseException]) -> None:
@@ -168,6 +170,7 @@ def test_raised_in_a_hook_of_a_module(position: int, kind: type[BaseException]) 
     captured_as_ever()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_raised_in_the_loss(kind: type[BaseException]) -> None:
     """In the function that the caller gave."""
@@ -187,6 +190,7 @@ class Initialising(nn.LazyLinear):
         raise self.kind
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_raised_while_a_lazy_module_is_initialised(kind: type[BaseException]) -> None:
     """The module is lazy again, and the rest as before."""
@@ -254,6 +258,7 @@ def lazy_parts(model: nn.Module) -> list[Any]:
     return [(type(m), {**vars(m)}, list(m._forward_pre_hooks.values()), list(m._parameters)) for m in waiting]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("instructions", [False, True], ids=["lines", "instructions"])
 @pytest.mark.parametrize("backward", [False, loss], ids=["forward", "loss"])
 @pytest.mark.parametrize("build", [Busy, Lazy])

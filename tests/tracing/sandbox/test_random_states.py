@@ -148,6 +148,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("backward", [False, True])
 def test_state_that_eager_would_have_elsewhere_is_refused(name: str, backward: bool) -> None:
@@ -182,6 +183,7 @@ def drawn_from_the_default(x: Tensor) -> Tensor:
     return x + torch.rand(4, generator=torch.default_generator).bernoulli_(generator=torch.default_generator)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "function", [*(forked_without_a_draw, given_back_at_once, checkpointed), drawn_from_the_default]
 )

@@ -30,6 +30,7 @@ CASES = [row for row in MODEL_CASES if row.name in SOME]
 X = torch.ones(2, 4)
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("failure", ALL, ids=lambda failure: failure.name)
 def test_failed_capture_leaves_no_trace(failure: Failure) -> None:
     """After each kind of failure the model, its hooks, seeds, modes and patches are as before."""
@@ -39,6 +40,7 @@ def test_failed_capture_leaves_no_trace(failure: Failure) -> None:
         failure.capture(model)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", sampled_cases(CASES))
 def test_capture_leaves_no_trace(row: ModelCase, mode: str) -> None:
@@ -50,6 +52,7 @@ def test_capture_leaves_no_trace(row: ModelCase, mode: str) -> None:
         whence.capture(model, args, kwargs, backward=backward_of(row, mode))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", sampled_cases(row for row in CASES if "hf" not in row.tags))
 def test_capture_leaves_inputs_alone(row: ModelCase, mode: str) -> None:
@@ -63,6 +66,7 @@ def test_capture_leaves_inputs_alone(row: ModelCase, mode: str) -> None:
         assert (tensor._version, tensor.requires_grad, tensor.grad) == (version, required, gradient)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("row", sampled_cases(row for row in CASES if "hf" not in row.tags))
 def test_verify_leaves_values_alone(row: ModelCase) -> None:
     """Verifying gives every tensor, gradient and seed of the model back."""

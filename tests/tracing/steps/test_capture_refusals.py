@@ -319,6 +319,7 @@ def held_by(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.make.__name__)
 def test_refusal_leaves_no_trace(row: Refused) -> None:
     """The error says why and what to do; model, gradients, optimizer and random numbers are as before."""

@@ -27,6 +27,7 @@ def every_operation_has_a_phase(program: whence.Program) -> None:
     } == {"0", "2"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", STEPS)
 def test_step_verifies(name: str) -> None:
     """Outputs, state, gradients, the optimizer and random numbers are eager's; all is left as it was.
@@ -185,6 +186,7 @@ def attacking(model: nn.Module, optimizer: torch.optim.Optimizer, way: str) -> S
     return step
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", ["forgets", "asks", "reads", "returns"])
 def test_gradients_that_are_taken_away_unread(way: str) -> None:
     """A run may begin with gradients that the step adds to and takes away; not where it looks at them."""

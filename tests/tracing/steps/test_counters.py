@@ -110,6 +110,7 @@ def held_by(optimizer: Optimizer) -> Any:
     return repr((groups, [held for held in optimizer.state.values() if held]))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("advance", "taken"), CASES, ids=lambda value: getattr(value, "__name__", None))
 def test_steps_are_eager(advance: Any, taken: int) -> None:
     """From the first step on, or after some, parameters and numbers are eager's, also with another rate."""

@@ -146,6 +146,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_trainer_holds_is_compared(name: str) -> None:
     """Attributes, also of what it holds, and entries: another value is refused, with both values."""

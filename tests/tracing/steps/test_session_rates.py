@@ -84,6 +84,7 @@ def test_arithmetic_follows_a_schedule(name: str) -> None:
     assert same(run(batch()), eager(batch()))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NEEDED)
 def test_rate_that_is_needed_is_a_constant(name: str) -> None:
     """Whoever wants the number itself gets it; another one is refused."""

@@ -51,6 +51,7 @@ NAMES = ("a", "z", "_", "s0", "x0")
 HINTS = {"auto": Dim.AUTO, "dynamic": Dim.DYNAMIC}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("hint", HINTS)
 @pytest.mark.parametrize("model", [Sum(), Side()], ids=["sum", "side"])
 def test_a_named_size_may_equal_a_free_one(model: nn.Module, hint: str) -> None:

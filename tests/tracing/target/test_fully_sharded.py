@@ -127,6 +127,7 @@ def test_program_is_that_of_the_model_before(group: None, backward: Backward) ->
     assert all(isinstance(program.state[name], DTensor) for name in names(program, "parameter"))
 
 
+@pytest.mark.sample(1)
 @BACKWARDS
 def test_language_model(group: None, backward: Backward) -> None:
     """A Llama that is sharded layer by layer has the program of the plain one, bit for bit its results."""

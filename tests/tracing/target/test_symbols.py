@@ -56,6 +56,7 @@ def program(request: pytest.FixtureRequest) -> whence.Program:
     return whence.capture(Stack(), (hidden,), dynamic_shapes=shapes, backward=request.param)
 
 
+@pytest.mark.sample(2)
 def test_each_size_is_read_once(program: whence.Program) -> None:
     """A size of an input is one node, outside all modules; what is computed of it belongs to who computes."""
     sizes = [node for node in program.graph.nodes if "sym_size" in str(node.target)]
@@ -66,12 +67,14 @@ def test_each_size_is_read_once(program: whence.Program) -> None:
     check(program)
 
 
+@pytest.mark.sample(2)
 def test_equal_layers_stay_equal(program: whence.Program) -> None:
     """Sizes do not tell layers apart."""
     assert [group.type for group in program.layers()] == ["Heads"]
     assert len(program.layers()[0].forward) == 4
 
 
+@pytest.mark.sample(2)
 def test_the_tree_runs_at_every_size(program: whence.Program) -> None:
     """The tree and each of its modules take other sizes, and train."""
     tree = program.unflatten(copy=True)
@@ -84,6 +87,7 @@ def test_the_tree_runs_at_every_size(program: whence.Program) -> None:
             assert hidden.grad is not None
 
 
+@pytest.mark.sample(2)
 def test_an_empty_batch(program: whence.Program) -> None:
     """Nothing in the model asks for a size of 0, so the program holds for it."""
     model = Stack()
@@ -211,6 +215,7 @@ def cached() -> None:
     whence.register_caches()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen2"])
 def test_decode_with_a_growing_cache(name: str, cached: None) -> None:
     """One capture of a step, twenty tokens: each is eager's, bit for bit."""
@@ -232,6 +237,7 @@ def test_decode_with_a_growing_cache(name: str, cached: None) -> None:
             token = expected[:, -1:].argmax(-1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen2"])
 def test_a_static_cache_is_written_in_place(name: str, cached: None) -> None:
     """Prefill and decode steps write the cache that is passed, as eager does: one capture, twenty tokens."""
@@ -283,6 +289,7 @@ def sliding(kind: str, window: int) -> Any:
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "Gemma3"])
 def test_decode_with_a_sliding_window(kind: str, cached: None) -> None:
     """Twenty tokens, through the window and past it: a program says when another capture is needed."""

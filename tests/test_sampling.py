@@ -1,0 +1,57 @@
+"""What `make test` runs of long tables."""
+
+import pytest
+
+from tests.sampling import sample
+
+PRODUCT = {f"{model}-{mode}]": None for model in "abcdef" for mode in ("forward", "loss", "tangents")}
+NEEDED = """
+    import pytest
+
+    from tests.sampling import mark_sweeps
+
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(items):
+        mark_sweeps(items)
+"""
+TABLES = """
+    import pytest
+
+
+    @pytest.mark.sample(2)
+    @pytest.mark.parametrize("row", [*range(5), pytest.param(5, marks=pytest.mark.slow)])
+    def test_long(row): ...
+
+
+    @pytest.mark.parametrize("row", range(3))
+    def test_short(row): ...
+"""
+
+
+def test_every_model_and_every_mode_is_in_a_sample() -> None:
+    """A product gives as many rows as its longer side has."""
+    words = {word for row in sample(PRODUCT, 6) for word in row.rstrip("]").split("-")}
+    assert words == {*"abcdef", "forward", "loss", "tangents"}
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    """Workers choose the same, and so does a run of a part of the tests in another order."""
+    assert sample(PRODUCT, 6) == sample(dict(reversed(PRODUCT.items())), 6)
+
+
+def test_tests_of_the_same_rows_take_the_same() -> None:
+    """A smaller sample is in a larger one: what one of them has captured, the other reads."""
+    assert sample(PRODUCT, 3) < sample(PRODUCT, 6) < PRODUCT.keys() == sample(PRODUCT, 100)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "count"),
+    [("not slow and not sweep", 5), ("sweep and not slow", 3), ("not slow", 8), ("slow or sweep", 4)],
+)
+def test_each_row_runs_in_one_of_them(pytester: pytest.Pytester, chosen: str, count: int) -> None:
+    """Samples and sweeps are all that is not slow."""
+    pytester.makeconftest(NEEDED)
+    pytester.makepyfile(TABLES)
+    result = pytester.runpytest("-W", "ignore::pytest.PytestUnknownMarkWarning", "-m", chosen)
+    result.assert_outcomes(passed=count, deselected=9 - count)
