@@ -91,6 +91,19 @@ def remembers_the_last_loss() -> Training:
 
 
 @step()
+def logs_its_count() -> Training:
+    """In the first run of a capture the count is a number, and in the second an input."""
+
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
+        loss = run(x)
+        kept.step += 1
+        kept.log = {"loss": loss.detach(), "step": kept.step, "done": kept.step / 10}
+        return loss
+
+    return keeping(keep, step=0, log={})
+
+
+@step()
 def sets_rates_by_its_count() -> Training:
     def keep(kept: Any, x: Tensor, run: Run, optimizer: Optimizer) -> Tensor:
         kept.step += 1

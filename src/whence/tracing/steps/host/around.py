@@ -35,6 +35,8 @@ from whence.tracing.steps.session import StepSession
 
 Key = tuple[int, Any]
 _Shape = tuple[Any, ...]
+_NUMBER = object()
+"""A number that is computed in the step."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class HostRun:
         wanted |= {key: grown.shape for key, grown in self._assumed.grown.items()}
         paths = {key: held.path for key, (held, _) in self._assumed.replaced.items()}
         paths |= {key: grown.place.path for key, grown in self._assumed.grown.items()}
-        other = [paths[key] for key, shape in wanted.items() if found.get(key) != shape]
+        other = [paths[key] for key, shape in wanted.items() if not _is_like(found.get(key, ()), shape)]
         if other or (wanted and operations_of(self._session) != self._assumed.operations):
             raise UnsupportedStep(
                 "the first step does something that later ones do not, and changes "
@@ -254,7 +256,27 @@ def _shape_of(value: Any, path: str, place: Place) -> tuple[TreeSpec, _Shape]:
             why="tensors, numbers and texts are put there again in every run, alone and in containers",
             remedy="do it outside the captured step",
         )
-    return spec, tuple(type(leaf) if _is_given(leaf) else leaf for leaf in leaves)
+    return spec, tuple(map(_kind_of, leaves))
+
+
+def _kind_of(leaf: Any) -> Any:
+    if _is_computed(leaf):
+        return _NUMBER
+    return type(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _is_like(found: _Shape, wanted: _Shape) -> bool:
+    """Whether a later run puts there what the first one did, of which counters were no inputs yet."""
+    if len(found) != len(wanted) or any(
+        now != then for (now, _), (then, _) in zip(found, wanted, strict=True)
+    ):
+        return False
+    pairs = [
+        pair
+        for (_, now), (_, then) in zip(found, wanted, strict=True)
+        for pair in zip(now, then, strict=True)
+    ]
+    return all(now == then or (now is _NUMBER and type(then) in (int, float)) for now, then in pairs)
 
 
 def _is_given(leaf: object) -> bool:
