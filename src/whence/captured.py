@@ -32,6 +32,7 @@ from whence.reported import Reported
 from whence.rewriting import Edit, GraphPass, Pass
 from whence.tracing.options import decide_faults, option_faults
 from whence.tracing.sandbox.capture_lock import without_collection
+from whence.tracing.target.subject import one_module
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -141,7 +142,7 @@ class Program(Reported):
 
         return guarded(self, _plan_of, model, on_violation, again)
 
-    def bind(self, model: object, optimizer: Optimizer | None = None) -> Bound:
+    def bind(self, model: object, optimizer: object = None) -> Bound:
         """A callable that runs the program on live state, and changes it in place.
 
         It is called as what was captured is, and returns what that returns, without gradients: parameters,
@@ -154,7 +155,8 @@ class Program(Reported):
         call raises `StaleCapture` where anything that the program relies on is otherwise, such as a value in
         the optimizer's groups, and `CallError` for other inputs. Nothing is changed then.
         """
-        return Bound(self, model, optimizer, self._checks(model))
+        held = one_module(model)
+        return Bound(self, held, optimizer, self._checks(held))
 
     def to_exported_program(self) -> ExportedProgram:
         """The program as a `torch.export.ExportedProgram` with the program's own tensors.
@@ -209,11 +211,11 @@ class Program(Reported):
 
     def verify(
         self,
-        model: Callable[..., Any],
+        model: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         *,
-        optimizer: Optimizer | None = None,
+        optimizer: object = None,
     ) -> Verification:
         """Run eager and the program from the same seed, and compare everything bit for bit.
 
@@ -223,7 +225,8 @@ class Program(Reported):
         """
         if self.step is None:
             return verify(self, model, args, kwargs)
-        return verify_step(self, model, (args, kwargs or {}), optimizer, self._checks(model))
+        held = one_module(model)
+        return verify_step(self, held, (args, kwargs or {}), optimizer, self._checks(held))
 
     def run(
         self,
@@ -288,8 +291,8 @@ def capture_step(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     *,
-    model: nn.Module,
-    optimizer: Optimizer | None = None,
+    model: nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module],
+    optimizer: Optimizer | Mapping[str, Optimizer] | Sequence[Optimizer] | None = None,
     dynamic_shapes: Any = None,
     reuse: bool = True,
     decide: str | None = None,
@@ -298,7 +301,9 @@ def capture_step(
 
     `step` is a function of yours that runs `model`, calls `loss.backward()`, `optimizer.step()`,
     `zero_grad()` and the like; `args` and `kwargs` are what it takes. It runs once or twice on fake tensors;
-    model, gradients, optimizer and random numbers are as they were afterwards, also after an error.
+    model, gradients, optimizer and random numbers are as they were afterwards, also after an error. Several
+    models are captured as one that holds them, in a dictionary by name (`g.weight`), in a row by number
+    (`0.weight`); the groups of several optimizers are numbered through.
 
     The program is functional. Its inputs are parameters and buffers of `model`, the state of `optimizer`
     (`InputKind.OPTIMIZER_STATE`, called `o_layers_0_weight_exp_avg`, with the path
@@ -315,14 +320,17 @@ def capture_step(
     `dynamic_shapes`, `reuse` and `decide` are those of `capture`; where the model runs again after a
     backward, nothing is replayed, and `program.replay` says so.
 
-    Raises `UnsupportedStep` for what one program cannot repeat (a closure for the optimizer, changes of
-    learning rates in the step, gradients that were there before), and everything that `capture` raises.
+    Numbers that the step advances around it (`self.global_step += 1`) are inputs and outputs, too
+    (`InputKind.STEP_STATE`); what it appends to lists, or puts under names and keys, are outputs of kind
+    `effect`.
+
+    Raises `UnsupportedStep` for what one program cannot repeat (what the step collects and reads, gradients
+    that were there before), and everything that `capture` raises.
     """
     if faults := decide_faults(decide):
         raise UsageError.of(faults)
     given = tracing.Given(args, kwargs, dynamic_shapes, decide=decide)
-
-    run = partial(tracing.capture_step, step, given, model, optimizer, reuse=reuse)
+    run = partial(tracing.capture_step, step, given, one_module(model), optimizer, reuse=reuse)
     return _traced(run).under(dynamic_shapes=dynamic_shapes, decide=decide)
 
 

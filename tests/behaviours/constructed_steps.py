@@ -22,7 +22,7 @@ class Training:
     Of a `warm` one the first step is eager's. `kept` is what the step keeps in Python.
     """
 
-    model: nn.Module
+    model: Any
     optimizer: Any
     step: Callable[..., Any]
     between: Callable[[], Any] = lambda: None

@@ -21,7 +21,6 @@ from tests.behaviours.constructions import Refusal
 __all__ = ["STEPS"]
 
 ANOTHER = Refusal(whence.UnsupportedStep, "was not given", "it holds an optimizer of its own")
-SEVERAL = Refusal(whence.UsageError, "the optimizer is a list", "a step is captured with one optimizer")
 SCALED = Refusal(whence.DataDependent, "GradScaler", "whether gradients are finite is a decision by value")
 UNDECIDED = Refusal(
     whence.DataDependent, 'decide="example"', "whether it is the first average is a tensor's value"
@@ -33,7 +32,7 @@ def pair() -> nn.ModuleDict:
     return nn.ModuleDict({"maker": nn.Linear(4, 4), "critic": nn.Linear(4, 1)})
 
 
-@step(refused=SEVERAL)
+@step()
 def two_optimizers() -> Training:
     models = pair()
     first, second = Adam(models["maker"].parameters()), Adam(models["critic"].parameters())

@@ -6,21 +6,32 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from torch import Tensor
-from torch.optim import Optimizer
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import whence
-from tests.behaviours import constructed_keeping, constructed_schedules, constructed_trainings
+from tests.behaviours import (
+    constructed_games,
+    constructed_keeping,
+    constructed_schedules,
+    constructed_trainings,
+)
 from tests.behaviours.constructed_steps import ConstructedStep, Training
 from tests.behaviours.constructions import generators, seeded
 from tests.checks import differing, gradients, state
 
 
+def in_a_row(several: Any) -> list[Any]:
+    """Several optimizers or models, or one."""
+    found = several.values() if isinstance(several, dict) else several
+    return list(found) if isinstance(several, dict | list | tuple) else [several]
+
+
 def everything(training: Training) -> dict[str, Any]:
     """A copy of all that a step may change."""
-    optimizers = training.optimizer if isinstance(training.optimizer, list) else [training.optimizer]
-    found: dict[str, Any] = {f"gradient of {name}": held for name, held in gradients(training.model).items()}
+    optimizers = in_a_row(training.optimizer)
+    model = nn.ModuleList(in_a_row(training.model))
+    found: dict[str, Any] = {f"gradient of {name}": held for name, held in gradients(model).items()}
     for at, optimizer in enumerate(optimizers):
         found |= {f"optimizer {at}, {n}": held for n, held in enumerate(tree_leaves(optimizer.state_dict()))}
     kept = tree_leaves(training.kept())
@@ -28,7 +39,7 @@ def everything(training: Training) -> dict[str, Any]:
         f"kept {at}": str(leaf) if isinstance(leaf, str | None) else leaf for at, leaf in enumerate(kept)
     }
     found = {name: held.clone() if isinstance(held, Tensor) else held for name, held in found.items()}
-    return found | state(training.model)
+    return found | state(model)
 
 
 def one_step(run: Any, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]:
@@ -37,7 +48,7 @@ def one_step(run: Any, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]
     return {f"output {at}": leaf for at, leaf in enumerate(leaves)} | generators()
 
 
-TABLES = (constructed_trainings, constructed_keeping, constructed_schedules)
+TABLES = (constructed_trainings, constructed_keeping, constructed_schedules, constructed_games)
 STEPS = [*dict.fromkeys(row for table in TABLES for row in table.STEPS)]
 
 
@@ -62,7 +73,7 @@ def test_step(row: ConstructedStep) -> None:
     program = captured()
     assert differing(before, everything(ours)) == []
     batch = tuple(tensor.clone() for tensor in ours.batches[0])
-    if isinstance(ours.optimizer, Optimizer) and row.refused is None:
+    if row.refused is None:
         result = program.verify(ours.model, batch)
         assert result.ok, str(result)
         assert differing(before, everything(ours)) == []

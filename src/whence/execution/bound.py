@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.autograd.nodes import below_autograd
-from whence._torch.observe.training_steps import is_optimizer
+from whence._torch.observe.training_steps import Optimizers, as_one_optimizer, is_optimizer, members_of
 from whence._torch.tensors import autocast_state, without_autocast
 from whence.errors import CallError, Fault, StaleCapture, UsageError
 from whence.execution.live_run import Live, of
@@ -36,16 +36,16 @@ class Bound:
     a joint program with a loss adds gradients to `.grad`, and returns `(loss, outputs)`.
     """
 
-    def __init__(self, program: Program, model: object, optimizer: Optimizer | None, check: Check) -> None:
+    def __init__(self, program: Program, model: object, optimizer: object, check: Check) -> None:
         self.program = with_state(program, "inputs")
         self.model = model
-        self.optimizer = optimizer
+        self.optimizer: Any = as_one_optimizer(optimizer)
         self._check = check
         self._subject = subject_of(model)
         self._fakes = {
             node.name: node.meta["val"] for node in self.program.graph.find_nodes(op="placeholder")
         }
-        _refuse(self.program, self._subject, optimizer)
+        _refuse(self.program, self._subject, self.optimizer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Bound":
         """The copy of the program, bound to the copies of the model and the optimizer."""
@@ -128,7 +128,7 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
         what = "the step changes objects of Python's that are not in a file"
         found.append(Fault(what, remedy="capture the step where they are"))
     for call in () if program.step is None else program.step.calls:
-        if call.optimizer is not optimizer:
+        if not any(call.optimizer is member for member in members_of(optimizer)):
             what = f"the step calls {call.path}, and that schedule is not this optimizer's"
             found.append(
                 Fault(what, remedy="bind the captured optimizer, or capture a step without schedules")
@@ -138,7 +138,7 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
         found.append(Fault("the program needs an optimizer", remedy="write program.bind(model, optimizer)"))
     elif not groups and optimizer is not None:
         found.append(Fault("the program knows no optimizer", remedy="write program.bind(model)"))
-    elif isinstance(optimizer, Optimizer):
+    elif isinstance(optimizer, Optimizer | Optimizers):
         found += _other_optimizer(program, subject, optimizer)
     return found
 
@@ -163,7 +163,7 @@ def _is_other(before: Any, now: Any) -> bool:
     return type(before) is int and type(now) is int and before != now
 
 
-def _other_optimizer(program: Program, subject: Subject, optimizer: Optimizer) -> list[Fault]:
+def _other_optimizer(program: Program, subject: Subject, optimizer: Optimizer | Optimizers) -> list[Fault]:
     step: Any = program.step
     names = {id(tensor): name for name, tensor in reversed(tensors_by_name(subject).items())}
     rows = {path: row.path for row in program.signature.state for path in (row.path, *row.aliases)}

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
-from whence._torch.observe.training_steps import is_stepping, schedules_in
+from whence._torch.observe.training_steps import as_one_optimizer, is_stepping, members_of, schedules_in
 from whence._torch.tensors import untouched
 from whence.dependence.snapshots import save_all
 from whence.errors import UsageError
@@ -31,7 +30,7 @@ from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
 
 
 def verify_step(
-    program: Program, model: object, inputs: tuple[Any, Any], optimizer: Optimizer | None, check: Check
+    program: Program, model: object, inputs: tuple[Any, Any], optimizer: object, check: Check
 ) -> Verification:
     """Compare a program with the step that it was captured from: outputs, state, gradients, optimizer.
 
@@ -40,7 +39,7 @@ def verify_step(
     step: Any = program.step
     subject = subject_of(model)
     refuse_uninitialised(subject)
-    optimizer = step.optimizer if optimizer is None else optimizer
+    optimizer = step.optimizer if optimizer is None else as_one_optimizer(optimizer)
     _refuse_others(program, subject, optimizer)
     program.convention.flatten(*inputs)
     found = optimizing(subject, optimizer)
@@ -64,7 +63,7 @@ def _refuse_others(program: Program, subject: Subject, optimizer: object) -> Non
     tensors = tensors_by_name(subject)
     rows = [row for row in program.signature.state if row.path in tensors]
     others = [row.path for row in rows if tensors[row.path] is not program.state[row.name]]
-    if others or (program.step is not None and optimizer is not program.step.optimizer):
+    if others or (program.step is not None and members_of(optimizer) != members_of(program.step.optimizer)):
         raise UsageError(
             "verify runs the captured step itself, and that runs the captured model and optimizer",
             why=f"{', '.join(others[:3])} are other tensors" if others else "the optimizer is another one",

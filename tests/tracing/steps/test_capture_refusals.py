@@ -363,8 +363,8 @@ def test_bad_arguments_are_named() -> None:
     history."""
     model, optimizer = small()
     step = zero_last(model, optimizer)
-    with pytest.raises(NotCallable, match="the model of a step is a list"):
-        whence.capture_step(step, (batch(),), model=[model])  # type: ignore[arg-type]
+    with pytest.raises(NotCallable, match="the model of a step is a str"):
+        whence.capture_step(step, (batch(),), model="model")  # type: ignore[arg-type]
     with pytest.raises(NotCallable, match="the step is a Sequential"):
         whence.capture_step(model, (batch(),), model=model)
     with pytest.raises(UsageError, match="the optimizer is a str"):

@@ -153,3 +153,34 @@ def test_parameters_that_are_put_back(looks: bool) -> None:
     for _ in range(3):
         assert torch.equal(run(batch()), eager(batch()))
         assert all(map(torch.equal, model.parameters(), theirs.parameters()))
+
+
+def two(counted: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
+    """A step of two models, one of which is trained by an optimizer of its own kind."""
+    (first, adam), (second, _) = small(), small()
+    optimizers = [adam, Own(second, counted)]
+    steps = [zero_first(first, adam), zero_first(second, optimizers[1])]
+    return lambda x: [step(x) for step in steps], {"model": (first, second), "optimizer": optimizers}
+
+
+def test_several_optimizers_are_bound_in_order() -> None:
+    """Those of other classes, and in another order, are others."""
+    step, held = two(lambda _: 1.0)
+    program = whence.capture_step(step, (batch(),), **held)
+    assert program.verify(held["model"], (batch(),), optimizer=held["optimizer"]).ok
+    program.bind(**held)(batch())
+    with pytest.raises(whence.UsageError, match="do not hold the parameters"):
+        program.bind(held["model"], held["optimizer"][::-1])
+    other = type("Other", (Own,), {})(held["model"][1], lambda _: 1.0)
+    with pytest.raises(whence.StaleCapture, match=r"optimizer\[1\]\.__class__"):
+        program.bind(held["model"], [held["optimizer"][0], other])(batch())
+    with pytest.raises(whence.UsageError, match="captured with Optimizers"):
+        program.bind(held["model"], held["optimizer"][0])
+
+
+def test_of_several_optimizers_no_attribute_is_advanced() -> None:
+    """One that counts by itself is captured alone."""
+    step, held = two(counts)
+    with pytest.raises(whence.UnsupportedStep, match=r"changes optimizer\.taken"):
+        whence.capture_step(step, (batch(),), **held)
+    assert held["optimizer"][1].taken == 0

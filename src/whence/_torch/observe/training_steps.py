@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import wraps
 from types import CodeType, FrameType
 from typing import Any, Protocol
@@ -216,7 +217,61 @@ def _clearing(clear: Callable[..., None], listener: StepListener) -> Callable[..
     return observed
 
 
-def parameters_of(owner: Optimizer | nn.Module) -> list[Tensor]:
+class States:
+    """The state of several optimizers: each parameter has its own in the one that holds it."""
+
+    def __init__(self, members: Sequence[Optimizer]) -> None:
+        self._of = {id(tensor): member for member in members for tensor in parameters_of(member)}
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._of and tensor in self._of[id(tensor)].state
+
+    def __getitem__(self, tensor: Tensor) -> dict[str, Any]:
+        return self._of[id(tensor)].state[tensor]  # type: ignore[no-any-return]
+
+    def __delitem__(self, tensor: Tensor) -> None:
+        del self._of[id(tensor)].state[tensor]
+
+    def get(self, tensor: Tensor, default: dict[str, Any]) -> dict[str, Any]:
+        """The state of a parameter, or what is given."""
+        member = self._of.get(id(tensor))
+        return default if member is None else member.state.get(tensor, default)
+
+
+@dataclass(frozen=True, eq=False)
+class Optimizers:
+    """Several optimizers of one step, seen as one: its groups are theirs, in order."""
+
+    members: tuple[Optimizer, ...]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all."""
+        return [group for member in self.members for group in member.param_groups]
+
+    @property
+    def state(self) -> States:
+        """The state of all parameters."""
+        return States(self.members)
+
+
+def as_one_optimizer(given: object) -> object:
+    """Several optimizers, in a row or by name, seen as one; anything else as it is."""
+    if isinstance(given, dict):
+        given = list(given.values())
+    if isinstance(given, list | tuple) and given and all(isinstance(each, Optimizer) for each in given):
+        return given[0] if len(given) == 1 else Optimizers(tuple(given))
+    return given
+
+
+def members_of(optimizer: object) -> tuple[Optimizer, ...]:
+    """The optimizers that one is made of: itself, or several."""
+    if isinstance(optimizer, Optimizers):
+        return optimizer.members
+    return (optimizer,) if isinstance(optimizer, Optimizer) else ()
+
+
+def parameters_of(owner: Optimizer | Optimizers | nn.Module) -> list[Tensor]:
     """The parameters of an optimizer, group by group, or of a module."""
     if isinstance(owner, nn.Module):
         return list(owner.parameters())
@@ -225,12 +280,19 @@ def parameters_of(owner: Optimizer | nn.Module) -> list[Tensor]:
 
 def is_optimizer(value: object) -> bool:
     """Whether a value is an optimizer, and not one that stands for another and was never set up as one."""
-    return isinstance(value, Optimizer) and hasattr(value, "_optimizer_step_pre_hooks")
+    members = members_of(value)
+    return bool(members) and all(hasattr(each, "_optimizer_step_pre_hooks") for each in members)
 
 
-def own_values(optimizer: Optimizer) -> dict[str, Any]:
+def own_values(optimizer: Optimizer | Optimizers) -> dict[str, Any]:
     """What an optimizer holds beside its groups and the state of parameters: attributes of its own, and state
-    under other keys; not what PyTorch keeps in every optimizer."""
+    under other keys; not what PyTorch keeps in every optimizer. Of several that of each, and its class."""
+    if isinstance(optimizer, Optimizers):
+        found: dict[str, Any] = {}
+        for number, member in enumerate(optimizer.members):
+            found[f"[{number}].__class__"] = type(member).__qualname__
+            found |= {f"[{number}].{key}": value for key, value in own_values(member).items()}
+        return found
     attributes = {
         name: value
         for name, value in vars(optimizer).items()
@@ -240,8 +302,10 @@ def own_values(optimizer: Optimizer) -> dict[str, Any]:
     return attributes | {f"state[{key!r}]": value for key, value in others.items()}
 
 
-def optimizer_hooks(optimizer: Optimizer) -> list[Any]:
+def optimizer_hooks(optimizer: Optimizer | Optimizers) -> list[Any]:
     """The hooks that run before and after the optimizer's steps, its own and those for all optimizers."""
+    if isinstance(optimizer, Optimizers):
+        return [hook for member in optimizer.members for hook in optimizer_hooks(member)]
     held = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
@@ -251,10 +315,11 @@ def optimizer_hooks(optimizer: Optimizer) -> list[Any]:
     return [hook for hooks in held for hook in hooks.values()]
 
 
-def note_step(optimizer: Optimizer) -> None:
+def note_step(optimizer: Optimizer | Optimizers) -> None:
     """Say that an optimizer's step has been made, where a schedule would warn that it has not."""
-    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-        optimizer._opt_called = True  # type: ignore[attr-defined]
+    for member in members_of(optimizer):
+        if hasattr(member.step, "_wrapped_by_lr_sched"):
+            member._opt_called = True  # type: ignore[attr-defined]
 
 
 def schedules_in(schedule: LRScheduler) -> Iterator[LRScheduler]:

@@ -97,7 +97,7 @@ class Setting:
     def path(self) -> str:
         """How a person reads it."""
         if self.group == OWN:
-            return f"optimizer.{self.key}"
+            return f"optimizer{self.key}" if self.key.startswith("[") else f"optimizer.{self.key}"
         return f"optimizer.param_groups[{self.group}][{self.key!r}]"
 
     @property

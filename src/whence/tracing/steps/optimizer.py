@@ -1,5 +1,6 @@
 """What an optimizer holds, looked at before a step is captured and given back afterwards."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -10,7 +11,15 @@ from torch.optim import Optimizer
 
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import described
-from whence._torch.observe.training_steps import is_optimizer, optimizer_hooks, own_values, parameters_of
+from whence._torch.observe.training_steps import (
+    Optimizers,
+    as_one_optimizer,
+    is_optimizer,
+    members_of,
+    optimizer_hooks,
+    own_values,
+    parameters_of,
+)
 from whence._torch.plain_values import PLAIN
 from whence._torch.sizes.numbers import is_recorded
 from whence._torch.subclasses.fully_sharded import name_of_class
@@ -49,7 +58,7 @@ class OptimizerEntry:
 class Optimizing:
     """An optimizer and the model's parameters in its groups."""
 
-    optimizer: Optimizer | None
+    optimizer: Optimizer | Optimizers | None
     groups: tuple[tuple[StateTensor, ...], ...] = ()
 
     @property
@@ -96,13 +105,15 @@ class Optimizing:
 
 def optimizing(subject: Subject, optimizer: object) -> Optimizing:
     """Look at an optimizer; raises a `WhenceError` for what cannot be captured."""
+    optimizer = as_one_optimizer(optimizer)
     if optimizer is None:
         return Optimizing(None)
-    if not isinstance(optimizer, Optimizer) or not is_optimizer(optimizer):
+    if not isinstance(optimizer, Optimizer | Optimizers) or not is_optimizer(optimizer):
         raise UsageError(
             f"the optimizer is a {type(optimizer).__name__}",
-            remedy="pass a torch.optim.Optimizer, or None where the step updates parameters itself; of one "
-            "that stands for another, as Accelerate's, pass that one (.optimizer), whichever the step calls",
+            remedy="pass a torch.optim.Optimizer, a list of them, or None where the step updates parameters "
+            "itself; of one that stands for another, as Accelerate's, pass that one (.optimizer), whichever "
+            "the step calls",
         )
     _refuse_hooks(optimizer)
     rows = {id(row.tensor): row for row in subject.state}
@@ -114,13 +125,24 @@ def optimizing(subject: Subject, optimizer: object) -> Optimizing:
             + ", ".join(f"a tensor {list(t.shape)}" for t in strangers[:5]),
             remedy="pass a model that holds all of them, such as nn.ModuleDict of what is trained together",
         )
+    _refuse_shared(optimizer, rows)
     groups = tuple(tuple(rows[id(p)] for p in group["params"]) for group in optimizer.param_groups)
     found = Optimizing(optimizer, groups)
     _refuse_values(found)
     return found
 
 
-def _refuse_hooks(optimizer: Optimizer) -> None:
+def _refuse_shared(optimizer: Optimizer | Optimizers, rows: Mapping[int, StateTensor]) -> None:
+    counts = Counter(map(id, parameters_of(optimizer)))
+    if several := [str(rows[key].paths[0]) for key, count in counts.items() if count > 1]:
+        raise UnsupportedStep(
+            f"several optimizers hold {', '.join(several)}",
+            why="its state would have the same name in each",
+            remedy="capture a step for each optimizer",
+        )
+
+
+def _refuse_hooks(optimizer: Optimizer | Optimizers) -> None:
     hooks = optimizer_hooks(optimizer)
     if hooks:
         raise UnsupportedHook(
@@ -169,6 +191,7 @@ class OwnState:
     optimizer: Optimizer
     before: Mapping[str, Any]
     inside: tuple[Saved, ...]
+    counts: bool = True
 
     def refuse_changes(self, place: Place) -> None:
         """Raise `UnsupportedStep` naming all of it that the step has changed."""
@@ -185,7 +208,7 @@ class OwnState:
     def _is_counted(self, key: str, now: Mapping[str, Any]) -> bool:
         """Whether it is a number, which steps may advance."""
         is_number = key in vars(self.optimizer) and is_countable(now[key])
-        return is_number and (key not in self.before or is_countable(self.before[key]))
+        return self.counts and is_number and (key not in self.before or is_countable(self.before[key]))
 
 
 def is_countable(value: object) -> bool:
@@ -198,13 +221,13 @@ def copy_of(value: Any) -> Any:
     return copy(value) if type(value) in (list, dict) else value
 
 
-def own_states(optimizer: Optimizer | None) -> Iterator[OwnState]:
-    """The optimizer's, if there is one."""
-    if optimizer is not None:
-        held = own_values(optimizer)
+def own_states(optimizer: Optimizer | Optimizers | None) -> Iterator[OwnState]:
+    """Those of the optimizers that there are; of several no numbers are advanced."""
+    for member in members_of(optimizer):
+        held = own_values(member)
         things = [(f"optimizer.{key}", value) for key, value in held.items() if has_state(value)]
         inside = tuple(row for name, value in things for row in save_all(name, value))
-        yield OwnState(optimizer, held, inside)
+        yield OwnState(member, held, inside, counts=member is optimizer)
 
 
 def is_same_value(then: Any, now: Any) -> bool:
@@ -214,9 +237,9 @@ def is_same_value(then: Any, now: Any) -> bool:
     return is_plain(then) and not is_recorded(now) and type(then) is type(now) and bool(then == now)
 
 
-def optimizer_restored(optimizer: Optimizer | None) -> Callable[[], None]:
+def optimizer_restored(optimizer: Optimizer | Optimizers | None) -> Callable[[], None]:
     """A way back to what an optimizer is now: its attributes, groups, and state."""
-    rows = [] if optimizer is None else save_all("optimizer", optimizer)
+    rows = [row for member in members_of(optimizer) for row in save_all("optimizer", member)]
 
     def restore() -> None:
         for row in rows:

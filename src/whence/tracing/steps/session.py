@@ -19,7 +19,7 @@ from whence._torch.autograd.nodes import (
     sequence_number,
 )
 from whence._torch.observe.module_calls import ObservedCall
-from whence._torch.observe.training_steps import is_scaling
+from whence._torch.observe.training_steps import Optimizers, is_scaling, members_of
 from whence._torch.record.recorder import FakeTensor, FakeTensorMode
 from whence._torch.record.step_recorder import StepRecorder
 from whence._torch.sizes.numbers import as_node
@@ -279,7 +279,7 @@ class StepPasses(Passes):
     run: RunState
     tensors: RunTensors
     step: StepNotes
-    optimizer: Optimizer | None
+    optimizer: Optimizer | Optimizers | None
 
     @contextmanager
     def backward(
@@ -442,12 +442,12 @@ class StepPasses(Passes):
 
     def _refuse_optimizer(self, optimizer: Optimizer) -> None:
         name = type(optimizer).__name__
-        if optimizer is not self.optimizer:
+        if optimizer not in members_of(self.optimizer):
             raise UnsupportedStep(
                 f"the step runs an optimizer ({name}) that the capture was not given",
                 where=self.run.places.here(),
                 why="its state would be constants of the program",
-                remedy="pass it as optimizer=; several optimizers need a step, and a capture, for each",
+                remedy="pass it as optimizer=; several as optimizer=[first, second]",
             )
         if not self.running.is_outside:
             raise UnsupportedStep(
@@ -474,7 +474,7 @@ class StepSession(Session):
 
 
 def new_step_session(
-    run: RunState, mode: FakeTensorMode, names: Mapping[int, str], reuse: Reuse, optimizer: Optimizer | None
+    run: RunState, mode: FakeTensorMode, names: Mapping[int, str], reuse: Reuse, optimizer: Any
 ) -> StepSession:
     """What hears the run of a step, in which no optimizer but this one may run."""
     branches, functions, step = Branches(run, differentiates=reuse.joint), Functions(), StepNotes()

@@ -112,6 +112,16 @@ def subject_unchecked(model: object) -> Subject:
     return Subject(model, tuple(_modules_around(model)), name, False, _signature(model))
 
 
+def one_module(model: object) -> object:
+    """Several modules of one step, by name or in a row, in a container; anything else as it is."""
+    modules = list(model.values()) if isinstance(model, dict) else model
+    if not isinstance(modules, list | tuple) or not all(isinstance(each, nn.Module) for each in modules):
+        return model
+    if not isinstance(model, dict):
+        return nn.ModuleList(modules)
+    return nn.ModuleDict(model) if all(isinstance(key, str) and "." not in key for key in model) else model
+
+
 def step_subject(step: object, model: object) -> Subject:
     """A training step of a model; raises `NotCallable`."""
     if not isinstance(model, nn.Module):
