@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -25,7 +27,21 @@ def test_flops_of_a_training_step_are_those_of_the_flop_counter(name: str) -> No
     with FlopCounterMode(display=False) as counter:
         found.loss(model(*args, **kwargs)).backward()
     assert cost.total.total_flops - sum(cost.beyond.values()) == counter.get_total_flops()
-    assert all("attention" in name for name in cost.beyond)
+    assert all("attention" in name or "grouped_mm" in name for name in cost.beyond)
+    assert cost.gaps == {}
+
+
+def test_flops_of_experts() -> None:
+    """Tokens are multiplied with the matrices of their experts; the backward takes twice as much."""
+    found = case("mixtral")
+    model, args, kwargs = found.make()
+    cost = whence.capture(model, args, kwargs, backward=found.loss).cost()
+    config: Any = model.config
+    tokens = kwargs["input_ids"].numel()
+    numbers = 3 * config.hidden_size * config.intermediate_size  # of one expert: gate, up, down
+    forward = 2 * tokens * config.num_experts_per_tok * numbers * config.num_hidden_layers
+    counted = [count for name, count in cost.beyond.items() if "grouped_mm" in name]
+    assert counted == [forward, 2 * forward]
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "resnet"])

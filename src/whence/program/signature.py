@@ -7,6 +7,7 @@ from torch import Tensor
 
 from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
+from whence._torch.subclasses.wrapper_subclasses import mesh_of, placements_of
 from whence.program.queries.notebook import opening_html
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
@@ -18,16 +19,27 @@ class Part:
 
     `whole` is the path of that tensor, `type` its class, and `access` leads from it to this one:
     `_local_tensor`, or `a.scale` where its parts are made of others, too. `requires_grad` is what the whole
-    does: its gradient is made of those of its parts.
+    does: its gradient is made of those of its parts. Of a DTensor `mesh` has the axes of its mesh, each with
+    its name (or number) and how many devices it has, and `placements` how the tensor is spread over each.
     """
 
     whole: str
     type: str
     access: str
     requires_grad: bool = False
+    mesh: tuple[tuple[str, int], ...] = ()
+    placements: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, whole: str, tensor: Any, access: str, *, requires_grad: bool = False) -> "Part":
+        """The part of a tensor to which `access` leads."""
+        kind = type(tensor).__name__
+        return cls(whole, kind, access, requires_grad, mesh_of(tensor), placements_of(tensor))
 
     def __str__(self) -> str:
-        return f"{self.access} of the {self.type} {self.whole}"
+        axes = zip(self.placements, self.mesh, strict=False)
+        spread = ", ".join(f"{placement} over {size}" for placement, (_, size) in axes)
+        return f"{self.access} of the {self.type} {self.whole}{f', {spread}' if spread else ''}"
 
 
 @dataclass(frozen=True)

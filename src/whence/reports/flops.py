@@ -78,6 +78,15 @@ def _inner(left: Any, *_: Any, **__: Any) -> int:
     return int(2 * left[0])
 
 
+def _grouped(rows: Any, weights: Any, *_: Any, **__: Any) -> int:
+    """Each row is multiplied with the matrix of its group."""
+    return int(2 * rows[0] * weights[1] * weights[2])
+
+
+def _grouped_backward(*shapes: Any, **__: Any) -> int:
+    return 2 * _grouped(*shapes)
+
+
 _ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu
 _OWN: Mapping[Any, Callable[..., int]] = {
     aten.scaled_dot_product_attention: _attention,
@@ -89,20 +98,26 @@ _OWN: Mapping[Any, Callable[..., int]] = {
     aten.vdot: _inner,
 }
 """Formulas over shapes, as those of PyTorch's registry are."""
+_OF_LIBRARIES: Mapping[str, Callable[..., int]] = {
+    "transformers.grouped_mm_fallback": _grouped,
+    "transformers.grouped_mm_fallback_backward": _grouped_backward,
+}
+"""The same for operators that are there only where a library is, by name."""
 
 
 def flops_of(node: fx.Node, sizes: Sizes) -> Flops:
     """The FLOPs of a node where open sizes are these numbers."""
     packet = getattr(node.target, "overloadpacket", node.target)
-    if packet not in flop_registry and packet not in _OWN and not is_composite(node.target):
+    own = _OWN.get(packet) or _OF_LIBRARIES.get(str(packet))
+    if packet not in flop_registry and own is None and not is_composite(node.target):
         return Flops(gap="no formula" if _may_multiply(node.target) else None)
     args, kwargs = _given(node, sizes)
     found: Flops | Failed
     if packet in flop_registry:
         result = _without_memory(node.meta.get("val"), sizes)
         found = attempt(lambda: Flops(int(flop_registry[packet](*args, **kwargs, out_val=result))))
-    elif (formula := _OWN.get(packet)) is not None:
-        found = attempt(lambda: _counted(packet, formula(*_shapes(args))))
+    elif own is not None:
+        found = attempt(lambda: _counted(packet, own(*_shapes(args))))
     else:
         found = attempt(lambda: _of_decomposition(node.target, args, kwargs))
     return Flops(gap=str(found.error)) if isinstance(found, Failed) else found

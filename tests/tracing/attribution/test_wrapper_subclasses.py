@@ -250,9 +250,11 @@ def test_distributed_parameters_arguments_and_results(mesh: Any, backward: bool)
     assert program.verify(model, (x,)).ok and program.check(model, (x,)) == []
     result = program.unflatten()(x)
     assert isinstance(result, DTensor) and result.placements == model(x).placements
-    assert program.input("0.weight").part == whence.Part(
-        "0.weight", "DTensor", "_local_tensor", requires_grad=True
-    )
+    part = whence.Part("0.weight", "DTensor", "_local_tensor", True, (("0", 1),), (repr(Shard(0)),))
+    assert program.input("0.weight").part == part
+    assert str(part).endswith("the DTensor 0.weight, Shard(dim=0) over 1")
+    spread = program.signature.outputs[0].part
+    assert spread is not None and spread.placements == tuple(map(repr, result.placements))
     with pytest.raises(whence.CallError, match="another structure"):
         program.module()(distribute_tensor(X, mesh, [Shard(0)]))
     model[0].weight = nn.Parameter(distribute_tensor(torch.randn(8, 4), mesh, [Replicate()]))

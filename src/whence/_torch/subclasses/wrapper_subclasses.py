@@ -307,6 +307,20 @@ def _odd_layout(tensor: Tensor) -> tuple[str, str] | None:
     return None
 
 
+def mesh_of(tensor: Any) -> tuple[tuple[str, int], ...]:
+    """The axes of the mesh of a DTensor, by name or number, and how many devices each has."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return ()
+    names = mesh.mesh_dim_names or map(str, range(mesh.ndim))
+    return tuple(zip(names, map(int, mesh.shape), strict=True))
+
+
+def placements_of(tensor: Any) -> tuple[str, ...]:
+    """How it is spread over each of them, in PyTorch's words: `Shard(dim=0)`, `Replicate()`."""
+    return tuple(map(repr, tensor.placements)) if mesh_of(tensor) else ()
+
+
 _PADDED = "use a padded tensor and a mask: torch.nested.to_padded_tensor(tensor, 0)"
 
 

@@ -234,7 +234,7 @@ def parts_in(value: Any, root: str) -> list[Part | None]:
     return [
         None
         if row is None
-        else Part(f"{root}{row[0]}", type(row[1]).__name__, row[2], bool(row[1].requires_grad))
+        else Part.of(f"{root}{row[0]}", row[1], row[2], requires_grad=bool(row[1].requires_grad))
         for row in composition_of(value)
     ]
 

@@ -85,16 +85,15 @@ def _part(row: StateTensor) -> Part | None:
     if row.whole is None:
         return None
     whole = row.whole.tensor
-    return Part(
-        str(row.whole.paths[0]), type(whole).__name__, ".".join(row.access), bool(whole.requires_grad)
-    )
+    path, access = str(row.whole.paths[0]), ".".join(row.access)
+    return Part.of(path, whole, access, requires_grad=bool(whole.requires_grad))
 
 
 def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
     named = attribute_names(subject)
     nodes = {node.name: node for node in recorded.session.recorder.graph.nodes if node.op == "placeholder"}
     parts = {
-        id(tensor): Part(str(path), type(value).__name__, ".".join(access))
+        id(tensor): Part.of(str(path), value, ".".join(access))
         for path, value in loose_tensors(subject)
         for access, tensor in plain_parts(value)
         if access
