@@ -45,7 +45,7 @@ test-newest: .venv-newest/.ready ## run the tests and the sweeps on the newest P
 	.venv-newest/bin/pytest -n 2 --dist loadgroup -m "not slow"
 
 test-between: .venv-between/.ready ## run the tests of what may differ between releases on one in between, in .venv-between
-	.venv-between/bin/pytest -n 2 --dist loadgroup tests/_torch tests/test_golden.py tests/test_models.py
+	.venv-between/bin/pytest -n 2 --dist loadgroup -m "not slow" tests/_torch tests/test_golden.py tests/test_models.py
 
 test-libraries: .venv-libraries/.ready ## run the tests of models from other libraries, in .venv-libraries
 	.venv-libraries/bin/pytest -n 2 tests/libraries

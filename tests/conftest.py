@@ -1,5 +1,4 @@
 import gc
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +8,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.known_bugs import known_bug
 from tests.sampling import mark_sweeps
+from tests.scheduling import pytest_xdist_make_scheduler
+
+__all__ = ["pytest_xdist_make_scheduler"]
 
 settings.register_profile("few", max_examples=5)
 settings.register_profile("conformance", max_examples=50)
@@ -19,25 +21,11 @@ gc.set_threshold(700, 10, 1000)  # looking through all that tests have loaded ta
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Expect the failures that are known; what is about one model of the table runs in one process, where its
-    programs are captured once; the rest of long tables is for the sweeps."""
+    """Expect the failures that are known; rows of long tables that are in no sample are for the sweeps."""
     mark_sweeps(items)
-    table = sys.modules.get("tests.models")
-    models = frozenset(case.name for case in table.MODEL_CASES) if table is not None else frozenset()
     for item in items:
-        for model in models.intersection(_words(item)):
-            item.add_marker(pytest.mark.xdist_group(model))
         if reason := known_bug(item.nodeid):
             item.add_marker(pytest.mark.xfail(strict=True, reason=reason))
-
-
-def _words(item: pytest.Item) -> Iterator[str]:
-    """The words among the parameters of a test, and the names of rows."""
-    spec = getattr(item, "callspec", None)
-    for value in () if spec is None else spec.params.values():
-        name = getattr(value, "name", value)
-        if isinstance(name, str):
-            yield name
 
 
 @pytest.fixture

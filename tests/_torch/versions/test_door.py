@@ -37,9 +37,6 @@ except ImportError as error:
 """
 
 
-IN_ONE_PROCESS = pytest.mark.xdist_group("imported")
-
-
 @pytest.fixture(scope="module")
 def imported() -> str:
     """What a process says that imports whence with a release of tomorrow, then with one that lacks names."""
@@ -47,7 +44,6 @@ def imported() -> str:
     return run.stdout
 
 
-@IN_ONE_PROCESS
 def test_an_untried_release_gives_one_warning(imported: str) -> None:
     """One at import, of a class of ours, that names the release and those that were tried."""
     told = ast.literal_eval(imported.splitlines()[0])
@@ -56,13 +52,11 @@ def test_an_untried_release_gives_one_warning(imported: str) -> None:
     assert all(release in told[0] for release in TRIED)
 
 
-@IN_ONE_PROCESS
 def test_looking_for_names_loads_nothing(imported: str) -> None:
     """What whence loads when it needs it is not loaded to look for names in it."""
     assert imported.splitlines()[1] == "False"
 
 
-@IN_ONE_PROCESS
 def test_an_import_without_private_names_is_one_error(imported: str) -> None:
     """It names the release, all that is gone (used at import or later, private or public), and the remedy."""
     _, _, *error = imported.splitlines()
