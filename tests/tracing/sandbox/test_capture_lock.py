@@ -24,6 +24,7 @@ from tests.checks import Backward, leaves_no_trace, same_bits
 from tests.models import case
 
 WIDTH = zoo.WIDTH
+PAUSE = 0.002
 X = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
@@ -105,14 +106,15 @@ def alone(build: Callable[[], nn.Module], steps: int) -> list[Tensor]:
 
 @dataclass
 class Worker:
-    """Does something in a thread until it is told to end."""
+    """Does something in a thread until it is told to end, with pauses in which others come forward."""
 
     work: Callable[[], None]
+    pause: float = 0.0
     rounds: int = 0
     failed: list[BaseException] = field(default_factory=list)
 
     def run(self, end: threading.Event) -> None:
-        while not end.is_set() and not self.failed:
+        while not end.wait(self.pause) and not self.failed:
             try:
                 self.work()
             except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
@@ -191,8 +193,8 @@ def mixed_work(seconds: float) -> None:
     for training in others:
         training.begin()
     torch.manual_seed(11)
-    trained = [Worker(training.step) for training in others]
-    workers = [Worker(same_instance), Worker(lambda: _keep(lstm)), *trained]
+    trained = [Worker(training.step, PAUSE) for training in others]
+    workers = [Worker(same_instance, PAUSE), Worker(lambda: _keep(lstm), PAUSE), *trained]
     program = whence.capture(model, args, kwargs)
     end = time.monotonic() + seconds
     with beside(workers):
