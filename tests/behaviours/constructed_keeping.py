@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.data import DataLoader, TensorDataset
 
 import whence
 from tests.behaviours.constructed_steps import STEPS, Training, network, plain, step
@@ -254,3 +258,76 @@ def keeps_a_view_of_a_weight() -> Training:
         return run(x)
 
     return Training(model, optimizer, step, kept=lambda: vars(kept))
+
+
+@dataclass(slots=True)
+class Slotted:
+    last: float = 0.0
+
+
+class Counted:
+    taken = 0
+
+
+def writes_a_slot(kept: Any, loss: Tensor) -> None:
+    kept.slotted.last = loss.item()
+
+
+def counts_in_an_array(kept: Any, _: Tensor) -> None:
+    kept.array[0] += 1
+
+
+def counts_in_a_class(_kept: Any, _: Tensor) -> None:
+    Counted.taken += 1
+
+
+def takes_from_an_iterator(kept: Any, loss: Tensor) -> Any:
+    return loss * next(kept.numbers)
+
+
+def writes_into_a_tuple(kept: Any, loss: Tensor) -> None:
+    kept.lists[0].append(loss.item())
+
+
+def draws_from_a_loader(kept: Any, loss: Tensor) -> Any:
+    return loss * next(kept.batches)
+
+
+def batches() -> Any:
+    return iter(DataLoader(TensorDataset(torch.ones(2))))
+
+
+REFUSED: tuple[tuple[Callable[[Any, Tensor], Any], str, Callable[[], dict[str, Any]]], ...] = (
+    (writes_a_slot, "changes kept.slotted.last", lambda: {"slotted": Slotted()}),
+    (counts_in_an_array, "changes kept.array", lambda: {"array": np.zeros(2)}),
+    (counts_in_a_class, "changes Counted.taken", dict),
+    (takes_from_an_iterator, "which is an iterator", lambda: {"numbers": itertools.count()}),
+    (draws_from_a_loader, "which is an iterator", lambda: {"batches": batches()}),
+    (writes_into_a_tuple, r"changes kept.lists\[0\]", lambda: {"lists": ([],)}),
+)
+
+
+def add(body: Callable[[Any, Tensor], Any], words: str, held: Callable[[], dict[str, Any]]) -> None:
+    """A row of what no program repeats, and of what nobody can look into."""
+
+    def build() -> Training:
+        kept = SimpleNamespace(**held())
+        return keeping_in(kept, lambda loss: body(kept, loss))
+
+    build.__name__ = body.__name__
+    step(refused=Refusal(whence.UnsupportedStep, words, "it would be a constant, or left out"))(build)
+
+
+def keeping_in(kept: SimpleNamespace, finish: Callable[[Tensor], Any]) -> Training:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    run = plain(model, optimizer)
+
+    def step(x: Tensor) -> Any:
+        return finish(run(x)) if kept else None
+
+    return Training(model, optimizer, step, kept=lambda: (str(vars(kept)), Counted.taken))
+
+
+for row in REFUSED:
+    add(*row)

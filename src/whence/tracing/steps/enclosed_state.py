@@ -17,16 +17,21 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
+from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
 from whence.dependence.snapshots import (
+    ARRAY,
     ATTRIBUTES,
     CELL,
+    CLASS,
     CONTAINER,
     CONTAINERS,
+    SLOTS,
     VARIABLE,
     NamespaceEntry,
     Saved,
     content_of_cell,
+    kinds_of,
+    save,
     save_all,
 )
 from whence.errors import Place, UnsupportedStep
@@ -53,12 +58,12 @@ class Enclosed:
         if id(thing) in self._known:
             return
         self.reached.append((path, thing))
-        found = [*variables_of(thing)] if isinstance(thing, FunctionType) else save_all(path, thing)
+        found = [*variables_of(thing)] if isinstance(thing, FunctionType) else _state_of(path, thing)
         new = [row for row in found if _identity(row) not in self._known]
         self._known |= {id(thing), *map(_identity, new)}
         self.rows += new
         for row in new if isinstance(thing, FunctionType) else ():
-            if has_state(row.before):
+            if has_state(row.before) or is_looked_at_whole(row.before):
                 self.reach(row.path, row.before)
 
     def restore(self) -> None:
@@ -109,11 +114,26 @@ def enclosed_by(step: Callable[..., Any]) -> Enclosed:
     things: dict[int, tuple[str, Any]] = {}
     owners = {id(owner) for _, owner in owners_of(step) if isinstance(owner, nn.Module)}
     for name, value in held.items():
-        if has_state(value) or id(value) in owners:
+        if has_state(value) or id(value) in owners or is_looked_at_whole(value):
             things.setdefault(id(value), (name, value))
-    objects = [(row, value) for name, value in things.values() for row in save_all(name, value)]
+    for name, owner in owners_of(step):
+        things.setdefault(id(type(owner)), (name, type(owner))) if is_observable(type(owner)) else None
+    objects = [(row, value) for name, value in things.values() for row in _state_of(name, value)]
     ours = [row for row, value in objects if not isinstance(value, _THEIRS)]
     return Enclosed((*variables, *ours), [row for row, value in objects if isinstance(value, _THEIRS)])
+
+
+def _state_of(path: str, thing: Any) -> list[Saved]:
+    """A thing as it is: attributes and containers among them, slots, the numbers of an array."""
+    whole = [row for row in save(path, thing) if row.kind in (SLOTS, ARRAY, CLASS)]
+    return whole if isinstance(thing, type) else [*save_all(path, thing), *whole]
+
+
+def is_looked_at_whole(value: Any) -> bool:
+    """Whether it is a class of the user's, an array, or an object with slots: no change of it is repeated."""
+    kind = value if isinstance(value, type) else type(value)
+    kinds = {*kinds_of(value)} & {SLOTS, ARRAY, CLASS}
+    return ARRAY in kinds or (bool(kinds) and is_observable(kind))
 
 
 def _identity(row: Saved) -> int:

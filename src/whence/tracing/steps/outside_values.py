@@ -29,12 +29,13 @@ from torch.optim import Optimizer
 
 from whence._torch.observe.attribute_reads import NOTHING, ReadObserver, class_attribute, own_attributes
 from whence._torch.plain_values import PLAIN_IN_WHOLE
-from whence.dependence.snapshots import VARIABLE, Saved
-from whence.errors import Place
+from whence.dependence.snapshots import CONTAINERS, VARIABLE, Saved, is_iterator
+from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.tracing.steps.enclosed_state import (
     Enclosed,
     functions_of,
+    is_looked_at_whole,
     owners_of,
     refuse_changed,
     variables_of,
@@ -80,6 +81,14 @@ def _entry(key: Any, held: Any) -> Any:
     return dict.get(held, key, NOTHING) if isinstance(held, dict) else held[key]
 
 
+def _is_iterator(value: Any) -> bool:
+    """Whether something is an iterator that nobody can look into: one in C, or one of PyTorch's loaders."""
+    kind = type(value)
+    return is_iterator(value) or (
+        kind.__module__.startswith("torch.utils.data") and hasattr(kind, "__next__")
+    )
+
+
 def _extent(held: Any) -> Extent:
     return Extent(type(held), tuple(held) if isinstance(held, dict) and len(held) <= _MOST else len(held))
 
@@ -101,6 +110,7 @@ class OutsideReads:
         self._enclosed = enclosed
         self._observer = observer
         self._call = subject.call
+        self._place = Place(None, subject.place.line)
         self._inside = {id(row.tensor) for row in subject.state}
         self._inside |= {id(module) for _, module in subject.named_modules()}
         self._places: dict[int, Outside] = {}
@@ -166,6 +176,10 @@ class OutsideReads:
         kind = type(value)  # `isinstance` would ask the thing itself for its class
         if id(value) in self._inside or issubclass(kind, _LEFT) or is_stand_in(value):
             return
+        if _is_iterator(value):
+            raise self._taken_from(way)
+        if is_looked_at_whole(value) or issubclass(kind, CONTAINERS):
+            self._enclosed.reach(way.path, value)
         if issubclass(kind, (*_PLAIN, Tensor)):
             self._note(value, way)
         elif issubclass(kind, FunctionType):
@@ -184,6 +198,14 @@ class OutsideReads:
                 self._look(held, _attribute(way, name), (*around, id(value)))
         if not issubclass(kind, (*_PLAIN, *_SEQUENCES, FunctionType, MethodType, Tensor)):
             self._watch(value, way)
+
+    def _taken_from(self, way: Outside) -> UnsupportedStep:
+        return UnsupportedStep(
+            f"the step has {way.path}, which is an iterator",
+            where=self._place,
+            why="what it takes from it would be a constant of the program, the same in every run",
+            remedy="take it outside of the step, and pass it as an argument",
+        )
 
     def _look_into(self, held: Any, way: Outside, around: tuple[int, ...]) -> None:
         keys: Sequence[Any] = list(held) if isinstance(held, dict) else range(len(held))

@@ -71,8 +71,8 @@ def _changes(row: Saved) -> Iterator[HostChange]:
         places |= {key: HostPlace(spelling.format(row.path, key), _NOWHERE, key) for key in gone}
     for key, place in places.items():
         yield from _changed(place, row.before.get(key, NOTHING) if is_named else row.before)
-    if not places:
-        yield HostChange(HostPlace(row.path, row.thing, _CHANGED_AT_ONCE))
+    for name in () if places else row.changed_names():
+        yield HostChange(HostPlace(name, row.thing, _CHANGED_AT_ONCE))
 
 
 def _changed(place: HostPlace, before: Any) -> Iterator[HostChange]:
