@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.optim import Optimizer
 
 from whence import hierarchy, interop, rewriting, tracing
+from whence.dependence.asking import Failed, attempt
 from whence.errors import InvalidShapes, SpecialisedShapes, UsageError
 from whence.execution.bound import Bound, Check
 from whence.execution.validity import check, check_inputs, guarded, guards_for
@@ -24,6 +25,7 @@ from whence.guards import Guarded, GuardPlan, plan_of
 from whence.guards.check import Checked
 from whence.hierarchy import Tree
 from whence.program import Program as _Program
+from whence.program.arguments.variants import fitting
 from whence.program.copying import deep_copy
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Violation
@@ -40,6 +42,8 @@ M = TypeVar("M", bound=nn.Module)
 @dataclass(frozen=True, eq=False, repr=False)
 class Program(Reported):
     """A captured program, with everything that can be asked of it."""
+
+    variants: tuple["Program", ...] = ()
 
     def __copy__(self) -> Self:
         """The same program, which may be edited by itself (`track`); graph and tensors are shared."""
@@ -110,7 +114,12 @@ class Program(Reported):
         """
         if not self.guards.rows and (args is not None or kwargs is not None):
             return check_inputs(self, args, kwargs)
-        return check(self, self._plan, model, args, kwargs).violations
+        if args is not None or kwargs is not None:
+            found = attempt(lambda: fitting(self, () if args is None else args, kwargs))
+            program = self if isinstance(found, Failed) else found
+            return check(program, program._plan, model, args, kwargs).violations
+        every = (check(each, each._plan, model, None, None).violations for each in (self, *self.variants))
+        return [*{str(violation): violation for found in every for violation in found}.values()]
 
     def guarded(self, model: Callable[..., Any], on_violation: str = "raise") -> Guarded:
         """A callable that checks every call before it runs the program on the state of `model`.
@@ -136,7 +145,7 @@ class Program(Reported):
                 decide=wanted.decide,
             )
             try:
-                return recapture(dynamic_shapes=wanted.dynamic_shapes)
+                return recapture(dynamic_shapes=wanted.dynamic_shapes, variants=wanted.variants)
             except (InvalidShapes, SpecialisedShapes):  # these inputs are not among those that were asked for
                 return recapture()
 
@@ -156,7 +165,8 @@ class Program(Reported):
         the optimizer's groups, and `CallError` for other inputs. Nothing is changed then.
         """
         held = one_module(model)
-        return Bound(self, held, optimizer, self._checks(held))
+        variants = tuple(each.bind(model, optimizer) for each in self.variants)
+        return Bound(self, held, optimizer, self._checks(held), variants)
 
     def to_exported_program(self) -> ExportedProgram:
         """The program as a `torch.export.ExportedProgram` with the program's own tensors.
@@ -224,7 +234,7 @@ class Program(Reported):
         runs; both are left as they were.
         """
         if self.step is None:
-            return verify(self, model, args, kwargs)
+            return verify(fitting(self, args, kwargs), model, args, kwargs)
         held = one_module(model)
         return verify_step(self, held, (args, kwargs or {}), optimizer, self._checks(held))
 
@@ -246,7 +256,8 @@ class Program(Reported):
         (state of an optimizer, another weight). Raises `SelectionError` for what is not there, `CallError`
         for arguments that do not fit, `UsageError` for inputs without a value and patches of another shape.
         """
-        return run(self, args, kwargs, read=read, patch=patch or {}, inputs=inputs or {})
+        program = fitting(self, args, kwargs)
+        return run(program, args, kwargs, read=read, patch=patch or {}, inputs=inputs or {})
 
     def first(
         self,
@@ -264,9 +275,10 @@ class Program(Reported):
         as that of the node of the same name there. None where there is none. Raises what `run` raises.
         """
         given = (args, kwargs, inputs or {})
+        program = fitting(self, args, kwargs)
         if differs_from is None:
-            return first_nonfinite(self, given)
-        return first_difference(self, differs_from, given)
+            return first_nonfinite(program, given)
+        return first_difference(program, fitting(differs_from, args, kwargs), given)
 
     def save(self, path: str | Path, *, weights: bool = True) -> None:
         """Write the program to a file: plain data and safetensors in a zip, in the form of
@@ -350,6 +362,7 @@ def capture(
     strict: bool = False,
     preserve_calls: str | Sequence[str] = (),
     decide: str | None = None,
+    variants: bool = False,
 ) -> Program:
     """Record what `model` computes on these example inputs, as one functional graph.
 
@@ -378,6 +391,8 @@ def capture(
     where tracing runs it. What it assumed of the model it does not say, so such a program has no guards.
     With `decide="example"` the example decides what values of tensors decide (`program.decisions`), in place
     of an error; a run whose values decide otherwise raises `StaleCapture` before it changes anything.
+    With `variants`, sizes that a branch excludes (`if batch == 1`) are numbers in programs of their own,
+    `program.variants`, and all that is called with arguments takes the one that admits them.
     `preserve_calls` are patterns of module paths (`"blocks.*.mlp"`): in the program's tree these modules take
     the originals' arguments, also those that nothing reads, and another may replace each (`set_submodule`).
 
@@ -386,16 +401,27 @@ def capture(
     a capture was running.
     """
     patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
-    if faults := [*option_faults(backward, strict, patterns, decide), *view_faults(state)]:
+    faults = [*option_faults(backward, strict, patterns, decide), *view_faults(state)]
+    if faults := [*faults, *tracing.variant_faults(variants, dynamic_shapes, strict)]:
         raise UsageError.of(faults)
-
     given = tracing.Given(args, kwargs, dynamic_shapes, patterns, decide=decide)
-    if strict:
-        program = full(interop.strict_program(model, given, backward))
-    else:
-        program = _traced(partial(tracing.capture, model, given, backward, reuse=reuse))
-    asked_for = {"dynamic_shapes": dynamic_shapes, "preserve_calls": patterns, "strict": strict}
-    return program.under(**asked_for, decide=decide).with_state(state)
+    at = partial(_captured_at, model, given, backward, reuse)
+    program = full(interop.strict_program(model, given, backward)) if strict else at(())
+    program = tracing.with_variants_at(program, at) if variants else program
+    asked = {"dynamic_shapes": dynamic_shapes, "preserve_calls": patterns, "strict": strict, "decide": decide}
+    return program.under(**asked, variants=variants).with_state(state)
+
+
+def _captured_at(
+    model: Callable[..., Any],
+    given: tracing.Given,
+    backward: bool | Callable[[Any], Tensor],
+    reuse: bool,
+    numbers: tuple[tracing.Numbers, ...],
+) -> Program:
+    """The program where these sizes are numbers."""
+    numbered = replace(given, numbers=numbers)
+    return _traced(partial(tracing.capture, model, numbered, backward, reuse=reuse))
 
 
 def _traced(run: Callable[[], tuple[_Program, Observed]]) -> Program:
@@ -416,4 +442,5 @@ def loaded(content: bytes, name: str, model: Callable[..., Any] | None = None) -
 
 def full(program: _Program) -> Program:
     """A program, with everything that can be asked of it."""
-    return Program(**{field.name: getattr(program, field.name) for field in fields(program)})
+    held = {field.name: getattr(program, field.name) for field in fields(program)}
+    return Program(**{**held, "variants": tuple(map(full, program.variants))})

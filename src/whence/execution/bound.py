@@ -20,6 +20,7 @@ from whence.hierarchy.run.differentiable import laid_out
 from whence.hierarchy.value_shapes import described
 from whence.program import Program
 from whence.program.arguments.fitting import other_autocast
+from whence.program.arguments.variants import alone
 from whence.program.state import with_state
 from whence.schema import InputKind, OutputKind
 from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
@@ -33,11 +34,20 @@ class Bound:
 
     It is called as what was captured is. Everything that the program changes is written in place, under no
     gradient: parameters, buffers, arguments, the optimizer's state. A step leaves each `.grad` as eager does;
-    a joint program with a loss adds gradients to `.grad`, and returns `(loss, outputs)`.
+    a joint program with a loss adds gradients to `.grad`, and returns `(loss, outputs)`. `variants` run where
+    they alone admit the arguments.
     """
 
-    def __init__(self, program: Program, model: object, optimizer: object, check: Check) -> None:
-        self.program = with_state(program, "inputs")
+    def __init__(
+        self,
+        program: Program,
+        model: object,
+        optimizer: object,
+        check: Check,
+        variants: "tuple[Bound, ...]" = (),
+    ) -> None:
+        self.variants = variants
+        self.program = with_state(alone(program), "inputs")
         self.model = model
         self.optimizer: Any = as_one_optimizer(optimizer)
         self._check = check
@@ -49,11 +59,15 @@ class Bound:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Bound":
         """The copy of the program, bound to the copies of the model and the optimizer."""
-        return Bound(*deepcopy((self.program, self.model, self.optimizer, self._check), memo))
+        return Bound(*deepcopy((self.program, self.model, self.optimizer, self._check, self.variants), memo))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run once; raises `CallError` for other inputs, `StaleCapture` where the capture does not hold."""
         program = self.program
+        if self.variants and program.convention.faults(args, kwargs):
+            for variant in self.variants:
+                if not variant.program.convention.faults(args, kwargs):
+                    return variant(*args, **kwargs)
         if torch.is_inference_mode_enabled() and _trains(program):
             raise _in_inference_mode()
         flat = program.convention.flatten(args, kwargs)

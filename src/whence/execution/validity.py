@@ -211,4 +211,4 @@ def _checked(
 def _module(model: Any, current: Program) -> Callable[..., Any]:
     """The program on the tensors that the model has now."""
     state = bound_state(current, tensors_by_name(subject_of(model)))
-    return hierarchy.flat_module(current.with_changes(state=state))
+    return hierarchy.flat_module(current.with_changes(state=state, variants=()))

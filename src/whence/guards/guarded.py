@@ -39,7 +39,7 @@ class _Path:
 
 
 class Guarded:
-    """Calls a captured program where its guards hold, and does as asked where they do not.
+    """Calls a captured program where its guards hold, or a variant of it, and does as asked where none do.
 
     `program` is the one in use; a recapture replaces it. Where values decided otherwise it stays beside the
     new one, and calls try each, the last first (`programs`). Calls return what the flat module returns: what
@@ -52,7 +52,7 @@ class Guarded:
         self.model = model
         self.on_violation = on_violation
         self._ways = ways
-        self._paths = [_Path(program)]
+        self._paths = [*map(_Path, (program, *program.variants))]
 
     @property
     def program(self) -> Program:
@@ -61,7 +61,7 @@ class Guarded:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """The programs of all ways that values decided, the last used first."""
+        """The programs of all ways that values and sizes decided, the last used first."""
         return tuple(path.program for path in self._paths)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,12 +76,13 @@ class Guarded:
                 self._paths.sort(key=lambda other: other is not path)
                 return result
         if self.on_violation is OnViolation.RAISE:
-            raise stale[0][1]
+            raise _nearest(stale)
         if self.on_violation is OnViolation.WARN:
-            warnings.warn(f"{stale[0][1]}\nthe model itself runs instead", stacklevel=2)
+            warnings.warn(f"{_nearest(stale)}\nthe model itself runs instead", stacklevel=2)
             return self._eager(args, kwargs)
         kept = [path for path, error in stale if not error.violations]
-        self._paths = [_Path(self._ways.capture(args, kwargs)), *kept]
+        program = self._ways.capture(args, kwargs)
+        self._paths = [*map(_Path, (program, *program.variants)), *kept]
         path = self._paths[0]
         return self._run(path, self._ways.check(path.program, args, kwargs, path.memory), args, kwargs)
 
@@ -115,6 +116,11 @@ class Guarded:
         if self.program.loss_function is None:
             return outputs
         return self.program.loss_function(outputs), outputs
+
+
+def _nearest(stale: Sequence[tuple[_Path, StaleCapture]]) -> StaleCapture:
+    """What is said of the program of which the least is otherwise: of a variant, for its sizes."""
+    return min((error for _, error in stale), key=lambda error: len(error.violations))
 
 
 def _are(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:

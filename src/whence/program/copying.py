@@ -28,7 +28,8 @@ def deep_copy(program: P, memo: dict[int, Any]) -> P:
     held = {row.path: state[row.name] for row in program.signature.attributes}
     graph = own_copy(program.graph_module, program.name, held)
     signature = replace(program.signature, wholes=wholes)
-    return program.with_changes(graph_module=graph, signature=signature, state=state)
+    variants = tuple(deep_copy(each, memo) for each in program.variants)
+    return program.with_changes(graph_module=graph, signature=signature, state=state, variants=variants)
 
 
 def copy_results(tensors: Iterable[Any], memo: dict[int, Any]) -> dict[int, Any]:

@@ -63,7 +63,8 @@ class Circumstances:
     model asked whether it is being compiled: there it may have done something else than it does in eager
     mode. `opaque` lists custom autograd functions that a forward-only program passes through: it cannot be
     differentiated from outside. `is_foreign` marks a graph that others made (`attach`): of its operations the
-    origin may not be known. `decide` says whose values decide where the model lets values decide.
+    origin may not be known. `decide` says whose values decide where the model lets values decide. `variants`
+    says that programs were to be kept for sizes that a branch excludes, which are `numbers` in such a one.
     """
 
     dynamic_shapes: Any = None
@@ -76,6 +77,8 @@ class Circumstances:
     opaque: tuple[str, ...] = ()
     is_foreign: bool = False
     decide: str | None = None
+    variants: bool = False
+    numbers: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,7 +92,8 @@ class Program:
     their own. `guards` is what the capture assumed. `replay` says which calls were not run, because they had
     to do what an equal one did. `step` is there for a program of a whole training step: what it needs of the
     optimizer. `circumstances` are what the capture was asked for, and under what it ran.
-    `history` has an entry for each pass since then, in order.
+    `history` has an entry for each pass since then, in order. `variants` are programs for sizes that a branch
+    of the model excludes, if they were asked for: what it computes there, with these sizes as numbers.
     """
 
     graph_module: fx.GraphModule
@@ -104,6 +108,7 @@ class Program:
     step: Step | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
     history: tuple[PassEntry, ...] = ()
+    variants: tuple["Program", ...] = ()
 
     @property
     def name(self) -> str:
@@ -225,8 +230,9 @@ class Program:
         return replace(self, **changes)
 
     def under(self, **changes: Any) -> Self:
-        """A program that differs in these circumstances."""
-        return self.with_changes(circumstances=replace(self.circumstances, **changes))
+        """A program that differs in these circumstances, it and its variants."""
+        variants = tuple(each.under(**changes) for each in self.variants)
+        return self.with_changes(circumstances=replace(self.circumstances, **changes), variants=variants)
 
     def __str__(self) -> str:
         return page(self)
@@ -237,7 +243,8 @@ class Program:
     def __repr__(self) -> str:
         phases = "forward and backward" if self.has_backward else "forward"
         phases = phases if self.step is None else "forward, backward and optimizer"
-        return f"<Program of {self.name}: {len(self.graph.nodes):,} nodes, {phases}>"
+        more = f", {len(self.variants)} variant(s)" if self.variants else ""
+        return f"<Program of {self.name}: {len(self.graph.nodes):,} nodes, {phases}{more}>"
 
 
 def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:

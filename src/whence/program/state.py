@@ -8,6 +8,7 @@ from torch import Tensor, fx
 
 from whence._torch.graphs import graph_module, name_exactly, nested_graph
 from whence.errors import Fault, UsageError
+from whence.program.arguments.variants import with_variants
 from whence.program.program import Program
 from whence.program.signature import Input
 from whence.schema import STATE_KINDS
@@ -17,6 +18,8 @@ P = TypeVar("P", bound=Program)
 
 def with_state(program: P, view: str) -> P:
     """The program with its state as `"inputs"` or `"attributes"`; a new graph, the same names and origins."""
+    if program.variants:
+        return with_variants(program, lambda each: with_state(each, view))
     match view:
         case "inputs":
             return _rebuilt(program, held=()) if program.signature.attributes else program

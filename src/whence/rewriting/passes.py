@@ -8,6 +8,7 @@ from torch import fx
 
 from whence.errors import UsageError
 from whence.program import Program
+from whence.program.arguments.variants import with_variants
 from whence.rewriting.track import Edit, track
 
 P = TypeVar("P", bound=Program)
@@ -55,7 +56,7 @@ class FunctionPass:
 
 
 def apply(program: P, pass_: Pass | GraphPass) -> P:
-    """The program that a pass makes of another, which stays as it is.
+    """The program that a pass makes of another, which stays as it is; its variants go through it, too.
 
     Raises `UsageError` for what is no pass, `LostProvenance` as `track` does.
     """
@@ -66,8 +67,12 @@ def apply(program: P, pass_: Pass | GraphPass) -> P:
             remedy="give an object with `name` and `rewrite(edit)`, or a function over a graph module",
         )
     chosen = pass_ if isinstance(pass_, Pass) else FunctionPass(pass_)
+    return with_variants(program, lambda each: _applied(each, chosen, is_given=chosen is pass_))
+
+
+def _applied(program: P, chosen: Pass, *, is_given: bool) -> P:
     with track(program, chosen.name) as edit:
-        edit.options = _in_short(repr(chosen)) if is_dataclass(chosen) and chosen is pass_ else ""
+        edit.options = _in_short(repr(chosen)) if is_dataclass(chosen) and is_given else ""
         chosen.rewrite(edit)
     return edit.program
 

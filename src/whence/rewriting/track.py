@@ -1,5 +1,6 @@
 """Edit the graph of a program, and carry along where its operations come from."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Generic
@@ -10,6 +11,7 @@ from typing_extensions import TypeVar
 from whence._torch.graphs import fake_result, own_copy, replacements_told
 from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageError
 from whence.program import Program
+from whence.program.arguments.variants import alone
 from whence.program.queries.history import PassEntry
 from whence.program.wellformed import Broken, shown
 from whence.program.wellformed import faults as rules_broken
@@ -93,8 +95,16 @@ def track(program: P, name: str) -> Iterator[Edit[P]]:
     """Edits of a copy of the program's graph inside the block; at its end `edit.program` is the edited one.
 
     Raises `LostProvenance`, naming every node, where it is not known what a new node was made from, or the
-    graph does not fit the signature any more.
+    graph does not fit the signature any more. The block edits one graph: variants of the program stay behind,
+    with a warning.
     """
+    if program.variants:
+        warnings.warn(
+            f"the edited {program.name} has none of its {len(program.variants)} variant(s): a block edits "
+            "one graph. program.apply(pass_) takes them along, and each of program.variants can be edited",
+            stacklevel=4,
+        )
+        program = alone(program)
     told: Told = []
     old = before(program)
     edit = Edit(program, name, old)

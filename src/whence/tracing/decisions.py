@@ -22,7 +22,7 @@ DECIDES = "values of the example decide in the model, and each call decides by i
 def with_decisions(given: Given, capture: Callable[[Given], Result]) -> Result:
     """What `capture` gives; with decisions only where the model needs some."""
     undecided = replace(given, decide=None)
-    if given.decide is None or given.numbers is not None:
+    if given.decide is None or given.numbers:
         return capture(undecided)
     try:
         return capture(undecided)

@@ -34,7 +34,10 @@ def captured_for_sizes(given: Given, capture: Callable[[Given], Captured]) -> Ca
     if given.dynamic_shapes is None:
         return found
     told = found[0].asked
-    return without_needless_rules(found, lambda numbers: capture(replace(given, numbers=numbers, told=told)))
+    known = given.numbers
+    return without_needless_rules(
+        found, lambda numbers: capture(replace(given, numbers=(*known, numbers), told=told))
+    )
 
 
 def without_needless_rules(captured: Captured, again: Again) -> Captured:
@@ -96,6 +99,13 @@ def _excluded(rule: SizeRule, sizes: Sizes) -> tuple[str, list[int]]:
         return name, []
     others = [other for other in sizes.rules if other is not rule and other.names == names]
     return name, [size for size in broken if all(other.holds({name: size}) for other in others)]
+
+
+def excluded_sizes(sizes: Sizes) -> Iterator[Mapping[str, int]]:
+    """The single sizes, each by name, that a branch excludes."""
+    for rule in sizes.rules:
+        name, excluded = _excluded(rule, sizes)
+        yield from ({name: size} for size in excluded)
 
 
 def _is_same(open_: Captured, fixed: Captured, at: Mapping[str, int]) -> bool:

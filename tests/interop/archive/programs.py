@@ -68,6 +68,24 @@ def _data_sized() -> whence.Program:
     return whence.capture(lambda x: x[x > 0].sum() + x.nonzero().shape[0], (X,))
 
 
+class Single(nn.Module):
+    """One row has a way of its own, with another layer and another constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usual, self.single = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 1:
+            return self.single(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+        return self.usual(x) * torch.tensor([4.0, 3.0, 2.0, 1.0])
+
+
+def _with_variants() -> whence.Program:
+    rows = ({0: Dim("rows")},)
+    return whence.capture(Single(), (X,), backward=sine, dynamic_shapes=rows, variants=True)
+
+
 KINDS = {
     "forward": lambda: whence.capture(layered(), (X,)),
     "joint": lambda: whence.capture(layered(), (X,), backward=sine),
@@ -81,6 +99,7 @@ KINDS = {
     "constants": lambda: whence.capture(Noting(), (X,)),
     "preserved": lambda: whence.capture(layered(), (X,), preserve_calls="0"),
     "decomposed": lambda: whence.capture(layered(), (X,)).decompose(),
+    "variants": _with_variants,
     "exported": lambda: whence.from_exported_program(torch.export.export(layered().eval(), (X,))),
 }
 

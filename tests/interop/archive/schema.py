@@ -57,13 +57,15 @@ def archive_schema() -> Json:
         "name": TEXT,
         "weights": TRUTH,
     }
-    parts = {"graphs": rows({"$ref": "#/$defs/graph"}), "tensors": rows(_STORED), "tables": _TABLES}
+    own = {"graphs": rows({"$ref": "#/$defs/graph"}), "tables": _TABLES}
+    parts = {"graphs": own["graphs"], "tensors": rows(_STORED), "tables": own["tables"]}
+    parts["variants"] = rows({"$ref": "#/$defs/variant"})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:whence:archive:{VERSION}",
         "title": "program.json, the plain data in a file that program.save wrote",
-        **record_of({**head, **fields, **parts}),
-        "$defs": {**_DEFINITIONS, **records},
+        **record_of({**head, **fields, **parts}, ["variants"]),
+        "$defs": {**_DEFINITIONS, **records, "variant": record_of({**fields, **own})},
     }
 
 

@@ -4,6 +4,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as map_
+from torch._higher_order_ops.while_loop import while_loop
+from torch.utils.checkpoint import checkpoint
 
 import whence
 from tests.checks import verified
@@ -184,3 +187,51 @@ def test_tensors_of_other_shapes_are_not_equal(backward: bool) -> None:
     """`torch.equal` looks at no number where the shapes differ; where they do not, its answer is refused."""
     verified(AsksForItsFirst(), torch.ones(2, 4, requires_grad=True), backward=backward)
     assert refusal(AsksForItsFirst(), torch.ones(3, 4)).what.startswith("torch.equal")
+
+
+def by_truth(x: Tensor) -> Tensor:
+    """A branch."""
+    return x.sin() if x.sum() > 0 else x.cos()
+
+
+def by_number(x: Tensor) -> Tensor:
+    """A number that decides."""
+    return x * 2 if x.max().item() > 0.5 else x.exp()
+
+
+RUNS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "the side that the example takes": lambda f, x: torch.cond(x.sum() > 0, f, torch.tanh, (x,)),
+    "the other side": lambda f, x: torch.cond(x.sum() < 0, f, torch.tanh, (x,)),
+    "map": lambda f, x: map_(lambda row, *_: f(row), x),
+    "while_loop": lambda f, x: while_loop(
+        lambda count, _: count < 3, lambda count, x: (count + 1, f(x)), (torch.tensor(0), x)
+    )[1],
+}
+
+
+@pytest.mark.parametrize("decide", [None, "example"])
+@pytest.mark.parametrize("backward", [False, lambda result: result.sum()], ids=["forward", "loss"])
+@pytest.mark.parametrize("function", [by_truth, by_number])
+@pytest.mark.parametrize("runs", RUNS)
+def test_functions_that_an_operator_runs_decide_nothing(
+    runs: str, function: Any, backward: Any, decide: str | None
+) -> None:
+    """The error has module, line, reason and a remedy that is not what was asked for already."""
+    model, x = Doing(lambda m, x: RUNS[runs](function, m.linear(x))), torch.ones(2, 4)
+    with pytest.raises(whence.DataDependent, match=f"in {function.__name__}") as caught:
+        whence.capture(model, (x,), backward=backward, decide=decide)
+    error = caught.value
+    assert "the example takes one way through it, or none" in error.why
+    assert 'the operator, which an example can decide with decide="example"' in error.remedy
+
+
+@pytest.mark.parametrize("backward", [False, lambda result: result.sum()], ids=["forward", "loss"])
+@pytest.mark.parametrize("function", [by_truth, by_number])
+def test_python_in_the_place_of_the_operator_is_decided(function: Any, backward: Any) -> None:
+    """What the error says to do works; so does a checkpoint, whose function decides as it does elsewhere."""
+    written = Doing(lambda m, x: function(m.linear(x)) if m.linear(x).sum() > 0 else m.linear(x).tanh())
+    checkpointed = Doing(lambda m, x: checkpoint(function, m.linear(x), use_reentrant=False))
+    x = torch.ones(2, 4)
+    for model in (written, checkpointed):
+        program = whence.capture(model, (x,), backward=backward, decide="example")
+        assert program.decisions and program.verify(model, (x,)).ok

@@ -1,7 +1,10 @@
 """A program becomes modules: plan, check, emit."""
 
 import warnings
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -12,8 +15,10 @@ from whence.hierarchy.plan.plan import ROOT_CALL, Plan
 from whence.hierarchy.plan.planning import plan
 from whence.hierarchy.run.calls import CallBody, Compiler
 from whence.hierarchy.run.captured import captured_of
+from whence.hierarchy.run.variants import keep_variant
 from whence.hierarchy.tree import Tree
 from whence.program import Program, wellformed
+from whence.program.copying import copy_results
 from whence.provenance import CallSite
 from whence.schema import Phase
 
@@ -32,21 +37,36 @@ class DissolvedCall:
 
 def unflatten(program: Program, *, copy: bool = False) -> Tree:
     """The module tree of a program, runnable and trainable."""
-    return _emitted(program, copy=copy)  # type: ignore[return-value]
+    return _with_variants(program, _emitted, copy=copy)  # type: ignore[return-value]
 
 
 def unflatten_onto(program: Program, model: object, *, copy: bool = False) -> nn.Module:
     """The module tree of a program as instances of the classes of `model`."""
-    return _emitted(program, onto=model, copy=copy)
+    return _with_variants(program, partial(_emitted, onto=model), copy=copy)
 
 
 def flat_module(program: Program, *, copy: bool = False) -> Tree:
     """The program as one module with one graph, holding the original's state under its own names."""
-    module, flat = _emitted(program, copy=copy), plan(program, flat=True)
+    return _with_variants(program, _flat, copy=copy)  # type: ignore[return-value]
+
+
+def _flat(program: Program) -> nn.Module:
+    module, flat = _emitted(program), plan(program, flat=True)
     check(flat)
     held = captured_of(module)
     held.watched, held.calls = held.calls[0], (CallBody(flat, ROOT_CALL, Compiler(flat, flat=True)),)
-    return module  # type: ignore[return-value]
+    return module
+
+
+def _with_variants(program: Program, made: Callable[[Program], nn.Module], *, copy: bool) -> nn.Module:
+    """The module that is made of a program, behind which are those of its variants."""
+    module = made(program)
+    for each in program.variants:
+        keep_variant(module, made(each), program)
+    if not copy:
+        return module
+    held = [tensor for each in (program, *program.variants) for tensor in each.state.values()]
+    return deepcopy(module, copy_results(held, {}))
 
 
 def flat_calls(program: Program) -> tuple[DissolvedCall, ...]:
@@ -57,13 +77,13 @@ def flat_calls(program: Program) -> tuple[DissolvedCall, ...]:
     return tuple(dict.fromkeys(rows))
 
 
-def _emitted(program: Program, *, onto: object = None, copy: bool = False) -> nn.Module:
+def _emitted(program: Program, *, onto: object = None) -> nn.Module:
     refuse_step(program)
     wellformed.check(program)
     planned = plan(program)
     check(planned)
     _warn_about_dissolved(planned)
-    return emit(planned, onto=onto, copy=copy)
+    return emit(planned, onto=onto)
 
 
 def refuse_step(program: Program) -> None:

@@ -1,7 +1,6 @@
 """Make the modules of a plan, or put its calls into instances of the user's own classes."""
 
 from collections.abc import Mapping
-from copy import deepcopy
 from types import MethodType
 
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from whence.hierarchy.run.calls import CallBody, Compiler
 from whence.hierarchy.run.captured import CAPTURED_MODE, captured_of
 from whence.hierarchy.tree import OWN_NAMES, Tree, TreeList, forward_as
 from whence.program import ModuleRecord, Program
-from whence.program.copying import copy_results
 from whence.program.state import state_of_loss
 from whence.provenance import ROOT, ModulePath
 from whence.schema import InputKind, Phase
@@ -30,10 +28,10 @@ Made = Mapping[ModulePath, nn.Module]
 """The new modules under all of their names."""
 
 
-def emit(plan: Plan, *, onto: object = None, copy: bool = False) -> nn.Module:
+def emit(plan: Plan, *, onto: object = None) -> nn.Module:
     """The tree of a plan, as instances of the classes of `onto` where one is given.
 
-    It shares the captured model's tensors unless `copy` is asked for. Raises `UsageError` naming every module
+    It shares the captured model's tensors. Raises `UsageError` naming every module
     of `onto` that does not fit.
     """
     program, called = plan.program, _calls_by_path(plan)
@@ -51,7 +49,7 @@ def emit(plan: Plan, *, onto: object = None, copy: bool = False) -> nn.Module:
     add_constants(root, program)
     _point_to_root(root, plan, made)
     _say_inlined(plan, made)
-    return deepcopy(root, copy_results(program.state.values(), {})) if copy else root
+    return root
 
 
 def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:

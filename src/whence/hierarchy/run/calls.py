@@ -71,7 +71,7 @@ class Compiler(_OfThisProcess):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The program travels, without the tensors: those are the tree's. Plan and code are made again."""
-        return _compiler_of, (self.plan.program.with_changes(state={}), self.flat)
+        return _compiler_of, (self.plan.program.with_changes(state={}, variants=()), self.flat)
 
     @cached_property
     def touched(self) -> dict[str, Touched]:

@@ -14,6 +14,7 @@ from whence.program.copying import refuse_pickling
 
 if TYPE_CHECKING:
     from whence.hierarchy.run.calls import CallBody
+    from whence.hierarchy.run.variants import VariantTree
 
 KEY = "_whence_captured"
 """The attribute under which a module holds its captured calls."""
@@ -51,6 +52,7 @@ class Captured:
     module's only call while it is captured again: it makes the module calls that the flat one inlines.
     `readable` are calls in plain code, made when `torch.compile` reads them. `inlined` says why a module has
     no calls of its own that was called. `whence_root` is for a module that calls another not below it.
+    `variants` are for arguments that the root's calls do not admit.
     """
 
     calls: tuple["CallBody", ...] = ()
@@ -59,6 +61,7 @@ class Captured:
     whence_root: nn.Module | None = None
     readable: Readables = field(default_factory=Readables)
     inlined: str = ""
+    variants: tuple["VariantTree", ...] = ()
 
     def give(self, calls: tuple["CallBody", ...]) -> None:
         """Add calls; those that repeat others for a checkpoint are made by nobody else."""
@@ -78,6 +81,12 @@ class Captured:
         if len(self.calls) == 1:
             return self.calls[0]
         return next((call for call in self.calls if call.fits(args, kwargs)), self.calls[0])
+
+    def variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module | None:
+        """The tree of a variant that alone admits these arguments."""
+        if any(call.fits(args, kwargs) for call in self.calls):
+            return None
+        return next((tree.as_held() for tree in self.variants if tree.fits(args, kwargs)), None)
 
 
 class KeepsInProcess:
@@ -124,6 +133,8 @@ def run_captured(module: nn.Module, args: Any, kwargs: Any) -> Any:
         return _read(module, held, args, kwargs)
     if len(args) == 1 and isinstance(args[0], FlatCall):
         return args[0].call.run_forward(module, *args[0].values)
+    if held.variants and (variant := held.variant(args, kwargs)) is not None:
+        return run_captured(variant, args, kwargs)
     if held.watched is not None and torch.compiler.is_compiling():
         return held.watched.run(module, args, kwargs)
     return held.fitting(module._get_name(), args, kwargs).run(module, args, kwargs)
@@ -147,6 +158,7 @@ def _read(module: nn.Module, held: Captured, args: Any, kwargs: Any) -> Any:
         _ready(held, name, args[1], ())
         return getattr(held.readable, name)(module, *args[2:])
     if not torch.compiler.is_dynamo_compiling():
+        _refuse_variants(held)
         return held.calls[0].run_on_proxies(module, args, kwargs)
     name = f"alone_{len(args)}_{'_'.join(kwargs)}"
     _ready(held, name, len(args), tuple(kwargs))
@@ -155,6 +167,15 @@ def _read(module: nn.Module, held: Captured, args: Any, kwargs: Any) -> Any:
         if way.fits(args, kwargs):
             return way.run(module, args, kwargs)
     return ways[0].unfit(module, args, kwargs)
+
+
+def _refuse_variants(held: Captured) -> None:
+    """What `torch.fx` traces has no sizes yet by which to choose."""
+    if held.variants:
+        raise CallError(
+            f"torch.fx traces one graph, and this module chooses among {len(held.variants) + 1} by sizes",
+            remedy="trace the module of program.with_changes(variants=()), or that of one of the variants",
+        )
 
 
 @constant_to_tracers

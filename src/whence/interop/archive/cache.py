@@ -138,7 +138,7 @@ def files_of(program: Program) -> tuple[Files, list[str]]:
     These are files that origins and guards name, and of everything that is imported there, but for Python's
     own and torch's.
     """
-    named = [*dict.fromkeys(_named_by(program))]
+    named = [*dict.fromkeys(name for each in (program, *program.variants) for name in _named_by(each))]
     files = {name: _state_of(name) for name in named}
     for module in _imported(named):
         name = str(getattr(module, "__file__", None) or "")

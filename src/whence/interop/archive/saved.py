@@ -5,12 +5,13 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from torch import Tensor
 
 from whence._torch.versions.release import release
-from whence.errors import NotStorable, UnreadableFile, UsageError
+from whence.errors import Fault, NotStorable, UnreadableFile, UsageError
 from whence.interop.archive import tensors
 from whence.interop.archive.consistency import refuse_inconsistent
 from whence.interop.archive.container import PROGRAM, TENSORS, not_readable, packed, unpacked
@@ -39,6 +40,8 @@ _FIELDS = (
     *("signature", "calls", "convention", "result", "modules", "guards", "replay", "step", "circumstances"),
     "history",
 )
+_HINTS: Mapping[str, Any] = MappingProxyType(get_type_hints(Program))
+"""What each field may hold; found before any file is read, for Python evaluates the name of a class in it."""
 _LATER = frozenset({"history"})
 """Fields that files of version 1 may be without."""
 _BROKEN = (
@@ -60,18 +63,17 @@ def _written(program: Program, *, weights: bool) -> bytes:
 
 
 def _data_of(program: Program, *, weights: bool) -> tuple[dict[str, Any], bytes]:
-    writer = Writer(_described(program))
     stored = _stored(program, weights=weights)
-    rows, numbers, faults = tensors.written(stored)
-    graphs = GraphWriter(writer, frozenset(row.name for row in program.signature.attributes))
-    graphs.write(program.graph_module)
-    hints = get_type_hints(Program)
-    parts = {name: written(writer, hints[name], getattr(program, name)) for name in _FIELDS}
-    for whole in program.signature.wholes:
-        writer.refuse(
-            f"the tensor {whole.path}", "it is made of others, by a class of which a file has the name"
-        )
-    if faults := [*writer.faults, *faults]:
+    of_variants = {
+        f"{_prefix(position)}{name}": held
+        for position, each in enumerate(program.variants)
+        for name, held in _stored(each, weights=weights).items()
+    }
+    rows, numbers, faults = tensors.written({**stored, **of_variants})
+    plain = _plain(program, faults)
+    if program.variants:
+        plain["variants"] = [_plain(each, faults) for each in program.variants]
+    if faults:
         raise NotStorable.of(faults)
     head = {
         "format": FORMAT,
@@ -80,7 +82,26 @@ def _data_of(program: Program, *, weights: bool) -> tuple[dict[str, Any], bytes]
         "name": program.name,
         "weights": all(row.name in stored for row in program.signature.state),
     }
-    return {**head, **parts, "graphs": graphs.graphs, "tensors": rows, "tables": writer.tables()}, numbers
+    return {**head, **plain, "tensors": rows}, numbers
+
+
+def _plain(program: Program, faults: list[Fault]) -> dict[str, Any]:
+    """A program without its tensors; notes among the faults what cannot be stored."""
+    writer = Writer(_described(program))
+    graphs = GraphWriter(writer, frozenset(row.name for row in program.signature.attributes))
+    graphs.write(program.graph_module)
+    parts = {name: written(writer, _HINTS[name], getattr(program, name)) for name in _FIELDS}
+    for whole in program.signature.wholes:
+        writer.refuse(
+            f"the tensor {whole.path}", "it is made of others, by a class of which a file has the name"
+        )
+    faults += writer.faults
+    return {**parts, "graphs": graphs.graphs, "tables": writer.tables()}
+
+
+def _prefix(position: int) -> str:
+    """What comes before the names of a variant's tensors."""
+    return f"variants.{position}."
 
 
 def _stored(program: Program, *, weights: bool) -> Mapping[str, Tensor]:
@@ -152,12 +173,33 @@ def _program(
     data: dict[str, Any], numbers: bytes | None, name: str, subject: Subject | None
 ) -> tuple[Program, tuple[str, ...]]:
     stored = tensors.read(data["tensors"], numbers)
+    head = {"torch": data["torch"], "weights": data["weights"]}
+    others = [{**head, **mapping(each)} for each in listed(data.get("variants", []))]
+    prefixes = [_prefix(position) for position, _ in enumerate(others)]
+    own = {key: held for key, held in stored.items() if not key.startswith(tuple(prefixes))}
+    program, lost = _one(data, own, name, subject)
+    variants = [
+        _one(other, _behind(prefix, stored), name, subject)
+        for prefix, other in zip(prefixes, others, strict=True)
+    ]
+    lost = tuple(dict.fromkeys((*lost, *(what for _, lost in variants for what in lost))))
+    return program.with_changes(variants=tuple(variant for variant, _ in variants)), lost
+
+
+def _behind(prefix: str, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a variant, by their names in it."""
+    return {key.removeprefix(prefix): held for key, held in stored.items() if key.startswith(prefix)}
+
+
+def _one(
+    data: dict[str, Any], stored: dict[str, Tensor], name: str, subject: Subject | None
+) -> tuple[Program, tuple[str, ...]]:
+    """The program itself, or a variant, on its tensors."""
     modules = None if subject is None else [module for _, module in subject.named_modules()]
     found = LoadedNames() if modules is None else LoadedNames.beside(modules)
     reader = Reader(mapping(data["tables"]), found, stored)
     reader.read_tables()
-    hints = get_type_hints(Program)
-    signature = read(reader, hints["signature"], data["signature"])
+    signature = read(reader, _HINTS["signature"], data["signature"])
     held = {row.path: stored.get(row.name, row.value) for row in signature.attributes}
     graphs = GraphReader(reader, listed(data["graphs"]), held)
     graphs.read_tables()
@@ -165,7 +207,7 @@ def _program(
     if missing := [*reader.missing, *graphs.missing]:
         raise _misses(missing, name, text(data["torch"]))
     there = [each for each in _FIELDS if each != "signature" and (each in data or each not in _LATER)]
-    parts = {each: read(reader, hints[each], data[each]) for each in there}
+    parts = {each: read(reader, _HINTS[each], data[each]) for each in there}
     program = Program(graph_module=module, signature=signature, state=stored, **parts)
     refuse_inconsistent(program, is_complete=truth(data["weights"]))
     state = stored if subject is None else _bound(program, tensors_by_name(subject), name)

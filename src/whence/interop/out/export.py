@@ -27,6 +27,7 @@ from whence.errors import Fault, NotExportable
 from whence.interop.out.decisions import asserted, decision_faults
 from whence.interop.out.metadata import classes_of, with_metadata
 from whence.program import Input, Output, Program
+from whence.program.arguments.variants import alone
 from whence.program.queries.decisions import is_decision
 from whence.program.state import with_state
 from whence.schema import InputKind, OutputKind
@@ -58,7 +59,13 @@ def to_exported_program(program: Program) -> ExportedProgram:
             "are right, and its gradients there are not",
             stacklevel=3,
         )
-    program = with_state(program, "inputs")
+    if program.variants:
+        warnings.warn(
+            f"an exported program has one graph, without the {len(program.variants)} variant(s); each is a "
+            "program of its own: program.variants[0].to_exported_program()",
+            stacklevel=3,
+        )
+    program = with_state(alone(program), "inputs")
     say_where([row.value for row in program.signature.inputs], dict(_sources(program)))
     graph = _graph(program)
     return ExportedProgram(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from whence._torch.operators.schemas import op_name
+from whence.program.arguments.variants import in_words
 from whence.program.node_records import origin_of
 from whence.program.signature import describe
 from whence.provenance import Origin
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 def page(program: "Program") -> str:
     """The whole program; one line per node, grouped by phase and module call."""
     drawn = [f"  in   random    {draw}" for draw in program.draws]
-    return "\n".join([f"program {program.name}", str(program.signature), *drawn, *_body(program.graph)])
+    variants = [f"  variant   {in_words(each)}: {each!r}" for each in program.variants]
+    head = [f"program {program.name}", str(program.signature), *drawn, *variants]
+    return "\n".join([*head, *_body(program.graph)])
 
 
 def partial_page(name: str, graph: fx.Graph, stopped: str) -> str:

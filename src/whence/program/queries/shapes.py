@@ -8,6 +8,7 @@ from torch import Tensor
 
 from whence._torch.sizes.symbols import is_symbolic, names_of_sizes
 from whence.program.arguments.open_sizes import Sized, SizeRule, sized
+from whence.program.arguments.variants import in_words
 from whence.program.signature import SHORT_DTYPES, Input, Output
 from whence.schema import InputKind, OutputKind
 
@@ -58,11 +59,13 @@ class Shapes:
     """One row for every input that the user passes and every value that comes back.
 
     Sizes are numbers, or names and what is computed from them. Printed, the gradients of parameters are one
-    line: they have the parameters' shapes.
+    line: they have the parameters' shapes. `variants` are sizes that the rules exclude, for which there is a
+    program beside.
     """
 
     rows: tuple[Shape, ...]
     names: tuple[tuple[str, str], ...] = ()
+    variants: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Shape]:
         return iter(self.rows)
@@ -85,11 +88,13 @@ class Shapes:
             lines += [
                 f"{'':<{_KIND}}  {'':<{width}}    {rule.dimensions[0]} must be {rule}" for rule in row.rules
             ]
-        return "\n".join([*lines, *_gradients(plain)])
+        variants = [f"{'variant':<{_KIND}}  {where}" for where in self.variants]
+        return "\n".join([*lines, *_gradients(plain), *variants])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"sizes": dict(self.names), "rows": [row.to_dict() for row in self.rows]}
+        rows = [row.to_dict() for row in self.rows]
+        return {"sizes": dict(self.names), "rows": rows, "variants": [*self.variants]}
 
 
 def _is_of_state(row: Shape, inputs: set[str]) -> bool:
@@ -116,7 +121,9 @@ def shapes_of(program: "Program") -> Shapes:
     inputs = [_input(row, tuple(r for r in rules if r.dimensions[0].position == at)) for at, row in users]
     kinds = (OutputKind.LOSS, OutputKind.USER, OutputKind.GRADIENT)
     outputs = [_output(program, row) for row in program.signature.outputs_of(*kinds)]
-    return Shapes((*inputs, *outputs), tuple((names | _unread(program, names)).items()))
+    names |= _unread(program, names)
+    variants = tuple(map(in_words, program.variants))
+    return Shapes((*inputs, *outputs), tuple(names.items()), variants)
 
 
 def _unread(program: "Program", known: Container[str]) -> dict[str, str]:

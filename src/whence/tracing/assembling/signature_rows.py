@@ -1,7 +1,8 @@
 """The rows of the signature."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
 from torch import Tensor, fx
@@ -16,7 +17,13 @@ from whence.tracing.log.log import UNNAMED
 from whence.tracing.recording.run import Recorded
 from whence.tracing.target.example import Example
 from whence.tracing.target.loss_state import LossTensor
-from whence.tracing.target.subject import StateTensor, Subject, attribute_names, loose_tensors
+from whence.tracing.target.subject import (
+    StateTensor,
+    Subject,
+    attribute_names,
+    loose_tensors,
+    tensors_by_name,
+)
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,7 @@ def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
         if access
     }
     of_loss = recorded.session.log.of_loss
+    taken = tensors_by_name(subject).keys()
     for name, tensor in recorded.session.log.literals.items():
         held = of_loss.get(id(tensor))
         if held is not None and not name.startswith(UNNAMED):
@@ -108,12 +116,18 @@ def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
         yield Input(
             name=name,
             kind=InputKind.CONSTANT,
-            path=str(path) if path else name.removeprefix("c_"),
+            path=str(path) if path else _free_path(name.removeprefix("c_"), taken),
             module=path.parent if path else None,
             module_type=owner,
             value=nodes[name].meta["val"],
             part=parts.get(id(tensor)),
         )
+
+
+def _free_path(wanted: str, taken: Set[str]) -> str:
+    """A path for a tensor that nobody has a name for, which no tensor of the model has."""
+    paths = chain([wanted], (f"{wanted}_{number}" for number in count(1)))
+    return next(path for path in paths if path not in taken)
 
 
 def _loss_row(name: str, held: LossTensor, node: fx.Node) -> Input:

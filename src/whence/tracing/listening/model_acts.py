@@ -87,7 +87,7 @@ class ModelActs:
         """The error for a Python decision that needs a tensor's value."""
         nodes = filter(None, map(self.recorder.node_of, tensors_read(arguments)))
         values = [value_of(node, self.run.places.made(node), self.run.log.inputs) for node in nodes]
-        return data_dependent(operation, function, values, self.here())
+        return data_dependent(operation, function, values, self.here(), inside=self.branches.are_recorded)
 
     def data_replaced(self, why: str) -> UnsupportedMutation:
         """The error for `tensor.data = …` that a program could not repeat."""

@@ -14,6 +14,15 @@ from whence.program.queries.printing import line
 
 _SHOWN = 3
 _EXAMPLE = 'let the example decide with decide="example", and every run is held to it'
+_NO_NUMBERS = "a capture runs on fake tensors, shapes without numbers"
+_OUTSIDE = (
+    "write a Python `if` or loop in the place of the operator, which an example can decide with "
+    'decide="example"'
+)
+_INSIDE = (
+    "a function that an operator runs (cond, while_loop, map) is recorded for whatever a run gives it: the "
+    "example takes one way through it, or none, and nothing in it is decided"
+)
 
 
 class Need(Enum):
@@ -78,17 +87,19 @@ class Value:
 
 
 def data_dependent(
-    operation: object, function: object, values: Sequence[Value], where: Place
+    operation: object, function: object, values: Sequence[Value], where: Place, *, inside: bool = False
 ) -> DataDependent:
-    """The error for values that were needed."""
+    """The error for values that were needed; `inside` a function that an operator runs nothing decides."""
     asked, need = _read(operation, function)
     named = " and ".join(dict.fromkeys(value.name for value in values)) or "a tensor"
     made = dict.fromkeys(value.made for value in values if value.made)
     return DataDependent(
         f"{asked} needs the value of {named}, which a capture does not have",
         where=where,
-        why="; ".join([*made, "a capture runs on fake tensors, shapes without numbers"]),
-        remedy=need.value if need is Need.ADDRESS else f"{need.value}; or {_EXAMPLE}",
+        why="; ".join(
+            [*made, _INSIDE if inside else "a capture runs on fake tensors, shapes without numbers"]
+        ),
+        remedy=need.value if need is Need.ADDRESS else f"{need.value}; or {_OUTSIDE if inside else _EXAMPLE}",
     )
 
 
@@ -103,7 +114,7 @@ def refused_size(error: RuntimeError, where: Place) -> DataDependent | None:
         return DataDependent(
             "a kernel looks at the numbers of a tensor while it decides what to do",
             where=where,
-            why="a capture runs on fake tensors, shapes without numbers",
+            why=_NO_NUMBERS,
             remedy="pass a Python number, or a list of them, in the place of that tensor",
         )
     if isinstance(error, RaggedSize):

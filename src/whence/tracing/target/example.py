@@ -4,6 +4,7 @@ import enum
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -34,16 +35,16 @@ class Given:
     """What a capture is given beside the model: example inputs, and which of their sizes may vary.
 
     `preserve` are patterns of the modules whose calling convention the program keeps. `numbers` are sizes, of
-    those that an earlier capture left open, that are to be numbers. `told` are lines of code that are told
-    that they are being compiled. With `decide="example"` its values decide where the model lets values
-    decide.
+    those that earlier captures left open, that are to be numbers, one capture after another. `told` are lines
+    of code that are told that they are being compiled. With `decide="example"` its values decide where the
+    model lets values decide.
     """
 
     args: Any
     kwargs: Any = None
     dynamic_shapes: Any = None
     preserve: Sequence[str] = ()
-    numbers: Numbers | None = None
+    numbers: tuple[Numbers, ...] = ()
     told: Sequence[Source] = ()
     decide: str | None = None
 
@@ -86,7 +87,7 @@ def example_of(subject: Subject, given: Given) -> Example:
     paths = paths_of(args, kwargs)
     asked = asked_sizes(subject, paths, args, kwargs, given.dynamic_shapes)
     wholes = tuple(leaf for leaf in held if is_composed(leaf))
-    example = Example(
+    named = Example(
         spec,
         tuple(leaves),
         paths,
@@ -97,11 +98,12 @@ def example_of(subject: Subject, given: Given) -> Example:
         given.preserve,
         given.decide is not None,
     )
-    return example if given.numbers is None else _with_numbers(example, *given.numbers)
+    return reduce(_with_numbers, given.numbers, named)
 
 
-def _with_numbers(example: Example, sizes: Sizes, given: Mapping[str, int]) -> Example:
+def _with_numbers(example: Example, numbers: Numbers) -> Example:
     """The example with these sizes, and nothing asked of the dimensions that have them."""
+    sizes, given = numbers
     if example.asked is None:
         return example
     shapes = sizes.shapes_at(given, example.leaves)
