@@ -27,7 +27,7 @@ from whence.program import Program as _Program
 from whence.program.copying import deep_copy
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Violation
-from whence.program.state import view_faults, with_state
+from whence.program.state import refuse_elsewhere, view_faults, with_state
 from whence.reported import Reported
 from whence.rewriting import Edit, GraphPass, Pass
 from whence.tracing.options import decide_faults, option_faults
@@ -162,6 +162,7 @@ class Program(Reported):
         PyTorch runs, saves, loads and decomposes it; origins are in `nn_module_stack` and `stack_trace`.
         Raises `NotExportable` for a joint program, a written constant and inputs that are one tensor.
         """
+        refuse_elsewhere(self)
         return interop.to_exported_program(self)
 
     def track(self, name: str) -> AbstractContextManager[Edit[Self]]:
@@ -342,13 +343,13 @@ def capture(
     strict: bool = False,
     preserve_calls: str | Sequence[str] = (),
     decide: str | None = None,
+    device: str | None = None,
 ) -> Program:
     """Record what `model` computes on these example inputs, as one functional graph.
 
     `model` is a module, a bound method, or any callable. Nothing is computed and no weight is copied: the run
     uses fake tensors, and the model is as it was afterwards, also after an error. Lazy modules alone are
     initialised from the example first, as the model's first call would do it, and stay so.
-
     Modules compiled by `torch.compile` are captured as they were written, data-parallel ones as the module
     inside, and those that `fully_shard` manages as they were before it, with the shards as state: the program
     is the local computation, without the averaging of gradients between processes. Hooks run once, and what
@@ -372,16 +373,18 @@ def capture(
     of an error; a run whose values decide otherwise raises `StaleCapture` before it changes anything.
     `preserve_calls` are patterns of module paths (`"blocks.*.mlp"`): in the program's tree these modules take
     the originals' arguments, also those that nothing reads, and another may replace each (`set_submodule`).
+    With `device` (`"cuda"`, `"cuda:sm90"`) copies over fake tensors run, for a device that need not be here;
+    `program.presumed` names what only that device could tell.
 
     Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
     been recorded until then in `partial`. An error raised by the model itself stays its own, with a note that
     a capture was running.
     """
     patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
-    if faults := [*option_faults(backward, strict, patterns, decide), *view_faults(state)]:
+    if faults := [*option_faults(backward, strict, patterns, decide, device), *view_faults(state)]:
         raise UsageError.of(faults)
 
-    given = tracing.Given(args, kwargs, dynamic_shapes, patterns, decide=decide)
+    given = tracing.Given(args, kwargs, dynamic_shapes, patterns, decide=decide, device=device)
     if strict:
         program = full(interop.strict_program(model, given, backward))
     else:

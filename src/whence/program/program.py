@@ -63,7 +63,9 @@ class Circumstances:
     model asked whether it is being compiled: there it may have done something else than it does in eager
     mode. `opaque` lists custom autograd functions that a forward-only program passes through: it cannot be
     differentiated from outside. `is_foreign` marks a graph that others made (`attach`): of its operations the
-    origin may not be known. `decide` says whose values decide where the model lets values decide.
+    origin may not be known. `decide` says whose values decide where the model lets values decide. `device`
+    is the one that the program was captured for, where that was not the model's own, and `presumed` says what
+    was taken for granted of it that only the device can tell.
     """
 
     dynamic_shapes: Any = None
@@ -76,6 +78,8 @@ class Circumstances:
     opaque: tuple[str, ...] = ()
     is_foreign: bool = False
     decide: str | None = None
+    device: str | None = None
+    presumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -129,6 +133,16 @@ class Program:
     def asked(self) -> tuple[Source, ...]:
         """The lines where the model asked whether it is being compiled."""
         return self.circumstances.asked
+
+    @property
+    def device(self) -> str | None:
+        """The device that the program was captured for, where that was not its tensors' own."""
+        return self.circumstances.device
+
+    @property
+    def presumed(self) -> tuple[str, ...]:
+        """What was taken for granted of that device, which only the device can tell."""
+        return self.circumstances.presumed
 
     @property
     def graph(self) -> fx.Graph:

@@ -14,6 +14,7 @@ from whence.hierarchy.run.calls import CallBody, Compiler
 from whence.hierarchy.run.captured import captured_of
 from whence.hierarchy.tree import Tree
 from whence.program import Program, wellformed
+from whence.program.state import refuse_elsewhere
 from whence.provenance import CallSite
 from whence.schema import Phase
 
@@ -59,6 +60,7 @@ def flat_calls(program: Program) -> tuple[DissolvedCall, ...]:
 
 def _emitted(program: Program, *, onto: object = None, copy: bool = False) -> nn.Module:
     refuse_step(program)
+    refuse_elsewhere(program)
     wellformed.check(program)
     planned = plan(program)
     check(planned)

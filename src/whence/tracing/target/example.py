@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence._torch.elsewhere.target import Elsewhere
 from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten, whole_leaves
 from whence._torch.sizes.dims import Freedom
@@ -36,7 +37,8 @@ class Given:
     `preserve` are patterns of the modules whose calling convention the program keeps. `numbers` are sizes, of
     those that an earlier capture left open, that are to be numbers. `told` are lines of code that are told
     that they are being compiled. With `decide="example"` its values decide where the model lets values
-    decide.
+    decide. `device` names the one that the program is for, where it is not that of the tensors; these are
+    `elsewhere` then.
     """
 
     args: Any
@@ -46,6 +48,8 @@ class Given:
     numbers: Numbers | None = None
     told: Sequence[Source] = ()
     decide: str | None = None
+    device: str | None = None
+    elsewhere: Elsewhere | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Example:
     `asked` says which sizes may vary; None where nobody asked, and all are numbers. `wholes` are the tensors
     that are made of others, and `parts` says for every leaf whether it is one of theirs. `preserve` are
     patterns of the modules whose calling convention the program keeps. An example that `decides` is asked for
-    values where the model decides by some.
+    values where the model decides by some. `elsewhere` is the device that the program is for.
     """
 
     spec: TreeSpec
@@ -67,6 +71,7 @@ class Example:
     parts: tuple[Part | None, ...] = ()
     preserve: Sequence[str] = ()
     decides: bool = False
+    elsewhere: Elsewhere | None = None
 
     def with_leaves(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` of the same structure over other leaves."""
@@ -96,6 +101,7 @@ def example_of(subject: Subject, given: Given) -> Example:
         argument_parts(args, kwargs),
         given.preserve,
         given.decide is not None,
+        given.elsewhere,
     )
     return example if given.numbers is None else _with_numbers(example, *given.numbers)
 
