@@ -2,7 +2,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sweeps test-newest test-between test-libraries test-viewer viewer-in-browser page screenshots lint types check conformance bench benchmark bench-smoke clean
+.PHONY: help demo test test-sweeps test-newest test-between test-libraries test-cuda test-viewer viewer-in-browser page screenshots lint types check conformance bench benchmark bench-smoke clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,9 @@ test-between: .venv-between/.ready ## run the tests of what may differ between r
 
 test-libraries: .venv-libraries/.ready ## run the tests of models from other libraries, in .venv-libraries
 	.venv-libraries/bin/pytest -n 2 tests/libraries
+
+test-cuda: $(READY) ## run the tests of CUDA devices: on fakes, and on the device where there is one (set BIN for its PyTorch)
+	$(BIN)/pytest tests/cuda tests/_torch/elsewhere -rs
 
 test-viewer: ## run the page of program.view() in Chromium, and check that viewer/ builds it (needs Node)
 	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory viewer-in-browser; else echo "no Node here: the page is not tested in a browser"; fi

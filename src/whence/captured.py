@@ -29,7 +29,7 @@ from whence.program.arguments.variants import fitting
 from whence.program.copying import deep_copy
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Violation
-from whence.program.state import view_faults, with_state
+from whence.program.state import refuse_elsewhere, view_faults, with_state
 from whence.reported import Reported
 from whence.rewriting import Edit, GraphPass, Pass
 from whence.tracing.options import decide_faults, option_faults
@@ -174,6 +174,7 @@ class Program(Reported):
         PyTorch runs, saves, loads and decomposes it; origins are in `nn_module_stack` and `stack_trace`.
         Raises `NotExportable` for a joint program, a written constant and inputs that are one tensor.
         """
+        refuse_elsewhere(self)
         return interop.to_exported_program(self)
 
     def track(self, name: str) -> AbstractContextManager[Edit[Self]]:
@@ -363,13 +364,13 @@ def capture(
     preserve_calls: str | Sequence[str] = (),
     decide: str | None = None,
     variants: bool = False,
+    device: str | None = None,
 ) -> Program:
     """Record what `model` computes on these example inputs, as one functional graph.
 
     `model` is a module, a bound method, or any callable. Nothing is computed and no weight is copied: the run
     uses fake tensors, and the model is as it was afterwards, also after an error. Lazy modules alone are
     initialised from the example first, as the model's first call would do it, and stay so.
-
     Modules compiled by `torch.compile` are captured as they were written, data-parallel ones as the module
     inside, and those that `fully_shard` manages as they were before it, with the shards as state: the program
     is the local computation, without the averaging of gradients between processes. Hooks run once, and what
@@ -395,16 +396,18 @@ def capture(
     `program.variants`, and all that is called with arguments takes the one that admits them.
     `preserve_calls` are patterns of module paths (`"blocks.*.mlp"`): in the program's tree these modules take
     the originals' arguments, also those that nothing reads, and another may replace each (`set_submodule`).
+    With `device` (`"cuda"`, `"cuda:sm90"`) copies over fake tensors run, for a device that need not be here;
+    `program.presumed` names what only that device could tell.
 
     Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
     been recorded until then in `partial`. An error raised by the model itself stays its own, with a note that
     a capture was running.
     """
     patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
-    faults = [*option_faults(backward, strict, patterns, decide), *view_faults(state)]
+    faults = [*option_faults(backward, strict, patterns, decide, device), *view_faults(state)]
     if faults := [*faults, *tracing.variant_faults(variants, dynamic_shapes, strict)]:
         raise UsageError.of(faults)
-    given = tracing.Given(args, kwargs, dynamic_shapes, patterns, decide=decide)
+    given = tracing.Given(args, kwargs, dynamic_shapes, patterns, decide=decide, device=device)
     at = partial(_captured_at, model, given, backward, reuse)
     program = full(interop.strict_program(model, given, backward)) if strict else at(())
     program = tracing.with_variants_at(program, at) if variants else program

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from whence._torch.elsewhere.target import class_meant
 from whence._torch.plain_values import PLAIN
+from whence._torch.record.recorder import FakeTensor
 from whence._torch.sizes.symbols import comparable, has_open_sizes
 from whence._torch.tensors import attributes_set_on
 from whence.program.guards.expectations import TensorFacts
@@ -23,6 +25,7 @@ def facts_of(tensor: Tensor) -> TensorFacts:
     if has_open_sizes(tensor):
         shape, strides = comparable(shape), None if strides is None else comparable(strides)
     kind, device = type(tensor), tensor.device
+    kind = class_meant(tensor) if kind is FakeTensor else kind
     return TensorFacts(kind, shape, tensor.dtype, device, tensor.layout, strides, tensor.requires_grad)
 
 

@@ -18,7 +18,7 @@ from whence.execution.values.first_difference import first_divergence
 from whence.program import Program
 from whence.program.arguments.variants import alone
 from whence.program.queries.notebook import opening_html
-from whence.program.state import bound_state, state_of_loss
+from whence.program.state import bound_state, refuse_elsewhere, state_of_loss
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
 from whence.tracing.target.eligibility import refuse_uninitialised
@@ -78,6 +78,7 @@ def verify(
     inputs = (args, kwargs or {})
     program.convention.flatten(*inputs)
     bound = alone(program).with_changes(state=bound_state(program, tensors_by_name(subject)))
+    refuse_elsewhere(bound)
     names = [row.name for row in bound.signature.state if row.kind is InputKind.CONSTANT]
     names += [row.name for row in state_of_loss(bound) if row.name not in names]
     constants = tuple(bound.state[name] for name in names if name in bound.state)

@@ -65,6 +65,8 @@ class Circumstances:
     differentiated from outside. `is_foreign` marks a graph that others made (`attach`): of its operations the
     origin may not be known. `decide` says whose values decide where the model lets values decide. `variants`
     says that programs were to be kept for sizes that a branch excludes, which are `numbers` in such a one.
+    `device` is the one that the program was captured for, where that was not the model's own, and `presumed`
+    says what was taken for granted of it that only the device can tell.
     """
 
     dynamic_shapes: Any = None
@@ -79,6 +81,8 @@ class Circumstances:
     decide: str | None = None
     variants: bool = False
     numbers: tuple[tuple[str, int], ...] = ()
+    device: str | None = None
+    presumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -134,6 +138,16 @@ class Program:
     def asked(self) -> tuple[Source, ...]:
         """The lines where the model asked whether it is being compiled."""
         return self.circumstances.asked
+
+    @property
+    def device(self) -> str | None:
+        """The device that the program was captured for, where that was not its tensors' own."""
+        return self.circumstances.device
+
+    @property
+    def presumed(self) -> tuple[str, ...]:
+        """What was taken for granted of that device, which only the device can tell."""
+        return self.circumstances.presumed
 
     @property
     def graph(self) -> fx.Graph:

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, fx
 
 from whence._torch.graphs import graph_module, name_exactly, nested_graph
+from whence._torch.record.recorder import FakeTensor
 from whence.errors import Fault, UsageError
 from whence.program.arguments.variants import with_variants
 from whence.program.program import Program
@@ -35,6 +37,24 @@ def view_faults(view: object) -> list[Fault]:
     if view in ("inputs", "attributes"):
         return []
     return [Fault(f"state cannot be {view!r}", remedy='use "inputs" or "attributes"')]
+
+
+def refuse_elsewhere(program: Program) -> None:
+    """Raise `UsageError` for a program that was captured for a device on which its state is not."""
+    wanted = program.circumstances.device
+    if wanted is None:
+        return
+    kind = wanted.partition(":")[0]
+    held = [program.state[row.name] for row in program.signature.inputs if row.name in program.state]
+    is_there = all(not isinstance(tensor, FakeTensor) for tensor in held)
+    if is_there and torch.get_device_module(kind).is_available():
+        return
+    raise UsageError(
+        f"the program of {program.name} was captured for {wanted} and cannot run here",
+        why="it was recorded from fake tensors alone, and its operators are those of that device",
+        remedy=f"where that device is, run it on the model there: program.bind(model.to({kind!r})); to run "
+        "here, capture without device",
+    )
 
 
 def _rebuilt(program: P, held: tuple[Input, ...]) -> P:

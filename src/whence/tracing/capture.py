@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from whence._torch.elsewhere.recorder import told
 from whence._torch.subclasses.fully_sharded import sharding_put_aside
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.program import Program
@@ -27,6 +28,7 @@ from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.target.eligibility import refuse_gradient_hooks
+from whence.tracing.target.elsewhere import moved
 from whence.tracing.target.example import Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding, with_shards
 from whence.tracing.target.subject import subject_of
@@ -40,10 +42,26 @@ def capture(
     With `reuse`, a call that is like one that was recorded is not run again.
     """
 
-    def once(given: Given) -> tuple[Program, Observed]:
-        return with_eager_answers(given.told, lambda answers: with_decisions(given, partial(told, answers)))
+    there = moved(model, given, backward)
+    elsewhere = there.given.elsewhere
+    if elsewhere is None:
+        return _captured_for_sizes(model, given, backward, reuse)
+    with told(elsewhere):
+        program, observed = _captured_for_sizes(there.model, there.given, there.backward, reuse)
+    loss = backward if callable(backward) else None
+    named = {"device": str(elsewhere), "presumed": tuple(elsewhere.presumed)}
+    return program.under(loss_function=loss, **named), observed
 
-    def told(answers: Answers, given: Given) -> tuple[Program, Observed]:
+
+def _captured_for_sizes(
+    model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], reuse: bool
+) -> tuple[Program, Observed]:
+    def once(given: Given) -> tuple[Program, Observed]:
+        return with_eager_answers(
+            given.told, lambda answers: with_decisions(given, partial(answering, answers))
+        )
+
+    def answering(answers: Answers, given: Given) -> tuple[Program, Observed]:
         wanted = Reuse(reuse, joint=bool(backward), composites=not backward, answers=answers)
         return _captured_once(model, given, backward, wanted.but_where(given.decide, DECIDES))
 

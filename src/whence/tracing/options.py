@@ -3,10 +3,19 @@
 from whence.errors import Fault
 
 
-def option_faults(backward: object, strict: bool, patterns: tuple[str, ...], decide: object) -> list[Fault]:
+def option_faults(
+    backward: object, strict: bool, patterns: tuple[str, ...], decide: object, device: object = None
+) -> list[Fault]:
     """What is wrong with the options of a capture."""
     faults = [*_backward_faults(backward), *_preserve_faults(strict, bool(backward), patterns)]
-    return [*faults, *decide_faults(decide, strict)]
+    return [*faults, *decide_faults(decide, strict), *_device_faults(strict, device)]
+
+
+def _device_faults(strict: bool, device: object) -> list[Fault]:
+    if not strict or device is None:
+        return []
+    why = "PyTorch's bytecode front end runs on the device of the tensors"
+    return [Fault("device does not work with strict=True", why=why, remedy="capture with strict=False")]
 
 
 def decide_faults(decide: object, strict: bool = False) -> list[Fault]:

@@ -99,6 +99,7 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten.native_batch_norm.default: Operator(
         writes=(3, 4), training=5, twin=aten._native_batch_norm_legit_functional.default, layout=follows(0, 0)
     ),
+    aten.cudnn_batch_norm.default: Operator(writes=(3, 4), training=5),
     aten.native_batch_norm_backward.default: Operator(layout=follows(0, 1)),
     aten._native_batch_norm_legit.default: Operator(twin=aten._native_batch_norm_legit_functional.default),
     aten._batch_norm_with_update.default: Operator(twin=aten._batch_norm_with_update_functional.default),

@@ -84,6 +84,7 @@ class Recorder(ProxyTorchDispatchMode):
     supports_higher_order_operators = True
     function_mode = FunctionMode
     is_inside_composite = False
+    computable = frozenset({"cpu"})
     decider: Any = None
 
     def __init__(
@@ -153,14 +154,17 @@ class Recorder(ProxyTorchDispatchMode):
         self._append_size(ASSERT, args, {}).meta["val"] = None
         return True
 
+    def taken_apart(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a torch function gives that is not recorded as one."""
+        return func(*args, **kwargs)
+
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What Python computes of sizes is written down where an operation uses it."""
         return func(*args, **kwargs)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch is to keep its compiler out of every dispatch; none runs meanwhile, and the wrapper
-        costs as much as recording a node."""
+        """Whether torch is to keep its compiler out of every dispatch; that costs as much as a node does."""
         return False
 
     @property
@@ -318,9 +322,9 @@ class Recorder(ProxyTorchDispatchMode):
         """`value` with every tensor the recording has a stand-in for replaced by it."""
         if isinstance(value, Tensor):
             return self._recognise(value)
-        if isinstance(value, (list, tuple)):
-            return type(value)([self.recognised(item) for item in value])
-        return value
+        if not isinstance(value, (list, tuple)):
+            return value
+        return type(value)([self.recognised(item) for item in value])
 
     def _recognise(self, tensor: Tensor) -> Tensor:
         known = self.adopted.stand_in(tensor)

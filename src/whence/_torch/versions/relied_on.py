@@ -64,6 +64,7 @@ NAMES = {
         GuardOnDataDependentSymNode ShapeEnv StrictMinMaxConstraint free_unbacked_symbols
     """,
     "torch.fx.experimental.symbolic_shapes.DimDynamic": "DYNAMIC",
+    "torch.library": "_scoped_library",
     "torch.nn.modules.module": """
         _global_backward_hooks _global_backward_pre_hooks _global_forward_hooks _global_forward_pre_hooks
     """,
@@ -101,6 +102,7 @@ ATTRIBUTES = {
     "torch._higher_order_ops.scan.ScanAutogradOp": "_scan_impl",
     "torch._ops.OpOverload": "_dispatch_cache _op _opname _overloadname _schema",
     "torch._subclasses.fake_tensor.FakeTensor": "_fake_device",
+    "torch._subclasses.fake_tensor.FakeTensorMode": "dispatch",
     "torch.autograd.Function": "_backward_cls",
     "torch.autograd.graph.Node": "_sequence_nr",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": """

@@ -12,6 +12,7 @@ from whence._torch.subclasses.fully_sharded import whole
 from whence.errors import UsageError
 from whence.hierarchy.emit.source import run_as
 from whence.program import Program
+from whence.program.state import refuse_elsewhere
 from whence.schema import InputKind, OutputKind
 
 Patch = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -98,6 +99,7 @@ def inputs_of(
     Raises `CallError` for arguments that do not fit, `SelectionError` for others that are no inputs, and
     `UsageError` naming every input that has no value: the state of an optimizer is none of the program's.
     """
+    refuse_elsewhere(program)
     users = iter(program.convention.flatten(args, dict(kwargs or {})))
     values: dict[str, Any] = {}
     for row in program.signature.inputs:

@@ -19,6 +19,7 @@ from whence.hierarchy.run.variants import keep_variant
 from whence.hierarchy.tree import Tree
 from whence.program import Program, wellformed
 from whence.program.copying import copy_results
+from whence.program.state import refuse_elsewhere
 from whence.provenance import CallSite
 from whence.schema import Phase
 
@@ -79,6 +80,7 @@ def flat_calls(program: Program) -> tuple[DissolvedCall, ...]:
 
 def _emitted(program: Program, *, onto: object = None) -> nn.Module:
     refuse_step(program)
+    refuse_elsewhere(program)
     wellformed.check(program)
     planned = plan(program)
     check(planned)

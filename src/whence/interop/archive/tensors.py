@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
+from whence._torch.record.recorder import FakeTensor
 from whence.errors import Fault
 from whence.interop.archive.records.checked import (
     listed,
@@ -55,6 +56,8 @@ def written(state: Mapping[str, Tensor]) -> tuple[list[Any], bytes, list[Fault]]
 
 
 def _fault(tensor: Tensor) -> str:
+    if isinstance(tensor, FakeTensor):
+        return "it is a fake one, which has no numbers; save(..., weights=False) leaves weights out"
     if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, nn.Buffer):
         return f"it is a {type(tensor).__name__}, which is made of others"
     if tensor.layout is not torch.strided or tensor.is_quantized:

@@ -112,7 +112,9 @@ def record(
     state = state_of_run(subject, lines := Lines(), interrupts, reuse)
     own_gradients = bool(backward and example.preserve)
     mode = mode_of(example, subject.state)
-    session = new_session(state, mode, names_held(subject), reuse, own_gradients=own_gradients)
+    session = new_session(
+        state, mode, names_held(subject), reuse, own_gradients=own_gradients, elsewhere=example.elsewhere
+    )
 
     def run() -> Recorded:
         with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):

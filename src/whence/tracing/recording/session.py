@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from torch import fx
 
 from whence._torch.autograd.nodes import release_scans
-from whence._torch.record.recorder import FakeTensorMode, Recorder
+from whence._torch.elsewhere.recorder import recorder_for
+from whence._torch.elsewhere.target import Elsewhere
+from whence._torch.record.recorder import FakeTensorMode
 from whence.dependence.variables import Functions
 from whence.tracing.listening.model_acts import ModelActs
 from whence.tracing.listening.module_calls import ModuleCalls
@@ -53,10 +55,12 @@ def new_session(
     reuse: Reuse,
     *,
     own_gradients: bool = False,
+    elsewhere: Elsewhere | None = None,
 ) -> Session:
     """What hears the run of a model; `names` are those of tensors that may turn up."""
     branches, functions = Branches(run, differentiates=reuse.joint), Functions()
-    recorder = Recorder(
+    recorder = recorder_for(
+        elsewhere,
         lambda recorder: Operations(run, recorder, ModelActs(run, recorder, branches), names),
         mode,
         keeps_composites=reuse.composites,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence._torch.elsewhere.target import Elsewhere
 from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten, whole_leaves
 from whence._torch.sizes.dims import Freedom
@@ -37,7 +38,8 @@ class Given:
     `preserve` are patterns of the modules whose calling convention the program keeps. `numbers` are sizes, of
     those that earlier captures left open, that are to be numbers, one capture after another. `told` are lines
     of code that are told that they are being compiled. With `decide="example"` its values decide where the
-    model lets values decide.
+    model lets values decide. `device` names the one that the program is for, where it is not that of the
+    tensors; these are `elsewhere` then.
     """
 
     args: Any
@@ -47,6 +49,8 @@ class Given:
     numbers: tuple[Numbers, ...] = ()
     told: Sequence[Source] = ()
     decide: str | None = None
+    device: str | None = None
+    elsewhere: Elsewhere | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Example:
     `asked` says which sizes may vary; None where nobody asked, and all are numbers. `wholes` are the tensors
     that are made of others, and `parts` says for every leaf whether it is one of theirs. `preserve` are
     patterns of the modules whose calling convention the program keeps. An example that `decides` is asked for
-    values where the model decides by some.
+    values where the model decides by some. `elsewhere` is the device that the program is for.
     """
 
     spec: TreeSpec
@@ -68,6 +72,7 @@ class Example:
     parts: tuple[Part | None, ...] = ()
     preserve: Sequence[str] = ()
     decides: bool = False
+    elsewhere: Elsewhere | None = None
 
     def with_leaves(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` of the same structure over other leaves."""
@@ -97,6 +102,7 @@ def example_of(subject: Subject, given: Given) -> Example:
         argument_parts(args, kwargs),
         given.preserve,
         given.decide is not None,
+        given.elsewhere,
     )
     return reduce(_with_numbers, given.numbers, named)
 

@@ -1,0 +1,136 @@
+"""A recording of what a model does on a device that need not be here."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whence._torch.elsewhere.asked import ANSWERS
+from whence._torch.elsewhere.kernels import RULES, UNSAID, There
+from whence._torch.elsewhere.machine import asked_of_the_machine
+from whence._torch.elsewhere.target import DEVICE, Elsewhere
+from whence._torch.operators.composites import calls_composites, in_sight
+from whence._torch.record.annotations import note_function
+from whence._torch.record.function_mode import FunctionMode
+from whence._torch.record.recorder import Recorder, RecordingListener
+
+_aten = torch.ops.aten
+OF_THE_DEVICE = (_aten.silu_backward, _aten.mish_backward, _aten._fused_rms_norm)
+"""Operators with a kernel on the device, which a PyTorch without that device would take apart."""
+_MOVE = torch.ops.aten._to_copy.default
+
+
+class ElsewhereFunctionMode(FunctionMode):
+    """Answers what Python asks of the device."""
+
+    recorder: "ElsewhereRecorder"
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = ANSWERS.get(func)
+        if answer is not None:
+            known = answer(self.recorder.there.elsewhere, *args, **(kwargs or {}))
+            if known is not UNSAID:
+                return known
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class ElsewhereRecorder(Recorder):
+    """Takes apart what the device takes apart otherwise, and means the device where C++ names another."""
+
+    function_mode = ElsewhereFunctionMode
+    computable = frozenset({"cpu", "cuda"})
+    there: There
+
+    def for_device(self, elsewhere: Elsewhere) -> None:
+        """Say which device it is."""
+        self.there = There(elsewhere, self.listener.model.here, self.is_joint)
+
+    def taken_apart(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a torch function gives there."""
+        rule = RULES.get(func)
+        given = UNSAID if rule is None else rule(self.there, *args, **kwargs)
+        if given is not UNSAID:
+            return given
+        if rule is None and calls_composites(func) and not self.keeps_composites:
+            with self.function_mode(self):
+                return in_sight(func)(*args, **kwargs)
+        return super().taken_apart(func, args, kwargs)
+
+    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        elsewhere = self.there.elsewhere
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return elsewhere.told(args[0].device)
+        kwargs = elsewhere.meant(kwargs or {})
+        if not elsewhere.knows(kwargs.get("device")):
+            raise self.there.refused(
+                f"something on {kwargs['device']}",
+                "a program is captured for one device, and for the CPU beside it",
+                "leave out the other device, or capture where both are",
+            )
+        if func is _MOVE and elsewhere.is_here(kwargs.get("device")):
+            return self._moved(func, args, kwargs)
+        return super()._dispatched(func, types, args, kwargs)
+
+    def _moved(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A copy on the device; of numbers that the recording knows nobody does there."""
+        source = self.recognised(args[0])
+        node = self.graph.create_node("call_function", func, (self.node_of(source),), kwargs)
+        note_function(self.tracer, node)
+        made = func(source, **kwargs)
+        self.track(made, node)
+        self.listener.recorded(node)
+        return made
+
+
+class _Told(TorchDispatchMode):
+    """Tells C++ of fakes on the device what their derivatives can work with, where no recording goes on."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, elsewhere: Elsewhere) -> None:
+        super().__init__()
+        self._elsewhere = elsewhere
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return self._elsewhere.told(args[0].device)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def told(elsewhere: Elsewhere) -> Iterator[None]:
+    """Inside the block fakes on the device may be differentiated."""
+    with (
+        asked_of_the_machine(elsewhere),
+        torch.library._scoped_library("aten", "IMPL") as library,
+        _Told(elsewhere),
+    ):
+        for name in (operator.__name__ for operator in OF_THE_DEVICE):
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+                library.impl(name, _nobody, "CUDA")
+        yield
+
+
+def _nobody(*_args: Any, **_kwargs: Any) -> Any:
+    raise NotImplementedError("a kernel of a device that is not here")
+
+
+def recorder_for(
+    elsewhere: Elsewhere | None,
+    listening: Callable[[Any], RecordingListener],
+    fake_mode: FakeTensorMode,
+    **options: Any,
+) -> Recorder:
+    """A recorder for a device, or for that on which the tensors are."""
+    if elsewhere is None:
+        return Recorder(listening, fake_mode, **options)
+    recorder = ElsewhereRecorder(listening, fake_mode, **options)
+    recorder.for_device(elsewhere)
+    return recorder

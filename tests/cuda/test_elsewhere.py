@@ -1,0 +1,214 @@
+"""Programs for a CUDA device: from fakes everywhere, and equal to those of the device where there is one."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from torch import Tensor, fx
+
+import whence
+from tests.cuda.architectures import ARCHITECTURES, Residual, llama
+from whence._torch.versions.grouped_heads import GROUPED_EVERYWHERE
+from whence.demo import GPT, GPTConfig, next_token_loss
+from whence.errors import UnsupportedOperator, UsageError
+
+on_a_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+GROUPED = {} if GROUPED_EVERYWHERE else {"aten.clone.default": 2}
+LAYOUTS: dict[str, dict[str, int]] = {"t5": {"aten.clone.default": -4}, "llama": GROUPED}
+"""Copies that are none on the other device: kernels of attention give other strides."""
+JOINT = [name for name in ARCHITECTURES if name != "recurrent"]
+
+
+def operations(program: whence.Program) -> list[str]:
+    """The operators of a program, in order."""
+    return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+
+
+def values(nodes: Iterator[fx.Node]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors among the values."""
+    for node in nodes:
+        held = node.meta.get("val")
+        for value in held if isinstance(held, (tuple, list)) else [held]:
+            if isinstance(value, Tensor):
+                yield node.name, value
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_forward_is_that_of_the_cpu_but_for_devices(name: str) -> None:
+    """Composites stay whole, so kernels do not matter; every value is there."""
+    model, args, kwargs = ARCHITECTURES[name]()
+    here = whence.capture(model, args, kwargs)
+    there = whence.capture(model, args, kwargs, device="cuda")
+    more, less = (Counter(operations(program)) for program in (there, here))
+    more.subtract(less)
+    assert {key: count for key, count in more.items() if count} == LAYOUTS.get(name, {})
+    assert {name for name, value in values(there.nodes()) if value.device.type != "cuda"} == set()
+    assert [row.path for row in there.signature.inputs] == [row.path for row in here.signature.inputs]
+
+
+@pytest.mark.parametrize("capability", ["sm80", "sm90"])
+@pytest.mark.parametrize("name", JOINT)
+def test_a_backward_runs_on_fakes_that_are_there(name: str, capability: str) -> None:
+    """Every value, every gradient; every node has an origin."""
+    model, args, kwargs = ARCHITECTURES[name]()
+    program = whence.capture(model, args, kwargs, backward=True, device=f"cuda:{capability}")
+    assert {name for name, value in values(program.nodes()) if value.device.type != "cuda"} == set()
+    wanted = {row.name for row in program.signature.inputs if row.kind == "parameter"}
+    gradients = {row.of for row in program.signature.outputs if row.kind == "gradient"}
+    assert gradients >= wanted
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    assert all(program.where(node).quality != "none" for node in nodes)
+    assert not any("for_cpu" in operation for operation in operations(program))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernel"),
+    [
+        (torch.float32, "aten._scaled_dot_product_efficient_attention"),
+        (torch.bfloat16, "aten._scaled_dot_product_cudnn_attention"),
+    ],
+)
+def test_attention_takes_the_kernel_of_the_capability(dtype: torch.dtype, kernel: str) -> None:
+    """In the forward and the backward, and what is taken for granted is named."""
+    model, args, kwargs = ARCHITECTURES["bert"]()
+    program = whence.capture(model.to(dtype), args, kwargs, backward=True, device="cuda:sm90")
+    found = Counter(operations(program))
+    assert (found[f"{kernel}.default"], found[f"{kernel}_backward.default"]) == (2, 2)
+    assert any("cuDNN is newer than 9.15" in words for words in program.presumed)
+
+
+def test_equal_layers_are_replayed() -> None:
+    """As on the CPU."""
+    model, args, kwargs = llama()
+    program = whence.capture(model, args, kwargs, backward=True, device="cuda:sm80")
+    assert "LlamaDecoderLayer: 1 traced, 1 replayed" in str(program.replay)
+
+
+def test_statistics_of_a_batch_norm_are_named() -> None:
+    """CuDNN would write them in place; the program gives them back."""
+    program = whence.capture(Residual(), (torch.randn(2, 3, 8, 8),), device="cuda", backward=True)
+    assert any("cuDNN normalises batches there in training" in words for words in program.presumed)
+    assert {row.path for row in program.signature.outputs if row.kind == "mutation"} >= {"norm.running_mean"}
+
+
+def test_the_backward_of_a_recurrent_network_is_refused() -> None:
+    """With reason and remedy."""
+    model, args, kwargs = ARCHITECTURES["recurrent"]()
+    with pytest.raises(UnsupportedOperator, match="cuDNN reads all weights from one buffer"):
+        whence.capture(model, args, kwargs, device="cuda", backward=True)
+
+
+def small(dtype: torch.dtype = torch.float32) -> whence.Program:
+    """A joint program for a device."""
+    model = GPT(GPTConfig(16, 4, 16, 2, 2)).to(dtype)
+    return whence.capture(model, (torch.arange(4)[None],), device="cuda:sm90", backward=next_token_loss)
+
+
+def attempts() -> dict[str, Any]:
+    """What would run the program."""
+    program, args = small(), (torch.arange(4)[None],)
+    model = GPT(GPTConfig(16, 4, 16, 2, 2))
+    return {
+        "module": program.module,
+        "unflatten": program.unflatten,
+        "verify": lambda: program.verify(model, args),
+        "run": lambda: program.run(args),
+        "first": lambda: program.first(args),
+    }
+
+
+@pytest.mark.parametrize("name", ["module", "unflatten", "verify", "run", "first"])
+def test_such_a_program_does_not_run_here(name: str) -> None:
+    """It says so, and what to do."""
+    with pytest.raises(UsageError) as caught:
+        attempts()[name]()
+    assert "was captured for cuda:0:sm90 and cannot run here" in str(caught.value)
+    assert "program.bind(model.to('cuda'))" in str(caught.value)
+
+
+def test_its_guards_name_the_device() -> None:
+    """A model on the CPU is not the captured one, and a bound program runs on nothing else."""
+    program, model = small(), GPT(GPTConfig(16, 4, 16, 2, 2))
+    found = [str(row) for row in program.check(model, (torch.arange(4)[None],))]
+    assert any("on cuda:0" in words and "is Parameter" in words for words in found)
+    with pytest.raises(whence.errors.StaleCapture, match="on cuda:0"):
+        program.bind(model)(torch.arange(4)[None])
+
+
+def test_everything_that_only_looks_works(tmp_path: Path) -> None:
+    """Figures, pages, selections, files."""
+    program = small()
+    assert program.cost()
+    assert str(program.report())
+    assert program.memory()
+    assert str(program)
+    assert program.to_json()
+    assert program.select(":: aten.mm.default :: backward")
+    program.save(tmp_path / "small.whence", weights=False)
+    again = whence.load(tmp_path / "small.whence")
+    assert (again.device, again.presumed) == (program.device, program.presumed)
+    assert operations(again) == operations(program)
+
+
+def test_the_operations_of_a_small_gpt() -> None:
+    """Those of its joint program on sm90, counted."""
+    assert_expected_inline(
+        table(small(torch.bfloat16)),
+        """\
+  2 aten.embedding.default
+  2 aten.arange.default
+ 14 aten.add.Tensor
+  5 aten.native_layer_norm.default
+ 46 <built-in function getitem>
+ 55 aten.view.default
+ 45 aten.t.default
+  8 aten.addmm.default
+  4 aten.permute.default
+  6 aten.select.int
+  2 aten._scaled_dot_product_cudnn_attention.default
+  6 aten.detach.default
+  4 aten.transpose.int
+  2 aten.gelu.default
+ 19 aten.mm.default
+  1 aten.remainder.Scalar
+  1 aten._log_softmax.default
+  1 aten.nll_loss_forward.default
+  1 aten.ones_like.default
+  1 aten.nll_loss_backward.default
+  1 aten._log_softmax_backward_data.default
+  5 aten.native_layer_norm_backward.default
+  9 aten.sum.dim_IntList
+  2 aten.gelu_backward.default
+  2 aten._scaled_dot_product_cudnn_attention_backward.default
+  6 aten.select_backward.default
+  2 aten.clone.default
+  2 aten.embedding_dense_backward.default""",
+    )
+
+
+def table(program: whence.Program) -> str:
+    """The operators in the order in which they first come, with how often they do."""
+    names = [name.replace("_unsafe_view", "view") for name in operations(program)]  # releases differ in that
+    return "\n".join(f"{count:3} {name}" for name, count in Counter(names).items())
+
+
+@on_a_device
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name", JOINT)
+def test_a_program_for_the_device_is_that_of_the_device(name: str, backward: bool) -> None:
+    """Operation for operation, where there is a device to ask."""
+    model, args, kwargs = ARCHITECTURES[name]()
+    capability = "cuda:sm{}{}".format(*torch.cuda.get_device_capability())
+    there = whence.capture(model, args, kwargs, backward=backward, device=capability)
+    moved = [{key: on(value) for key, value in kwargs.items()}, tuple(map(on, args))]
+    here = whence.capture(model.to("cuda"), moved[1], moved[0], backward=backward)  # type: ignore[arg-type]
+    assert operations(there) == operations(here)
+
+
+def on(value: Any) -> Any:
+    """A value on the device."""
+    return value.to("cuda") if isinstance(value, Tensor) else value
