@@ -1,5 +1,6 @@
 """A tree or flat module runs a variant where that alone admits the arguments, on its own tensors."""
 
+import pickle
 from copy import deepcopy
 from typing import Any
 
@@ -16,6 +17,7 @@ WAYS: dict[str, Any] = {
     "tree": lambda program, _model: program.unflatten(),
     "tree copy": lambda program, _model: program.unflatten(copy=True),
     "copied": lambda program, _model: deepcopy(program.unflatten()),
+    "pickled": lambda program, _model: pickle.loads(pickle.dumps(program.unflatten())),
     "onto": lambda program, model: program.unflatten(onto=model),
     "saved state": lambda program, _model: program.with_state("attributes").unflatten(),
 }

@@ -40,7 +40,7 @@ from whence.program.program import Program
 from whence.program.queries.printing import marked
 from whence.provenance import ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
-from whence.schema import Phase
+from whence.schema import InputKind, Phase
 
 Function = tuple[FunctionType, tuple[int, ...]]
 """The code of a body, and the numbers of the calls it makes."""
@@ -70,8 +70,11 @@ class Compiler(_OfThisProcess):
     plain: dict[int, Function] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The program travels, without the tensors: those are the tree's. Plan and code are made again."""
-        return _compiler_of, (self.plan.program.with_changes(state={}, variants=()), self.flat)
+        """The program travels, with constants: other tensors are the tree's. Plan and code are made again."""
+        program = self.plan.program
+        rows = (row for row in program.signature.state if row.kind is InputKind.CONSTANT)
+        held = {row.name: program.state[row.name] for row in rows if row.name in program.state}
+        return _compiler_of, (program.with_changes(state=held, variants=()), self.flat)
 
     @cached_property
     def touched(self) -> dict[str, Touched]:
