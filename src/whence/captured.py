@@ -396,12 +396,10 @@ def capture(
     `program.variants`, and all that is called with arguments takes the one that admits them.
     `preserve_calls` are patterns of module paths (`"blocks.*.mlp"`): in the program's tree these modules take
     the originals' arguments, also those that nothing reads, and another may replace each (`set_submodule`).
-    With `device` (`"cuda"`, `"cuda:sm90"`) copies over fake tensors run, for a device that need not be here;
-    `program.presumed` names what only that device could tell.
+    With `device` (`"cuda:sm90"`) copies over fake tensors run, for one that need not be here (`presumed`).
 
-    Raises a `CaptureError` that names the module, the line, the reason and the remedy, and holds what had
-    been recorded until then in `partial`. An error raised by the model itself stays its own, with a note that
-    a capture was running.
+    Raises a `CaptureError` that names module, line, reason and remedy, and holds what had been recorded until
+    then in `partial`. An error of the model's own stays that, with a note that a capture was running.
     """
     patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
     faults = [*option_faults(backward, strict, patterns, decide, device), *view_faults(state)]
