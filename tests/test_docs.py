@@ -10,7 +10,7 @@ from whence.cli import main
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUN_AS_ERRORS = "WH*.md"  # their first example fails; tests/test_errors.py runs them
-RUN = [page for page in PAGES if not page.match(RUN_AS_ERRORS)]
+RUN = [page for page in PAGES if not page.match(RUN_AS_ERRORS) and page.name != "README.md"]
 EXAMPLE = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 
 
@@ -18,6 +18,16 @@ EXAMPLE = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All examples of a page share one namespace and raise nothing; they print what the page says."""
+    run_examples(page, capsys)
+
+
+def test_the_examples_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """What people read first is in no sample."""
+    run_examples(ROOT / "README.md", capsys)
+
+
+def run_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run the examples of a page, one after another."""
     names: dict[str, object] = {"__name__": "example"}
     for number, (example, shown) in enumerate(EXAMPLE.findall(page.read_text()), 1):
         capsys.readouterr()
