@@ -10,7 +10,7 @@ from whence.cli import main
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUN_AS_ERRORS = "WH*.md"  # their first example fails; tests/test_errors.py runs them
-RUN = [page for page in PAGES if not page.match(RUN_AS_ERRORS) and page.name != "README.md"]
+RUN = [page for page in PAGES if not page.match(RUN_AS_ERRORS) and page != ROOT / "README.md"]
 EXAMPLE = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 
 
