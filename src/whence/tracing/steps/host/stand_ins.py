@@ -12,15 +12,15 @@ Refuse = Callable[[str], Exception]
 
 
 def _read(self: Any, *_operands: object) -> Any:
-    raise object.__getattribute__(self, "_refuse")(object.__getattribute__(self, "_path"))
+    raise object.__getattribute__(self, "refusal")(object.__getattribute__(self, "at"))
 
 
 class Unread:
     """Stands for a value that the step replaces."""
 
     def __init__(self, path: str, refuse: Refuse) -> None:
-        object.__setattr__(self, "_path", path)
-        object.__setattr__(self, "_refuse", refuse)
+        object.__setattr__(self, "at", path)
+        object.__setattr__(self, "refusal", refuse)
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _read
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _read
@@ -37,7 +37,9 @@ class GrowingList(list[Any]):
 
     def __init__(self, path: str, refuse: Refuse, like: list[Any]) -> None:
         super().__init__([Unread(path, refuse)])
-        self._path, self._refuse, self.like = path, refuse, like
+        self.at = path
+        self.refusal = refuse
+        self.like = like
         self.added: list[Any] = []
 
     def append(self, value: Any) -> None:
@@ -63,7 +65,9 @@ class GrowingDeque(deque[Any]):
 
     def __init__(self, path: str, refuse: Refuse, like: deque[Any]) -> None:
         super().__init__([Unread(path, refuse)], like.maxlen)
-        self._path, self._refuse, self.like = path, refuse, like
+        self.at = path
+        self.refusal = refuse
+        self.like = like
         self.added: list[Any] = []
 
     def append(self, value: Any) -> None:
