@@ -1,5 +1,7 @@
 """Which tests run in one process."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.models import MODEL_CASES
@@ -35,8 +37,11 @@ def test_row(row, worker_id):
 """
 
 
-def test_processes_share_the_work_by_model(pytester: pytest.Pytester) -> None:
+def test_processes_share_the_work_by_model(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of a model run in one of several processes."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # the processes look for tests, too
     pytester.makeconftest("from tests.scheduling import pytest_xdist_make_scheduler")
     pytester.makepyfile(**{f"test_{name}": FILE for name in "abcd"})
     result = pytester.runpytest("-n", "2", "--dist", "loadgroup", "-rP")

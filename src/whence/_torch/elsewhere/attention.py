@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whence._torch.autograd.switches import SWITCHES
 from whence._torch.elsewhere.target import PRESUMED, Capability, Elsewhere
 from whence._torch.versions.grouped_heads import GROUPED_EVERYWHERE
 
@@ -73,7 +74,7 @@ def kernel_of(call: AttentionCall, elsewhere: Elsewhere) -> str:
 
 def _order(capability: Capability, elsewhere: Elsewhere) -> list[str]:
     """The order that was set; the usual one begins with cuDNN where that is the fastest."""
-    order = [number for number in _C._get_sdp_priority_order() if number in _NAMES]
+    order = [number for number in SWITCHES["order of attention"].read() if number in _NAMES]
     if capability == (9, 0) and tuple(order) == _DEFAULT_ORDER:
         elsewhere.presume("cuDNN is newer than 9.15 there, and comes first for attention on sm90")
         order = list(_CUDNN_FIRST)
@@ -81,13 +82,7 @@ def _order(capability: Capability, elsewhere: Elsewhere) -> list[str]:
 
 
 def _is_on(name: str) -> bool:
-    read = {
-        "math": _C._get_math_sdp_enabled,
-        "flash": _C._get_flash_sdp_enabled,
-        "efficient": _C._get_mem_efficient_sdp_enabled,
-        "cudnn": _C._get_cudnn_sdp_enabled,
-    }
-    return bool(read[name]())
+    return name in SWITCHES["attention kernels"].read()
 
 
 def _general(call: AttentionCall) -> Iterator[bool]:
