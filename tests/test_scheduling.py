@@ -37,12 +37,12 @@ def test_row(row, worker_id):
 """
 
 
-def test_processes_share_the_work_by_model(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_share_the_work_by_model(pytester: pytest.Pytester) -> None:
     """Rows of a model run in one of several processes."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # the processes look for tests, too
-    pytester.makeconftest("from tests.scheduling import pytest_xdist_make_scheduler")
+    root = str(Path(__file__).parents[1])
+    pytester.makeconftest(
+        f"import sys\nsys.path.insert(0, {root!r})\nfrom tests.scheduling import pytest_xdist_make_scheduler"
+    )
     pytester.makepyfile(**{f"test_{name}": FILE for name in "abcd"})
     result = pytester.runpytest("-n", "2", "--dist", "loadgroup", "-rP")
     result.assert_outcomes(passed=8)
