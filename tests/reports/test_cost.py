@@ -41,7 +41,7 @@ def test_flops_of_experts() -> None:
     numbers = 3 * config.hidden_size * config.intermediate_size  # of one expert: gate, up, down
     forward = 2 * tokens * config.num_experts_per_tok * numbers * config.num_hidden_layers
     counted = [count for name, count in cost.beyond.items() if "grouped_mm" in name]
-    assert counted == [forward, 2 * forward]
+    assert sum(counted) == 3 * forward
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "resnet"])
