@@ -84,7 +84,7 @@ def _grouped(rows: Any, weights: Any, *_: Any, **__: Any) -> int:
 
 
 def _grouped_product(left: Any, right: Any, *_: Any, **__: Any) -> int:
-    """Groups of rows, of columns or of what is added up; as many products where both have them as a dimension."""
+    """Groups of rows, columns or of what is added up; as many products where both have such a dimension."""
     groups = left[0] if len(left) == len(right) == 3 else 1
     return int(2 * groups * left[-2] * left[-1] * right[-1])
 
