@@ -116,6 +116,32 @@ def test_every_size_is_eager(function: Any, backward: Any) -> None:
         assert program.check(model, (x,)) == []
 
 
+class LastStep(nn.Module):
+    """A recurrent network is recorded otherwise for one step, and so is what comes after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.steps(x)[0]
+        return result[:, -1].sin() if x.shape[1] > 1 else result.squeeze(1)
+
+
+def test_a_size_that_two_rules_exclude() -> None:
+    """It has a variant as one has that a single rule excludes."""
+    model, shapes = LastStep(), {"x": {1: Dim("length", min=1)}}
+    program = whence.capture(model, (torch.randn(3, 5, 4),), dynamic_shapes=shapes, variants=True)
+    assert numbers(program) == [(("length", 1),)]
+    for length in (1, 2, 7):
+        assert program.verify(model, (torch.randn(3, length, 4),)).ok
+
+
+def test_a_size_that_nobody_asked_for_has_no_variant() -> None:
+    """What dynamic_shapes leaves out is left out."""
+    assert captured(normalised, dynamic_shapes={"x": {0: Dim("batch", min=2)}})[1].variants == ()
+
+
 def test_without_being_asked_for_the_size_stays_excluded() -> None:
     """Variants are kept only where they were asked for."""
     model, program = captured(other_operation, variants=False)

@@ -55,13 +55,20 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
     then, left_again = (None, left) if isinstance(found, Failed) else found
     if then is None or (left_again and _decides_by(program, left, again)):
         raise _computes_otherwise(program, left)
-    if left.kept:
+    if kept := [words for words in left.kept if not _is_repeated(program, words)]:
         warnings.warn(
-            f"the model kept tensors of the capture in {', '.join(left.kept)}; they are removed. A captured "
+            f"the model kept tensors of the capture in {', '.join(kept)}; they are removed. A captured "
             "program does not repeat that: return them",
             stacklevel=4,
         )
     return guards if then is guards else _settled(guards, then, left_again)
+
+
+def _is_repeated(program: Program, words: str) -> bool:
+    """Whether a training step puts there what is kept, in every run."""
+    path = words.partition(": ")[0]
+    effects = () if program.step is None else program.step.effects
+    return any(row.place.path.startswith((f"{path}.", f"{path}[")) for row in effects)
 
 
 def _settled(guards: Guards, then: Guards, left_again: Left) -> Guards:

@@ -89,23 +89,29 @@ def _needed(rule: SizeRule, sizes: Sizes, is_same: Callable[[str, int], bool]) -
 
 def _excluded(rule: SizeRule, sizes: Sizes) -> tuple[str, list[int]]:
     """The size that code compared with numbers, and the values that it excludes where nothing else does."""
+    name, broken = _compared(rule)
+    others = [other for other in sizes.rules if other is not rule and other.names == rule.names]
+    return name, [size for size in broken if all(other.holds({name: size}) for other in others)]
+
+
+def _compared(rule: SizeRule) -> tuple[str, list[int]]:
+    """The size that code compared with numbers, and the few values that this excludes."""
     names = rule.names
     if rule.by.asked or len(names) != 1 or rule.dimensions[0].dim is None:
         return "", []
     (name,) = names
     all_broken = (size for size in range(_LARGEST) if not rule.holds({name: size}))
     broken = list(islice(all_broken, _FEW + 1))
-    if len(broken) > _FEW:
-        return name, []
-    others = [other for other in sizes.rules if other is not rule and other.names == names]
-    return name, [size for size in broken if all(other.holds({name: size}) for other in others)]
+    return name, broken if len(broken) <= _FEW else []
 
 
 def excluded_sizes(sizes: Sizes) -> Iterator[Mapping[str, int]]:
-    """The single sizes, each by name, that a branch excludes."""
-    for rule in sizes.rules:
-        name, excluded = _excluded(rule, sizes)
-        yield from ({name: size} for size in excluded)
+    """The single sizes, each by name, that branches exclude, and that were asked for."""
+    asked = [rule for rule in sizes.rules if rule.by.asked and len(rule.names) == 1]
+    compared = dict.fromkeys((name, size) for name, few in map(_compared, sizes.rules) for size in few)
+    for name, size in compared:
+        if all(rule.holds({name: size}) for rule in asked if name in rule.names):
+            yield {name: size}
 
 
 def _is_same(open_: Captured, fixed: Captured, at: Mapping[str, int]) -> bool:

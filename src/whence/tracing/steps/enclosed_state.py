@@ -68,8 +68,17 @@ class Enclosed:
 
     def restore(self) -> None:
         """Give all of it back."""
-        for row in (*self.rows, *self.theirs):
-            row.restore()
+        self.way_back()()
+
+    def way_back(self) -> Callable[[], None]:
+        """A way back to what was there of all that is known by now."""
+        rows = (*self.rows, *self.theirs)
+
+        def restore() -> None:
+            for row in rows:
+                row.restore()
+
+        return restore
 
     def has_changed(self, thing: object, name: str) -> bool:
         """Whether a thing that was looked at holds something else under a name now."""

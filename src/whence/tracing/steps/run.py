@@ -102,16 +102,18 @@ def record_step(
     run_of_step = state_of_run(subject, lines, interrupts, wish.reuse, record_step.__code__, engine_code())
     names, mode = names_held(subject), mode_of(example, subject.state)
     session = new_step_session(run_of_step, mode, names, wish.reuse, found.optimizer)
+    outside = enclosed_by(subject.call)
+    host = HostRun(outside, wish.host, session)
+    undoing.later(outside.way_back())  # gone last: others look at these things when stand-ins are there
 
     def run() -> RecordedStep:
         with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
             tensors = [row.value for row in found.held() if isinstance(row.value, Tensor)]
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
-            outside, own = enclosed_by(subject.call), [*own_states(found.optimizer)]
+            own = [*own_states(found.optimizer)]
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
             undoing.later(session.step.scheduling.undo)
             reads = OutsideReads(subject, session.run.reads.observer, outside)
-            host = HostRun(outside, wish.host, session)
 
             def take() -> _Taken:
                 taken = _taken(session, found, wish)

@@ -123,3 +123,16 @@ def test_tensors_made_of_a_counter_are_of_its_type() -> None:
     made = run(batch())[1]
     assert made.dtype is torch.int64
     assert made.tolist() == [4, 1]
+
+
+def test_returned_numbers_are_saved(tmp_path: Path) -> None:
+    """A number that a step computes in Python and returns is no constant, in a file neither."""
+    kept, step, held = counting()
+
+    def weighted(x: Tensor) -> tuple[Tensor, float]:
+        return step(x), 1 / kept.step
+
+    program = whence.capture_step(weighted, (batch(),), **held)
+    assert program.output("output_1").value is None
+    program.save(tmp_path / "step.whence")
+    assert str(whence.load(tmp_path / "step.whence")) == str(program)

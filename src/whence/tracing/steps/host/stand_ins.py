@@ -3,6 +3,7 @@
 What a step finds there would be another thing in every run: whoever asks for it is refused.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +14,12 @@ Refuse = Callable[[str], Exception]
 
 def _read(self: Any, *_operands: object) -> Any:
     raise object.__getattribute__(self, "refusal")(object.__getattribute__(self, "at"))
+
+
+def _class_of(self: Any) -> type:
+    """The class, for those who watch what the step does: they come by, and read nothing."""
+    asking = sys._getframe(1).f_globals.get("__name__", "")
+    return type(self) if asking.partition(".")[0] == "whence" else _read(self)
 
 
 class Unread:
@@ -29,7 +36,7 @@ class Unread:
     __iter__ = __contains__ = __getitem__ = __setitem__ = __delitem__ = __call__ = __getattr__ = _read
     __int__ = __float__ = __complex__ = __index__ = __round__ = __str__ = __repr__ = __format__ = _read
     __array__ = __setattr__ = __delattr__ = __enter__ = __torch_function__ = _read
-    __class__ = property(_read)
+    __class__ = property(_class_of)
 
 
 class GrowingList(list[Any]):
