@@ -147,7 +147,7 @@ def test_places_that_are_spelled_alike() -> None:
         kept.nested[1][0] += 1
         kept.nested[1][1][0] += 1
         kept.meter["sum"] += 1
-        kept.meter["sum"] += 1
+        kept.meter_sum += 1
         return step(x)
 
     program = whence.capture_step(counts, (batch(),), **held)
