@@ -394,25 +394,30 @@ def contents_of(path: str, held: Container) -> list[Saved]:
     return containers_saved([(path, held)])
 
 
-def containers_saved(rows: Iterable[tuple[str, Container]]) -> list[Saved]:
-    """Containers, and those inside each under its path."""
+def containers_saved(rows: Iterable[tuple[str, Container]], *, keyed: bool = False) -> list[Saved]:
+    """Containers, and those inside each under its path, to which keys are added where that is asked for."""
     found, seen, waiting = list[Saved](), set[int](), list(rows)
     while waiting:
         path, held = waiting.pop()
         if id(held) not in seen:
             seen.add(id(held))
             found.append(Saved(path, held, CONTAINER, _copied(held)))
-            waiting += [(path, value) for value in values_of(held) if isinstance(value, CONTAINERS)]
+            keys = held if isinstance(held, dict) else range(len(held))
+            waiting += [
+                (f"{path}[{key!r}]" if keyed else path, value)
+                for key, value in zip(keys, values_of(held), strict=True)
+                if isinstance(value, CONTAINERS)
+            ]
     return found
 
 
 def save_all(path: str, thing: Any) -> list[Saved]:
     """A container with those inside it; or an object with its attributes, and the containers among them."""
     if isinstance(thing, CONTAINERS):
-        return contents_of(path, thing)
+        return containers_saved([(path, thing)], keyed=True)
     own = own_attributes(thing)
     held = [(f"{path}.{name}", value) for name, value in own.items() if isinstance(value, CONTAINERS)]
-    return [Saved(path, thing, ATTRIBUTES, dict(own)), *containers_saved(held)]
+    return [Saved(path, thing, ATTRIBUTES, dict(own)), *containers_saved(held, keyed=True)]
 
 
 def values_of(held: Any) -> list[Any]:

@@ -15,6 +15,8 @@ from whence.errors import (
 
 _OTHER_CLASS = "Creating a new Tensor subclass"
 """What PyTorch says where a tensor that Python knows already is to be of another class."""
+_TWO_DEVICES = "FakeTensorDeviceMismatchError"
+"""How PyTorch calls the error of a fake tensor that meets one of another device."""
 
 
 def data_replaced(why: str, where: Place) -> UnsupportedMutation:
@@ -81,6 +83,15 @@ def fake_failed(error: BaseException, where: Place) -> UnsupportedOperator:
             where=where,
             why=f"a capture runs on tensors of a class of its own, and no tensor has two; {said}",
             remedy="use a plain tensor there, or do what the class does outside the captured function",
+        )
+    if type(error).__name__ == _TWO_DEVICES:
+        return UnsupportedOperator(
+            "tensors on two devices meet",
+            where=where,
+            why=said,
+            remedy="register as a buffer what a module holds as a plain attribute, which stays where it is "
+            "when the model moves, and so does a capture for another device; create others with "
+            "device=x.device",
         )
     return UnsupportedOperator(
         "PyTorch cannot run this on fake tensors, as a capture does",

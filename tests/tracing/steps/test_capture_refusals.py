@@ -426,3 +426,25 @@ def test_an_optimizer_that_stands_for_another() -> None:
     assert program.verify(model, (batch(),)).ok
     with pytest.raises(UsageError, match="needs an optimizer"):
         program.bind(model, wrapper)
+
+
+@pytest.mark.parametrize("flag", ["training", "requires_grad"])
+def test_a_flag_that_a_step_leaves_otherwise_is_named(flag: str) -> None:
+    """A program leaves flags of the model as they are; a step that sets one back is captured."""
+    model, optimizer = small()
+    inner = zero_first(model, optimizer)
+
+    def step(x: Tensor) -> Any:
+        loss = inner(x)
+        model.eval() if flag == "training" else model[0].requires_grad_(False)
+        return loss
+
+    def back(x: Tensor) -> Any:
+        loss = step(x)
+        model.train().requires_grad_(True)
+        return loss
+
+    with pytest.raises(whence.errors.UnsupportedStep, match=f"the step changes .*{flag}"):
+        whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    assert model.training and model[0].weight.requires_grad
+    assert whence.capture_step(back, (batch(),), model=model, optimizer=optimizer).graph

@@ -154,3 +154,21 @@ def test_what_is_not_known_there_is_refused(model: nn.Module, words: str) -> Non
     with pytest.raises(UnsupportedOperator) as caught:
         whence.capture(model, (X,), device="cuda")
     assert words in str(caught.value)
+
+
+class Stuck(nn.Module):
+    """Holds a tensor that does not move along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = torch.ones(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
+def test_a_tensor_that_stays_behind_is_named_as_one() -> None:
+    """What the device would say is said, and not that fake tensors are to blame."""
+    with pytest.raises(UnsupportedOperator, match="tensors on two devices meet") as caught:
+        whence.capture(Stuck(), (X,), device="cuda:sm90")
+    assert "register as a buffer" in str(caught.value)

@@ -21,6 +21,7 @@ from whence._torch.observe.training_steps import (
     parameters_of,
 )
 from whence._torch.plain_values import PLAIN
+from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.numbers import is_recorded
 from whence._torch.subclasses.fully_sharded import name_of_class
 from whence.dependence.snapshots import Saved, save_all
@@ -234,7 +235,8 @@ def is_same_value(then: Any, now: Any) -> bool:
     """Whether a value is what it was: itself, or an equal one of Python's that no step computed."""
     if then is now:
         return True
-    return is_plain(then) and not is_recorded(now) and type(then) is type(now) and bool(then == now)
+    is_known = is_plain(then) and type(then) is type(now) and not any(map(is_recorded, tree_flatten(now)[0]))
+    return is_known and bool(then == now)
 
 
 def optimizer_restored(optimizer: Optimizer | Optimizers | None) -> Callable[[], None]:

@@ -52,7 +52,7 @@ from whence.tracing.steps.counters import (
     replaced_numbers,
 )
 from whence.tracing.steps.cycled import cycled
-from whence.tracing.steps.enclosed_state import enclosed_by
+from whence.tracing.steps.enclosed_state import enclosed_by, refuse_changed
 from whence.tracing.steps.first_step import found_numbers, refuse_another_first_step, refuse_unbegun
 from whence.tracing.steps.host.around import Around, HostRun
 from whence.tracing.steps.optimizer import (
@@ -104,6 +104,7 @@ def record_step(
     session = new_step_session(run_of_step, mode, names, wish.reuse, found.optimizer)
     outside = enclosed_by(subject.call)
     host = HostRun(outside, wish.host, session)
+    flags = _flags(subject)
     undoing.later(outside.way_back())  # gone last: others look at these things when stand-ins are there
 
     def run() -> RecordedStep:
@@ -121,6 +122,8 @@ def record_step(
 
             taken, recorded = _run(session, undoing, example, take, reads)
             session.step.scheduling.finish(fixed_rates=wish.fixed_rates)
+            now = _flags(subject)
+            refuse_changed((path for path, flag in flags.items() if now.get(path, flag) is not flag), place)
             around, settled = host.settle(place), replace(wish, host=wish.host.settled)
             for kept in own:
                 kept.refuse_changes(place)
@@ -130,6 +133,13 @@ def record_step(
             return replace(recorded, step=step)
 
     return undoing.around(run)
+
+
+def _flags(subject: Subject) -> dict[str, bool]:
+    """Which modules train, and which parameters get gradients: a program leaves both as they are."""
+    modules = {str(path.child("training")): module.training for path, module in subject.named_modules()}
+    rows = (row for row in subject.state if row.is_parameter)
+    return modules | {f"{row.paths[0]}.requires_grad": row.tensor.requires_grad for row in rows}
 
 
 def _run(

@@ -136,3 +136,35 @@ def test_returned_numbers_are_saved(tmp_path: Path) -> None:
     assert program.output("output_1").value is None
     program.save(tmp_path / "step.whence")
     assert str(whence.load(tmp_path / "step.whence")) == str(program)
+
+
+def test_places_that_are_spelled_alike() -> None:
+    """Each number has an input of its own, in lists within lists, too."""
+    kept, step, held = counting(nested=[0, [10, [20]]], meter={"sum": 1}, meter_sum=2)
+
+    def counts(x: Tensor) -> Tensor:
+        kept.nested[0] += 1
+        kept.nested[1][0] += 1
+        kept.nested[1][1][0] += 1
+        kept.meter["sum"] += 1
+        kept.meter_sum += 1
+        return step(x)
+
+    program = whence.capture_step(counts, (batch(),), **held)
+    assert program.input("kept.nested[1][1][0]").value == 20
+    bound = program.bind(**held)
+    bound(batch()), bound(batch())
+    assert (kept.nested, kept.meter["sum"], kept.meter_sum) == ([2, [12, [22]]], 3, 4)
+
+
+def test_a_list_of_numbers_is_replaced() -> None:
+    """What stood there is not compared with numbers that only a run has."""
+    kept, step, held = counting(last=[0.5])
+
+    def replaces(x: Tensor) -> Tensor:
+        loss = step(x)
+        kept.last = [loss.item()]
+        return loss
+
+    loss = whence.capture_step(replaces, (batch(),), **held).bind(**held)(batch())
+    assert kept.last == [loss.item()]

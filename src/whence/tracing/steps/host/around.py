@@ -8,6 +8,7 @@ operations and changes as the first, and then every run does.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Any
 
 from torch import Tensor, fx
@@ -116,14 +117,19 @@ class HostRun:
 
     def _number(self, key: Key, place: HostPlace) -> tuple[Input, fx.Node]:
         value = place.now()
-        number, node = self._session.recorder.number_input(
-            f"{PREFIXES[InputKind.STEP_STATE]}_{_bare(place.path)}"
-        )
+        number, node = self._session.recorder.number_input(self._free_name(place))
         place.put(number)
         self._session.step.counting.known[node] = value
         self._session.log.add(InputNamed(node, place.path))
         self._inputs[key] = place, node
         return Input(node.name, InputKind.STEP_STATE, place.path, value=value), node
+
+    def _free_name(self, place: HostPlace) -> str:
+        """A name that no input has: `meter.sum` and `meter_sum` would be called alike."""
+        wanted = f"{PREFIXES[InputKind.STEP_STATE]}_{_bare(place.path)}"
+        taken = {node.name for node in self._session.recorder.graph.nodes}
+        names = chain([wanted], (f"{wanted}_{number}" for number in count(1)))
+        return next(name for name in names if name not in taken)
 
     def _refused(self, path: str) -> UnsupportedStep:
         return UnsupportedStep(
