@@ -9,7 +9,7 @@ from tests.libraries.rows import Rows, decided, given
 
 row = Rows()
 COUNTS = decided(
-    r"a number \(int\(\)\)",
+    r"a number \(int\(\)\)|decides by the number",
     "the greatest number of a group, read from a tensor, is a size",
     decide=("forward", "joint"),
 )
