@@ -601,8 +601,9 @@ def mixes_by_numpy() -> Training:
     return Training(model, optimizer, step)
 
 
-@step()
+@step(warm=True)
 def distils_a_teacher() -> Training:
+    """The first step turns the teacher to evaluation, which no later one does."""
     models = with_average()
     optimizer = AdamW(models["model"].parameters())
 
