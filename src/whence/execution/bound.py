@@ -206,8 +206,8 @@ def _changes(names: Sequence[str]) -> StaleCapture:
     return StaleCapture(
         f"the model changes {', '.join(names)} when it runs, and reads it",
         why="the program leaves that out, so the next run would find it as it was",
-        remedy="where only the first run does so, run the model once before; else keep it in a buffer, or what "
-        "a step counts in an object around the model",
+        remedy="where only the first run does so, run the model once before; else keep it in a buffer, "
+        "or what a step counts in an object around the model",
     )
 
 
