@@ -37,6 +37,7 @@ def values(nodes: Iterator[fx.Node]) -> Iterator[tuple[str, Tensor]]:
                 yield node.name, value
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_forward_is_that_of_the_cpu_but_for_devices(name: str) -> None:
     """Composites stay whole, so kernels do not matter; every value is there."""
@@ -50,6 +51,7 @@ def test_a_forward_is_that_of_the_cpu_but_for_devices(name: str) -> None:
     assert [row.path for row in there.signature.inputs] == [row.path for row in here.signature.inputs]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("capability", ["sm80", "sm90"])
 @pytest.mark.parametrize("name", JOINT)
 def test_a_backward_runs_on_fakes_that_are_there(name: str, capability: str) -> None:

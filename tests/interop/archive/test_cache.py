@@ -268,6 +268,7 @@ print(len(made))
 """
 
 
+@pytest.mark.sweep
 def test_another_process_finds_it(code: Any, tmp_path: Path) -> None:
     """And captures anew where the code is another."""
     folder = tmp_path / "code"
