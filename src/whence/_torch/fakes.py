@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+DEVICE = torch.ops.prim.device.default
+"""What C++ asks of a tensor whose class is written in Python, where an exception would end the process."""
+
 
 def fake_like(
     mode: FakeTensorMode,

@@ -78,12 +78,7 @@ def _inner(left: Any, *_: Any, **__: Any) -> int:
     return int(2 * left[0])
 
 
-def _grouped(rows: Any, weights: Any, *_: Any, **__: Any) -> int:
-    """Each row is multiplied with the matrix of its group."""
-    return int(2 * rows[0] * weights[1] * weights[2])
-
-
-def _grouped_product(left: Any, right: Any, *_: Any, **__: Any) -> int:
+def _grouped(left: Any, right: Any, *_: Any, **__: Any) -> int:
     """Groups of rows, columns or of what is added up; as many products where both have such a dimension."""
     groups = left[0] if len(left) == len(right) == 3 else 1
     return int(2 * groups * left[-2] * left[-1] * right[-1])
@@ -102,7 +97,7 @@ _OWN: Mapping[Any, Callable[..., int]] = {
     aten.addmv: _added_matrix_vector,
     aten.dot: _inner,
     aten.vdot: _inner,
-    aten._grouped_mm: _grouped_product,
+    aten._grouped_mm: _grouped,
 }
 """Formulas over shapes, as those of PyTorch's registry are."""
 _OF_LIBRARIES: Mapping[str, Callable[..., int]] = {

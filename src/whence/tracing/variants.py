@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from whence.dependence.asking import Failed, attempt
 from whence.errors import Fault, WhenceError
 from whence.program import Program
+from whence.program.arguments.variants import in_words
 from whence.tracing.excluded_sizes import excluded_sizes
 from whence.tracing.target.example import Numbers
 
@@ -38,7 +39,7 @@ class _Excluded:
     numbers: tuple[Numbers, ...]
 
     def __str__(self) -> str:
-        return " and ".join(f"{name} is {size}" for name, size in self.sizes)
+        return in_words(self.sizes)
 
 
 def with_variants_at(program: P, again: Callable[[tuple[Numbers, ...]], P]) -> P:

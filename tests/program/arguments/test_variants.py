@@ -23,7 +23,7 @@ def test_the_program_that_fits() -> None:
     (variant,) = program.variants
     assert fitting(program, THREE, None) is program and fitting(program, ONE, {}) is variant
     assert fitting(program, (), {}) is program and fitting(program, None, None) is program
-    assert in_words(variant) == "batch is 1"
+    assert in_words(variant.circumstances.numbers) == "batch is 1"
     assert alone(program).variants == () and alone(variant) is variant
 
 

@@ -14,14 +14,13 @@ from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.direct_recording import is_plain
 from whence._torch.sizes.drawn_numbers import DRAWN, HostDraw, as_tensor, spelled_number
-from whence._torch.sizes.numbers import are_alike, contents, sizes_of, stays
+from whence._torch.sizes.numbers import ITEM, are_alike, contents, sizes_of, stays
 from whence._torch.sizes.symbols import spelled_over
 from whence.errors import Place, UnsupportedMutation
 
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
 
-NUMBER = torch.ops.aten._local_scalar_dense.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
 _LARGEST = 2**53
 """From here on, and for what is no number, Python's integers are others than a tensor's."""
@@ -72,7 +71,7 @@ class Decider:
             if answer is ABSENT:
                 return None
             self._known[key] = answer
-            is_number = node.target is NUMBER
+            is_number = node.target is ITEM
             shown = _number(node) if is_number else spelled_over(asked, sizes.readable_names())
             self._note(node, answer, shown)
         return self._known[key]
@@ -97,7 +96,7 @@ class Decider:
         node.meta["val"] = found
         recorder.listener.size_recorded(node)
         sources = ", ".join(source.name for source in node.all_input_nodes)
-        self._note(node, found, _number(node) if func is NUMBER else f"{short_name(func)}({sources})")
+        self._note(node, found, _number(node) if func is ITEM else f"{short_name(func)}({sources})")
         return found
 
     def _sized(self, node: fx.Node, found: Any) -> Any:
@@ -203,7 +202,7 @@ def _is_plain(value: Any) -> bool:
 def _reads_values(func: Any, args: Any, *, symbols_stand: bool) -> bool:
     """Whether an operator needs values; symbols stand for numbers and sizes where there are some."""
     has_size = func is _PACK or has_size_of_data(func)
-    if not isinstance(func, OpOverload) or (symbols_stand and (func is NUMBER or has_size)):
+    if not isinstance(func, OpOverload) or (symbols_stand and (func is ITEM or has_size)):
         return False
     if has_size:
         return func is _PACK or not is_plain(func, args)

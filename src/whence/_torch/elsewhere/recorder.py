@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from whence._torch.elsewhere.asked import ANSWERS
 from whence._torch.elsewhere.kernels import RULES, UNSAID, There
 from whence._torch.elsewhere.machine import asked_of_the_machine
-from whence._torch.elsewhere.target import DEVICE, Elsewhere
+from whence._torch.elsewhere.target import Elsewhere
+from whence._torch.fakes import DEVICE
 from whence._torch.operators.composites import calls_composites, in_sight
 from whence._torch.record.annotations import note_function
 from whence._torch.record.function_mode import FunctionMode
@@ -48,7 +49,7 @@ class ElsewhereRecorder(Recorder):
         """Say which device it is."""
         self.there = There(elsewhere, self.listener.model.here, self.is_joint)
 
-    def taken_apart(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a torch function gives there."""
         rule = RULES.get(func)
         given = UNSAID if rule is None else rule(self.there, *args, **kwargs)
@@ -57,7 +58,7 @@ class ElsewhereRecorder(Recorder):
         if rule is None and calls_composites(func) and not self.keeps_composites:
             with self.function_mode(self):
                 return in_sight(func)(*args, **kwargs)
-        return super().taken_apart(func, args, kwargs)
+        return super().called(func, args, kwargs)
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         elsewhere = self.there.elsewhere

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from whence._torch.fakes import as_leaf, fake_at
+from whence._torch.fakes import DEVICE, as_leaf, fake_at
 from whence._torch.sizes.symbols import mode_for_sizes
 from whence._torch.tensors import PLAIN_TENSORS
 
@@ -21,8 +21,6 @@ CAPABILITIES: Mapping[str, Capability] = {"sm80": (8, 0), "sm90": (9, 0)}
 PRESUMED: Capability = (8, 0)
 """What is taken where nobody names one."""
 _SPELLED = re.compile(r"(?P<kind>cuda)(:(?P<index>\d+))?(:(?P<capability>sm\d+))?")
-DEVICE = torch.ops.prim.device.default
-"""What C++ asks of a tensor whose class is written in Python."""
 _MARK = "whence_elsewhere"
 TOLD = torch.device("meta")
 """What C++ is told where it asks for the device: its derivatives want a device with streams to be there."""

@@ -328,7 +328,7 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     except (ComposedMet, NotPlain):
         return None
     with recorder.inside_composite():
-        result = recorder.taken_apart(function, args, kwargs)
+        result = recorder.called(function, args, kwargs)
     if composite.may_view and (
         not isinstance(result, FakeTensor) or storage_of(result) == storage_of(known[0])
     ):

@@ -74,7 +74,7 @@ class FunctionMode(TorchFunctionMode):
         if self.recorder.keeps_composites and (whole := self._whole(func, args, kwargs or {})) is not None:
             return whole
         try:
-            return self.recorder.taken_apart(func, args, kwargs or {})
+            return self.recorder.called(func, args, kwargs or {})
         except TypeError as error:
             read = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, FakeTensor)]
             if not read or FakeTensor.__name__ not in str(error):

@@ -11,15 +11,15 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from whence._torch.operators.schemas import OpOverload, traits, written_arguments
 from whence._torch.operators.table import said_of
+from whence._torch.sizes.numbers import ITEM
 from whence._torch.tensors import storage_of
 
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
 
-NUMBER = torch.ops.aten._local_scalar_dense.default
 """What is asked for the number in a tensor, in whatever words."""
 _EQUAL = torch.ops.aten.equal.default
-ASKING = frozenset({NUMBER, _EQUAL})
+ASKING = frozenset({ITEM, _EQUAL})
 _TRUTHS: tuple[object, ...] = (Tensor.__bool__, Tensor.item, torch._assert, torch.is_nonzero)
 
 
@@ -35,7 +35,7 @@ def known_answer(
 
 
 def _known(recorder: "Recorder", func: OpOverload, args: tuple[Any, ...]) -> Any:
-    if func is NUMBER:
+    if func is ITEM:
         return _known_number(recorder, *args)
     left, right = args
     # Tensors of other shapes are not equal, whatever they hold: `torch.equal` looks at the shapes first.

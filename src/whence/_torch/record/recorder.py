@@ -37,7 +37,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
 
 from whence._torch.autograd.switches import switches
-from whence._torch.fakes import fake_of
+from whence._torch.fakes import DEVICE, fake_of
 from whence._torch.graphs import name_exactly
 from whence._torch.higher_order.function_graphs import functions_traced
 from whence._torch.observe.generators import without_default_generator
@@ -63,8 +63,6 @@ from whence._torch.tensors import PLAIN_TENSORS
 __all__ = ["FakeTensor", "FakeTensorMode", "Recorder", "RecordingListener"]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
-_DEVICE = torch.ops.prim.device.default
-"""Asked for every result with a history, where an exception would end the process: answered first."""
 _proxy_of = operator.attrgetter("proxy")
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
@@ -154,7 +152,7 @@ class Recorder(ProxyTorchDispatchMode):
         self._append_size(ASSERT, args, {}).meta["val"] = None
         return True
 
-    def taken_apart(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a torch function gives that is not recorded as one."""
         return func(*args, **kwargs)
 
@@ -367,7 +365,7 @@ class Recorder(ProxyTorchDispatchMode):
             return rule(self, *args, **kwargs)
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func is _DEVICE and isinstance(args[0], FakeTensor):
+        if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
         kwargs = kwargs or {}
         if func is _LIFT_FRESH:

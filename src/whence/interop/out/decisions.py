@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from whence._torch.operators.schemas import ASSERT
-from whence._torch.record.known_values import NUMBER
 from whence._torch.record.recorder import FakeTensor
 from whence._torch.sizes.drawn_numbers import DRAWN, spelled_number
+from whence._torch.sizes.numbers import ITEM
 from whence._torch.sizes.symbols import SYMBOLIC
 from whence.errors import Fault, Place
 from whence.program import Program
@@ -55,7 +55,7 @@ def asserted(graph: fx.Graph, decision: fx.Node, copy: Copy) -> tuple[fx.Node, .
     text = f"values decide otherwise: {asked} was {answer!r} at capture ({where})"
     number: Any = found
     ways: tuple[Any, Any, Any] = number, torch.sym_not, ASSERT
-    if number.target is NUMBER and isinstance(answer, bool):  # what PyTorch reads back has no symbol for one
+    if number.target is ITEM and isinstance(answer, bool):  # what PyTorch reads back has no symbol for one
         ways = number.args[0], aten.logical_not.default, aten._assert_async.msg
     held, negated, assertion = ways
     made: list[fx.Node] = []

@@ -1,6 +1,6 @@
 """Programs for sizes that a branch excludes, beside the one that excludes them: which is it, for a call?"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -29,6 +29,6 @@ def with_variants(program: P, change: Callable[[P], P]) -> P:
     return change(alone(program)).with_changes(variants=tuple(map(change, program.variants)))  # type: ignore[arg-type]
 
 
-def in_words(program: "Program") -> str:
+def in_words(numbers: Iterable[tuple[str, int]]) -> str:
     """The sizes that are numbers in a variant: `batch is 1`."""
-    return " and ".join(f"{name} is {size}" for name, size in program.circumstances.numbers)
+    return " and ".join(f"{name} is {size}" for name, size in numbers)

@@ -122,7 +122,7 @@ def shapes_of(program: "Program") -> Shapes:
     kinds = (OutputKind.LOSS, OutputKind.USER, OutputKind.GRADIENT)
     outputs = [_output(program, row) for row in program.signature.outputs_of(*kinds)]
     names |= _unread(program, names)
-    variants = tuple(map(in_words, program.variants))
+    variants = tuple(in_words(each.circumstances.numbers) for each in program.variants)
     return Shapes((*inputs, *outputs), tuple(names.items()), variants)
 
 

@@ -14,7 +14,8 @@ from whence.program.queries.printing import line
 
 _SHOWN = 3
 _EXAMPLE = 'let the example decide with decide="example", and every run is held to it'
-_NO_NUMBERS = "a capture runs on fake tensors, shapes without numbers"
+NO_NUMBERS = "a capture runs on fake tensors, shapes without numbers"
+"""Why a value cannot be had."""
 _OUTSIDE = (
     "write a Python `if` or loop in the place of the operator, which an example can decide with "
     'decide="example"'
@@ -96,9 +97,7 @@ def data_dependent(
     return DataDependent(
         f"{asked} needs the value of {named}, which a capture does not have",
         where=where,
-        why="; ".join(
-            [*made, _INSIDE if inside else "a capture runs on fake tensors, shapes without numbers"]
-        ),
+        why="; ".join([*made, _INSIDE if inside else NO_NUMBERS]),
         remedy=need.value if need is Need.ADDRESS else f"{need.value}; or {_OUTSIDE if inside else _EXAMPLE}",
     )
 
@@ -114,7 +113,7 @@ def refused_size(error: RuntimeError, where: Place) -> DataDependent | None:
         return DataDependent(
             "a kernel looks at the numbers of a tensor while it decides what to do",
             where=where,
-            why=_NO_NUMBERS,
+            why=NO_NUMBERS,
             remedy="pass a Python number, or a list of them, in the place of that tensor",
         )
     if isinstance(error, RaggedSize):

@@ -36,7 +36,7 @@ from whence.tracing.listening.tensors import RunTensors
 from whence.tracing.log.events import GradientKept, Reconsidered
 from whence.tracing.log.log import Log
 from whence.tracing.recording.branches import Branches
-from whence.tracing.recording.data_dependence import value_of
+from whence.tracing.recording.data_dependence import NO_NUMBERS, value_of
 from whence.tracing.recording.session import Session
 from whence.tracing.replay.replay import replay_of
 from whence.tracing.replay.reuse import Reuse
@@ -244,7 +244,7 @@ class StepActs(ModelActs):
             f"the {'optimizer' if self.step.reads_numbers else 'step'} decides by the number {value.name}, "
             "or needs it in Python, which a capture does not have",
             where=self.here(),
-            why=f"{made}a capture runs on fake tensors, shapes without numbers",
+            why=f"{made}{NO_NUMBERS}",
             remedy='let the example decide with decide="example"; or use an option that decides with tensors '
             f"(capturable=True), or {_OTHERWISE}",
         )

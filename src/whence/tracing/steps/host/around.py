@@ -8,7 +8,7 @@ operations and changes as the first, and then every run does.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, count
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, fx
@@ -117,19 +117,13 @@ class HostRun:
 
     def _number(self, key: Key, place: HostPlace) -> tuple[Input, fx.Node]:
         value = place.now()
-        number, node = self._session.recorder.number_input(self._free_name(place))
+        wanted = f"{PREFIXES[InputKind.STEP_STATE]}_{_bare(place.path)}"
+        number, node = self._session.recorder.number_input(self._session.log.free_name(wanted))
         place.put(number)
         self._session.step.counting.known[node] = value
         self._session.log.add(InputNamed(node, place.path))
         self._inputs[key] = place, node
         return Input(node.name, InputKind.STEP_STATE, place.path, value=value), node
-
-    def _free_name(self, place: HostPlace) -> str:
-        """A name that no input has: `meter.sum` and `meter_sum` would be called alike."""
-        wanted = f"{PREFIXES[InputKind.STEP_STATE]}_{_bare(place.path)}"
-        taken = {node.name for node in self._session.recorder.graph.nodes}
-        names = chain([wanted], (f"{wanted}_{number}" for number in count(1)))
-        return next(name for name in names if name not in taken)
 
     def _refused(self, path: str) -> UnsupportedStep:
         return UnsupportedStep(
@@ -192,15 +186,16 @@ class HostRun:
         if self._assumed.operations is None:
             return
         found = {row.place.identity: self._shape(row, place) for row in changes}
-        wanted = {key: shape for key, (_, shape) in self._assumed.replaced.items()}
-        wanted |= {key: grown.shape for key, grown in self._assumed.grown.items()}
-        paths = {key: held.path for key, (held, _) in self._assumed.replaced.items()}
-        paths |= {key: grown.place.path for key, grown in self._assumed.grown.items()}
-        other = [paths[key] for key, shape in wanted.items() if not _is_like(found.get(key, ()), shape)]
+        wanted = dict(self._assumed.replaced)
+        wanted |= {key: (grown.place, grown.shape) for key, grown in self._assumed.grown.items()}
+        paths = [held.path for held, _ in wanted.values()]
+        other = [
+            held.path for key, (held, shape) in wanted.items() if not _is_like(found.get(key, ()), shape)
+        ]
         if other or (wanted and operations_of(self._session) != self._assumed.operations):
             raise UnsupportedStep(
                 "the first step does something that later ones do not, and changes "
-                f"{', '.join(other or paths.values())}",
+                f"{', '.join(other or paths)}",
                 where=place,
                 why="what it leaves there decides what the next one does, and one program cannot be both",
                 remedy="take one step before the capture, or do the first one's work before it",
@@ -273,16 +268,14 @@ def _kind_of(leaf: Any) -> Any:
 
 def _is_like(found: _Shape, wanted: _Shape) -> bool:
     """Whether a later run puts there what the first one did, of which counters were no inputs yet."""
-    if len(found) != len(wanted) or any(
-        now != then for (now, _), (then, _) in zip(found, wanted, strict=True)
-    ):
+    if [spec for spec, _ in found] != [spec for spec, _ in wanted]:
         return False
-    pairs = [
-        pair
-        for (_, now), (_, then) in zip(found, wanted, strict=True)
-        for pair in zip(now, then, strict=True)
-    ]
-    return all(now == then or (now is _NUMBER and type(then) in (int, float)) for now, then in pairs)
+    now, then = (chain.from_iterable(leaves for _, leaves in shape) for shape in (found, wanted))
+    return all(map(_is_leaf_like, now, then))
+
+
+def _is_leaf_like(now: Any, then: Any) -> bool:
+    return bool(now == then) or (now is _NUMBER and type(then) in (int, float))
 
 
 def _is_given(leaf: object) -> bool:

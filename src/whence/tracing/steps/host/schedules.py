@@ -6,7 +6,6 @@ nothing of the step can follow from it.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -60,7 +59,7 @@ class Scheduling:
     def _hide(self, places: list[HostPlace], refuse: Callable[[str], Exception]) -> None:
         for place in places:
             if place.key in place.holder:
-                self._ways.append(partial(place.put, place.now()))
+                self._ways.append(place.way_back())
                 place.put(Unread(place.path, refuse))
 
     def finish(self, *, fixed_rates: bool) -> None:

@@ -6,7 +6,7 @@ What a step finds there would be another thing in every run: whoever asks for it
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 Refuse = Callable[[str], Exception]
 """Makes the error for a step that reads what is at this path."""
@@ -39,11 +39,11 @@ class Unread:
     __class__ = property(_class_of)
 
 
-class GrowingList(list[Any]):
-    """Stands for a list that the step appends to; `added` is what it appended."""
+class _Appended:
+    """What a list and a deque have in common that a step appends to; `added` is what it appended."""
 
-    def __init__(self, path: str, refuse: Refuse, like: list[Any]) -> None:
-        super().__init__([Unread(path, refuse)])
+    def __init__(self, path: str, refuse: Refuse, like: Any, *extent: Any) -> None:
+        super().__init__([Unread(path, refuse)], *extent)  # type: ignore[call-arg]
         self.at = path
         self.refusal = refuse
         self.like = like
@@ -57,42 +57,26 @@ class GrowingList(list[Any]):
         """Note them."""
         self.added.extend(values)
 
-    def __iadd__(self, values: Iterable[Any]) -> "GrowingList":  # type: ignore[misc]
+    def __iadd__(self, values: Iterable[Any]) -> Self:  # type: ignore[misc]
         self.extend(values)
         return self
 
     __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = _read
     __add__ = __mul__ = __rmul__ = __imul__ = __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = _read
     __bool__ = __reversed__ = __repr__ = copy = count = index = insert = pop = remove = reverse = _read
-    sort = clear = _read  # type: ignore[assignment]
+    clear = _read
 
 
-class GrowingDeque(deque[Any]):
+class GrowingList(_Appended, list[Any]):
+    """Stands for a list that the step appends to."""
+
+    sort = _read  # type: ignore[assignment]
+
+
+class GrowingDeque(_Appended, deque[Any]):
     """Stands for a deque that the step appends to."""
 
-    def __init__(self, path: str, refuse: Refuse, like: deque[Any]) -> None:
-        super().__init__([Unread(path, refuse)], like.maxlen)
-        self.at = path
-        self.refusal = refuse
-        self.like = like
-        self.added: list[Any] = []
-
-    def append(self, value: Any) -> None:
-        """Note it."""
-        self.added.append(value)
-
-    def extend(self, values: Iterable[Any]) -> None:
-        """Note them."""
-        self.added.extend(values)
-
-    def __iadd__(self, values: Iterable[Any]) -> "GrowingDeque":  # type: ignore[misc]
-        self.extend(values)
-        return self
-
-    __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = _read
-    __add__ = __mul__ = __rmul__ = __imul__ = __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = _read
-    __bool__ = __reversed__ = __repr__ = copy = count = index = insert = pop = remove = reverse = _read
-    appendleft = extendleft = popleft = rotate = clear = _read
+    appendleft = extendleft = popleft = rotate = _read
 
 
 Growing = GrowingList | GrowingDeque
@@ -100,7 +84,9 @@ Growing = GrowingList | GrowingDeque
 
 def growing(path: str, refuse: Refuse, like: Any) -> Growing:
     """What stands for a list or a deque."""
-    return GrowingList(path, refuse, like) if isinstance(like, list) else GrowingDeque(path, refuse, like)
+    if isinstance(like, list):
+        return GrowingList(path, refuse, like)
+    return GrowingDeque(path, refuse, like, like.maxlen)
 
 
 def is_stand_in(value: object) -> bool:
