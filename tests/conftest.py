@@ -28,6 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xfail(strict=True, reason=reason))
 
 
+def pytest_unconfigure() -> None:
+    """Look once for what nobody holds, where pytest looks five times through all that tests have loaded."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def group() -> Iterator[None]:
     """A process group of one process."""

@@ -1,7 +1,8 @@
 """Which rows of long tables `make test` runs; the others are sweeps, which CI runs beside it.
 
-A test marked `sample(count)` runs so many of its rows there: in as few as possible is every value of every
-parameter, and every word in the names of rows, so that a product of models and modes shows each of both.
+A table runs `ROWS` of its rows there, or as many as its mark `sample(count)` says: in as few as possible
+is every value of every parameter, and every word in the names of rows, so that a product of models and modes
+shows each of both.
 """
 
 import re
@@ -11,6 +12,8 @@ from zlib import crc32
 
 import pytest
 
+ROWS = 8
+
 
 def mark_sweeps(items: Iterable[pytest.Item]) -> None:
     """Mark what is not in the sample of its test as a sweep."""
@@ -18,11 +21,11 @@ def mark_sweeps(items: Iterable[pytest.Item]) -> None:
     counts: dict[str, int] = {}
     for item in items:
         mark = item.get_closest_marker("sample")
-        if mark is None or item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow"):
             continue
         test, _, row = item.nodeid.partition("[")
         tables[test][row] = item
-        counts[test] = mark.args[0]
+        counts[test] = ROWS if mark is None else mark.args[0]
     for test, rows in tables.items():
         for row in rows.keys() - sample(rows, counts[test]):
             rows[row].add_marker(pytest.mark.sweep)

@@ -149,7 +149,7 @@ def differences(case: ModelCase) -> list[Difference]:
     return [*EVERYWHERE, *tagged, *named]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", sampled_cases(case for case in MODEL_CASES if "no_export" not in case.tags))
 def test_forward_equals_export_but_for_listed_differences(case: ModelCase) -> None:
     """Every operation that only one of the two programs has is explained."""

@@ -37,6 +37,7 @@ def test_row(row, worker_id):
 """
 
 
+@pytest.mark.sweep
 def test_processes_share_the_work_by_model(pytester: pytest.Pytester) -> None:
     """Rows of a model run in one of several processes."""
     root = str(Path(__file__).parents[1])

@@ -52,6 +52,7 @@ def test_small_programs(kind: str) -> None:
     assert faults("archive", json.loads(members(content(kind))[PROGRAM])) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str) -> None:
     """Training steps of models, as plain data and in a file."""

@@ -178,6 +178,7 @@ SIZES = {"Routed": {"size_of_index": 1, "size_of_index_1": 1}, "Converging": Non
 
 
 # PyTorch's compiler looks at the gradient of what is passed over a break.
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_compiled_trees_look_too() -> None:
     """The check is a break in the graph that PyTorch compiles."""
@@ -200,6 +201,7 @@ def mixtral() -> tuple[nn.Module, Tensor]:
     return model, torch.arange(24).view(1, 24)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "backward", [False, lambda outputs: outputs.logits.sin().mean()], ids=["forward", "loss"]
 )

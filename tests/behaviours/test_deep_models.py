@@ -24,6 +24,7 @@ def total(output: Tensor) -> Tensor:
     return output.sum()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backward", [False, total])
 def test_nested_modules(backward: bool | Callable[[Tensor], Tensor]) -> None:
     """Modules nested almost as deep as eager can call them: captured, called, checked, shown."""

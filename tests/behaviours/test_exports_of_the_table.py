@@ -48,7 +48,7 @@ def one_run(module: nn.Module, row: ModelCase) -> dict[str, Any]:
     return found | state(module) | {"names": list(module.state_dict())}
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("row", "way"), ROWS)
 def test_model_of_the_table(row: ModelCase, way: str) -> None:
     """An exported model unflattens into eager's outputs, state and names.

@@ -35,7 +35,7 @@ def _called(program: whence.Program, model: nn.Module) -> Iterator[tuple[str, nn
     return ((path, modules[path]) for path in reversed(paths) if path in modules)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @EVERY_CASE
 def test_capture_holds_right_away(row: ModelCase) -> None:
     """Neither the model nor its inputs are reported when nothing changed; nor is a copy of the model."""
@@ -45,7 +45,7 @@ def test_capture_holds_right_away(row: ModelCase) -> None:
     assert list(map(str, program.check(copy.deepcopy(model), args, kwargs))) == []
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @EVERY_CASE
 def test_capture_holds_on_another_instance(row: ModelCase) -> None:
     """A model built again is one the capture stands for, also after its state was loaded."""
@@ -57,7 +57,7 @@ def test_capture_holds_on_another_instance(row: ModelCase) -> None:
     assert list(map(str, program.check(model, args, kwargs))) == []
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @EVERY_CASE
 def test_capture_holds_while_training(row: ModelCase) -> None:
     """Steps of an optimizer change numbers, which no guard is about; what a model's first run changes of what
@@ -96,6 +96,7 @@ def test_changed_model_is_found(row: ModelCase) -> None:
     assert _found(program, model) == []
 
 
+@pytest.mark.sample(8)
 @EVERY_CASE
 def test_swapped_module_is_found(row: ModelCase) -> None:
     """Another class in the place of a module that was called is told of by the module's path."""

@@ -38,7 +38,7 @@ def _is_quick(row: ModelCase, mode: str) -> bool:
     return row.name in QUICK and (mode == "loss" or row.name == "shared_layer")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("row", "mode"), _rows())
 def test_program_is_eager_at_four_sizes(row: ModelCase, mode: str) -> None:
     """One capture verifies at four sizes, flat and as a tree."""

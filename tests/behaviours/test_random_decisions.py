@@ -142,6 +142,7 @@ def is_same(left: Any, right: Any) -> bool:
     return all(map(same_bits, tree_leaves(left), tree_leaves(right)))
 
 
+@pytest.mark.sweep
 @SEARCH
 @given(st.lists(asked, min_size=1, max_size=4), st.sampled_from(sorted(MODES)), st.integers(0, 99))
 def test_a_run_is_eagers_or_refused(recipe: list[Asked], mode: str, seed: int) -> None:

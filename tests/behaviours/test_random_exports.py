@@ -78,6 +78,7 @@ def check_way_out(recipe: Recipe) -> None:
 WAYS = pytest.mark.parametrize("way", ["non-strict", "decomposed"])
 
 
+@pytest.mark.sample(1)
 @WAYS
 @SEARCH
 @given(recipe=recipes("checkpoint"))
@@ -93,6 +94,7 @@ def test_random_program_goes_out_and_comes_back(recipe: Recipe) -> None:
     check_way_out(recipe)
 
 
+@pytest.mark.sample(1)
 @WAYS
 @FEW
 @given(recipe=recipes("checkpoint", more=IN_PLACE))

@@ -135,6 +135,7 @@ def check_surgery(model: Built, tree: nn.Module, path: str, x: Tensor, new: nn.M
     assert differing(expected, found) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "tangents"])
 @settings(FEW, max_examples=15)
 @given(recipe=recipes("checkpoint"))

@@ -37,6 +37,7 @@ def _rows() -> list[object]:
     ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("row", "mode"), _rows())
 def test_models_of_the_table(row: ModelCase, mode: str) -> None:
     """Node for node, with sizes, signature, origins, calls, adjoints and guards."""

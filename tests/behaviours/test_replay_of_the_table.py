@@ -15,7 +15,7 @@ def traced(name: str, mode: str) -> whence.Program:
     return whence.capture(model, args, kwargs, backward=backward_of(row, mode), reuse=False)
 
 
-@pytest.mark.sample(11)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", sampled_cases())
 def test_program_is_the_same_with_and_without_reuse(row: ModelCase, mode: str) -> None:

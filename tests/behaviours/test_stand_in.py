@@ -220,6 +220,7 @@ def test_module_without_a_call_has_no_graph() -> None:
     assert not hasattr(tree.first, "weight")
 
 
+@pytest.mark.sample(1)
 @UNPRESERVED
 def test_unpreserved_module_is_replaced(read: Reader) -> None:
     """By attribute or by `set_submodule`, also inside of another, where all it takes and gives gets there."""

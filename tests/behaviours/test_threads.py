@@ -128,6 +128,7 @@ def test_captured_thread_is_told_that_it_is_compiled() -> None:
     assert not torch.compiler.is_compiling()
 
 
+@pytest.mark.sweep
 def test_captures_in_two_threads() -> None:
     """Two threads that capture at the same time both get what each gets alone."""
     first, second = zoo.Mlp(), zoo.SharedLayer()

@@ -21,7 +21,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("row", ROWS)
 def test_forward_and_joint_equal_eager(row: ModelCase) -> None:

@@ -67,6 +67,7 @@ def test_tied_parameters_stay_tied() -> None:
     assert model[0].weight.grad is None and tree.get_parameter("0.weight").grad is not None
 
 
+@pytest.mark.sweep
 def test_deep_graphs() -> None:
     """A graph of thousands of nodes is copied without walking it by recursion."""
     model = deep(60)

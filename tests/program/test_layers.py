@@ -255,6 +255,7 @@ def test_state_is_read_under_the_same_name() -> None:
     assert grouped(program) == [["layers.1", "layers.3"]]
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("mode", ["forward", "loss"])
 @pytest.mark.parametrize("row", sampled_cases())
 def test_groups_of_the_table_are_sound(row: ModelCase, mode: str) -> None:

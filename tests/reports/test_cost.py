@@ -31,6 +31,7 @@ def test_flops_of_a_training_step_are_those_of_the_flop_counter(name: str) -> No
     assert cost.gaps == {}
 
 
+@pytest.mark.sweep
 def test_flops_of_experts() -> None:
     """Tokens are multiplied with the matrices of their experts; the backward takes twice as much."""
     found = case("mixtral")

@@ -71,7 +71,7 @@ def peak_of_eager(found: ModelCase) -> int:
     return sum({held.data_ptr(): held.nbytes() for held in storages}.values()) + max(accumulate(changes))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["llama", "t5", "mixtral", "resnet", "vit", "unet", "bert", "gpt2"])
 def test_kept_is_what_eager_saves(name: str) -> None:
     """Storages counted once, largest first."""
@@ -82,7 +82,7 @@ def test_kept_is_what_eager_saves(name: str) -> None:
     assert list(memory.kept) == sorted(memory.kept, key=lambda row: (-row.bytes, row.node))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["llama", "t5", "vit", "opt", "bart", "swin"])
 def test_peak_is_that_of_a_profiled_step(name: str) -> None:
     """Within two per cent; what kernels of convolutions and experts need for themselves nobody knows."""

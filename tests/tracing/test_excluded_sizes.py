@@ -180,6 +180,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 QUICK = (("Llama", "joint"), ("GPTNeoX", "forward"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "backward"),
     [

@@ -183,6 +183,7 @@ def test_a_batch_of_one_of_a_decoder_needs_none(name: str) -> None:
     assert program.verify(model, (), {"input_ids": ids["input_ids"][:1]}).ok
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["Llama", pytest.param("GPTNeoX", marks=pytest.mark.slow)])
 def test_one_token_of_a_decoder(name: str) -> None:
     """Attention of one token is not told that it is causal: that is a variant."""
@@ -236,6 +237,7 @@ def by_many(model: Branching, x: Tensor) -> Tensor:
     return model.usual(x)
 
 
+@pytest.mark.sweep
 def test_more_than_a_few_are_too_many() -> None:
     """The rest stays excluded, and a warning says from where."""
     with pytest.warns(UserWarning, match="more than 16 variants: where batch is 36 there is none"):

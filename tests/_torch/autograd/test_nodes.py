@@ -43,6 +43,7 @@ def test_numbers_grow_in_the_order_of_the_forward() -> None:
     assert history(first)._sequence_nr() < history(second)._sequence_nr()
 
 
+@pytest.mark.sweep
 @pytest.mark.canary("torch._C._autograd._get_sequence_nr")
 def test_operation_without_a_gradient_does_not_count() -> None:
     """Under `no_grad` no node is made and the counter stands still."""

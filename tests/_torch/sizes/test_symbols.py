@@ -158,6 +158,7 @@ def test_a_statement_goes_through_check_with() -> None:
     assert "_check_with" in torch._check.__code__.co_names
 
 
+@pytest.mark.sweep
 def test_importing_whence_leaves_sympy_out() -> None:
     """Sizes that vary bring sympy, which takes long to import; nothing else does."""
     code = "import sys, whence; sys.exit('sympy' in sys.modules)"

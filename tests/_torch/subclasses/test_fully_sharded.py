@@ -197,6 +197,7 @@ def test_parallelized_module_is_no_sharded_one(group: None) -> None:
     assert not is_part_of_a_group(model[0])
 
 
+@pytest.mark.sweep
 def test_questions_load_nothing() -> None:
     """Asking about FSDP imports neither it nor DTensor."""
     code = (

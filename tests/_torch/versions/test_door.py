@@ -44,6 +44,7 @@ def imported() -> str:
     return run.stdout
 
 
+@pytest.mark.sweep
 def test_an_untried_release_gives_one_warning(imported: str) -> None:
     """One at import, of a class of ours, that names the release and those that were tried."""
     told = ast.literal_eval(imported.splitlines()[0])

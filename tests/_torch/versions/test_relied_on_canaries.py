@@ -44,6 +44,7 @@ def verified(model: nn.Module, *args: Any, **options: Any) -> whence.Program:
     return program
 
 
+@pytest.mark.sweep
 @pytest.mark.canary(
     *("torch.fx.Graph._find_nodes_lookup_table", "torch.fx.Graph._graph_namespace", "torch.fx.Graph._len"),
     *("torch.fx.Node._prepend", "torch.fx.graph._Namespace._base_count"),
@@ -101,6 +102,7 @@ def test_attention_indexes_by_tensors() -> None:
     assert not indexes_for_attention(node)
 
 
+@pytest.mark.sweep
 @pytest.mark.canary("torch._higher_order_ops.scan.ScanAutogradOp._scan_impl")
 def test_a_scan_lets_go_of_what_it_keeps() -> None:
     """The gradients of a scan are eager's, and its autograd node has lost what it kept."""

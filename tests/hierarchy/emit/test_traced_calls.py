@@ -180,6 +180,7 @@ def test_row_115_root_is_compiled_in_place() -> None:
     same(made, made)
 
 
+@pytest.mark.sweep
 def test_compiled_code_follows_the_sizes() -> None:
     """A compiled tree with open sizes takes others; one without refuses them, as the tree itself does."""
     named = {"x": {0: ROWS}, "scale": None}

@@ -23,14 +23,14 @@ NAMES = [*BLOCKS, *ZOO]
 X = torch.randn(2, 3, zoo.WIDTH)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_submodules_of_a_forward_tree(name: str) -> None:
     """Each submodule called alone has the outputs and gradients of the original called alone, bit for bit."""
     assert differences(name, False) == []
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_submodules_of_a_joint_tree(name: str) -> None:
     """The same with the captured backward of a loss: gradients of parameters and inputs, bit for bit."""

@@ -185,6 +185,7 @@ def test_inductor_compiles_it_ahead_of_time() -> None:
     assert torch.allclose(inductor.aoti_load_package(path)(X), model(X))
 
 
+@pytest.mark.sweep
 def test_onnx_takes_it() -> None:
     """`torch.onnx.export` takes an exported program that was captured; needs onnxscript."""
     pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript")
@@ -303,6 +304,7 @@ class Branching(nn.Module):
         return result
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strict", [False, True])
 def test_branches_and_loops_go_out(strict: bool) -> None:
     """Also from inside a module: into PyTorch's modules, and decomposed."""

@@ -170,7 +170,7 @@ def numbered(rows: list[Any]) -> list[str]:
     return [f"{row[0].__name__}-{number}" for number, row in enumerate(rows)]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "ways"), ALIKE, ids=numbered(ALIKE))
 def test_a_call_is_written_in_any_way(kind: type[nn.Module], ways: list[Call]) -> None:
     """Captured as written in one way, it may be written in all others."""

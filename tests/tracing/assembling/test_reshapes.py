@@ -42,7 +42,7 @@ def captured(name: str) -> tuple[torch.nn.Module, whence.Program]:
     return model, whence.capture(model, (), example, backward=loss, dynamic_shapes=shapes)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_one_row_are_eagers(name: str) -> None:
     """Eager's matmul reshapes by a view there, and its backward multiplies matrices in another layout."""
@@ -52,6 +52,7 @@ def test_gradients_of_one_row_are_eagers(name: str) -> None:
         assert result.ok, str(result)
 
 
+@pytest.mark.sweep
 def test_one_row_is_ruled_out_where_a_backward_multiplies_in_another_order() -> None:
     """The view that eager takes of one row lies column by column, and its backward follows that."""
     torch.manual_seed(0)

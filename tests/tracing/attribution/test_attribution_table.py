@@ -29,6 +29,7 @@ def test_every_operation_has_a_sure_origin(name: str, mode: str) -> None:
     assert unsure == []
 
 
+@pytest.mark.sample(24)
 @EVERY_PROGRAM
 def test_every_sum_of_several_calls_is_accumulated(name: str, mode: str) -> None:
     """Only an accumulation names several calls, and quality never says more than is known."""

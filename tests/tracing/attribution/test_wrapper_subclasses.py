@@ -198,6 +198,7 @@ def test_sizes_that_vary() -> None:
         assert given.shape == (rows, 5) and same(given.detach(), model(torch.ones(rows, 4)).detach())
 
 
+@pytest.mark.sweep
 def test_quantised_llama() -> None:
     """Eight-bit weights in a transformers model: forward, joint, at other sizes; guards see the weights."""
     transformers = pytest.importorskip("transformers")

@@ -45,7 +45,7 @@ def warnings_ignored() -> Iterator[None]:
         yield
 
 
-@pytest.mark.sample(28)
+@pytest.mark.sample(10)
 @EVERY_PLACE
 def test_the_program_is_right_in_every_call_or_there_is_none(place: Keeping) -> None:
     """State that a call advances is refused; what is computed once, or asked by nothing, is not."""
@@ -60,7 +60,7 @@ def test_the_program_is_right_in_every_call_or_there_is_none(place: Keeping) -> 
     assert all(map(same_bits, results(program.module()), expected))
 
 
-@pytest.mark.sample(28)
+@pytest.mark.sample(10)
 @EVERY_PLACE
 def test_eager_goes_on_as_if_nothing_had_been_captured(place: Keeping) -> None:
     """Two captures with eager calls around leave variables, caches, iterators and generators as they were."""

@@ -70,6 +70,7 @@ TRAINED = ["Cond", "Nested", "Twice", "Made", "Dropped", "Detached", "Mapped", "
 SOME = [name if name in ("Nested",) else pytest.param(name, marks=SLOW) for name in TRAINED]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["forward", pytest.param("tangents", marks=SLOW), "loss"])
 @pytest.mark.parametrize("name", SOME)
 def test_capture_is_bitwise_in_every_branch(name: str, mode: str) -> None:
@@ -82,6 +83,7 @@ def test_capture_is_bitwise_in_every_branch(name: str, mode: str) -> None:
         assert result.ok, str(result)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("joint", [pytest.param(False, marks=SLOW), True])
 @pytest.mark.parametrize("name", SOME)
 def test_tree_trains_as_eager_does(name: str, joint: bool) -> None:
@@ -192,6 +194,7 @@ def test_modules_with_branches_are_not_replayed(name: str, backward: bool) -> No
     assert differences(program, whence.capture(model, (X,), backward=backward, reuse=False)) == {}
 
 
+@pytest.mark.sweep
 def test_module_with_a_branch_says_why_it_is_not_replayed() -> None:
     """The report names the operator."""
     model = nn.Sequential(branching.Cond(), branching.Cond(), branching.Cond())
@@ -200,6 +203,7 @@ def test_module_with_a_branch_says_why_it_is_not_replayed() -> None:
     assert program.verify(model, (X,)).ok
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name", ["Mapped", *(pytest.param(name, marks=SLOW) for name in ("Cond", "Scanned", "Loop"))]
 )
@@ -231,6 +235,7 @@ def test_condition_on_a_size_keeps_both_branches() -> None:
     assert program.verify(model, (torch.cat([X, X, X]),)).ok
 
 
+@pytest.mark.sweep
 def test_program_with_branches_is_copied_and_exported() -> None:
     """A copy, attributes for state, and an ExportedProgram all hold the branches."""
     model = branching.Nested()
@@ -241,6 +246,7 @@ def test_program_with_branches_is_copied_and_exported() -> None:
     assert all(torch.equal(exported.module()(given), model(given)) for given in (X, -X))
 
 
+@pytest.mark.sweep
 def test_tree_of_a_tree() -> None:
     """A tree with branches is captured again, and exported."""
     model = branching.Cond()
@@ -362,7 +368,7 @@ SURROUNDINGS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_branches_in_regions_of_all_kinds(name: str) -> None:
     """Casts, regions without gradients, checkpoints and compiled functions, around branches and in them."""

@@ -77,7 +77,7 @@ def test_row_158_operator_is_recorded_or_refused(info: Any) -> None:
     assert {str(program.where(node).quality) for node in operations} == {"exact"}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("info", [row for row in hop_db if row.name in RECORDED], ids=named)
 def test_row_158_operator_is_differentiated(info: Any) -> None:
     """Where PyTorch differentiates it, so does the program, bit for bit."""

@@ -209,6 +209,7 @@ RUNS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("decide", [None, "example"])
 @pytest.mark.parametrize("backward", [False, lambda result: result.sum()], ids=["forward", "loss"])
 @pytest.mark.parametrize("function", [by_truth, by_number])

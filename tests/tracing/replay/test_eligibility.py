@@ -33,7 +33,7 @@ def captured(name: str, mode: str, *, reuse: bool) -> whence.Program:
     return first_run(model, (x,), backward=MODES[mode], reuse=reuse)
 
 
-@pytest.mark.sample(11)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", outside.CASES)
 @pytest.mark.parametrize("mode", ["loss", pytest.param("forward", marks=pytest.mark.slow)])
 def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> None:
@@ -88,6 +88,7 @@ def test_every_warning_is_heard() -> None:
     assert heard == [4, 4]
 
 
+@pytest.mark.sweep
 def test_values_that_are_the_same_change_nothing() -> None:
     """What could have been changed and was not is no reason to trace."""
     outside.reset()

@@ -147,7 +147,7 @@ def captured(name: str, mode: str, *, reuse: bool = True) -> whence.Program:
     return first_run(model, (x,), backward=MODES[mode], reuse=reuse)
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(6)
 @EVERY_CASE
 @pytest.mark.parametrize("mode", models.MODES)
 def test_program_is_the_same_with_and_without_reuse(name: str, mode: str) -> None:

@@ -218,6 +218,7 @@ def _keep(lstm: nn.Module) -> None:
         next(lstm.children())(X)
 
 
+@pytest.mark.sweep
 def test_mixed_work() -> None:
     """A little of it: every number and every program is the one that it is alone."""
     mixed_work(0.2)
@@ -263,6 +264,7 @@ def draw() -> None:
     torch.rand(1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "seed", [lambda: torch.manual_seed(0), lambda: random.seed(0)], ids=["torch", "python"]
 )
@@ -325,6 +327,7 @@ class Counting(nn.Module):
         return self.block(x) + self.table
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("failing", [False, True], ids=["both right", "one fails"])
 def test_two_captures_of_one_model(failing: bool) -> None:
     """Both programs are those of a capture alone, whether or not captures in the other thread fail."""

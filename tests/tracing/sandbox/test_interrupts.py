@@ -258,7 +258,7 @@ def lazy_parts(model: nn.Module) -> list[Any]:
     return [(type(m), {**vars(m)}, list(m._forward_pre_hooks.values()), list(m._parameters)) for m in waiting]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("instructions", [False, True], ids=["lines", "instructions"])
 @pytest.mark.parametrize("backward", [False, loss], ids=["forward", "loss"])
 @pytest.mark.parametrize("build", [Busy, Lazy])

@@ -108,6 +108,7 @@ class Collected(nn.Module):
         return torch.cat(found, dim=1)
 
 
+@pytest.mark.sweep
 def test_sums_around_calls_inside_a_replayed_call() -> None:
     """Gradients from around a replayed call are added in eager's order to those of calls inside it."""
     torch.manual_seed(0)

@@ -260,6 +260,7 @@ def test_a_static_cache_is_written_in_place(name: str, cached: None) -> None:
             token = expected[:, -1:].argmax(-1)
 
 
+@pytest.mark.sweep
 def test_decode_beside_an_encoder(cached: None) -> None:
     """The cache of a decoder that looks at an encoder: the step that is captured gives it back, filled."""
     model, _, kwargs, *_ = case("t5").make()
@@ -323,6 +324,7 @@ def test_decode_with_a_sliding_window(kind: str, cached: None) -> None:
     )
 
 
+@pytest.mark.sweep
 def test_a_static_cache_with_a_window(cached: None) -> None:
     """Its layers are written in place; the count of tokens is a number that the program gives back."""
     cache_type = pytest.importorskip("transformers").StaticCache
