@@ -326,6 +326,6 @@ def test_above_autograd_views_are_tracked_where_that_is_wanted(tracking: bool) -
     """A result that becomes a view outside must not be one before."""
     leaf, include = weight(), torch._C._dispatch_tls_local_include_set()
     exclude = torch._C._dispatch_tls_local_exclude_set().add(torch._C.DispatchKey.ADInplaceOrView)
-    with torch._C._ForceDispatchKeyGuard(include, exclude), autograd.below_autograd():
-        with autograd.above_autograd(tracking_views=tracking):
-            assert leaf.view(3, 1)._is_view() is tracking
+    guard, above = torch._C._ForceDispatchKeyGuard(include, exclude), autograd.above_autograd
+    with guard, autograd.below_autograd(), above(tracking_views=tracking):
+        assert leaf.view(3, 1)._is_view() is tracking
