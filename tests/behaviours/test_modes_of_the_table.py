@@ -124,7 +124,7 @@ def is_eager(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", ROWS)
 def test_a_run_is_eager_or_refused(row: ModelCase, mode: str) -> None:
