@@ -37,85 +37,101 @@ EVERYWHERE = (
         "export asserts the dtype of every `.to()` in the graph", ops("_assert_tensor_metadata.default")
     ),
     Difference("export turns a dropout that is off into a copy", ops("clone.default")),
-    Difference(
-        "we drop what nothing reads; export keeps masks that were computed for nothing",
-        ops(
-            *(
-                "arange.default",
-                "add.Tensor",
-                "sub.Tensor",
-                "ne.Scalar",
-                "cumsum.default",
-                "new_ones.default",
-            ),
-            *("index.Tensor", "eq.Tensor", "bitwise_and.Tensor", "le.Tensor", "gt.Tensor", "slice.Tensor"),
-            *("cat.default", "select.int", "unbind.int", "expand.default", "unsqueeze.default"),
-        ),
-    ),
-    Difference(
-        "a tensor literal is lifted and copied once; export folds the copy, or writes it through a view",
-        ops("slice.Tensor", "copy.default", "select.int"),
-        ops("lift_fresh_copy.default", "clone.default", "reshape.default", "fill.Scalar"),
-    ),
-    Difference(
-        "what is written into a strided piece has its layout afterwards: other kernels run on other strides",
-        captured=ops("slice_scatter.default"),
-    ),
-    Difference(
-        "where the model turns gradients off, composites are as eager takes them apart there",
-        ops("linear.default", "layer_norm.default", "matmul.default"),
-        ops(
-            *("t.default", "addmm.default", "mm.default", "mv.default", "native_layer_norm.default"),
-            *("view.default", "_unsafe_view.default"),
-        ),
-    ),
-    Difference(
-        "experts ask whether they are compiled: export is told so, and they take a fallback of their own",
-        frozenset({"transformers.grouped_mm_fallback.default"}),
-        ops("_grouped_mm.default"),
-    ),
-    Difference("we keep the gradient stopped where no_grad stopped it", captured=ops("detach.default")),
 )
 BY_TAG = {
     "rng": Difference(
         "decomposed, an export replaces dropout by native_dropout, which draws other numbers",
         ops("native_dropout.default"),
         ops("dropout.default"),
-    )
+    ),
+    "experts": Difference(
+        "experts ask whether they are compiled: export is told so, and they take a fallback of their own",
+        frozenset({"transformers.grouped_mm_fallback.default"}),
+        ops("_grouped_mm.default"),
+    ),
+    "no_grad": Difference(
+        "we keep the gradient stopped where no_grad stopped it", captured=ops("detach.default")
+    ),
 }
-BY_NAME = {
-    "segformer": Difference(
-        "export spells upsampling and batch normalisation in its own overloads",
-        ops("upsample_bilinear2d.vec", "_native_batch_norm_legit_no_training.default"),
-        ops("upsample_bilinear2d.default", "native_batch_norm.default"),
+_MASKS = Difference(
+    "we drop what nothing reads; export keeps masks that were computed for nothing",
+    ops("add.Tensor", "arange.default", "expand.default", "le.Tensor", "unsqueeze.default"),
+)
+_PACKED = Difference(
+    "export is told that it compiles, and looks for packed sequences, which eager has none of",
+    ops(
+        *("bitwise_and.Tensor", "cat.default", "cumsum.default", "eq.Tensor", "index.Tensor", "ne.Scalar"),
+        *("new_ones.default", "slice.Tensor", "sub.Tensor"),
     ),
-    "unet": Difference(
-        "export spells upsampling in its own overload",
-        ops("upsample_nearest2d.vec"),
-        ops("upsample_nearest2d.default"),
+)
+_OTHER_MASKS = Difference(
+    "export says that it compiles, we say what eager does: masks are made another way",
+    ops("ge.Scalar"),
+    ops("arange.default", "ge.Tensor", "view.default"),
+)
+_LITERALS = Difference(
+    "a tensor literal is lifted and copied once; export folds the copy, or writes it through a view",
+    ops("slice.Tensor", "copy.default", "select.int"),
+    ops("lift_fresh_copy.default", "clone.default", "reshape.default", "fill.Scalar"),
+)
+_VIEWS = Difference(
+    "what the model writes in place is a view of what a linear computed, which is taken apart then, and has "
+    "the layout of the piece afterwards: other kernels run on other strides",
+    ops("linear.default", "select.int", "copy.default", "slice.Tensor"),
+    ops(
+        *("t.default", "addmm.default", "view.default", "clone.default", "reshape.default"),
+        "slice_scatter.default",
     ),
-    "autocast": Difference(
-        "under autocast composites are taken apart: what is cast is in the graph",
-        ops("linear.default", "layer_norm.default", "scaled_dot_product_attention.default"),
-        ops(
-            *("_scaled_dot_product_flash_attention_for_cpu.default", "addmm.default", "t.default"),
-            *("native_layer_norm.default", "view.default", "_unsafe_view.default"),
+)
+_DECODERS = "gpt2 gpt2_dropout llama llama_checkpoint mistral qwen2 llama_grouped gemma2 gpt_neox mixtral"
+BY_NAME: dict[str, tuple[Difference, ...]] = {
+    **dict.fromkeys((*_DECODERS.split(), "olmoe"), (_MASKS, _PACKED)),
+    **dict.fromkeys(("opt", "clip"), (_MASKS,)),
+    **dict.fromkeys(("vit", "wav2vec2"), (_MASKS, _OTHER_MASKS)),
+    **dict.fromkeys(("deberta_v2", "constants"), (_LITERALS,)),
+    **dict.fromkeys(("gru", "inplace_views"), (_VIEWS,)),
+    "llama_grouped": (
+        _MASKS,
+        _PACKED,
+        Difference("export repeats keys and values, eager hands them on", ops("_unsafe_view.default")),
+    ),
+    "qwen2_moe": (
+        _MASKS,
+        _PACKED,
+        Difference("the mask of a window is computed for nothing", ops("gt.Tensor")),
+    ),
+    "t5": (_MASKS, _OTHER_MASKS, _LITERALS),
+    "bart": (_MASKS, _LITERALS),
+    "whisper": (_MASKS, _PACKED, _LITERALS),
+    "segformer": (
+        Difference(
+            "export spells upsampling and batch normalisation in its own overloads",
+            ops("upsample_bilinear2d.vec", "_native_batch_norm_legit_no_training.default"),
+            ops("upsample_bilinear2d.default", "native_batch_norm.default", "batch_norm.default"),
         ),
     ),
-    **dict.fromkeys(
-        ("t5", "wav2vec2"),
+    "unet": (
         Difference(
-            "export says that it compiles, we say what eager does: masks are made another way",
-            ops("ge.Scalar"),
-            ops("arange.default", "ge.Tensor"),
+            "export spells upsampling in its own overload",
+            ops("upsample_nearest2d.vec"),
+            ops("upsample_nearest2d.default"),
         ),
     ),
-    **dict.fromkeys(
-        ("gru", "inplace_views"),
+    "autocast": (
         Difference(
-            "what the model writes in place is a view of what a linear computed, which is taken apart then",
-            ops("linear.default", "select.int", "copy.default", "slice.Tensor"),
-            ops("t.default", "addmm.default", "view.default", "clone.default", "reshape.default"),
+            "under autocast composites are taken apart: what is cast is in the graph",
+            ops("linear.default", "layer_norm.default", "scaled_dot_product_attention.default"),
+            ops(
+                *("_scaled_dot_product_flash_attention_for_cpu.default", "addmm.default", "t.default"),
+                *("native_layer_norm.default", "view.default", "_unsafe_view.default"),
+            ),
+        ),
+    ),
+    "distillation": (
+        Difference(
+            "where the model turns gradients off, composites are as eager takes them apart there",
+            ops("linear.default", "layer_norm.default"),
+            ops("t.default", "addmm.default", "native_layer_norm.default", "view.default"),
         ),
     ),
 }
@@ -145,8 +161,7 @@ def operations(graph: fx.Graph) -> Counter[str]:
 def differences(case: ModelCase) -> list[Difference]:
     """The differences that are explained for a model."""
     tagged = [BY_TAG[tag] for tag in sorted(case.tags) if tag in BY_TAG]
-    named = [BY_NAME[case.name]] if case.name in BY_NAME else []
-    return [*EVERYWHERE, *tagged, *named]
+    return [*EVERYWHERE, *tagged, *BY_NAME.get(case.name, ())]
 
 
 @pytest.mark.sample(2)

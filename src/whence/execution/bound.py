@@ -1,6 +1,7 @@
 """A program that runs on live state: a model's tensors, an optimizer's, and gradients, changed in place."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -87,12 +88,20 @@ class Bound:
         if state != program.circumstances.autocast:
             raise other_autocast(program.circumstances.autocast, state)
         try:
-            with below_autograd(), without_autocast(state):
+            with self._recording_nothing(), without_autocast(state):
                 results = program.graph_module(*self._arguments(values, program.convention.bound(flat)))
         except StaleCapture:  # values decide otherwise
             undo()
             raise
-        return begun.finished(values, results)
+        return begun.finished(values, [*map(_without_history, results)] if self._is_forward else results)
+
+    @property
+    def _is_forward(self) -> bool:
+        """Whether the program is at a level at which operators look at the grad mode and at histories."""
+        return not (self.program.has_backward or self.program.step is not None)
+
+    def _recording_nothing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._is_forward else below_autograd()
 
     def _converted(self, values: Mapping[str, Any]) -> list[Fault]:
         """State of another dtype, or on another kind of device, where no guard has looked at it."""
@@ -111,11 +120,15 @@ class Bound:
     def _arguments(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
         """The inputs in order, in the memory layout of the capture."""
         return [
-            laid_out(value.detach(), described(self._fakes[name], sizes))
+            laid_out(value if self._is_forward else value.detach(), described(self._fakes[name], sizes))
             if isinstance(value, Tensor)
             else value
             for name, value in ((row.name, values[row.name]) for row in self.program.signature.inputs)
         ]
+
+
+def _without_history(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
 
 def _refuse(program: Program, subject: Subject, optimizer: object) -> None:

@@ -71,7 +71,8 @@ def same_start(
         finally:
             set_states(generators)
             for tensor, gradient, required in before:
-                tensor.requires_grad_(required)
+                if tensor.requires_grad != required:
+                    tensor.requires_grad_(required)
                 tensor.grad = gradient
             for tensor, value in numbers:
                 _write_back(tensor, value)

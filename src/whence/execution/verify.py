@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from whence import hierarchy
 from whence._torch.observe.compile_flags import compiling_on_this_thread
+from whence.errors import UsageError
 from whence.execution.compare import Comparison, compare
 from whence.execution.running import Run, run_eager, run_module, same_start, seed_of_its_way
 from whence.execution.uninitialised import uninitialised_reads
@@ -73,6 +76,8 @@ def verify(
 
     Raises `CallError` when the inputs do not fit the capture.
     """
+    if program.loss_function is not None and not torch.is_grad_enabled():
+        raise _without_gradients(program)
     subject = subject_of(model)
     refuse_uninitialised(subject)
     inputs = (args, kwargs or {})
@@ -105,6 +110,14 @@ def verify(
 
     divergence = partial(run, lambda given: first_divergence(bound, subject, *given))
     return compared(bound, eager, run_program, run_told if may_ask else None, divergence)
+
+
+def _without_gradients(program: Program) -> UsageError:
+    return UsageError(
+        f"the program of {program.name} has a loss, and gradients are off",
+        why="eager, which it is compared with, has no backward where autograd records nothing",
+        remedy="call verify with gradients on",
+    )
 
 
 def compared(

@@ -17,13 +17,17 @@ GLOBAL_HOOKS = "hooks of all modules"
 def mode_guards(program: Program, named: Container[str]) -> Iterator[Guard]:
     """One guard for each switch.
 
-    A program with its own backward does not depend on grad mode. On inference mode only code depends that has
-    its name among those that it has `named`.
+    A program with its own backward does not depend on grad mode, but where the model asked for it. On
+    inference mode only code depends that asked, or has the question among the names that it has `named`.
     """
+    asked = {mode.name: mode for mode in program.circumstances.modes}
     without = {"grad mode"} if program.has_backward else set()
     without |= set() if "is_inference_mode_enabled" in named else {"inference mode"}
     for name, (read, reason) in READ.items():
-        if name not in without:
+        if name in asked:
+            mode = asked[name]
+            yield Guard(GuardKind.MODE, name, ExpectedConstant(mode.value), reason, name, source=mode.source)
+        elif name not in without:
             yield Guard(GuardKind.MODE, name, ExpectedConstant(read()), reason, name)
     why = "they run in every module call, and what they did is part of the program"
     yield Guard(GuardKind.HOOKS, GLOBAL_HOOKS, _hooks_of_all(), why, GLOBAL_HOOKS)

@@ -1,5 +1,6 @@
 """A captured program: hold it, select from it, print it, know whether it is well formed."""
 
+from whence.program.arguments.asked_modes import AskedMode
 from whence.program.arguments.convention import Convention
 from whence.program.calls import Absent, Call, Calls, Constant, Named, Structure
 from whence.program.layers import Layers
@@ -11,6 +12,7 @@ from whence.program.signature import Input, Output, Part, Signature, Whole
 __all__ = [
     "Absent",
     "Adjoint",
+    "AskedMode",
     "Call",
     "Calls",
     "Circumstances",

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from whence._torch.graphs import nested_graph
 from whence._torch.pytrees import TreeSpec
 from whence.errors import SelectionError
+from whence.program.arguments.asked_modes import AskedMode
 from whence.program.arguments.convention import Convention
 from whence.program.arguments.optimizer_arguments import Step
 from whence.program.calls import Call, Calls, Structure
@@ -66,7 +67,8 @@ class Circumstances:
     origin may not be known. `decide` says whose values decide where the model lets values decide. `variants`
     says that programs were to be kept for sizes that a branch excludes, which are `numbers` in such a one.
     `device` is the one that the program was captured for, where that was not the model's own, and `presumed`
-    says what was taken for granted of it that only the device can tell.
+    says what was taken for granted of it that only the device can tell. `modes` are those of torch that the
+    model asked for: the program is what it does where they are so.
     """
 
     dynamic_shapes: Any = None
@@ -83,6 +85,7 @@ class Circumstances:
     numbers: tuple[tuple[str, int], ...] = ()
     device: str | None = None
     presumed: tuple[str, ...] = ()
+    modes: tuple[AskedMode, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -32,7 +32,12 @@ class Answers:
         return source in self.told
 
     def to_whoever_asks(self, finder: SourceFinder) -> bool | None:
-        """What is told to code that asks now; None for code that does not count."""
+        """What is told to code that asks now; None for code that does not count.
+
+        PyTorch's own modules are told what eager tells them: they ask in order to compute otherwise.
+        """
+        if finder.is_module_asking():
+            return False
         source = finder.asked()
         return None if source is None else self.to(source)
 

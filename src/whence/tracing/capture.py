@@ -27,7 +27,7 @@ from whence.tracing.replay.objections import CompositeOpened, Doubt
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.interrupts import Interrupts
-from whence.tracing.target.eligibility import refuse_gradient_hooks
+from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_inference_mode
 from whence.tracing.target.elsewhere import moved
 from whence.tracing.target.example import Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding, with_shards
@@ -98,6 +98,7 @@ def _captured(
     refuse_sharding(subject, differentiates=bool(backward))
     example = example_of(subject, given)
     if backward:
+        refuse_inference_mode(subject.name)
         refuse_gradient_hooks(
             subject,
             why="the captured backward would contain what they do, and autograd would run them once more",

@@ -5,6 +5,7 @@ import torch
 from whence._torch.operators.schemas import op_name
 from whence.errors import (
     CaptureError,
+    DataDependent,
     Place,
     UnsupportedGenerator,
     UnsupportedHook,
@@ -71,6 +72,30 @@ def object_used(how: str, met: object, where: Place) -> UnsupportedInput:
         where=where,
         why="a program holds tensors and constants, and neither what such an object holds nor what it does",
         remedy="take it out of forward, and pass tensors instead",
+    )
+
+
+def casts_inside(function: object, where: Place) -> UnsupportedOperator:
+    """The error for an operator whose kernel calls others, under autocast."""
+    return UnsupportedOperator(
+        f"{op_name(function)} runs under autocast, and casts inside of its kernel",
+        where=where,
+        why="a program has the casts of autocast as operations, and runs without it; inside of one operator "
+        "there are none, and it would compute other numbers",
+        remedy="put `with torch.autocast(x.device.type, enabled=False):` around it; encoder layers and "
+        "attention take no such way after torch.backends.mha.set_fastpath_enabled(False)",
+    )
+
+
+def nested_met(where: Place) -> DataDependent:
+    """The error for an encoder that packs its input into a nested tensor."""
+    return DataDependent(
+        "the model makes a nested tensor, and the values of a mask decide its sizes",
+        where=where,
+        why="a capture runs on shapes without numbers; nn.TransformerEncoder does so in eval mode, without "
+        "gradients, where src_key_padding_mask leaves out the ends of rows alone",
+        remedy="make the encoder with enable_nested_tensor=False; capture it with gradients, for runs with "
+        'gradients; or with decide="example", where the mask of the example leaves out others, too',
     )
 
 

@@ -18,6 +18,15 @@ from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 Kind = Literal["user", "module", "engine", "boundary", "generated"]
 _MODULES = f"{Path(torch.__file__).parent / 'nn' / 'modules'}{os.sep}"
 _COMPILER = f"{Path(torch.__file__).parent / 'compiler'}{os.sep}"
+_ANSWERING = frozenset(
+    str(Path(WHENCE, place))
+    for place in (
+        *("_torch/autograd/mode_questions.py", "_torch/observe/compile_flags.py"),
+        *("_torch/record/function_mode.py", "_torch/record/step_recorder.py"),
+        *("tracing/listening/model_acts.py", "tracing/answers.py"),
+    )
+)
+"""Where questions of others are answered; what asks in our other files is no model."""
 _DOORS = frozenset({"api.py", "captured.py"})
 
 
@@ -106,6 +115,20 @@ class SourceFinder:
         """Whether torch's own code called us: `weight_norm` sets the weight that it computed."""
         frame = frame_outside()
         return frame is not None and frame.f_code.co_filename.startswith(TORCH)
+
+    def is_module_asking(self) -> bool:
+        """Whether one of PyTorch's own modules asks what we answer."""
+        return self._asking() == "module"
+
+    def is_model_asking(self) -> bool:
+        """Whether the user's code asks what we answer, or one of PyTorch's own modules."""
+        return self._asking() in ("user", "module")
+
+    def _asking(self) -> Kind | None:
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename in _ANSWERING:
+            frame = frame.f_back
+        return None if frame is None else self._kind(frame.f_code)
 
     def asked(self) -> Source | None:
         """Who asked torch's compiler a question, if it was not torch itself.

@@ -302,3 +302,31 @@ def test_a_backward_knows_whether_its_graph_is_kept() -> None:
     result.backward()
     assert seen == [True, False]
     assert not autograd.keeps_graph()
+
+
+@pytest.mark.canary("torch._C._InferenceMode", "torch._C._set_grad_enabled")
+def test_outside_of_inference_mode_tensors_have_versions() -> None:
+    """Inside the block operations run as under `no_grad`; afterwards all is as before."""
+    with torch.inference_mode():
+        with autograd.outside_inference_mode():
+            made = weight() * 2
+            assert not (torch.is_inference_mode_enabled() or torch.is_grad_enabled())
+        assert torch.is_inference_mode_enabled()
+        assert not (made.is_inference() or made.requires_grad)
+
+
+def test_outside_of_inference_mode_nothing_changes_where_it_is_off() -> None:
+    """The block is none."""
+    with autograd.outside_inference_mode():
+        assert (weight() * 2).requires_grad
+
+
+@pytest.mark.canary("torch._C.DispatchKey.ADInplaceOrView")
+@pytest.mark.parametrize("tracking", [True, False])
+def test_above_autograd_views_are_tracked_where_that_is_wanted(tracking: bool) -> None:
+    """A result that becomes a view outside must not be one before."""
+    leaf, include = weight(), torch._C._dispatch_tls_local_include_set()
+    exclude = torch._C._dispatch_tls_local_exclude_set().add(torch._C.DispatchKey.ADInplaceOrView)
+    guard, above = torch._C._ForceDispatchKeyGuard(include, exclude), autograd.above_autograd
+    with guard, autograd.below_autograd(), above(tracking_views=tracking):
+        assert leaf.view(3, 1)._is_view() is tracking

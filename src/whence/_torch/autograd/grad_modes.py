@@ -28,13 +28,14 @@ _CONTEXTS: dict[type, Callable[[Any], bool]] = {
 class GradModes:
     """The modes that were set and not given back yet, the innermost last.
 
-    `records` is the mode that the model is called in; one that it sets is None where it `asks` for that, and
-    may have set just that. `begun` is how many there were when a context began, which `set_grad_enabled` does
-    when it is made.
+    `records` is the mode that the model is called in, and `infers` whether that is inference mode. One that
+    it sets is None where it `asks` for that, and may have set just that. `begun` is how many there were when
+    a context began, which `set_grad_enabled` does when it is made.
     """
 
     asks: Callable[[], bool] = bool
     records: bool = field(default_factory=torch.is_grad_enabled)
+    infers: bool = field(default_factory=torch.is_inference_mode_enabled)
     modes: list[bool | None] = field(default_factory=list)
     begun: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     thread: int = field(default_factory=threading.get_ident)

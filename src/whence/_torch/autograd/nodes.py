@@ -310,6 +310,25 @@ def below_autograd() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Run operations as under `no_grad` where inference mode is on: to what they compute it is no other.
+
+    Views that C++ makes there of tensors from outside must have a version counter, which a fake tensor made
+    in inference mode cannot have. The contexts of `torch` would say that the model had left its modes.
+    """
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with (
+        torch._C._InferenceMode(False),
+        torch._C._AutoDispatchBelowAutograd(),
+        torch._C.DisableTorchFunction(),
+    ):
+        torch._C._set_grad_enabled(False)
+        yield
+
+
 def release_saved(context: Any) -> None:
     """Let go of what a `torch.autograd.Function` saved, as autograd's own nodes do once they have run.
 
@@ -328,11 +347,12 @@ def release_scans(nodes: Iterable[Node]) -> None:
 
 
 @contextmanager
-def above_autograd() -> Iterator[None]:
-    """Record operations again, inside `below_autograd`."""
+def above_autograd(*, tracking_views: bool = True) -> Iterator[None]:
+    """Record operations again, inside `below_autograd`; a result is noted as a view if that is tracked."""
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     for key in _AUTOGRAD_KEYS:
-        exclude = exclude.remove(key)
+        if tracking_views or key != torch._C.DispatchKey.ADInplaceOrView:
+            exclude = exclude.remove(key)
     with torch._C._ForceDispatchKeyGuard(include, exclude):
         yield
 

@@ -123,6 +123,11 @@ SWITCHES = {
     "attention kernels": Switch(
         _attention_kernels, _allow_kernels, "another kernel adds up in another order"
     ),
+    "fast path of encoders": Switch(
+        torch.backends.mha.get_fastpath_enabled,
+        torch.backends.mha.set_fastpath_enabled,
+        "encoder layers and attention run as one operator without gradients",
+    ),
     "order of attention": Switch(
         _C._get_sdp_priority_order, _C._set_sdp_priority_order, "the first kernel that can is taken"
     ),

@@ -6,7 +6,8 @@ does. None of them returns a tensor that shares memory with an argument, or writ
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import FunctionType
@@ -327,7 +328,7 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
         nodes = recorder.as_nodes(known)
     except (ComposedMet, NotPlain):
         return None
-    with recorder.inside_composite():
+    with _inside_composite(recorder):
         result = recorder.called(function, args, kwargs)
     if composite.may_view and (
         not isinstance(result, FakeTensor) or storage_of(result) == storage_of(known[0])
@@ -341,6 +342,17 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     for position, part in enumerate(result if isinstance(result, tuple) else ()):
         _appended(recorder, operator.getitem, (node, position), {}, part)
     return result
+
+
+@contextmanager
+def _inside_composite(recorder: "Recorder") -> Iterator[None]:
+    """Record nothing inside the block."""
+    recorder.is_inside_composite, sizes = True, recorder.environment
+    try:
+        with nullcontext() if sizes is None else sizes.kept_whole():
+            yield
+    finally:
+        recorder.is_inside_composite = False
 
 
 def _is_kept(recorder: "Recorder", composite: Composite) -> bool:

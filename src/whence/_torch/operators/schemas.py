@@ -43,6 +43,14 @@ ASSERT = torch.ops.aten._assert_scalar.default
 """Raises in a run where a condition does not hold; gives nothing."""
 
 
+@cache
+def is_composite(target: Any) -> bool:
+    """Whether PyTorch takes an operator apart before any backend sees it."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    is_operator = isinstance(target, OpOverload) and target.namespace != "prim"
+    return is_operator and target.has_kernel_for_dispatch_key(key)
+
+
 def op_name(target: Any) -> str:
     """`aten.mm.default` for an operator, the plain name for any other callable."""
     if isinstance(target, OpOverload):

@@ -1,13 +1,17 @@
 """The real tensors that a recording knows: recognised by identity, and replaced by fake ones."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, snapshot_fake, track_tensor_tree
 
+from whence._torch.autograd.nodes import above_autograd, outside_inference_mode
 from whence._torch.fakes import fake_like, fake_of
+from whence._torch.operators.schemas import is_composite
 from whence._torch.sizes.symbols import has_open_sizes
 from whence._torch.tensors import is_simple, storage_of
 
@@ -17,6 +21,54 @@ def fresh_like(mode: FakeTensorMode, like: Tensor) -> Tensor:
     if has_open_sizes(like):
         return snapshot_fake(like)  # type: ignore[return-value]
     return fake_like(mode, like, like.shape, like.stride())
+
+
+class Inferred:
+    """The memory of what eager makes as inference tensors: all that is computed in inference mode.
+
+    A view of another tensor is what that is.
+    """
+
+    def __init__(self) -> None:
+        self.storages: set[int] = set()
+        self.is_inside = False
+
+    def take(self, twin: Tensor, tensor: Tensor) -> None:
+        """A fake `twin` stands for an input."""
+        if tensor.is_inference():
+            self.storages.add(storage_of(twin))
+
+    def has(self, fake: Tensor) -> bool:
+        """Whether eager has an inference tensor in the place of a fake one."""
+        return storage_of(fake) in self.storages
+
+    def around(self, record: Callable[..., Any], func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator gives that is called while inference mode is on.
+
+        A composite comes here whole: none of autograd's kernels has taken it apart, which they do when it is
+        called once more. Its result becomes a view outside, and must not be one before.
+        """
+        self.is_inside = True
+        try:
+            if is_composite(func):
+                recorder: Any = record.__self__  # type: ignore[attr-defined]
+                with outside_inference_mode(), above_autograd(tracking_views=False), recorder:
+                    return func(*args, **(kwargs or {}))
+            with outside_inference_mode():
+                return self.noted(func, record(func, types, args, kwargs))
+        finally:
+            self.is_inside = False
+
+    def noted(self, func: Any, result: Any) -> Any:
+        """What an operator gave, noted where that is in inference mode."""
+        if self.is_inside and isinstance(func, OpOverload) and not _gives_views(func):
+            made = result if isinstance(result, list | tuple) else (result,)
+            self.storages |= {storage_of(each) for each in made if isinstance(each, FakeTensor)}
+        return result
+
+
+def _gives_views(func: OpOverload) -> bool:
+    return any(row.alias_info for row in func._schema.returns)
 
 
 class Adopted:

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 
+from whence._torch.autograd.mode_questions import INFERENCE
 from whence._torch.autograd.nodes import below_autograd
 from whence._torch.autograd.replaced_data import replace_data
 from whence._torch.deciding.packed_rows import with_known_rows
@@ -16,6 +17,7 @@ from whence._torch.operators.composites import COMPOSITES, calls_composites, in_
 from whence._torch.operators.schemas import HigherOrderOperator
 from whence._torch.pytrees import tree_flatten, tree_map_only
 from whence._torch.record.recurrent_dropout import forgets_dropout, layer_by_layer
+from whence._torch.tensors import autocast_state
 
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
@@ -30,6 +32,19 @@ _HISTORY_READERS = (
     *(_TENSOR.grad_fn.__get__, _TENSOR._base.__get__, _TENSOR.output_nr.__get__),
     *(_TENSOR._version.__get__, _TENSOR.data_ptr, Tensor._is_view),
 )
+_HISTORY_ASKED = frozenset({_TENSOR.requires_grad.__get__, _TENSOR.is_leaf.__get__, _TENSOR.grad_fn.__get__})
+_INFERENCE_ASKED = frozenset({Tensor.is_inference, torch.is_inference})
+_LEFT_ALIGNED = torch._nested_tensor_from_mask_left_aligned
+"""Whether a mask keeps the beginning of every row: an encoder asks before it knows that gradients are off."""
+_FROM_MASK = torch._nested_tensor_from_mask
+"""Makes a nested tensor, with sizes by the values of a mask."""
+_CASTING_INSIDE = frozenset(
+    {
+        *(torch.bilinear, torch.linalg.lstsq, torch.linalg.pinv, torch.pinverse),
+        *(torch._transformer_encoder_layer_fwd, torch._native_multi_head_attention),
+    }
+)
+"""Their kernels call others, which autocast casts for."""
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _SET_REQUIRES = frozenset({Tensor.requires_grad_, _TENSOR.requires_grad.__set__})
 _AS_INTEGER = Tensor.__int__
@@ -55,6 +70,8 @@ class FunctionMode(TorchFunctionMode):
         func, args = self._with_numbers(func, args)
         if _reads_value(func, args):
             return self._decided_content(func, args)
+        if (known := self._answered(func, args)) is not None:
+            return known
         if func is Tensor.__format__ and (text := self._decided_text(*args)) is not None:
             return text
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
@@ -82,6 +99,27 @@ class FunctionMode(TorchFunctionMode):
             raise self.recorder.listener.model.value_needed(
                 func, read, func
             ) from error  # a tensor for a number
+
+    def _answered(self, func: Any, args: Any) -> bool | None:
+        """What the model is told that asks what a fake tensor cannot say.
+
+        A mask counts as aligned where nobody knows its values: an encoder then goes on to the question
+        whether gradients are recorded, and makes a nested tensor, which is refused, or looks no more.
+        """
+        if func in _INFERENCE_ASKED:
+            self.recorder.listener.model.mode_asked(INFERENCE)
+            return self.recorder.inferred.has(args[0]) if isinstance(args[0], FakeTensor) else None
+        if func is _FROM_MASK:
+            raise self.recorder.listener.model.nested_met()
+        if func in _CASTING_INSIDE and autocast_state():
+            raise self.recorder.listener.model.casts_inside(func)
+        return self._keeps_beginnings(args[1]) if func is _LEFT_ALIGNED else None
+
+    def _keeps_beginnings(self, mask: Any) -> bool:
+        if self.recorder.decider is None:
+            return True
+        with self:
+            return not bool((mask[:, 1:] & ~mask[:, :-1]).any())
 
     def _with_numbers(self, func: Any, args: Any) -> tuple[Any, Any]:
         """A call whose kernel reads the numbers of tensors as one that is given them, if that can be."""
@@ -131,6 +169,8 @@ class FunctionMode(TorchFunctionMode):
         model = self.recorder.listener.model
         if func in _HISTORY_READERS:
             model.distrusted("the model looks at what autograd recorded")
+        if func in _HISTORY_ASKED:
+            model.history_asked(args[0])
         if func in _LAYOUT_READERS:
             model.layout_read(args[0])
         if func is Tensor.register_hook:

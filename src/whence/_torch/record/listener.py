@@ -63,6 +63,18 @@ class ModelListener(Protocol):
     def layout_read(self, tensor: Tensor) -> None:
         """The model looks at the strides of a tensor."""
 
+    def mode_asked(self, name: str) -> None:
+        """Python asks how a mode of torch is."""
+
+    def history_asked(self, tensor: Tensor) -> None:
+        """Python asks whether a tensor has a history."""
+
+    def nested_met(self) -> Exception:
+        """A nested tensor would be made, whose sizes values decide; make the error to raise."""
+
+    def casts_inside(self, function: object) -> Exception:
+        """Autocast casts inside of an operator's kernel; make the error to raise."""
+
     def distrusted(self, reason: str) -> None:
         """The model does something that is another thing where calls are replayed."""
 

@@ -48,7 +48,7 @@ from whence._torch.operators.schemas import ASSERT, HigherOrderOperator
 from whence._torch.operators.table import rule_on_symbols
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
-from whence._torch.record.adopted import Adopted, fresh_like
+from whence._torch.record.adopted import Adopted, Inferred, fresh_like
 from whence._torch.record.annotations import note_function
 from whence._torch.record.direct_recording import ComposedMet, GraphTracer, NotPlain, is_plain, laid_out
 from whence._torch.record.function_mode import FunctionMode
@@ -63,6 +63,7 @@ from whence._torch.tensors import PLAIN_TENSORS
 __all__ = ["FakeTensor", "FakeTensorMode", "Recorder", "RecordingListener"]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_infers = torch.is_inference_mode_enabled
 _proxy_of = operator.attrgetter("proxy")
 STAND_IN = "whence_stand_in"
 """What nodes are called that stand in the recording for others, which replace them in the end."""
@@ -102,6 +103,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.adopted = Adopted(fake_mode, self.tracer)
         self.environment = environment_of(fake_mode)
         self.sizes: SizeNodes | None = None
+        self.inferred = Inferred()
         self._results = Results()
         self._samples = Samples(fake_mode)
         self.switches = switches()
@@ -132,16 +134,6 @@ class Recorder(ProxyTorchDispatchMode):
                 yield
         finally:
             self.decider = None
-
-    @contextmanager
-    def inside_composite(self) -> Iterator[None]:
-        """Record nothing inside the block."""
-        self.is_inside_composite = True
-        try:
-            with nullcontext() if self.environment is None else self.environment.kept_whole():
-                yield
-        finally:
-            self.is_inside_composite = False
 
     def _require(self, condition: Any, otherwise: str | None) -> bool:
         """Append an assertion of what the model states of numbers that only a run knows; whether it could."""
@@ -215,11 +207,13 @@ class Recorder(ProxyTorchDispatchMode):
         leaf = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
         fake = isinstance(leaf, FakeTensor)
         twin: Tensor = leaf if fake else fake_of(self.fake_mode, leaf)
+        self.inferred.take(twin, leaf)
         return twin, self.placeholder(twin, name)
 
     def sized_input(self, tensor: Tensor, name: str, sizes: Sequence[Any]) -> tuple[Tensor, fx.Node]:
         """A fake twin of a user input with these sizes, some of them symbols, and its placeholder."""
         twin = sized_like(self.fake_mode, tensor, sizes)
+        self.inferred.take(twin, tensor)
         return twin, self.placeholder(twin, name)
 
     def constant_input(self, value: object, name: str) -> fx.Node:
@@ -342,6 +336,11 @@ class Recorder(ProxyTorchDispatchMode):
         return self.stand_in(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _infers():
+            return self.inferred.around(self._entered, func, types, args, kwargs)
+        return self.inferred.noted(func, self._entered(func, types, args, kwargs))
+
+    def _entered(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, HigherOrderOperator):
             return self._run_functions(func, args, kwargs or {})
         if func is BEGIN_REGION or func is END_REGION:

@@ -6,21 +6,26 @@ several releases.
 """
 
 NAMES = {
-    "torch": "_assert _check _check_with _compile _pack_padded_sequence _pad_packed_sequence _subclasses",
+    "torch": """
+        _assert _check _check_with _compile _native_multi_head_attention _nested_tensor_from_mask
+        _nested_tensor_from_mask_left_aligned _pack_padded_sequence _pad_packed_sequence _subclasses
+        _transformer_encoder_layer_fwd
+    """,
     "torch._C": """
         DisableTorchFunction DispatchKeySet ScriptMethod _AutoDispatchBelowAutograd _ForceDispatchKeyGuard
-        _FunctionBase _current_graph_task_id _dispatch_has_kernel_for_dispatch_key
+        _FunctionBase _InferenceMode _current_graph_task_id _dispatch_has_kernel_for_dispatch_key
         _dispatch_tls_is_dispatch_key_excluded _dispatch_tls_is_dispatch_key_included
         _dispatch_tls_local_exclude_set _dispatch_tls_local_include_set
         _dispatch_tls_set_dispatch_key_excluded _dispatch_tls_set_dispatch_key_included
         _get_cudnn_sdp_enabled _get_flash_sdp_enabled _get_math_sdp_enabled _get_mem_efficient_sdp_enabled
         _get_mkldnn_enabled _get_sdp_priority_order _get_torch_function_state _is_any_autocast_enabled
         _is_fwd_grad_enabled _len_torch_dispatch_stack _len_torch_function_stack
-        _meta_in_tls_dispatch_include _only_lift_cpu_tensors _set_meta_in_tls_dispatch_include
+        _meta_in_tls_dispatch_include _only_lift_cpu_tensors _set_grad_enabled
+        _set_meta_in_tls_dispatch_include
         _set_mkldnn_enabled _set_only_lift_cpu_tensors _set_sdp_priority_order _set_sdp_use_cudnn
         _set_sdp_use_flash _set_sdp_use_math _set_sdp_use_mem_efficient _set_torch_function_state
     """,
-    "torch._C.DispatchKey": "Autograd CompositeImplicitAutograd",
+    "torch._C.DispatchKey": "ADInplaceOrView Autograd CompositeImplicitAutograd",
     "torch._C._autograd": """
         _get_current_graph_task_keep_graph _get_sequence_nr _top_saved_tensors_default_hooks
         _unsafe_set_version_counter

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from whence._torch.autograd.mode_questions import mode_now
 from whence._torch.observe.compile_flags import constant_to_tracers
 from whence._torch.pytrees import KeyPath, TreeSpec, tree_flatten, tree_flatten_with_path
 from whence._torch.sizes.exported_sizes import order_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from whence.hierarchy.run.calls import CallBody
 
 _autocast_now = constant_to_tracers(autocast_state)
+_mode_now = constant_to_tracers(mode_now)
 _NOT_WHOLE = "leave out fullgraph=True"
 _JOINT = (
     "its backward was captured, and autograd runs it as one function; leave out fullgraph=True, compile a "
@@ -98,6 +100,7 @@ class Alone:
     generated: GeneratedCall
     body: Body
     autocast: tuple[tuple[str, str], ...]
+    modes: tuple[tuple[str, bool], ...]
     unread: Callable[..., Any]
     around: Callable[..., Any]
     unfit: Callable[..., Any]
@@ -111,6 +114,9 @@ class Alone:
         flat, spec = tree_flatten(self.spelling.arranged(args, kwargs))
         if spec != self.spec or _autocast_now() != self.autocast:
             return False
+        for name, then in self.modes:
+            if _mode_now(name) != then:
+                return False
         return not self.spelling.changed(args, kwargs) and self.look(flat)
 
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -148,6 +154,7 @@ def alone(interface: Interface, call: "CallBody", spelling: tuple[int, tuple[str
         generated=call.generated,
         body=_laid_out(call),
         autocast=program.circumstances.autocast,
+        modes=tuple((mode.name, mode.value) for mode in program.circumstances.modes),
         unread=_unread(call.run, f"{reason}; {_NOT_WHOLE}" if reason else _JOINT),
         around=_unread(call.run, OTHER),
         unfit=_unread(call.run, f"the arguments do not fit the capture; {_NOT_WHOLE}"),

@@ -34,6 +34,7 @@ from whence.hierarchy.swap.refusal import Refusal
 from whence.hierarchy.swap.state import Replacing, Touched, newcomers, places, refuse_half, touched_of
 from whence.hierarchy.swap.unpreserved import refuse_lost
 from whence.hierarchy.value_shapes import described
+from whence.program.arguments.asked_modes import refuse_other_modes
 from whence.program.arguments.fitting import Misfit, other_autocast
 from whence.program.arguments.overlap import refuse_overlap
 from whence.program.program import Program
@@ -226,6 +227,7 @@ class CallBody(_OfThisProcess):
         state = autocast_state()
         if state != self.plan.program.circumstances.autocast:
             raise other_autocast(self.plan.program.circumstances.autocast, state)
+        refuse_other_modes(self.plan.program.circumstances.modes)
         with without_autocast(state) if state else nullcontext():
             leaves = self._differentiable(interface, flat, (args, kwargs))
             try:

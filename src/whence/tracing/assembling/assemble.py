@@ -114,6 +114,7 @@ def assemble(
             autocast=autocast_state(),
             asked=session.run.answers.compiled,
             opaque=_opaque(opaque, recorded, functional, between=between),
+            modes=tuple(session.log.modes.values()),
         ),
     )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from whence._torch.autograd.grad_modes import GradModes
+from whence._torch.autograd.mode_questions import INFERENCE, mode_now
 from whence._torch.autograd.nodes import inside_custom_function
 
 
@@ -21,6 +22,12 @@ class Cuts(GradModes):
     def starts(self) -> bool:
         """Whether gradients are recorded here in every run, because the model has turned them on."""
         return self.is_on and torch.is_grad_enabled()
+
+    def is_caller_s(self, mode: str) -> bool:
+        """Whether a mode that code asks for now is that of who called the model."""
+        if mode == INFERENCE:
+            return mode_now(INFERENCE) == self.infers
+        return not (self.is_on or self.is_off or inside_custom_function())
 
     @property
     def is_unknown(self) -> bool:

@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence._torch.autograd.mode_questions import GRAD, mode_now
 from whence._torch.record.recorder import Recorder
 from whence.errors import CaptureError, Place, UnsupportedMutation
+from whence.program import AskedMode
 from whence.schema import Phase
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED, refuse_lost_gradient
 from whence.tracing.listening.run_state import RunState
-from whence.tracing.log.events import LayoutRead, Lost, MetComposed
+from whence.tracing.log.events import LayoutRead, Lost, MetComposed, ModeAsked
 from whence.tracing.recording.branches import Branches
 from whence.tracing.recording.data_dependence import data_dependent, tensors_read, value_of
 from whence.tracing.recording.raising_branches import required
-from whence.tracing.refusals import data_replaced, object_met
+from whence.tracing.refusals import casts_inside, data_replaced, nested_met, object_met
 from whence.tracing.replay.objections import CompositeOpened
 from whence.tracing.source_lines import frame_outside
 
@@ -67,6 +69,33 @@ class ModelActs:
         node = self.recorder.node_of(tensor)
         if node is not None:
             self.run.log.add(LayoutRead(node))
+
+    def mode_asked(self, name: str) -> None:
+        """Python asks how a mode is; where the model has set it itself, that is so in every run."""
+        run = self.run
+        if run.running.phase is not Phase.FORWARD or not run.places.finder.is_model_asking():
+            return
+        if not run.grad_modes.is_caller_s(name):
+            return
+        module, source = run.places.reading()
+        run.log.add(ModeAsked(AskedMode(name, mode_now(name), str(module or ""), source)))
+
+    def history_asked(self, tensor: Tensor) -> None:
+        """Python asks whether a value has a history, which it may have where the caller records gradients."""
+        node = self.recorder.node_of(tensor)
+        if node is None or node.op == "placeholder" or (mode_now(GRAD) and not tensor.requires_grad):
+            return
+        given = self.recorder.graph.find_nodes(op="placeholder")
+        if any(getattr(row.meta.get("val"), "requires_grad", False) for row in given):
+            self.mode_asked(GRAD)
+
+    def casts_inside(self, function: object) -> CaptureError:
+        """The error for an operator inside of which autocast casts."""
+        return casts_inside(function, self.here())
+
+    def nested_met(self) -> CaptureError:
+        """The error for an encoder that packs its input."""
+        return nested_met(self.here())
 
     def distrusted(self, reason: str) -> None:
         """The model does something that is another thing where calls are replayed."""

@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 from whence._torch.autograd.nodes import GradientKey
 from whence._torch.autograd.switches import Switches, switches
 from whence._torch.tensors import autocast_state
-from whence.program import Structure
+from whence.program import AskedMode, Structure
 from whence.provenance import CallSite, Source
 from whence.schema import Phase, Quality
 from whence.tracing.target.loss_state import LossTensor
@@ -164,6 +164,13 @@ class LayoutRead:
 
 
 @dataclass(frozen=True, slots=True)
+class ModeAsked:
+    """The model asked how a mode is that its caller may have set."""
+
+    mode: AskedMode
+
+
+@dataclass(frozen=True, slots=True)
 class Drew:
     """A random operation was recorded; one that `repeats` draws again what `first` drew, if that is known."""
 
@@ -213,6 +220,7 @@ Event = (
     | MadeOfNumbers
     | LossHolds
     | LayoutRead
+    | ModeAsked
     | Drew
     | Unpacked
     | Lost

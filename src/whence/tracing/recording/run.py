@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd.derivatives import formulas_refused
 from whence._torch.autograd.grad_modes import observed_grad_modes
+from whence._torch.autograd.nodes import outside_inference_mode
 from whence._torch.autograd.replaced_data import replaced_inputs
 from whence._torch.autograd.saved_tensors import observed_packing
 from whence._torch.autograd.switches import modes_restored
@@ -213,6 +214,7 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
         return recorded
 
 
+@outside_inference_mode()
 def prepare(session: Session, example: Example, state: Sequence[StateTensor]) -> Prepared:
     leaves, nodes = _user_placeholders(session, example)
     plain = plain_tensors(state)

@@ -3,14 +3,16 @@
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 from weakref import ref
 
 from torch import Tensor
 
+from whence._torch.autograd.mode_questions import Pair, answered_questions
 from whence._torch.deciding.decider import Decider
+from whence._torch.higher_order.function_graphs import functions_unwatched
 from whence._torch.observe.generators import (
     READERS,
     Kind,
@@ -53,7 +55,8 @@ class SideEffects:
         """Raise `SideEffect` after the block for all that it did, at once."""
         with (
             observed_generators(self._note, self._random_states, self._drawing) as pairs,
-            self._sources.watched(pairs, self._set_held),
+            self._questions_answered() as answers,
+            self._sources.watched([*pairs, *answers], self._set_held),
             self._sources.threads_refused(self._literals),
         ):
             yield
@@ -68,6 +71,13 @@ class SideEffects:
         faults += [*(self._fault(kind) for kind in moved), *set_by_model, *self._sources.faults()]
         if faults:
             raise SideEffect.of(faults)
+
+    def _questions_answered(self) -> AbstractContextManager[Sequence[Pair]]:
+        session = self._session
+        is_model_asking = session.run.places.finder.is_model_asking
+        return answered_questions(
+            session.recorder.listener.model.mode_asked, is_model_asking, functions_unwatched
+        )
 
     def undo(self) -> None:
         """Give gradients back, and generators that this thread has moved."""

@@ -30,7 +30,11 @@ from whence.tracing.steps.host.around import HostAssumptions, HostFound
 from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import record_step
 from whence.tracing.steps.session import RateRead, StepSession
-from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_uninitialised
+from whence.tracing.target.eligibility import (
+    refuse_gradient_hooks,
+    refuse_inference_mode,
+    refuse_uninitialised,
+)
 from whence.tracing.target.example import Example, Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding
 from whence.tracing.target.subject import Subject, step_subject
@@ -85,6 +89,7 @@ def _attempted(
 def _captured(
     subject: Subject, example: Example, found: Optimizing, interrupts: Interrupts, wish: StepAssumptions
 ) -> tuple[Program, Observed, StepSession]:
+    refuse_inference_mode(subject.name)
     refuse_uninitialised(subject)
     refuse_sharding(subject, differentiates=True)
     refuse_gradient_hooks(

@@ -1,5 +1,6 @@
 """Kinds of modules and tensors that cannot be recorded: refused before the run, all at once."""
 
+import torch
 from torch import nn
 
 from whence._torch.observe.hooks import gradient_hooks, has_own_hooks
@@ -7,7 +8,15 @@ from whence._torch.observe.scripted import is_packed_weight
 from whence._torch.observe.wrappers import processes_averaged
 from whence._torch.subclasses.lazy_modules import uninitialised
 from whence._torch.subclasses.wrapper_subclasses import kind_of, untraceable
-from whence.errors import Fault, NotCallable, Place, UnsupportedHook, UnsupportedInput, UnsupportedModule
+from whence.errors import (
+    Fault,
+    NotCallable,
+    Place,
+    UnsupportedHook,
+    UnsupportedInput,
+    UnsupportedModule,
+    UsageError,
+)
 from whence.provenance import ModulePath
 from whence.tracing.target.subject import Subject, loose_tensors
 
@@ -31,6 +40,16 @@ def refuse_gradient_hooks(subject: Subject, *, why: str, remedy: str) -> None:
     if hooked:
         raise UnsupportedHook(
             f"there are gradient hooks on parameters: {'; '.join(hooked)}", why=why, remedy=remedy
+        )
+
+
+def refuse_inference_mode(name: str) -> None:
+    """Raise `UsageError` where a backward would be captured under inference mode."""
+    if torch.is_inference_mode_enabled():
+        raise UsageError(
+            f"a backward of {name} is to be captured, and torch.inference_mode() is on",
+            why="autograd records nothing in it, so there is no backward in eager, either",
+            remedy="capture it outside, on tensors that were made outside; or capture the forward",
         )
 
 
