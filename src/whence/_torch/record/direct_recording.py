@@ -88,3 +88,14 @@ class GraphTracer(PythonKeyTracer):
         note_function(self, node)
         self._recorded(node)
         return node
+
+
+def results_alive(tracer: Any, nested: nn.Module) -> dict[fx.Node, Tensor]:
+    """The operations of a tracer whose results are held by more than metadata, that of graphs inside too."""
+    tracked = ((slot.proxy.node, tensor) for tensor, slot in tracer.tensor_tracker.items())
+    found = [(node, tensor) for node, tensor in tracked if node.meta.get("val") is not tensor]
+    if not found:
+        return {}
+    inner = (module.graph for module in nested.modules() if isinstance(module, fx.GraphModule))
+    held = {id(node.meta.get("val")) for graph in (tracer.graph, *inner) for node in graph.nodes}
+    return {node: tensor for node, tensor in found if id(tensor) not in held}
