@@ -51,14 +51,7 @@ from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.adopted import Adopted, fresh_like
 from whence._torch.record.annotations import note_function
-from whence._torch.record.direct_recording import (
-    ComposedMet,
-    GraphTracer,
-    NotPlain,
-    is_plain,
-    laid_out,
-    results_alive,
-)
+from whence._torch.record.direct_recording import ComposedMet, GraphTracer, NotPlain, is_plain, laid_out
 from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.known_values import ASKING, known_answer
 from whence._torch.record.listener import RecordingListener
@@ -311,7 +304,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def results_alive(self) -> dict[fx.Node, Tensor]:
         """The operations whose results somebody but the graph's own metadata still holds, with these."""
-        return results_alive(self.tracer, self.nested)
+        return dict(self.tracer.results_alive())  # type: ignore[union-attr]
 
     @contextmanager
     def active(self) -> Iterator[None]:
