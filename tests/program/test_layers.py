@@ -331,7 +331,7 @@ EDITS: dict[str, Callable[[fx.Node], object]] = {
     "another operation": lambda node: setattr(node, "target", torch.ops.aten.sin.default),
     "another argument": lambda node: setattr(node, "args", (node.graph.find_nodes(op="placeholder")[-1],)),
     "a keyword": lambda node: setattr(node, "kwargs", {"out": None}),
-    "another origin": lambda node: set_origin(node, replace(origin_of(node), quality=Quality.INFERRED)),
+    "another origin": lambda node: set_origin(node, origin_of(node)._replace(quality=Quality.INFERRED)),
     "another operation in front": copied_in_front,
 }
 

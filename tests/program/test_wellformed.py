@@ -94,25 +94,25 @@ def origin_missing() -> whence.Program:
 
 def origin_unknown() -> whence.Program:
     node = node_of(program := joint(), aten.relu.default)
-    set_origin(node, replace(origin_of(node), quality=Quality.NONE))
+    set_origin(node, origin_of(node)._replace(quality=Quality.NONE))
     return program
 
 
 def forward_node_unknown() -> whence.Program:
     node = node_of(program := joint(), aten.threshold_backward.default)
-    set_origin(node, replace(origin_of(node), forward="nowhere"))
+    set_origin(node, origin_of(node)._replace(forward="nowhere"))
     return program
 
 
 def call_unknown() -> whence.Program:
     node = node_of(program := joint(), aten.mm.default)
-    set_origin(node, replace(origin_of(node), calls=(CallSite(ModulePath.parse("first"), 7, "Linear"),)))
+    set_origin(node, origin_of(node)._replace(calls=(CallSite(ModulePath.parse("first"), 7, "Linear"),)))
     return program
 
 
 def place_unknown() -> whence.Program:
     node = node_of(program := joint(), aten.mm.default)
-    set_origin(node, replace(origin_of(node), place=CallSite(ModulePath.parse("nowhere"), 0, "Linear")))
+    set_origin(node, origin_of(node)._replace(place=CallSite(ModulePath.parse("nowhere"), 0, "Linear")))
     return program
 
 
@@ -137,7 +137,7 @@ def value_read_before_it_is_made() -> whence.Program:
 
 def forward_reads_backward() -> whence.Program:
     node = node_of(program := joint(), aten.relu.default)
-    set_origin(node, replace(origin_of(node), phase=Phase.BACKWARD))
+    set_origin(node, origin_of(node)._replace(phase=Phase.BACKWARD))
     return program
 
 

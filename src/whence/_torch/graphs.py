@@ -192,16 +192,22 @@ class Inserter:
         names = graph._graph_namespace
         self._used, self._names = names._used_names, names._obj_to_name
         self._table = graph._find_nodes_lookup_table.table
+        self._rows: dict[int, dict[fx.Node, None]] = {}
+        """Those of the table, by the identity of the target: an operator's own hash is Python code."""
 
-    def __call__(self, before: fx.Node, name: str, like: fx.Node, args: Any, kwargs: Any) -> fx.Node:
-        """A node that does what `like` does, on other arguments, in front of `before`."""
-        if name in self._used and name not in self._left_out:
-            name = self._graph._graph_namespace.create_name(name, None)
-        made = Node(self._graph, name, "call_function", like.target, args, kwargs)
+    def __call__(self, before: fx.Node, name: str, target: Any, args: Any, kwargs: Any) -> fx.Node:
+        """A node that calls `target`, which lives as long as the graph, in front of `before`."""
+        if name in self._used:
+            if name not in self._left_out:
+                name = self._graph._graph_namespace.create_name(name, None)
+            self._left_out.discard(name)
+        made = Node(self._graph, name, "call_function", target, args, kwargs)
         self._used.add(name)
-        self._left_out.discard(name)
         self._names[made] = name
-        self._table["call_function", like.target][made] = None
+        row = self._rows.get(id(target))
+        if row is None:
+            row = self._rows[id(target)] = self._table["call_function", target]
+        row[made] = None
         before._prepend(made)
         self._graph._len += 1
         return made

@@ -81,8 +81,9 @@ class Describer:
         number = self._tensors.setdefault(id(tensor), len(self._tensors))
         target = None if is_registered else functools.partial(_itself, tensor)
         found = expected_tensor(tensor, number, target)
-        if id(tensor) not in self._with_strides:
-            found = replace(found, copied=_strides_of_copy(tensor))
+        exact = id(tensor) in self._with_strides
+        if not exact and (copied := _strides_of_copy(tensor)) is not None:
+            found = replace(found, copied=copied)
         if own := self._named & vars(tensor).keys():
             rows = ((name, self.describe(vars(tensor)[name])) for name in sorted(own))
             found = replace(found, attributes=tuple(rows))

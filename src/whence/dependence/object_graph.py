@@ -163,11 +163,9 @@ class _Glance:
 
     def is_unchanged(self) -> bool:
         """Whether everything holds the same."""
-        now = list(self._now())
         return (
-            len(now) == len(self.parts)
-            and all(map(is_, now, self.parts))
-            and all(map(eq, self._lengths(), self.lengths))
+            all(map(eq, self._lengths(), self.lengths))
+            and all(map(is_, self._now(), self.parts))
             and all(held.is_unchanged for held in self.others)
         )
 

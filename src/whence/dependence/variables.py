@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from operator import is_
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -50,12 +51,13 @@ class Namespace:
 
     def changed(self) -> str | None:
         """The first variable that holds something else now."""
-        look = self.mapping.get
-        now = [look(name, NOTHING) for name in self.names]
-        if all(map(is_, now, self.values)):
+        if all(map(is_, self._now(), self.values)):
             return None
-        rows = zip(self.names.values(), now, self.values, strict=True)
+        rows = zip(self.names.values(), self._now(), self.values, strict=False)
         return next(spelled for spelled, found, held in rows if found is not held)
+
+    def _now(self) -> Iterator[Any]:
+        return map(self.mapping.get, self.names, repeat(NOTHING))
 
 
 class Variables:

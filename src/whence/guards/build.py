@@ -1,11 +1,13 @@
 """What was read while a model ran becomes guards."""
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
+from whence._torch.plain_values import PLAIN
 from whence._torch.subclasses.fully_sharded import managed_parameters
 from whence.dependence.describe import Describer, reference
 from whence.dependence.hooks import described_hooks, hook_rows
@@ -36,6 +38,9 @@ CALL = "forward"
 STRUCTURES = {"_modules": "submodules", "_parameters": "parameters", "_buffers": "buffers"}
 
 _TABLES = {"_parameters": GuardKind.PARAMETER, "_buffers": GuardKind.BUFFER, "_modules": GuardKind.SUBMODULE}
+
+_NO_TENSORS = PLAIN | {dict, OrderedDict, set}
+"""What most attributes of modules are."""
 
 _RECORDED = "its code is what was recorded"
 _TENSOR = "the operations were recorded for a tensor like this"
@@ -99,7 +104,8 @@ def _registered(observed: Observed) -> set[int]:
         for _, module in observed.modules
         for table in (module._parameters, module._buffers, vars(module))
     ]
-    return {id(value) for table in tables for value in table.values() if isinstance(value, Tensor)}
+    held = (value for table in tables for value in table.values() if type(value) not in _NO_TENSORS)
+    return {id(value) for value in held if issubclass(type(value), Tensor)}
 
 
 def _changes(things: Sequence[Located], observed: Observed) -> tuple[str, ...]:
@@ -169,10 +175,13 @@ class _Builder:
         yield Guard(GuardKind.HOOKS, what, hooks, _HOOKED, "hooks", *_placed(row, read))
 
     def _code(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
+        is_known = (row.holder.type, "__call__") in self._classes
         if CALL in vars(module):
             yield self._found(GuardKind.CODE, row, read, vars(module)[CALL])
         else:
             yield from self._of_class(row, read, CALL)
+        if is_known:
+            return
         yield from self._of_class(row, read, "__call__")
         for base in row.holder.type.__mro__[1:]:  # super().forward() looks on classes, where none sees it
             if CALL in vars(base) and base is not nn.Module:
@@ -188,7 +197,7 @@ class _Builder:
         elif name in held:
             if read.is_held and held[name] is read.value:  # otherwise the run itself wrote it first
                 yield self._found(_kind_of(read.value), row, read, read.value)
-        elif (table := next((table for table in _TABLES if name in held[table]), None)) is not None:
+        elif (table := _table_of(held, name)) is not None:
             if table != "_modules" or held[table][name] is None:
                 yield self._found(_TABLES[table], row, read, held[table][name])
         else:
@@ -234,6 +243,14 @@ class _Builder:
         return Guard(kind, row.spelled(read.name), expected, reason, read.name, *_placed(row, read))
 
 
+def _table_of(held: Mapping[str, Any], name: str) -> str | None:
+    """The table of a module that has a name."""
+    for table in _TABLES:
+        if name in held[table]:
+            return table
+    return None
+
+
 def _absence(row: Located, read: Read) -> Guard:
     what = row.spelled(read.name)
     return Guard(GuardKind.ATTRIBUTE, what, Missing(), _WITHOUT, read.name, *_placed(row, read))
@@ -247,7 +264,7 @@ def _placed(row: Located, read: Read | None) -> tuple[int, type, ModulePath | No
 
 
 def _kind_of(value: object) -> GuardKind:
-    return GuardKind.TENSOR if isinstance(value, Tensor) else GuardKind.ATTRIBUTE
+    return GuardKind.TENSOR if issubclass(type(value), Tensor) else GuardKind.ATTRIBUTE
 
 
 def _is_machinery(kind: type, name: str) -> bool:

@@ -76,7 +76,7 @@ def _wrappers(path: ModulePath, module: nn.Module, parent: nn.Module | None) -> 
 def _wanted_paths(observed: Observed) -> set[ModulePath]:
     """The paths of modules that were read or found by a read, and all paths above them."""
     met = {id(read.holder) for read in observed.reads}
-    met |= {id(read.value) for read in observed.reads if isinstance(read.value, nn.Module)}
+    met |= {id(read.value) for read in observed.reads if issubclass(type(read.value), nn.Module)}
     tables = (read.value for read in observed.reads if read.name == "_modules")
     met |= {id(child) for table in tables if isinstance(table, dict) for child in table.values()}
     wanted: set[ModulePath] = {path for path, _ in observed.roots}

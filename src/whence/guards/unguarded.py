@@ -6,12 +6,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from whence._torch.plain_values import PLAIN
 from whence._torch.subclasses.fully_sharded import class_as_written
 from whence.dependence.describe import function_of
 from whence.dependence.lookup import class_attribute
 from whence.dependence.values import is_constant
 from whence.program import Program
-from whence.program.guards.expectations import Expectation, Reference, inside_of
+from whence.program.guards.expectations import (
+    Expectation,
+    ExpectedConstant,
+    ExpectedHolder,
+    ExpectedNames,
+    ExpectedTensor,
+    Missing,
+    Reference,
+    inside_of,
+)
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Guard, Unguarded
 from whence.schema import GuardKind
@@ -61,7 +71,7 @@ def _functions(observed: Observed) -> list[Any]:
     """The Python functions of the user that modules looked up on themselves: forward, and methods."""
     found: dict[int, Any] = {}
     for read in observed.reads:
-        function = function_of(read.value) if read.is_there else None
+        function = None if type(read.value) in PLAIN or not read.is_there else function_of(read.value)
         if function is not None and inspect.isfunction(function[0]):
             found.setdefault(id(function[0].__code__), function[0])
     return [function for function in found.values() if not str(function.__module__).startswith(_LIBRARIES)]
@@ -80,13 +90,17 @@ def _is_library_object(value: object) -> bool:
 def _opaque_objects(guards: Sequence[Guard], guarded: Container[str]) -> Iterator[Unguarded]:
     """Whatever a guard can only recognise, and not look into."""
     for guard in guards:
-        if f"{_CONTEXT} {guard.what}" in guarded:
+        if type(guard.expected) in _PLAIN or f"{_CONTEXT} {guard.what}" in guarded:
             continue
         for found in _references(guard.expected):
             yield Unguarded(
                 f"the inside of {guard.what}, {found.text}",
                 "objects of this class cannot be watched: that it is the same object is guarded",
             )
+
+
+_PLAIN = frozenset({ExpectedConstant, ExpectedHolder, ExpectedTensor, ExpectedNames, Missing})
+"""What holds no references; nearly all that is expected is of these kinds."""
 
 
 def _references(expected: Expectation) -> Iterator[Reference]:

@@ -5,8 +5,8 @@ other names behind writes the records anew.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from torch import fx
 
@@ -20,8 +20,7 @@ _UNKNOWN = Origin(Phase.FORWARD, quality=Quality.NONE)
 Names = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Contribution:
+class Contribution(NamedTuple):
     """One gradient that arrived for a value: its node, the call it came from, and the running sum."""
 
     node: str
@@ -29,8 +28,7 @@ class Contribution:
     sum: str | None = None
 
 
-@dataclass(frozen=True)
-class Adjoint:
+class Adjoint(NamedTuple):
     """The gradient of one forward value: its contributions in order of arrival, and their total."""
 
     contributions: tuple[Contribution, ...]
@@ -42,9 +40,8 @@ class Adjoint:
         return last.sum or last.node
 
 
-@dataclass(frozen=True)
-class NodeRecord:
-    """Where a node came from, and what its value is to others.
+class NodeRecord(NamedTuple):
+    """Where a node came from, and what its value is to others: a tuple, for every node has one.
 
     `adjoint` is the gradient of the value, and `unclear` are the calls, by number, that contributed to it
     where a pass merged contributions. `versions` are the values that this one is a later value of, after a
@@ -65,6 +62,7 @@ class NodeRecord:
 
 
 _BLANK = NodeRecord()
+_NOTHING_MORE = _BLANK[1:]
 
 
 def record_of(node: fx.Node) -> NodeRecord:
@@ -76,7 +74,7 @@ def record_of(node: fx.Node) -> NodeRecord:
 def set_origin(node: fx.Node, origin: Origin | None) -> None:
     """Say where a node came from; None takes back what was said."""
     known = node.meta.get(RECORD)
-    node.meta[RECORD] = NodeRecord(origin) if known is None else replace(known, origin=origin)
+    node.meta[RECORD] = NodeRecord(origin) if known is None else known._replace(origin=origin)
 
 
 def origin_of(node: fx.Node) -> Origin:
@@ -140,8 +138,9 @@ def write_facts(graph: fx.Graph, facts: GraphFacts) -> None:
         for name in names:
             said.setdefault(name, {})[kind] = True
     for node in graph.nodes:
-        if (known := record_of(node)) != _BLANK or node.name in said:
-            node.meta[RECORD] = NodeRecord(known.origin, **said.get(node.name, {}))
+        known, more = node.meta.get(RECORD, _BLANK), said.get(node.name)
+        if more or known[1:] != _NOTHING_MORE:
+            node.meta[RECORD] = NodeRecord(known.origin, **(more or {}))
 
 
 def _marks(facts: GraphFacts) -> Iterable[tuple[str, Iterable[str]]]:

@@ -143,22 +143,18 @@ def origins_present(looked: Looked) -> Iterator[Broken]:
 
 def origins_known(looked: Looked) -> Iterator[Broken]:
     """The calls and forward nodes that origins name exist."""
-    names = {node.name for node in looked.nodes}
-    made = {id(call.site) for call in looked.program.calls}
+    names = {None, *(node.name for node in looked.nodes)}
+    made = {id(None), *(id(call.site) for call in looked.program.calls)}  # which most origins share
     sites = {(call.site.path, call.site.index) for call in looked.program.calls}
-    sound: set[int] = set()  # many nodes share an origin
     for node, origin in zip(looked.nodes, looked.origins, strict=True):
-        if id(origin) in sound:
+        if origin.forward not in names:
+            what = f"{node.name} differentiates {origin.forward}, which does not exist"
+            yield Broken(what, node.name)
+        if id(origin.place) in made and made.issuperset(map(id, origin.calls)):
             continue
-        found = []
-        if origin.forward is not None and origin.forward not in names:
-            found.append(f"{node.name} differentiates {origin.forward}, which does not exist")
         for site in (*origin.calls, origin.place):
-            if site is not None and id(site) not in made and (site.path, site.index) not in sites:
-                found.append(f"{node.name} comes from a call that was not made")
-        yield from (Broken(what, node.name) for what in found)
-        if not found:
-            sound.add(id(origin))
+            if site is not None and (site.path, site.index) not in sites:
+                yield Broken(f"{node.name} comes from a call that was not made", node.name)
 
 
 def is_functional(looked: Looked) -> Iterator[Broken]:

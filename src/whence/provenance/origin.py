@@ -1,6 +1,7 @@
 """Where one node came from."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from whence.provenance.path import ModulePath
 from whence.schema import Phase, Quality
@@ -41,9 +42,8 @@ class CallSite:
         return f"{self.path}@{self.index}" if self.index else str(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where one node came from.
+class Origin(NamedTuple):
+    """Where one node came from; a program has one for nearly every node, and a tuple is made quickly.
 
     `calls` names the innermost module call with its full path; it is empty for operations outside any
     module (a loss function, a free function) and has several entries only for accumulated gradients.

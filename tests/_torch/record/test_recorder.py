@@ -78,7 +78,7 @@ class Listener:
         """Nowhere in particular."""
         return Place()
 
-    def recorded(self, node: fx.Node) -> None:
+    def recorded(self, node: fx.Node, of: fx.Node | None = None) -> None:
         self.nodes.append(node)
 
     def met_tensor(self, tensor: Tensor) -> str:

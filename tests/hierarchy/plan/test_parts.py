@@ -4,8 +4,6 @@ No model that we know makes one, so the origins of a sound program are changed: 
 said to belong to the first, so that a value leaves the first call and comes back.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -31,7 +29,7 @@ def with_the_last_given_to_the_first(model: nn.Module, phase: Phase, *, joint: b
     (owner,) = {origin_of(node).place for node in program.select(f"0 :: :: {phase}")}
     assert owner is not None
     for node in program.select(f"2 :: :: {phase}"):
-        set_origin(node, replace(origin_of(node), calls=(owner,), place=owner))
+        set_origin(node, origin_of(node)._replace(calls=(owner,), place=owner))
     return program
 
 

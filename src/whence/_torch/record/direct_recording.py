@@ -1,6 +1,6 @@
 """Operators that a recording writes down by itself, in half the time of PyTorch's own way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -88,3 +88,12 @@ class GraphTracer(PythonKeyTracer):
         note_function(self, node)
         self._recorded(node)
         return node
+
+    def results_alive(self) -> Iterator[tuple[fx.Node, Tensor]]:
+        """The operations whose results are held by more than metadata, that of graphs inside too."""
+        tracked = ((slot.proxy.node, tensor) for tensor, slot in self.tensor_tracker.items())
+        found = [(node, tensor) for node, tensor in tracked if node.meta.get("val") is not tensor]
+        inner = (module.graph for module in self.root.modules() if isinstance(module, fx.GraphModule))
+        graphs = (self.graph, *inner) if found else ()
+        held = {id(node.meta.get("val")) for graph in graphs for node in graph.nodes}
+        return ((node, tensor) for node, tensor in found if id(tensor) not in held)

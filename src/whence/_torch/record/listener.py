@@ -101,8 +101,8 @@ class RecordingListener(Protocol):
     def model(self) -> ModelListener:
         """Who is told of the model."""
 
-    def recorded(self, node: fx.Node) -> None:
-        """A node was appended to the graph."""
+    def recorded(self, node: fx.Node, of: fx.Node | None = None) -> None:
+        """A node was appended to the graph; perhaps it is a result `of` another, appended just before."""
 
     def size_recorded(self, node: fx.Node) -> None:
         """A node that holds a size was appended to the graph."""

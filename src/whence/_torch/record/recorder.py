@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from whence._torch.autograd.switches import switches
 from whence._torch.fakes import DEVICE, fake_of
-from whence._torch.graphs import name_exactly
+from whence._torch.graphs import Appender, name_exactly
 from whence._torch.higher_order.function_graphs import functions_traced
 from whence._torch.observe.generators import without_default_generator
 from whence._torch.observe.scripted import BEGIN_REGION, END_REGION, object_among, takes_objects
@@ -234,17 +235,21 @@ class Recorder(ProxyTorchDispatchMode):
             return tuple(fresh_like(self.fake_mode, like) for like in likes)
 
     def stand_for(
-        self, arguments: tuple[fx.Node, ...], likes: Sequence[Tensor]
+        self, arguments: tuple[fx.Node, ...], likes: Sequence[Tensor], shown: Sequence[Tensor | None] = ()
     ) -> tuple[fx.Node, list[Tensor]]:
-        """Append a node that stands for others, with fresh results that are like `likes`."""
-        graph = self.tracer.graph
-        node = graph.create_node("call_function", _hold_on, arguments, {}, STAND_IN)
+        """Append a node that stands for others, with fresh results that are like `likes`.
+
+        What the graph shows as its values is `shown`, where that is given: it is nobody else's to change.
+        """
+        append = Appender(self.graph)
+        node = self.marker(arguments)
         self.listener.recorded(node)
         fresh = list(self.fresh(likes))
-        for position, result in enumerate(fresh):
-            item = graph.create_node("call_function", operator.getitem, (node, position), {}, STAND_IN)
-            self.track(result, item)
-            self.listener.recorded(item)
+        for position, (result, value) in enumerate(zip_longest(fresh, shown)):
+            name, read = f"{node.name}_result_{position}", (node, position)
+            item = append("call_function", name, operator.getitem, read, {})
+            self.track(result, item, value)
+            self.listener.recorded(item, node)
         return node, fresh
 
     def marker(self, values: tuple[fx.Node, ...]) -> fx.Node:
@@ -293,10 +298,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def results_alive(self) -> dict[fx.Node, Tensor]:
         """The operations whose results somebody but the graph's own metadata still holds, with these."""
-        inner = (module.graph for module in self.nested.modules() if isinstance(module, fx.GraphModule))
-        held = {id(node.meta.get("val")) for graph in (self.graph, *inner) for node in graph.nodes}
-        tracked = self.tracer.tensor_tracker.items()
-        return {slot.proxy.node: tensor for tensor, slot in tracked if id(tensor) not in held}
+        return dict(self.tracer.results_alive())  # type: ignore[union-attr]
 
     @contextmanager
     def active(self) -> Iterator[None]:

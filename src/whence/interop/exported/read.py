@@ -201,7 +201,7 @@ def _set_nested_origins(flat: Flat, sites: Sites) -> None:
             origin = Origin(Phase.FORWARD, (site,), Quality.INFERRED, source_of(user), place=site)
             set_origin(reader, origin)
             for node in _nodes_of(flat.nested[str(reader.target)]):
-                set_origin(node, replace(origin, source=source_of(node) or origin.source))
+                set_origin(node, origin._replace(source=source_of(node) or origin.source))
 
 
 def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:

@@ -7,7 +7,7 @@ metadata nothing is deduced.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import fx
 
@@ -104,7 +104,7 @@ def write_origins(old: WorkingCopy, now: After, sources: NodeSources, name: str)
     def present(origin: Origin) -> Origin:
         forward = origin.forward
         held = None if forward is None else now.image(forward) or heir.get(forward)
-        return replace(origin, forward=None if held is None else held.name)
+        return origin._replace(forward=None if held is None else held.name)
 
     also = dict(_merged_away(old, now))
     for before, node in now.kept.items():
@@ -140,7 +140,7 @@ def _with_calls_of(old: WorkingCopy, name: str, others: Sequence[str]) -> Origin
     if calls == origin.calls and origin is found[0]:
         return origin
     unknown = any(each.quality is Quality.NONE for each in found)
-    return replace(origin, calls=calls, quality=Quality.NONE if unknown else Quality.INFERRED)
+    return origin._replace(calls=calls, quality=Quality.NONE if unknown else Quality.INFERRED)
 
 
 def _write_nested(reader: fx.Node) -> None:
@@ -151,6 +151,6 @@ def _write_nested(reader: fx.Node) -> None:
         return
     for node in inner.graph.nodes:
         if node.op == "call_function" and not has_origin(node):
-            set_origin(node, replace(known, quality=Quality.INFERRED))
+            set_origin(node, known._replace(quality=Quality.INFERRED))
         if node.op == "get_attr":
             _write_nested(node)

@@ -84,7 +84,7 @@ def assemble(
     inputs = (row for row in signature.inputs if row.name in present)
     signature = replace(
         signature,
-        inputs=tuple(replace(row, layout_read=row.name in layouts_read) for row in inputs),
+        inputs=tuple(replace(row, layout_read=True) if row.name in layouts_read else row for row in inputs),
         wholes=wholes_of(subject, recorded),
     )
     order_placeholders(graph, [row.name for row in signature.inputs])
@@ -258,13 +258,13 @@ class _Names(dict[str, Leaf]):
 
     def __init__(self, moved: dict[str, Leaf], present: set[str]) -> None:
         super().__init__(moved)
-        self._present = present
+        self.present = present
 
     def get(self, name: str, default: Any = None) -> Any:
         found = super().get(name)
         if found is not None:
             return found
-        return default if name in self._present else Absent("nothing in the program uses this value")
+        return default if name in self.present else Absent("nothing in the program uses this value")
 
     def name(self, name: str) -> str | None:
         """The present name of a recorded one, or None."""
@@ -275,8 +275,8 @@ class _Names(dict[str, Leaf]):
 def _rename_forwards(graph: fx.Graph, names: "_Names") -> None:
     for node in graph.nodes:
         origin = origin_of(node)
-        if origin.forward is not None and (now := names.name(origin.forward)) != origin.forward:
-            set_origin(node, replace(origin, forward=now))
+        if origin.forward is not None and origin.forward not in names.present:
+            set_origin(node, origin._replace(forward=names.name(origin.forward)))
 
 
 def _arguments(recorded: Recorded, functional: Functional, preserved: Iterable[int]) -> set[str]:

@@ -1,7 +1,5 @@
 """Origins of what the functions compute that operators run: branches, and bodies of loops."""
 
-from dataclasses import replace
-
 from torch import fx, nn
 
 from whence._torch.graphs import nested_graph
@@ -31,6 +29,6 @@ def _attribute_inside(graph: fx.Graph, of: Origin) -> None:
         if node.op not in ("call_function", "get_attr"):
             continue
         if has_origin(node) and origin_of(node).phase is of.phase:
-            set_origin(node, replace(origin_of(node), place=of.place))
+            set_origin(node, origin_of(node)._replace(place=of.place))
         else:
-            set_origin(node, replace(of, quality=Quality.INFERRED))
+            set_origin(node, of._replace(quality=Quality.INFERRED))

@@ -6,6 +6,7 @@ holds a gradient.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import repeat, zip_longest
 
 from torch import fx
@@ -46,6 +47,11 @@ class GradientSums:
     arrivals: dict[GradientKey, list[Arrival]] = field(default_factory=dict)
     sums: dict[fx.Node, Sum] = field(default_factory=dict)
     delivered: int = 0
+
+    @cached_property
+    def sum_of(self) -> dict[fx.Node, fx.Node | None]:
+        """The sum that each gradient became part of, once all have arrived."""
+        return {arrival.node: arrival.sum for held in self.arrivals.values() for arrival in held}
 
 
 def follow(log: Log, roots: Sequence[tuple[GradientKey | None, fx.Node]], start: int) -> GradientSums:

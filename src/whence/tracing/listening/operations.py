@@ -1,7 +1,7 @@
 """Hears what is recorded, node by node."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
@@ -30,16 +30,20 @@ class Operations:
     model: ModelActs
     names: Mapping[int, str]
 
-    def recorded(self, node: fx.Node) -> None:
-        """Mark a node with everything that is only known now."""
+    def recorded(self, node: fx.Node, of: fx.Node | None = None) -> None:
+        """Mark a node with everything that is only known now; a result `of` another with what is known of
+        that."""
         self.run.interrupts.let_in()
-        if node.op == "call_function":
+        if of is not None:
+            mark = self.run.log.marks[of]
+            self.run.log.add(mark._replace(node=node, cut=(of,) if mark.cut else ()))
+        elif node.op == "call_function":
             self._add(self.run.marking.of(node))
 
     def size_recorded(self, node: fx.Node) -> None:
         """Mark a node that holds a size: it differentiates nothing, and no autograd node was made for it."""
         self.run.interrupts.let_in()
-        self._add(replace(self.run.marking.of(node), moment=-1, cut=()))
+        self._add(self.run.marking.of(node)._replace(moment=-1, cut=()))
 
     def _add(self, mark: Marked) -> None:
         node, log = mark.node, self.run.log

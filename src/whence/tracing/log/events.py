@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,9 +18,8 @@ from whence.schema import Phase, Quality
 from whence.tracing.target.loss_state import LossTensor
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """A node was recorded, and what was known then.
+class Marked(NamedTuple):
+    """A node was recorded, and what was known then: a tuple, for there is one of every node.
 
     `moment` is the number of the newest autograd node: the one this operation made, if it made one.
     `cut` are the nodes whose gradient stops here, because the operation ran without grad mode; where the

@@ -123,7 +123,7 @@ def _mark(log: Any, event: Marked) -> None:
 
 
 def _reconsider(log: Any, event: Reconsidered) -> None:
-    log.marks[event.node] = replace(log.marks[event.node], phase=event.phase)
+    log.marks[event.node] = log.marks[event.node]._replace(phase=event.phase)
 
 
 def _cross(log: Any, event: Crossed) -> None:

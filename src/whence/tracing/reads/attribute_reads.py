@@ -48,16 +48,18 @@ Reader = tuple[ModulePath | None, Source | None]
 
 def _settled(read: Read) -> Read:
     """A read without what the run made: what the holder holds, and what its class answers, stays."""
-    if not read.is_there or isinstance(read.value, _KEPT) or _is_held(read):
+    if not read.is_there or issubclass(type(read.value), _KEPT) or _is_held(read):
         return read
     return read._replace(value=None, is_held=False)
 
 
 def _is_held(read: Read) -> bool:
     held = own_attributes(read.holder)
-    tables = (held, *(held.get(name) or {} for name in TABLES))
-    if any(table.get(read.name) is read.value for table in tables):
+    if held.get(read.name) is read.value:
         return True
+    for name in TABLES:
+        if (table := held.get(name)) and table.get(read.name) is read.value:
+            return True
     return any(base.__dict__.get(read.name) is read.value for base in type(read.holder).__mro__)
 
 

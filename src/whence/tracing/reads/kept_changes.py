@@ -18,6 +18,7 @@ from whence.tracing.reads.probes import plain
 
 _WHOLE = "__dict__"
 _TABLES = (*HOOK_KINDS, *(flag for flags in HOOK_FLAGS.values() for flag in flags))
+_NO_HOOKS = (0,) * len(_TABLES)
 
 
 class ContainerSnapshot:
@@ -81,7 +82,9 @@ class ContainerSnapshot:
             ):
                 yield Change(read.holder, read.name, copy_of(held[read.name]))
         for module, counts in self._hooks:
-            for name, count, now in zip(_TABLES, counts, _hook_counts(module), strict=True):
+            if (after := _hook_counts(module)) is counts:
+                continue
+            for name, count, now in zip(_TABLES, counts, after, strict=True):
                 if count != now:
                     yield Change(module, name, copy(vars(module)[name]))
 
@@ -120,8 +123,10 @@ def copy_of(value: object, known: dict[int, object] | None = None) -> object:
     return made
 
 
-def _hook_counts(module: nn.Module) -> list[int]:
+def _hook_counts(module: nn.Module) -> Sequence[int]:
     held = own_attributes(module)
+    if not any(map(held.get, _TABLES)):
+        return _NO_HOOKS
     return [len(held.get(name, ())) for name in _TABLES]
 
 

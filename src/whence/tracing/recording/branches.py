@@ -211,7 +211,7 @@ class Branches:
             return None
         origin = origin_of(self._played[-1])
         if self._state.running.phase is Phase.BACKWARD and origin.phase is Phase.FORWARD:
-            return replace(origin, phase=Phase.BACKWARD, recomputed=True)
+            return origin._replace(phase=Phase.BACKWARD, recomputed=True)
         return origin
 
     @property
@@ -271,7 +271,7 @@ class Listener:
     outside: dict[str, Tensor] = field(default_factory=dict)
     numbers: set[str] = field(default_factory=set)
 
-    def recorded(self, node: fx.Node) -> None:
+    def recorded(self, node: fx.Node, of: fx.Node | None = None) -> None:  # noqa: ARG002
         """Say of a node where it comes from, if that is known now."""
         if node.op != "call_function":
             return

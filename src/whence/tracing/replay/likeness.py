@@ -122,11 +122,13 @@ def _own(looks: Sequence[Look]) -> Own:
 
 @dataclass
 class Likeness:
-    """What stands in a call for what the recorded one used: `things` and `tensors` by identity."""
+    """What stands in a call for what the recorded one used: `things` and `tensors` by identity; `values` are
+    what was found in the place of what it read, by the identity of the look."""
 
     things: dict[int, Any] = field(default_factory=dict)
     tensors: dict[int, Tensor] = field(default_factory=dict)
     taken: dict[int, int] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
 
     def thing(self, thing: Any) -> Any:
         """What stands for a module or object: itself, if it is not a part of the call."""
@@ -179,13 +181,9 @@ class _Comparison:
         """Raise `Different` where a thing does not hold what the recorded one held."""
         holder = self.found.things.get(id(own.holder), own.holder)
         attributes = own_attributes(holder)
-        tables = {table: filled for table in TABLES if (filled := attributes.get(table))}
-        tables[""] = attributes
-        for table in tables.values() if own.free else ():
-            if not own.free.isdisjoint(table):
-                raise Different(
-                    f"a {type(holder).__name__} has attributes that the recorded one did not have"
-                )
+        tables = (attributes, *filter(None, map(attributes.get, TABLES)))
+        if own.free and not all(map(own.free.isdisjoint, tables)):
+            raise Different(f"a {type(holder).__name__} has attributes that the recorded one did not have")
         for name in own.absent:
             if class_attribute(type(holder), name) is not NOTHING:
                 raise Different(f"`{name}` was absent")
@@ -196,7 +194,8 @@ class _Comparison:
             elif look.table == SLOT:
                 self._look(look, held(holder, look.name, SLOT))
             else:
-                now = tables.get(look.table or "", _EMPTY).get(look.name, NOTHING)
+                table = attributes.get(look.table) or _EMPTY if look.table else attributes
+                now = table.get(look.name, NOTHING)
                 if now is not look.value or type(now) not in PLAIN:
                     self._look(look, now)
 
@@ -205,9 +204,10 @@ class _Comparison:
         self._look(look, held(look.holder, look.name, look.table))
 
     def _look(self, look: Look, now: Any) -> None:
-        if not all(content.is_unchanged for content in look.content):
+        if look.content and not all(content.is_unchanged for content in look.content):
             raise Different(f"`{look.name}` of the recorded one has changed")
         self.same(look.value, now, lambda: f"`{look.name}`")
+        self.found.values[id(look)] = now
 
     def same(self, before: Any, now: Any, what: Callable[[], str], depth: int = _DEPTH) -> None:
         """Raise `Different` where two values are not alike."""

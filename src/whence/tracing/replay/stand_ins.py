@@ -1,7 +1,7 @@
 """Let a recorded call stand for one that is like it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -15,9 +15,10 @@ from whence._torch.tensors import without_functions
 from whence.program.guards.observed import Read
 from whence.schema import Phase
 from whence.tracing.listening.recording import Recording
+from whence.tracing.log.events import Opened
 from whence.tracing.replay.decision import Alike
 from whence.tracing.replay.differentiating import Calls, linked
-from whence.tracing.replay.likeness import COMPUTED, Likeness, Look, held
+from whence.tracing.replay.likeness import COMPUTED, Likeness, Look
 from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.records.records import Records
 from whence.tracing.replay.records.rehearsal import rehearsal_for
@@ -128,7 +129,8 @@ def _open_scopes(recording: Recording, template: Template, found: Likeness, scop
         site = recording.run.names.repeat(like.site, before, now)
         module = None if like.module is None else found.thing(like.module)
         parent = like.parent - first + scope
-        log.add(replace(like, site=site, parent=parent, module=module))
+        told = like.parameters, like.is_reached, like.autocast, like.switches, like.records
+        log.add(Opened(site, parent, module, *told))
 
 
 def _result(template: Template, found: Likeness, results: Sequence[Tensor]) -> Any:
@@ -155,10 +157,8 @@ def _reads(recording: Recording, template: Template, found: Likeness, scope: int
 
 def _found_again(read: Read, look: Look, found: Likeness) -> tuple[object, Any]:
     """Who is asked for the attribute in another call, and what is found."""
-    holder, value = found.thing(read.holder), read.value
-    if look.table is not None and look.table != COMPUTED and read.is_there:
-        value = held(holder, read.name, look.table)
-    elif isinstance(value, MethodType):
+    holder, value = found.thing(read.holder), found.values.get(id(look), read.value)
+    if look.table in (None, COMPUTED) and type(value) is MethodType:
         value = MethodType(value.__func__, found.thing(value.__self__))
     return holder, value
 
@@ -189,7 +189,8 @@ def differentiated(
     graph = recording.recorder.graph
     starts = NameCounts.now(graph)
     likes = [_like(slot, rehearsal, whole) for slot in returned]
-    node, made = recording.recorder.stand_for(tuple(map(recording.tensors.known, tangents)), likes)
+    given = tuple(map(recording.tensors.known, tangents))
+    node, made = recording.recorder.stand_for(given, likes, shown=likes)
     application.left_out |= skip_names(graph, rehearsal.names)
     application.backwards.append(Differentiated(rehearsal, node, returned, whole, starts, recording.log))
     results = dict(zip(returned, made, strict=True))

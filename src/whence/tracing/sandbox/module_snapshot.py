@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -67,7 +68,7 @@ class ModuleCopy:
 
     def changed(self) -> Iterator[Saved]:
         """The containers that hold something else now."""
-        if any(held for _, held in self.empty):
+        if any(map(itemgetter(1), self.empty)):
             yield from (Saved(name, held, CONTAINER, ()) for name, held in self.empty if held)
         yield from (content for content in self.contents if not content.is_unchanged)
 
@@ -149,7 +150,7 @@ def kept_of(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[ModuleCopy]
 def object_kept(path: ModulePath, thing: object) -> ModuleCopy:
     """An object that a module holds, with copies of what it holds itself."""
     attributes = dict(vars(thing))
-    held = [(name, value) for name, value in attributes.items() if isinstance(value, CONTAINERS)]
+    held = [(name, value) for name, value in attributes.items() if issubclass(type(value), CONTAINERS)]
     empty = [row for row in held if not row[1]]
     return ModuleCopy(path, thing, attributes, containers_saved(row for row in held if row[1]), empty)
 

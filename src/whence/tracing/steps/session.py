@@ -168,9 +168,9 @@ class StepOperations(Operations):
         running = self.run.running
         return (running.scope, "optimizer") if running.phase is Phase.OPTIMIZER else super().user_of_sizes()
 
-    def recorded(self, node: fx.Node) -> None:
+    def recorded(self, node: fx.Node, of: fx.Node | None = None) -> None:
         """Marked a node; after a backward, one that autograd follows may be differentiated yet."""
-        super().recorded(node)
+        super().recorded(node, of)
         if self.run.running.phase is Phase.OPTIMIZER and torch.is_grad_enabled():
             self.step.tracked.add(node)
 

@@ -273,7 +273,7 @@ class _Expansion:
         Only what is copied can come after one: stand-ins that were rehearsed are gone by now.
         """
         rehearsal, order = backward.rehearsal, backward.rehearsal.log.order
-        sums = {arrival.node: arrival.sum for held in gradients.arrivals.values() for arrival in held}
+        sums = gradients.sum_of
         moved: dict[fx.Node | None, list[fx.Node]] = {}
         left_out: set[fx.Node] = set()
         parts = [(rehearsal.arrivals[i][n], (i, n)) for i, n in backward.returned if i not in backward.whole]

@@ -1,7 +1,7 @@
 """Which gradients reached a value: the same in a call that is replayed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import fx
 
@@ -14,8 +14,7 @@ Instead = Mapping[fx.Node, tuple[range, list["Link"]]]
 """For each gradient that stood for others: the calls that it came from, and the links that replace it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """One gradient that reached a value: its node, the call it came from, the sum it became a part of."""
 
     node: fx.Node
@@ -50,8 +49,8 @@ def _instead(link: Link, instead: Instead) -> list[Link]:
         return [link]
     scopes, links = instead[link.node]
     if link.scope not in scopes:
-        return [replace(link, node=links[-1].sum or links[-1].node)]
-    return [replace(links[0], sum=link.sum)] if len(links) == 1 else links
+        return [link._replace(node=links[-1].sum or links[-1].node)]
+    return [links[0]._replace(sum=link.sum)] if len(links) == 1 else links
 
 
 def adjoints_of(table: Links) -> dict[str, Adjoint]:

@@ -25,12 +25,17 @@ Written = dict[fx.Node, fx.Node]
 class Recipe:
     """How to write one node once more.
 
-    `base` and `number` make its name, `function` the torch function it came from and which call of it. The
-    calls of its origin are numbers, counted from that of the record; `root` is the position of the output
-    whose own gradient is part of a sum. An origin that is the same for several nodes is one object.
+    `meta` is all that is known of it but its record. `base` and `number` make its name, `function` the torch
+    function it came from and which call of it. The calls of its origin are numbers, counted from that of the
+    record; `root` is the position of the output whose own gradient is part of a sum. An origin that is the
+    same for several nodes is one object.
     """
 
     node: fx.Node
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    meta: dict[str, Any]
     base: str
     number: int
     function: tuple[Any, str, int, str] | None
@@ -91,6 +96,10 @@ class RecipeWriter:
         forward = None if origin.forward is None else self.functional.value_of(self.by_name[origin.forward])
         return Recipe(
             node=node,
+            target=node.target,
+            args=node.args,
+            kwargs=node.kwargs,
+            meta={key: value for key, value in node.meta.items() if key != RECORD},
             base=base,
             number=number - section.starts.start(base),
             function=section.function_of(node),
@@ -119,21 +128,22 @@ class RecipeRun:
     written: Written
     _bases: dict[str, int] = field(default_factory=dict)
     _records: dict[int, NodeRecord] = field(default_factory=dict)
+    _sites: dict[tuple[int, ...], tuple[CallSite, ...]] = field(default_factory=dict)
 
     def write(self, recipe: Recipe, inserter: Inserter) -> None:
         """Follow a recipe."""
-        node, read = recipe.node, self.written.__getitem__
+        read = self.written.__getitem__
         try:
-            args = fx.map_arg(node.args, read)
-            kwargs = fx.map_arg(node.kwargs, read) if node.kwargs else {}
+            args = fx.map_arg(recipe.args, read)
+            kwargs = fx.map_arg(recipe.kwargs, read) if recipe.kwargs else {}
         except KeyError as missing:
             kind = self.application.template.kind
             raise Doubt(kind, f"it uses {missing.args[0]} from outside") from missing
         number = recipe.number + self._start(recipe.base)
         name = f"{recipe.base}_{number}" if number else recipe.base
-        made = self.written[node] = inserter(self.before, name, node, args, kwargs)
+        made = self.written[recipe.node] = inserter(self.before, name, recipe.target, args, kwargs)
         meta = made.meta
-        meta.update(node.meta)
+        meta.update(recipe.meta)
         meta[RECORD] = self._shared_record(recipe)
         if recipe.function is not None:
             function, spelled, count, text = recipe.function
@@ -148,7 +158,7 @@ class RecipeRun:
 
     def _shared_record(self, recipe: Recipe) -> NodeRecord:
         """Where a node comes from that is written once more; one object where several come from one line."""
-        if recipe.forward is not None or recipe.root is not None:
+        if recipe.root is not None:
             return NodeRecord(self._origin(recipe))
         found = self._records.get(id(recipe.origin))
         if found is None:
@@ -159,7 +169,9 @@ class RecipeRun:
         """Where a node comes from that is written once more."""
         application, like = self.application, recipe.origin
         first, scopes = application.scopes.start, self.scopes
-        calls = tuple([scopes[first + number].site for number in recipe.calls])
+        calls = self._sites.get(recipe.calls)
+        if calls is None:
+            calls = self._sites[recipe.calls] = tuple(scopes[first + n].site for n in recipe.calls)
         if recipe.root is not None:
             outer = (scopes[number].site for number in self.outside[recipe.root] if number != PROGRAM)
             calls = tuple(dict.fromkeys((*outer, *calls)))
