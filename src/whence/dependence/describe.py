@@ -79,7 +79,7 @@ class Describer:
         tensor = self._lasting.get(id(tensor), tensor)
         self._kept.append(tensor)
         number = self._tensors.setdefault(id(tensor), len(self._tensors))
-        target = None if is_registered else functools.partial(_itself, tensor)
+        target = None if is_registered else functools.partial(itself, tensor)
         found = expected_tensor(tensor, number, target)
         if id(tensor) not in self._with_strides:
             found = replace(found, copied=_strides_of_copy(tensor))
@@ -132,7 +132,8 @@ def shown(value: object) -> str:
     return str(Describer({}).describe(value))
 
 
-def _itself(value: object) -> object:
+def itself(value: Any) -> Any:
+    """What it is given."""
     return value
 
 
