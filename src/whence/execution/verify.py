@@ -17,6 +17,7 @@ from whence.execution.uninitialised import uninitialised_reads
 from whence.execution.values.first_difference import first_divergence
 from whence.program import Program
 from whence.program.arguments.variants import alone
+from whence.program.plain import plain_fields
 from whence.program.queries.notebook import opening_html
 from whence.program.state import bound_state, refuse_elsewhere, state_of_loss
 from whence.schema import InputKind
@@ -49,14 +50,7 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "ok": self.ok,
-            "rows": [row.to_dict() for row in self.rows],
-            "divergence": self.divergence,
-            "asked": list(self.asked),
-            "explained": self.explained,
-            "uninitialised": list(self.uninitialised),
-        }
+        return plain_fields(self, "ok", "rows", "divergence", "asked", "explained", "uninitialised")
 
     def _repr_html_(self) -> str:
         return opening_html(str(self).splitlines()[-1], str(self))

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from whence.program.node_records import RECORD
+from whence.program.plain import plain_fields
 
 _READ: tuple[Callable[[fx.Node], Any], ...] = (
     *map(attrgetter, ("target", "args", "kwargs")),
@@ -76,12 +77,7 @@ class ClassReplay:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "type": self.type,
-            "traced": self.traced,
-            "replayed": self.replayed,
-            "reasons": dict(self.reasons),
-        }
+        return {**plain_fields(self, "type", "traced", "replayed"), "reasons": dict(self.reasons)}
 
 
 @dataclass(frozen=True)

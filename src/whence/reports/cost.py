@@ -15,7 +15,7 @@ from whence._torch.sizes.symbols import UnknownAtHand, names_of_sizes
 from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
-from whence.program.queries.notebook import opening_html
+from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance.places import ancestors
 from whence.reports.devices import Device, device_of
 from whence.reports.flops import bytes_at, flops_of
@@ -75,7 +75,7 @@ class CallCost:
 
 
 @dataclass(frozen=True, repr=False)
-class Cost:
+class Cost(OpensInNotebook):
     """What a program costs: a row for each call, callers before what they call; the first is the program.
 
     `gaps` names operators whose FLOPs nobody has a formula for, with how often they occur: they count as
@@ -97,9 +97,6 @@ class Cost:
         """Plain data."""
         rows = [row.to_dict() for row in self.rows]
         return {"rows": rows, "gaps": dict(self.gaps), "beyond": dict(self.beyond), "device": self.device}
-
-    def _repr_html_(self) -> str:
-        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         moved = scaled(self.total.read + self.total.written)

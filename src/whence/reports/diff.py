@@ -14,7 +14,7 @@ from typing import Any
 from whence._torch.operators.schemas import op_name
 from whence.program import Program
 from whence.program.node_records import origin_of
-from whence.program.queries.notebook import opening_html
+from whence.program.queries.notebook import OpensInNotebook
 from whence.program.signature import describe
 
 Operation = tuple[str, str]
@@ -46,7 +46,7 @@ class CallChange:
 
 
 @dataclass(frozen=True, repr=False)
-class Diff:
+class Diff(OpensInNotebook):
     """The differences between two programs.
 
     `appeared` and `gone` are call sites that only the second and only the first has, `retyped` those of
@@ -69,9 +69,6 @@ class Diff:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"ok": self.ok, **asdict(self)}
-
-    def _repr_html_(self) -> str:
-        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         calls = len(self.appeared) + len(self.gone) + len(self.retyped)

@@ -14,7 +14,7 @@ from rich.text import Text
 from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
-from whence.program.queries.notebook import opening_html
+from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance import ModulePath, PathPattern
 from whence.provenance.places import ancestors
 from whence.reports.cost import RECOMPUTED, Cost, cost_of
@@ -29,7 +29,7 @@ _UNSHOWN = "parameter bytes"
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(OpensInNotebook):
     """The calls of a program in order: operations, parameters, FLOPs by phase, bytes moved and bytes kept.
 
     Figures include the calls inside. What a call keeps is what recomputing it would save, and its forward
@@ -79,9 +79,6 @@ class Report:
         for line in lines:
             table.add_row(*map(Text, line))
         return table
-
-    def _repr_html_(self) -> str:
-        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         return f"<Report on {self.program}: {len(self.rows):,} calls>"

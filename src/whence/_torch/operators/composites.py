@@ -101,7 +101,7 @@ def _parameters(operator: OpOverload) -> tuple[_Parameter, ...]:
             row.default_value if row.has_default_value() else _Needed,
             row.kwarg_only,
             row.type.kind() == "ListType",
-            row.N,
+            row.N,  # type: ignore[attr-defined]
         )
         for row in operator._schema.arguments
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from whence._torch.sizes.exported_sizes import Limits, Multiple, is_number, multiple_of
 from whence._torch.sizes.symbols import is_symbolic, names_in, number_of, spelled
+from whence.program.plain import plain_fields
 from whence.provenance import ModulePath, Source
 
 Sized = int | str
@@ -56,11 +57,7 @@ class Asker:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "asked_in": self.asked or None,
-            "module": None if self.module is None else str(self.module),
-            "source": None if self.source is None else str(self.source),
-        }
+        return {"asked_in": self.asked or None, **plain_fields(self, "module", "source")}
 
     def __str__(self) -> str:
         if self.asked:
@@ -103,12 +100,8 @@ class SizeRule:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "dimensions": [{"path": row.path, "dim": row.dim} for row in self.dimensions],
-            "condition": self.condition,
-            "words": self.words,
-            **self.by.to_dict(),
-        }
+        dimensions = [plain_fields(row, "path", "dim") for row in self.dimensions]
+        return {"dimensions": dimensions, **plain_fields(self, "condition", "words"), **self.by.to_dict()}
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether sizes keep to it; a condition on a size that nobody knows yet holds."""
@@ -144,15 +137,8 @@ class Restriction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "path": self.dimension.path,
-            "dim": self.dimension.dim,
-            "asked": self.asked,
-            "kind": self.kind,
-            "allowed": self.allowed,
-            "question": self.question,
-            **self.by.to_dict(),
-        }
+        own = plain_fields(self, "asked", "kind", "allowed", "question")
+        return {**plain_fields(self.dimension, "path", "dim"), **own, **self.by.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)

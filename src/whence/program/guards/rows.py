@@ -15,6 +15,7 @@ from whence.program.guards.expectations import (
     Missing,
     Reference,
 )
+from whence.program.plain import plain_fields
 from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind, Strictness
 
@@ -57,15 +58,8 @@ class Guard(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "kind": self.kind.value,
-            "what": self.what,
-            "expected": str(self.expected),
-            "strictness": self.strictness.value,
-            "module": None if self.module is None else str(self.module),
-            "source": None if self.source is None else str(self.source),
-            "reason": self.reason,
-        }
+        said = plain_fields(self, "kind", "what", "strictness", "module", "source", "reason")
+        return {**said, "expected": str(self.expected)}
 
 
 @dataclass(frozen=True, slots=True)

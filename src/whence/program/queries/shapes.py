@@ -9,6 +9,7 @@ from torch import Tensor
 from whence._torch.sizes.symbols import is_symbolic, names_of_sizes
 from whence.program.arguments.open_sizes import Sized, SizeRule, sized
 from whence.program.arguments.variants import in_words
+from whence.program.plain import plain_fields
 from whence.program.signature import SHORT_DTYPES, Input, Output
 from whence.schema import InputKind, OutputKind
 
@@ -44,14 +45,7 @@ class Shape:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "kind": self.kind,
-            "path": self.path,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "value": self.value,
-            "rules": [rule.to_dict() for rule in self.rules],
-        }
+        return plain_fields(self, "kind", "path", "dtype", "shape", "value", "rules")
 
 
 @dataclass(frozen=True)
