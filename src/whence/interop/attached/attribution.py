@@ -63,7 +63,6 @@ class Modules:
 
 
 def calls_of(nodes: Sequence[fx.Node], phases: Phases, modules: Modules, kind: str) -> Sites:
-    """The calls, and the call of each node."""
     forward = [node for node in nodes if phases.of[node] is Phase.FORWARD]
     makers = _makers(forward)
     frames = {node: _stack(node, modules) for node in forward}

@@ -38,12 +38,10 @@ def atom(kinds: tuple[type, ...], data: Any) -> Any:
 
 
 def text(data: Any) -> str:
-    """A text."""
     return atom((str,), data)  # type: ignore[no-any-return]
 
 
 def number(data: Any) -> int:
-    """A whole number."""
     return atom((int,), data)  # type: ignore[no-any-return]
 
 
@@ -53,12 +51,10 @@ def truth(data: Any) -> bool:
 
 
 def listed(data: Any) -> list[Any]:
-    """A list."""
     return atom((list,), data)  # type: ignore[no-any-return]
 
 
 def mapping(data: Any) -> dict[str, Any]:
-    """An object."""
     return atom((dict,), data)  # type: ignore[no-any-return]
 
 
@@ -133,7 +129,6 @@ def infinite(data: Any) -> float:
 
 
 def named_dtype(data: Any) -> torch.dtype:
-    """A dtype by its name."""
     return of_torch(data, torch.dtype)  # type: ignore[no-any-return]
 
 
@@ -145,7 +140,6 @@ def of_torch(data: Any, kind: type) -> Any:
 
 
 def named_device(data: Any) -> torch.device:
-    """A device by its name."""
     return torch.device(text(data))
 
 

@@ -36,7 +36,6 @@ Names = tuple[str, ...]
 
 
 def class_name(kind: type) -> str:
-    """The module and the qualified name of a class."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 

@@ -22,7 +22,6 @@ class Pool:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def number(self, row: Any) -> int:
-        """The number of a row."""
         key = json.dumps(row)
         if key not in self._numbers:
             self._numbers[key] = self.added(row)
@@ -58,7 +57,6 @@ class Writer:
         self.faults.append(Fault(what, why=why, remedy=remedy))
 
     def tables(self) -> dict[str, Any]:
-        """The pools."""
         found = {name: pool.rows for name, pool in self.pools.items()}
         return {**found, "symbols": self.sizes.symbols}
 
@@ -67,7 +65,6 @@ class Writer:
         return written_value(self, value)
 
     def pool(self, name: str) -> Pool:
-        """The pool of that name."""
         return self.pools.setdefault(name, Pool())
 
     def pooled(self, name: str, value: Any) -> int:
