@@ -17,8 +17,8 @@ from whence.execution.uninitialised import uninitialised_reads
 from whence.execution.values.first_difference import first_divergence
 from whence.program import Program
 from whence.program.arguments.variants import alone
-from whence.program.plain import plain_fields
 from whence.program.queries.notebook import opening_html
+from whence.program.queries.plain import plain_fields
 from whence.program.state import bound_state, refuse_elsewhere, state_of_loss
 from whence.schema import InputKind
 from whence.tracing.answers import told_to

@@ -170,6 +170,10 @@ class Calls(OpensInNotebook):
         """The call and its callers, innermost first, without the program."""
         return [self.rows[number] for number in ancestors(self.parents, call.number) if number]
 
+    def around(self, site: CallSite | None) -> list[int]:
+        """The numbers of the call of a site and of its callers, the program last."""
+        return ancestors(self.parents, self.number(site))
+
     def at(self, path: str, index: int = 0) -> Call:
         """The call of a module path; raises `SelectionError` when it was not called that often."""
         wanted = ModulePath.parse(path)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from whence.program.node_records import RECORD
-from whence.program.plain import plain_fields
+from whence.program.queries.plain import plain_fields
 
 _READ: tuple[Callable[[fx.Node], Any], ...] = (
     *map(attrgetter, ("target", "args", "kwargs")),
@@ -50,7 +50,6 @@ class Known:
 
 
 def known_of(graph: fx.Graph, copies: Copies) -> Known | None:
-    """What is known of a finished graph."""
     if not copies.records:
         return None
     nodes = tuple(graph.nodes)

@@ -16,7 +16,6 @@ from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
-from whence.provenance.places import ancestors
 from whence.reports.devices import Device, device_of
 from whence.reports.flops import bytes_at, flops_of
 from whence.reports.numbers import scaled
@@ -198,7 +197,7 @@ def _rows(
     flops: list[Counter[str]] = [Counter() for _ in calls.rows]
     sums = [[0, 0, 0.0] for _ in calls.rows]
     for node, cost in nodes:
-        for number in {*ancestors(calls.parents, calls.number(origin_of(node).place)), 0}:
+        for number in calls.around(origin_of(node).place):
             flops[number][cost.phase] += cost.flops
             for place, figure in enumerate((cost.read, cost.written, cost.seconds)):
                 sums[number][place] += figure

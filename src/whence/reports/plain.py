@@ -18,8 +18,8 @@ from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of, spelle
 from whence._torch.versions.release import release
 from whence.program import Absent, Call, Constant, DecisionByValue, Input, Named, Output, Program, Structure
 from whence.program.node_records import record_of
-from whence.program.plain import plain_fields
 from whence.program.queries.draws import Draw
+from whence.program.queries.plain import plain_fields
 from whence.provenance import Origin
 
 SCHEMA = 1

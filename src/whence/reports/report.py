@@ -16,7 +16,6 @@ from whence.program import Program
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance import ModulePath, PathPattern
-from whence.provenance.places import ancestors
 from whence.reports.cost import RECOMPUTED, Cost, cost_of
 from whence.reports.devices import Device
 from whence.reports.memory import Memory, memory_of
@@ -141,10 +140,8 @@ def _chosen(rows: list[ModuleRow], sort: str | None, where: str | None) -> list[
 
 def _kept_by_call(program: Program, memory: Memory) -> Counter[int]:
     found: Counter[int] = Counter()
-    calls = program.calls
     for row in memory.kept:
-        place = calls.number(origin_of(program.node(row.node)).place)
-        for number in {*ancestors(calls.parents, place), 0}:
+        for number in program.calls.around(origin_of(program.node(row.node)).place):
             found[number] += row.bytes
     return found
 

@@ -13,7 +13,7 @@ from whence._torch.pytrees import tree_flatten
 from whence.execution.compare import same_bits
 from whence.execution.values.walk import inputs_of, walk
 from whence.program import Program
-from whence.program.plain import plain_fields
+from whence.program.queries.plain import plain_fields
 from whence.program.signature import describe
 from whence.provenance import Origin
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whence._torch.sizes.exported_sizes import Limits, Multiple, is_number, multiple_of
 from whence._torch.sizes.symbols import is_symbolic, names_in, number_of, spelled
-from whence.program.plain import plain_fields
+from whence.program.queries.plain import plain_fields
 from whence.provenance import ModulePath, Source
 
 Sized = int | str
@@ -63,7 +63,7 @@ class Asker:
         if self.asked:
             return self.asked if self.asked == ZERO_ONE else f"{self.asked} in dynamic_shapes"
         module = "" if self.module is None else f"({str(self.module) or 'the model itself'})"
-        place = "" if self.source is None else f"{self.source.file.rpartition('/')[2]}:{self.source.line}"
+        place = "" if self.source is None else self.source.short
         return " ".join(filter(None, [place, module])) or "the capture"
 
 
@@ -254,7 +254,6 @@ def strides_of(tensor: Tensor) -> tuple[Sized, ...]:
 
 
 def sized(size: Any) -> Sized:
-    """A number or a symbol as a size."""
     if type(size) is int:
         return size
     return spelled(size) if is_symbolic(size) else number_of(size)

@@ -15,7 +15,7 @@ from whence.program.guards.expectations import (
     Missing,
     Reference,
 )
-from whence.program.plain import plain_fields
+from whence.program.queries.plain import plain_fields
 from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind, Strictness
 
@@ -78,18 +78,13 @@ class Violation:
         """What was expected, where it was read, and what was found, in words."""
         if isinstance(self.guard.expected, SizeRule):
             return f"{self.found}, and must be {self.guard.expected}"
-        line = _short(self.guard.source)
-        read = f" ({line})" if line else ""
+        read = "" if self.guard.source is None else f" ({self.guard.source.short})"
         before = f"`{self.guard.what}` was {self.guard.expected} at capture{read}"
         return f"{before}, is {self.found} now"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {**self.guard.to_dict(), "found": self.found}
-
-
-def _short(source: Source | None) -> str:
-    return "" if source is None else f"{source.file.rpartition('/')[2]}:{source.line}"
 
 
 @dataclass(frozen=True, slots=True)

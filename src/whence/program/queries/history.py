@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from whence.program.plain import plain_fields
+from whence.program.queries.plain import plain_fields
 
 
 @dataclass(frozen=True)

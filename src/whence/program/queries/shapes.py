@@ -9,7 +9,7 @@ from torch import Tensor
 from whence._torch.sizes.symbols import is_symbolic, names_of_sizes
 from whence.program.arguments.open_sizes import Sized, SizeRule, sized
 from whence.program.arguments.variants import in_words
-from whence.program.plain import plain_fields
+from whence.program.queries.plain import plain_fields
 from whence.program.signature import SHORT_DTYPES, Input, Output
 from whence.schema import InputKind, OutputKind
 
@@ -106,7 +106,6 @@ def _gradients(rows: Sequence[Shape]) -> Iterator[str]:
 
 
 def shapes_of(program: "Program") -> Shapes:
-    """The shapes of a program."""
     sizes = program.convention.varying
     rules = () if sizes is None else sizes.rules
     readings = () if sizes is None else sizes.readings
