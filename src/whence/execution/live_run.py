@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import is_
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import described
 from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
+from whence._torch.plain_values import same_objects
 from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
 from whence.execution.outside_values import AGAIN, other_values
@@ -69,7 +69,7 @@ class Live:
         """Each group must hold the parameters that the model has now, and no others."""
         held = [group["params"] for group in self._groups]
         named = [[self.tensors.get(name) for name in names] for names in self.step.groups]
-        if len(held) == len(named) and all(map(_same_tensors, held, named)):
+        if len(held) == len(named) and all(map(same_objects, held, named)):
             return
         known = {id(tensor) for group in held for tensor in group}
         missing = [
@@ -261,10 +261,6 @@ def _is_as_it_was(row: Setting, now: object) -> bool:
     if row.is_beginning and (now is NOTHING or isinstance(now, Tensor)):
         return True
     return type(now) is type(row.value) and bool(now == row.value)
-
-
-def _same_tensors(left: Sequence[Tensor], right: Sequence[Tensor | None]) -> bool:
-    return len(left) == len(right) and all(map(is_, left, right))
 
 
 def _kind(value: object) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from whence._torch.plain_values import same_objects
 from whence.program.node_records import RECORD
 from whence.program.queries.plain import plain_fields
 
@@ -42,7 +43,7 @@ class Known:
     def in_graph(self, graph: fx.Graph) -> Copies | None:
         """What is known, unless the graph was edited or is another one."""
         nodes = tuple(graph.nodes)
-        if len(nodes) != len(self.nodes) or not all(map(is_, nodes, self.nodes)):
+        if not same_objects(nodes, self.nodes):
             return None
         now = (map(read, nodes) for read in _READ)
         untouched = all(all(map(is_, then, new)) for then, new in zip(self.columns, now, strict=True))

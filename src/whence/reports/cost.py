@@ -126,7 +126,8 @@ def cost_of(
     gaps: Counter[str] = Counter()
     beyond: Counter[str] = Counter()
     with data_named():
-        nodes = [(node, _cost(node, at, found, gaps, beyond)) for node in _operations(program)]
+        operations = (node for node in program.nodes() if node.op == "call_function")
+        nodes = [(node, _cost(node, at, found, gaps, beyond)) for node in operations]
         rows = tuple(_rows(program, nodes, at, found))
     return Cost(rows, tuple(cost for _, cost in nodes), gaps, beyond, found.name if found else None)
 
@@ -151,10 +152,6 @@ def data_named() -> Iterator[None]:
             f"the size {unknown} is decided by data",
             remedy=f"say which it is to be: sizes={{'{unknown}': 8}}",
         ) from unknown
-
-
-def _operations(program: Program) -> Iterator[fx.Node]:
-    return (node for node in program.nodes() if node.op == "call_function")
 
 
 def phase_of(node: fx.Node) -> str:

@@ -77,13 +77,11 @@ class Diff(OpensInNotebook):
     def __str__(self) -> str:
         if self.ok:
             return "the same calls, operations and signature"
+        borders = (("input", self.inputs), ("output", self.outputs))
         lines = [f"+ call {site}" for site in self.appeared] + [f"- call {site}" for site in self.gone]
         lines += [f"~ call {site}: {before}, now {now}" for site, before, now in self.retyped]
-        lines += [f"{text[0]} {kind}{text[1:]}" for kind, rows in self._borders() for text in rows]
+        lines += [f"{text[0]} {kind}{text[1:]}" for kind, rows in borders for text in rows]
         return "\n".join([*lines, *map(str, self.rows)])
-
-    def _borders(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        return (("input", self.inputs), ("output", self.outputs))
 
 
 def diff_of(before: Program, after: Program) -> Diff:

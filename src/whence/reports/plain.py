@@ -18,7 +18,6 @@ from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of, spelle
 from whence._torch.versions.release import release
 from whence.program import Absent, Call, Constant, DecisionByValue, Input, Named, Output, Program, Structure
 from whence.program.node_records import record_of
-from whence.program.queries.draws import Draw
 from whence.program.queries.plain import plain_fields
 from whence.provenance import Origin
 
@@ -37,7 +36,7 @@ def plain(program: Program) -> dict[str, Any]:
         "outputs": [_output(row) for row in program.signature.outputs],
         "calls": [_call(call) for call in program.calls.rows],
         "nodes": [_node(node, program) for node in program.graph.nodes],
-        "draws": [_draw(row) for row in program.draws],
+        "draws": [plain_fields(row, "node", "operation", "phase", "call", "source") for row in program.draws],
         "history": [row.to_dict() for row in program.history],
         "decisions": [_decision(row) for row in program.decisions],
         "guards": program.guards.to_dict(),
@@ -47,10 +46,6 @@ def plain(program: Program) -> dict[str, Any]:
 def _decision(row: DecisionByValue) -> dict[str, Any]:
     told = plain_fields(row, "node", "call", "source", "asked")
     return {**told, "answer": value_of(row.answer), "drawn": row.drawn}
-
-
-def _draw(row: Draw) -> dict[str, Any]:
-    return plain_fields(row, "node", "operation", "phase", "call", "source")
 
 
 def _input(row: Input) -> dict[str, Any]:

@@ -194,7 +194,8 @@ class Replacing:
         if torch.is_grad_enabled():
             faults += self._cast_together()
         if trains:
-            faults += [_lazy(path, module) for path, module in self.modules.items() if _is_lazy(module)]
+            rows = self.modules.items()
+            faults += [_lazy(path, module) for path, module in rows if any(map(is_lazy, module.parameters()))]
         if faults:
             raise CallError.of(faults)
 
@@ -268,10 +269,6 @@ class Replacing:
                 for call in program.calls.within(number):
                     yield call
                     yield numbering.repeat_of.get(call, call)
-
-
-def _is_lazy(module: nn.Module) -> bool:
-    return any(map(is_lazy, module.parameters()))
 
 
 def _lazy(path: ModulePath, module: nn.Module) -> Fault:

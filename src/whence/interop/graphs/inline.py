@@ -168,12 +168,9 @@ def _inlined(
     name, operands, region = wrapped
     inner = module.get_submodule(name)
     taken = [fx.map_arg(operand, lambda source: made[source.name]) for operand in operands]
-    inside = {node.name: value for node, value in zip(_placeholders(inner), taken, strict=False)}
+    placeholders: Any = inner.graph.find_nodes(op="placeholder")  # type: ignore[operator, union-attr]
+    inside = {node.name: value for node, value in zip(placeholders, taken, strict=False)}
     return _copy(flat, inner, inside, region, names, is_outermost=False)  # type: ignore[arg-type]
-
-
-def _placeholders(module: Any) -> Iterator[fx.Node]:
-    return (node for node in module.graph.nodes if node.op == "placeholder")
 
 
 def _attribute(flat: Flat, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:

@@ -73,7 +73,7 @@ class Shapes:
 
     def __str__(self) -> str:
         inputs = {row.path for row in self.rows if row.kind == "input"}
-        plain = [row for row in self.rows if _is_of_state(row, inputs)]
+        plain = [row for row in self.rows if row.kind == OutputKind.GRADIENT and row.path not in inputs]
         shown = [row for row in self.rows if row not in plain]
         width = max((len(row.path) for row in shown), default=0)
         lines = [f"{name} is {where}" for name, where in self.names] or ["all sizes are fixed"]
@@ -89,10 +89,6 @@ class Shapes:
         """Plain data."""
         rows = [row.to_dict() for row in self.rows]
         return {"sizes": dict(self.names), "rows": rows, "variants": [*self.variants]}
-
-
-def _is_of_state(row: Shape, inputs: set[str]) -> bool:
-    return row.kind == OutputKind.GRADIENT and row.path not in inputs
 
 
 def _gradients(rows: Sequence[Shape]) -> Iterator[str]:
