@@ -73,6 +73,14 @@ def attribute_at(module: nn.Module, path: str) -> Any:
     return held
 
 
+def returned(graph: fx.Graph) -> tuple[Any, ...] | None:
+    """The values that a graph returns; None where it returns no flat row of them."""
+    last = next(iter(reversed(graph.nodes)), None)
+    if last is None or last.op != "output" or not last.args or not isinstance(last.args[0], (tuple, list)):
+        return None
+    return tuple(last.args[0])
+
+
 def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
     """What an operation returns, on the fake values of its arguments."""
     fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
@@ -107,6 +115,14 @@ def value_inputs(node: fx.Node) -> list[fx.Node]:
     return [
         source for source in node.all_input_nodes if source.op != "get_attr" or nested_graph(source) is None
     ]
+
+
+def placeholder(graph: fx.Graph, name: str, meta: Mapping[str, Any]) -> fx.Node:
+    """A placeholder that is called so, also where fx would not."""
+    node = graph.create_node("placeholder", name, name=name)
+    name_exactly(node, name)
+    node.meta = dict(meta)
+    return node
 
 
 def name_exactly(node: fx.Node, wanted: str) -> None:

@@ -5,6 +5,8 @@ How values that equality decides are compared stands here, too.
 
 import enum
 import types
+from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -22,6 +24,11 @@ PLAIN_IN_WHOLE = frozenset({*PLAIN, range, slice, torch.Size})
 TEXTS_AND_NUMBERS = (bool, str, bytes, int, float, complex)
 """Types whose own equality decides, also for classes derived from them."""
 _THEMSELVES = (Tensor, enum.Enum, types.ModuleType, type)
+
+
+def same_objects(left: Sequence[object], right: Sequence[object]) -> bool:
+    """Whether these are the same objects, one by one."""
+    return len(left) == len(right) and all(map(is_, left, right))
 
 
 def same_constant(expected: Any, value: Any) -> bool:

@@ -9,7 +9,6 @@ _GENERAL = ("--help", "--version", "--completion")
 
 
 def script(shell: str) -> str:
-    """The script for that shell."""
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
 
 

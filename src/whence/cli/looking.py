@@ -3,13 +3,13 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from whence.api import Program
 from whence.cli.printing import OK, print_json, print_page, signature_line, tree_table
 from whence.cli.programs import not_written, program_of, working, write_page
+from whence.program.queries.plain import plain_fields
 from whence.program.queries.printing import line
 from whence.reports.modules import module_report
 from whence.reports.numbers import scaled
@@ -36,25 +36,16 @@ def show(options: argparse.Namespace, console: Console) -> int:
 def _show_selection(program: Program, options: argparse.Namespace, console: Console) -> int:
     nodes = program.select(options.select)
     if options.json:
+        told = ("phase", "calls", "quality", "source", "forward")
         rows = [
-            {"node": node.name, "operation": str(node.target), **_plain(program, node.name)} for node in nodes
+            {"node": node.name, "operation": str(node.target), **plain_fields(program.where(node), *told)}
+            for node in nodes
         ]
         return print_json(console, rows)
     for node in nodes:
         console.print(line(node), markup=False)
         console.print(f"    {program.where(node)}", markup=False, style="dim")
     return OK
-
-
-def _plain(program: Program, name: str) -> dict[str, Any]:
-    origin = program.where(name)
-    return {
-        "phase": origin.phase.value,
-        "calls": [str(call) for call in origin.calls],
-        "quality": origin.quality.value,
-        "source": None if origin.source is None else str(origin.source),
-        "forward": origin.forward,
-    }
 
 
 def report(options: argparse.Namespace, console: Console) -> int:

@@ -71,7 +71,6 @@ class Code(Enum):
 
 
 def kind_of(code: CodeType, is_user: Callable[[CodeType], bool]) -> Code:
-    """Whose code it is."""
     file = code.co_filename
     if is_standard_library(file):
         return Code.LIBRARY

@@ -79,7 +79,7 @@ class Describer:
         tensor = self._lasting.get(id(tensor), tensor)
         self._kept.append(tensor)
         number = self._tensors.setdefault(id(tensor), len(self._tensors))
-        target = None if is_registered else functools.partial(_itself, tensor)
+        target = None if is_registered else functools.partial(itself, tensor)
         found = expected_tensor(tensor, number, target)
         exact = id(tensor) in self._with_strides
         if not exact and (copied := _strides_of_copy(tensor)) is not None:
@@ -133,7 +133,8 @@ def shown(value: object) -> str:
     return str(Describer({}).describe(value))
 
 
-def _itself(value: object) -> object:
+def itself(value: Any) -> Any:
+    """What it is given."""
     return value
 
 

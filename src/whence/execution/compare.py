@@ -74,7 +74,7 @@ def _short(value: Any) -> str:
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
     """`torch.equal`, with NaN equal to NaN."""
-    if left.layout != right.layout:
+    if (left.layout, left.dtype, left.shape) != (right.layout, right.dtype, right.shape):
         return False
     if left.layout != torch.strided:
         left, right = left.to_dense(), right.to_dense()

@@ -79,7 +79,6 @@ def _versions() -> dict[str, str]:
 
 
 def version_of(package: str) -> str:
-    """The version of a package as it is installed."""
     try:
         return version(package)
     except PackageNotFoundError:

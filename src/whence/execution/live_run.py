@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import is_
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import described
 from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
+from whence._torch.plain_values import same_objects
 from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
 from whence.execution.outside_values import AGAIN, other_values
@@ -69,7 +69,7 @@ class Live:
         """Each group must hold the parameters that the model has now, and no others."""
         held = [group["params"] for group in self._groups]
         named = [[self.tensors.get(name) for name in names] for names in self.step.groups]
-        if len(held) == len(named) and all(map(_same_tensors, held, named)):
+        if len(held) == len(named) and all(map(same_objects, held, named)):
             return
         known = {id(tensor) for group in held for tensor in group}
         missing = [
@@ -263,10 +263,6 @@ def _is_as_it_was(row: Setting, now: object) -> bool:
     return type(now) is type(row.value) and bool(now == row.value)
 
 
-def _same_tensors(left: Sequence[Tensor], right: Sequence[Tensor | None]) -> bool:
-    return len(left) == len(right) and all(map(is_, left, right))
-
-
 def _kind(value: object) -> str:
     """A tensor, a number, or what else it is."""
     kinds = {float: "a number", int: "a number"}
@@ -281,19 +277,15 @@ def of(row: Output) -> str:
 def _in_own_memory(rows: Sequence[tuple[Output, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
     """New values and gradients, each in memory of its own: what is written must not change another."""
     taken = {_memory(value) for value in values.values() if isinstance(value, Tensor)}
-    taken |= {_memory(value) for row, value in rows if row.kind in _HANDED_OUT and _is(value)}
+    taken |= {_memory(value) for row, value in rows if row.kind in _HANDED_OUT and isinstance(value, Tensor)}
     found: dict[str, Any] = {}
     for row, value in rows:
-        if row.kind not in (OutputKind.MUTATION, OutputKind.GRADIENT) or not _is(value):
+        if row.kind not in (OutputKind.MUTATION, OutputKind.GRADIENT) or not isinstance(value, Tensor):
             continue
         found[row.name] = value.clone() if _memory(value) in taken else value
         if row.kind is OutputKind.GRADIENT:
             taken.add(_memory(found[row.name]))
     return found
-
-
-def _is(value: object) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _memory(value: Tensor) -> int:

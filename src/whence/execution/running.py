@@ -142,7 +142,6 @@ def run_eager(
 
 
 def run_module(module: nn.Module, program: Program, args: Any, kwargs: Any) -> Run:
-    """The captured program as a module."""
     result, loss = module(*args, **kwargs), None
     if program.signature.outputs_of(OutputKind.LOSS):
         loss, result = result
@@ -201,14 +200,15 @@ def _generators(program: Program) -> dict[str, Any]:
 def arguments_by_path(inputs: tuple[Any, Any]) -> dict[str, Tensor]:
     """The tensors among the arguments of a call."""
     given = zip(whole_paths_of(*inputs), whole_leaves(inputs), strict=True)
-    return {path: leaf for path, leaf in given if _is(leaf)}
+    return {path: leaf for path, leaf in given if isinstance(leaf, Tensor)}
 
 
 def outputs_by_name(program: Program, result: Any) -> dict[str, Any]:
     """What a run returned, with copies of the tensors."""
     leaves, _ = tree_flatten(result)
     names = [row.name for row in program.signature.outputs_of(OutputKind.USER)]
-    return {n: leaf.detach().clone() if _is(leaf) else leaf for n, leaf in zip(names, leaves, strict=False)}
+    pairs = zip(names, leaves, strict=False)
+    return {name: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for name, leaf in pairs}
 
 
 def each(rows: Iterable[tuple[str, Tensor | None]]) -> dict[str, Any]:
@@ -220,16 +220,12 @@ def each(rows: Iterable[tuple[str, Tensor | None]]) -> dict[str, Any]:
     }
 
 
-def _is(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor)
-
-
 def _differentiate(leaves: Sequence[Any], loss: Tensor | None) -> None:
     """The same backward pass for both: from the loss, or from fixed random gradients of the outputs."""
     if loss is not None:
         loss.backward()
         return
-    roots = [leaf for leaf in leaves if _is(leaf) and leaf.requires_grad]
+    roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not roots:
         return
     generator = torch.Generator().manual_seed(SEED)

@@ -55,7 +55,7 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
     then, left_again = (None, left) if isinstance(found, Failed) else found
     if then is None or (left_again and _decides_by(program, left, again)):
         raise _computes_otherwise(program, left)
-    if kept := [words for words in left.kept if not _is_repeated(program, words)]:
+    if kept := [f"{path}: {', '.join(got)}" for path, got in left.kept if not _is_repeated(program, path)]:
         warnings.warn(
             f"the model kept tensors of the capture in {', '.join(kept)}; they are removed. A captured "
             "program does not repeat that: return them",
@@ -64,9 +64,8 @@ def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[P
     return guards if then is guards else _settled(guards, then, left_again)
 
 
-def _is_repeated(program: Program, words: str) -> bool:
+def _is_repeated(program: Program, path: str) -> bool:
     """Whether a training step puts there what is kept, in every run."""
-    path = words.partition(": ")[0]
     effects = () if program.step is None else program.step.effects
     return any(row.place.path.startswith((f"{path}.", f"{path}[")) for row in effects)
 
@@ -216,6 +215,5 @@ def _checked(
 
 
 def _module(model: Any, current: Program) -> Callable[..., Any]:
-    """The program on the tensors that the model has now."""
     state = bound_state(current, tensors_by_name(subject_of(model)))
     return hierarchy.flat_module(current.with_changes(state=state, variants=()))

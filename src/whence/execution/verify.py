@@ -21,6 +21,7 @@ from whence.execution.values.first_difference import first_divergence
 from whence.program import Program
 from whence.program.arguments.variants import alone
 from whence.program.queries.notebook import opening_html
+from whence.program.queries.plain import plain_fields
 from whence.program.state import bound_state, refuse_elsewhere, state_of_loss
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
@@ -52,14 +53,7 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "ok": self.ok,
-            "rows": [row.to_dict() for row in self.rows],
-            "divergence": self.divergence,
-            "asked": list(self.asked),
-            "explained": self.explained,
-            "uninitialised": list(self.uninitialised),
-        }
+        return plain_fields(self, "ok", "rows", "divergence", "asked", "explained", "uninitialised")
 
     def _repr_html_(self) -> str:
         return opening_html(str(self).splitlines()[-1], str(self))

@@ -134,7 +134,6 @@ class _Builder:
     _classes: set[tuple[type, str]] = field(default_factory=set)
 
     def about(self, row: Located, reads: Sequence[Read]) -> Iterator[Guard]:
-        """Every guard on one module or object."""
         if isinstance(row.thing, nn.Module):
             yield from self._module(row, row.thing, reads)
             return

@@ -3,12 +3,12 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any
 
 from torch import Tensor
 
 from whence._torch.observe.generators import set_states, states
+from whence._torch.plain_values import same_objects
 from whence.errors import Place, StaleCapture
 from whence.guards.check import Checked
 from whence.guards.memory import Remembered
@@ -107,7 +107,7 @@ class Guarded:
         """
         if checked.changes:
             return self._eager(args, kwargs)
-        if path.module is None or not _are(checked.tensors, path.tensors):
+        if path.module is None or not same_objects(checked.tensors, path.tensors):
             path.module, path.tensors = self._ways.module(path.program), checked.tensors
         return path.module(*args, **kwargs)
 
@@ -121,10 +121,6 @@ class Guarded:
 def _nearest(stale: Sequence[tuple[_Path, StaleCapture]]) -> StaleCapture:
     """What is said of the program of which the least is otherwise: of a variant, for its sizes."""
     return min((error for _, error in stale), key=lambda error: len(error.violations))
-
-
-def _are(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
-    return len(left) == len(right) and all(map(is_, left, right))
 
 
 def stale_capture(program: Program, checked: Checked) -> StaleCapture:

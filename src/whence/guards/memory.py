@@ -16,6 +16,7 @@ from torch import nn
 from whence._torch.observe.attribute_reads import TABLES
 from whence._torch.observe.hooks import HOOK_KINDS
 from whence._torch.observe.wrappers import seen_through, wrappers_around
+from whence._torch.plain_values import same_objects
 from whence.dependence.matching import Walk
 from whence.guards.module_values import found_in_module
 from whence.guards.plan import GuardPlan, HolderPlan
@@ -77,7 +78,7 @@ class LastCheck:
 
     def again(self, plan: GuardPlan, roots: Sequence[object], walk: Walk) -> Walk | None:
         """What is met now, where all is as it was; else None."""
-        is_asked = plan is self.plan and len(roots) == len(self.roots) and all(map(is_, roots, self.roots))
+        is_asked = plan is self.plan and same_objects(roots, self.roots)
         if not is_asked or walk.same_model != self.walk.same_model:
             return None
         try:
@@ -178,7 +179,7 @@ def _sorted(row: HolderPlan, module: nn.Module, walk: Walk) -> tuple[Held, list[
     """What of a module is compared at once, and the guards that are compared by themselves."""
     held, names, absent = module.__dict__, list[str](TABLES), list[str]()
     tensors, others, is_unhooked = list[tuple[Place, Seen | None]](), list[Guard](), False
-    for guard in filter(_is_named, row.guards):
+    for guard in filter(attrgetter("name"), row.guards):
         table = next((table for table in (held, *map(held.get, TABLES)) if guard.name in (table or ())), None)
         if guard.kind is GuardKind.HOOKS and guard.expected == Hooks() and id(module) not in walk.wrappers:
             is_unhooked = True
@@ -196,10 +197,6 @@ def _sorted(row: HolderPlan, module: nn.Module, walk: Walk) -> tuple[Held, list[
         (names if name in held else absent).append(name)
     read = itemgetter(*names)
     return Held(held, read, read(held), is_unhooked, tuple(absent), tuple(tensors)), others
-
-
-def _is_named(guard: Guard) -> bool:
-    return bool(guard.name)
 
 
 def _is_fixed(expected: Expectation) -> bool:

@@ -19,7 +19,6 @@ class TensorDescription:
 
     @property
     def layout(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape and strides."""
         return self.shape, self.strides
 
 

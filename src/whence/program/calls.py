@@ -10,7 +10,7 @@ from typing import Any
 from whence._torch.autograd.switches import Switches
 from whence._torch.pytrees import TreeSpec, tree_unflatten
 from whence.errors import SelectionError
-from whence.program.queries.notebook import opening_html
+from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance import CallSite, ModulePath
 from whence.provenance.places import ancestors
 
@@ -104,7 +104,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Calls:
+class Calls(OpensInNotebook):
     """All calls in the order they were made; the first is the program.
 
     `entry` is the call of the model itself, the program where that is no module. `preserved` are calls, by
@@ -170,6 +170,10 @@ class Calls:
         """The call and its callers, innermost first, without the program."""
         return [self.rows[number] for number in ancestors(self.parents, call.number) if number]
 
+    def around(self, site: CallSite | None) -> list[int]:
+        """The numbers of the call of a site and of its callers, the program last."""
+        return ancestors(self.parents, self.number(site))
+
     def at(self, path: str, index: int = 0) -> Call:
         """The call of a module path; raises `SelectionError` when it was not called that often."""
         wanted = ModulePath.parse(path)
@@ -182,9 +186,6 @@ class Calls:
 
     def __repr__(self) -> str:
         return f"<{len(self):,} calls>"
-
-    def _repr_html_(self) -> str:
-        return opening_html(repr(self), str(self))
 
     def __str__(self) -> str:
         """The tree of calls; three or more neighbours that differ in their number alone are one line."""

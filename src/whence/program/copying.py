@@ -23,7 +23,7 @@ def deep_copy(program: P, memo: dict[int, Any]) -> P:
     `copy.deepcopy`.
     """
     copy_results(program.state.values(), memo)
-    wholes = tuple(_whole(whole, memo) for whole in program.signature.wholes)
+    wholes = tuple(replace(whole, tensor=deepcopy(whole.tensor, memo)) for whole in program.signature.wholes)
     state = _state(program.state, wholes, memo)
     held = {row.path: state[row.name] for row in program.signature.attributes}
     graph = own_copy(program.graph_module, program.name, held)
@@ -41,10 +41,6 @@ def copy_results(tensors: Iterable[Any], memo: dict[int, Any]) -> dict[int, Any]
         if isinstance(tensor, Tensor) and not tensor.is_leaf and id(tensor) not in memo:
             memo[id(tensor)] = tensor.detach().clone().requires_grad_()
     return memo
-
-
-def _whole(whole: Whole, memo: dict[int, Any]) -> Whole:
-    return replace(whole, tensor=deepcopy(whole.tensor, memo))
 
 
 def _state(state: Mapping[str, Tensor], wholes: tuple[Whole, ...], memo: dict[int, Any]) -> dict[str, Tensor]:

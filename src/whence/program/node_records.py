@@ -6,6 +6,7 @@ other names behind writes the records anew.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -121,13 +122,27 @@ class GraphFacts:
     turned_on: frozenset[str] = frozenset()
     unclear: frozenset[tuple[str, int]] = frozenset()
 
+    @cached_property
+    def versions(self) -> dict[str, Names]:
+        """The successive values of all that is written: inputs, and values in between."""
+        return {**self.histories, **self.written}
+
+    @cached_property
+    def holders(self) -> dict[str, str]:
+        """The input that each of its successive values belongs to."""
+        return {value: name for name, values in self.histories.items() for value in values}
+
+    def contributions(self, name: str) -> tuple[Contribution, ...]:
+        """What arrived for the gradient of a value."""
+        return self.adjoints[name].contributions if name in self.adjoints else ()
+
 
 def write_facts(graph: fx.Graph, facts: GraphFacts) -> None:
     """Let the records of a graph say this, and nothing else but where their nodes came from."""
     said: dict[str, dict[str, Any]] = {}
     for name, adjoint in facts.adjoints.items():
         said.setdefault(name, {})["adjoint"] = adjoint
-    for base, values in (*facts.histories.items(), *facts.written.items()):
+    for base, values in facts.versions.items():
         for place, name in enumerate(values):
             row = said.setdefault(name, {})
             row["versions"] = (*row.get("versions", ()), (base, place))

@@ -22,7 +22,7 @@ from whence.program.queries.decisions import DecisionByValue, decisions_in
 from whence.program.queries.draws import Draw, draws_in
 from whence.program.queries.finding import find_input, find_output
 from whence.program.queries.history import PassEntry
-from whence.program.queries.notebook import opening_html
+from whence.program.queries.notebook import OpensInNotebook
 from whence.program.queries.printing import page
 from whence.program.queries.selecting import select
 from whence.program.queries.shapes import Shapes, shapes_of
@@ -89,7 +89,7 @@ class Circumstances:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Program:
+class Program(OpensInNotebook):
     """One flat functional graph, its signature, origins, calls, and the tensors of the model it was
     captured from.
 
@@ -253,9 +253,6 @@ class Program:
 
     def __str__(self) -> str:
         return page(self)
-
-    def _repr_html_(self) -> str:
-        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         phases = "forward and backward" if self.has_backward else "forward"

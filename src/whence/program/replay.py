@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import fx
 
+from whence._torch.plain_values import same_objects
 from whence.program.node_records import RECORD
+from whence.program.queries.plain import plain_fields
 
 _READ: tuple[Callable[[fx.Node], Any], ...] = (
     *map(attrgetter, ("target", "args", "kwargs")),
@@ -41,7 +43,7 @@ class Known:
     def in_graph(self, graph: fx.Graph) -> Copies | None:
         """What is known, unless the graph was edited or is another one."""
         nodes = tuple(graph.nodes)
-        if len(nodes) != len(self.nodes) or not all(map(is_, nodes, self.nodes)):
+        if not same_objects(nodes, self.nodes):
             return None
         now = (map(read, nodes) for read in _READ)
         untouched = all(all(map(is_, then, new)) for then, new in zip(self.columns, now, strict=True))
@@ -49,7 +51,6 @@ class Known:
 
 
 def known_of(graph: fx.Graph, copies: Copies) -> Known | None:
-    """What is known of a finished graph."""
     if not copies.records:
         return None
     nodes = tuple(graph.nodes)
@@ -76,12 +77,7 @@ class ClassReplay:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "type": self.type,
-            "traced": self.traced,
-            "replayed": self.replayed,
-            "reasons": dict(self.reasons),
-        }
+        return {**plain_fields(self, "type", "traced", "replayed"), "reasons": dict(self.reasons)}
 
 
 @dataclass(frozen=True)

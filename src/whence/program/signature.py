@@ -8,7 +8,7 @@ from torch import Tensor
 from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
 from whence._torch.subclasses.wrapper_subclasses import mesh_of, placements_of
-from whence.program.queries.notebook import opening_html
+from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
 
@@ -109,7 +109,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Signature:
+class Signature(OpensInNotebook):
     """A row of `inputs` per placeholder, of `outputs` per returned value, of `attributes` per `get_attr`.
 
     `wholes` are the tensors that are made of several inputs.
@@ -136,9 +136,6 @@ class Signature:
 
     def __repr__(self) -> str:
         return f"<{len(self.inputs):,} inputs, {len(self.outputs):,} outputs>"
-
-    def _repr_html_(self) -> str:
-        return opening_html(repr(self), str(self))
 
     def __str__(self) -> str:
         rows = [*map(_input_line, (*self.attributes, *self.inputs)), *map(_output_line, self.outputs)]

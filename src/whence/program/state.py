@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx
 
-from whence._torch.graphs import graph_module, name_exactly, nested_graph
+from whence._torch.graphs import graph_module, nested_graph, placeholder
 from whence._torch.record.recorder import FakeTensor
 from whence.errors import Fault, UsageError
 from whence.program.arguments.variants import with_variants
@@ -81,21 +81,14 @@ def _graph_over(old: fx.Graph, held: tuple[Input, ...], inputs: tuple[Input, ...
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     for row in inputs:
-        made[before[row.name]] = _read(graph, "placeholder", row.name, row.name, before[row.name])
+        made[before[row.name]] = placeholder(graph, row.name, before[row.name].meta)
     for row in held:
-        made[before[row.name]] = _read(graph, "get_attr", row.path, row.name, before[row.name])
+        node = made[before[row.name]] = graph.create_node("get_attr", row.path, name=row.name)
+        node.meta = dict(before[row.name].meta)
     for node in old.nodes:
         if node not in made:
             made[node] = graph.node_copy(node, lambda source: made[source])
     return graph
-
-
-def _read(graph: fx.Graph, kind: str, target: str, name: str, before: fx.Node) -> fx.Node:
-    node = graph.create_node(kind, target, name=name)
-    node.meta = dict(before.meta)
-    if kind == "placeholder":
-        name_exactly(node, name)
-    return node
 
 
 def state_of_loss(program: Program) -> tuple[Input, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from whence._torch.graphs import nested_graph
+from whence._torch.graphs import nested_graph, returned
 from whence._torch.operators.schemas import op_name, traits, written_arguments
 from whence._torch.sizes.symbols import SYMBOLIC
 from whence.errors import MalformedProgram
@@ -114,23 +114,15 @@ def state_present(looked: Looked) -> Iterator[Broken]:
 
 def outputs_match(looked: Looked) -> Iterator[Broken]:
     """One output row per returned value, in order."""
-    returned = _returned(looked.nodes)
+    values = returned(looked.program.graph) or ()
     rows = looked.program.signature.outputs
-    if len(returned) != len(rows):
-        yield Broken(f"{len(returned)} values are returned, {len(rows)} are described", "output")
+    if len(values) != len(rows):
+        yield Broken(f"{len(values)} values are returned, {len(rows)} are described", "output")
         return
-    for value, row in zip(returned, rows, strict=True):
+    for value, row in zip(values, rows, strict=True):
         held = value.name if isinstance(value, fx.Node) else None
         if held != row.node:
             yield Broken(f"output {row.name} is {held}, not {row.node}", held or "output")
-
-
-def _returned(nodes: Sequence[fx.Node]) -> tuple[object, ...]:
-    last = nodes[-1] if nodes else None
-    if last is None or last.op != "output":
-        return ()
-    returned: Any = last.args[0]
-    return tuple(returned)
 
 
 def origins_present(looked: Looked) -> Iterator[Broken]:

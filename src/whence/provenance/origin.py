@@ -20,6 +20,11 @@ class Source:
     line: int
     function: str
 
+    @property
+    def short(self) -> str:
+        """The name of the file and the line: `model.py:12`."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.function}"
 

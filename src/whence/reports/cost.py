@@ -15,8 +15,7 @@ from whence._torch.sizes.symbols import UnknownAtHand, names_of_sizes
 from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
-from whence.program.queries.notebook import opening_html
-from whence.provenance.places import ancestors
+from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.devices import Device, device_of
 from whence.reports.flops import bytes_at, flops_of
 from whence.reports.numbers import scaled
@@ -75,7 +74,7 @@ class CallCost:
 
 
 @dataclass(frozen=True, repr=False)
-class Cost:
+class Cost(OpensInNotebook):
     """What a program costs: a row for each call, callers before what they call; the first is the program.
 
     `gaps` names operators whose FLOPs nobody has a formula for, with how often they occur: they count as
@@ -97,9 +96,6 @@ class Cost:
         """Plain data."""
         rows = [row.to_dict() for row in self.rows]
         return {"rows": rows, "gaps": dict(self.gaps), "beyond": dict(self.beyond), "device": self.device}
-
-    def _repr_html_(self) -> str:
-        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         moved = scaled(self.total.read + self.total.written)
@@ -130,7 +126,8 @@ def cost_of(
     gaps: Counter[str] = Counter()
     beyond: Counter[str] = Counter()
     with data_named():
-        nodes = [(node, _cost(node, at, found, gaps, beyond)) for node in _operations(program)]
+        operations = (node for node in program.nodes() if node.op == "call_function")
+        nodes = [(node, _cost(node, at, found, gaps, beyond)) for node in operations]
         rows = tuple(_rows(program, nodes, at, found))
     return Cost(rows, tuple(cost for _, cost in nodes), gaps, beyond, found.name if found else None)
 
@@ -155,10 +152,6 @@ def data_named() -> Iterator[None]:
             f"the size {unknown} is decided by data",
             remedy=f"say which it is to be: sizes={{'{unknown}': 8}}",
         ) from unknown
-
-
-def _operations(program: Program) -> Iterator[fx.Node]:
-    return (node for node in program.nodes() if node.op == "call_function")
 
 
 def phase_of(node: fx.Node) -> str:
@@ -201,7 +194,7 @@ def _rows(
     flops: list[Counter[str]] = [Counter() for _ in calls.rows]
     sums = [[0, 0, 0.0] for _ in calls.rows]
     for node, cost in nodes:
-        for number in {*ancestors(calls.parents, calls.number(origin_of(node).place)), 0}:
+        for number in calls.around(origin_of(node).place):
             flops[number][cost.phase] += cost.flops
             for place, figure in enumerate((cost.read, cost.written, cost.seconds)):
                 sums[number][place] += figure

@@ -14,7 +14,7 @@ from typing import Any
 from whence._torch.operators.schemas import op_name
 from whence.program import Program
 from whence.program.node_records import origin_of
-from whence.program.queries.notebook import opening_html
+from whence.program.queries.notebook import OpensInNotebook
 from whence.program.signature import describe
 
 Operation = tuple[str, str]
@@ -46,7 +46,7 @@ class CallChange:
 
 
 @dataclass(frozen=True, repr=False)
-class Diff:
+class Diff(OpensInNotebook):
     """The differences between two programs.
 
     `appeared` and `gone` are call sites that only the second and only the first has, `retyped` those of
@@ -70,9 +70,6 @@ class Diff:
         """Plain data."""
         return {"ok": self.ok, **asdict(self)}
 
-    def _repr_html_(self) -> str:
-        return opening_html(repr(self), str(self))
-
     def __repr__(self) -> str:
         calls = len(self.appeared) + len(self.gone) + len(self.retyped)
         return f"<Diff: {calls:,} calls came, went or changed class, {len(self.rows):,} do otherwise>"
@@ -80,13 +77,11 @@ class Diff:
     def __str__(self) -> str:
         if self.ok:
             return "the same calls, operations and signature"
+        borders = (("input", self.inputs), ("output", self.outputs))
         lines = [f"+ call {site}" for site in self.appeared] + [f"- call {site}" for site in self.gone]
         lines += [f"~ call {site}: {before}, now {now}" for site, before, now in self.retyped]
-        lines += [f"{text[0]} {kind}{text[1:]}" for kind, rows in self._borders() for text in rows]
+        lines += [f"{text[0]} {kind}{text[1:]}" for kind, rows in borders for text in rows]
         return "\n".join([*lines, *map(str, self.rows)])
-
-    def _borders(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        return (("input", self.inputs), ("output", self.outputs))
 
 
 def diff_of(before: Program, after: Program) -> Diff:

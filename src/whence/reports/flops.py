@@ -181,6 +181,5 @@ def shape_at(tensor: Tensor, sizes: Sizes) -> tuple[int, ...]:
 
 
 def bytes_at(value: Any, sizes: Sizes) -> int:
-    """The bytes of all tensors in a value."""
     tensors = (leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor))
     return sum(prod(shape_at(tensor, sizes)) * tensor.element_size() for tensor in tensors)

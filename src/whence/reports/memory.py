@@ -17,7 +17,7 @@ from whence._torch.operators.schemas import op_name
 from whence.program import Program
 from whence.program.node_records import origin_of, place_of
 from whence.program.queries.marks import READS_NO_VALUE
-from whence.program.queries.notebook import opening_html
+from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.cost import checked_sizes, data_named, viewed_argument
 from whence.reports.flops import bytes_at
 from whence.reports.numbers import scaled
@@ -47,7 +47,7 @@ class Kept:
 
 
 @dataclass(frozen=True, repr=False)
-class Memory:
+class Memory(OpensInNotebook):
     """The memory of a program, in bytes.
 
     `kept` are the activations that the backward reads, largest first; weights and inputs are there anyway.
@@ -71,9 +71,6 @@ class Memory:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {**asdict(self), "parts": dict(self.parts), "kept_bytes": self.kept_bytes}
-
-    def _repr_html_(self) -> str:
-        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         return f"<Memory: {scaled(self.kept_bytes)}B kept, peak {scaled(self.peak)}B>"

@@ -113,20 +113,8 @@ def _shown(group: list[tuple[ModuleRow, ...]]) -> Iterator[FoldedRow]:
 
 
 def _counts_by_call(program: Program) -> Counter[tuple[int, Phase]]:
-    numbers = {(call.site.path, call.site.index): call.number for call in program.calls}
-    parents = program.calls.parents
-    counts: Counter[tuple[int, Phase]] = Counter()
-    for node in program.nodes():
-        if node.op != "call_function":
-            continue
-        origin = origin_of(node)
-        number = 0 if origin.place is None else numbers[origin.place.path, origin.place.index]
-        while True:
-            counts[number, origin.phase] += 1
-            if number == 0:
-                break
-            number = parents[number]
-    return counts
+    origins = [origin_of(node) for node in program.nodes() if node.op == "call_function"]
+    return Counter((call, origin.phase) for origin in origins for call in program.calls.around(origin.place))
 
 
 def _sizes_by_path(program: Program) -> list[tuple[tuple[str, ...], int]]:

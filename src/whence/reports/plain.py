@@ -18,7 +18,7 @@ from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of, spelle
 from whence._torch.versions.release import release
 from whence.program import Absent, Call, Constant, DecisionByValue, Input, Named, Output, Program, Structure
 from whence.program.node_records import record_of
-from whence.program.queries.draws import Draw
+from whence.program.queries.plain import plain_fields
 from whence.provenance import Origin
 
 SCHEMA = 1
@@ -36,7 +36,7 @@ def plain(program: Program) -> dict[str, Any]:
         "outputs": [_output(row) for row in program.signature.outputs],
         "calls": [_call(call) for call in program.calls.rows],
         "nodes": [_node(node, program) for node in program.graph.nodes],
-        "draws": [_draw(row) for row in program.draws],
+        "draws": [plain_fields(row, "node", "operation", "phase", "call", "source") for row in program.draws],
         "history": [row.to_dict() for row in program.history],
         "decisions": [_decision(row) for row in program.decisions],
         "guards": program.guards.to_dict(),
@@ -44,49 +44,24 @@ def plain(program: Program) -> dict[str, Any]:
 
 
 def _decision(row: DecisionByValue) -> dict[str, Any]:
-    return {
-        "node": row.node,
-        "call": None if row.call is None else str(row.call),
-        "source": None if row.source is None else str(row.source),
-        "asked": row.asked,
-        "answer": value_of(row.answer),
-        "drawn": row.drawn,
-    }
-
-
-def _draw(row: Draw) -> dict[str, Any]:
-    return {
-        "node": row.node,
-        "operation": row.operation,
-        "phase": row.phase.value,
-        "call": None if row.call is None else str(row.call),
-        "source": None if row.source is None else str(row.source),
-    }
+    told = plain_fields(row, "node", "call", "source", "asked")
+    return {**told, "answer": value_of(row.answer), "drawn": row.drawn}
 
 
 def _input(row: Input) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "kind": row.kind.value,
-        "path": row.path,
-        "aliases": list(row.aliases),
-        "of": row.of,
-        "value": value_of(row.value),
-        "part": None if row.part is None else str(row.part),
-    }
+    told = plain_fields(row, "name", "kind", "path", "aliases", "of")
+    return {**told, "value": value_of(row.value), **plain_fields(row, "part")}
 
 
 def _output(row: Output) -> dict[str, Any]:
     held = {"node": row.node} if row.node is not None else {"value": value_of(row.value)}
-    return {"name": row.name, "kind": row.kind.value, "path": row.path, "of": row.of, **held}
+    return {**plain_fields(row, "name", "kind", "path", "of"), **held}
 
 
 def _call(call: Call) -> dict[str, Any]:
     return {
         "number": call.number,
-        "path": str(call.site.path),
-        "index": call.site.index,
-        "type": call.site.type,
+        **plain_fields(call.site, "path", "index", "type"),
         "parent": None if call.number == 0 else call.parent,
         "inputs": _leaves(call.inputs),
         "outputs": _leaves(call.outputs),
@@ -128,17 +103,10 @@ def _annotations(node: fx.Node) -> dict[str, Any]:
 
 def _origin(node: fx.Node, origin: Origin) -> dict[str, Any]:
     adjoint = record_of(node).adjoint
-    return {
-        "phase": origin.phase.value,
-        "quality": origin.quality.value,
-        "calls": [str(call) for call in origin.calls],
-        "place": None if origin.place is None else str(origin.place),
-        "source": None if origin.source is None else str(origin.source),
-        "forward": origin.forward,
-        "recomputed": origin.recomputed,
-        "passes": list(origin.passes),
-        "gradient": None if adjoint is None else adjoint.total,
-    }
+    told = plain_fields(
+        origin, "phase", "quality", "calls", "place", "source", "forward", "recomputed", "passes"
+    )
+    return {**told, "gradient": None if adjoint is None else adjoint.total}
 
 
 def value_of(value: Any) -> Any:

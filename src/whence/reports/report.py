@@ -14,9 +14,8 @@ from rich.text import Text
 from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
-from whence.program.queries.notebook import opening_html
+from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance import ModulePath, PathPattern
-from whence.provenance.places import ancestors
 from whence.reports.cost import RECOMPUTED, Cost, cost_of
 from whence.reports.devices import Device
 from whence.reports.memory import Memory, memory_of
@@ -29,7 +28,7 @@ _UNSHOWN = "parameter bytes"
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(OpensInNotebook):
     """The calls of a program in order: operations, parameters, FLOPs by phase, bytes moved and bytes kept.
 
     Figures include the calls inside. What a call keeps is what recomputing it would save, and its forward
@@ -79,9 +78,6 @@ class Report:
         for line in lines:
             table.add_row(*map(Text, line))
         return table
-
-    def _repr_html_(self) -> str:
-        return opening_html(repr(self), str(self))
 
     def __repr__(self) -> str:
         return f"<Report on {self.program}: {len(self.rows):,} calls>"
@@ -144,10 +140,8 @@ def _chosen(rows: list[ModuleRow], sort: str | None, where: str | None) -> list[
 
 def _kept_by_call(program: Program, memory: Memory) -> Counter[int]:
     found: Counter[int] = Counter()
-    calls = program.calls
     for row in memory.kept:
-        place = calls.number(origin_of(program.node(row.node)).place)
-        for number in {*ancestors(calls.parents, place), 0}:
+        for number in program.calls.around(origin_of(program.node(row.node)).place):
             found[number] += row.bytes
     return found
 

@@ -29,7 +29,6 @@ def _does_something(node: fx.Node, nested: nn.Module) -> bool:
 
 
 def placeholders_of(graph: fx.Graph) -> dict[str, fx.Node]:
-    """The placeholders of a graph by name."""
     return {node.name: node for node in graph.nodes if node.op == "placeholder"}
 
 

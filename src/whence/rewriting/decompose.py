@@ -197,16 +197,13 @@ def _operations(
 ) -> tuple[list[Operation], Any]:
     call = partial(called_again, node, rules.function(node.target), values)
     fakes, _ = tree_flatten(node.meta["val"])
-    said = Noting(f"whence was taking apart {_described(node)}; the program is as before")
+    what = f"{op_name(node.target)} ({node.name}), {place_of(node)}"
+    said = Noting(f"whence was taking apart {what}; the program is as before")
     with said, torch.set_grad_enabled(records):
         try:
             return decomposition_of(call, fakes, table=rules.table, running=(node.target,))
         except FAILS as error:
             raise UnknownValueError(f"its decomposition raises {type(error).__name__}: {error}") from error
-
-
-def _described(node: fx.Node) -> str:
-    return f"{op_name(node.target)} ({node.name}), {place_of(node)}"
 
 
 def _fresh(source: fx.Node, *, carries: bool) -> Any:

@@ -8,6 +8,7 @@ from torch import Tensor, fx
 from whence._torch.operators.fake_layouts import is_laid_out_two_ways
 from whence._torch.operators.schemas import is_elementwise
 from whence._torch.sizes.symbols import comparable
+from whence.program.queries.marks import leading_to
 
 
 def inputs_behind(node: fx.Node) -> set[str]:
@@ -15,17 +16,8 @@ def inputs_behind(node: fx.Node) -> set[str]:
 
     Any other operation depends on the layout of its arguments by itself.
     """
-    found, waiting, seen = set[str](), [node], set[fx.Node]()
-    while waiting:
-        value = waiting.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value.op == "placeholder":
-            found.add(value.name)
-        elif is_elementwise(value.target):
-            waiting += value.all_input_nodes
-    return found
+    behind = leading_to([node], through=lambda value: is_elementwise(value.target))
+    return {value.name for value in behind if value.op == "placeholder"}
 
 
 def have_one_layout(node: fx.Node, other: fx.Node) -> bool:

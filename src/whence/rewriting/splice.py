@@ -38,7 +38,6 @@ class Splice:
         self._alive: list[Any] = list(values.values())
 
     def add(self, operation: Operation) -> None:
-        """Write one operation."""
         args, kwargs = self._mapped(operation.args), self._mapped(dict(operation.kwargs))
         made = self._node(operation.target, args, kwargs, operation.value)
         self._keep(made, operation.result, operation.value)

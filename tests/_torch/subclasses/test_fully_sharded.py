@@ -21,7 +21,6 @@ from whence._torch.subclasses.fully_sharded import (
     is_part_of_a_group,
     is_sharded,
     lasting_parameters,
-    local_part,
     name_of_class,
     processes_sharing,
     sharded_separately,
@@ -165,7 +164,7 @@ def test_whole_of_a_distributed_tensor(group: None) -> None:
     weight, bias = model[0].weight, model[0].bias
     total = whole(weight)
     assert not isinstance(total, DTensor)
-    assert torch.equal(total, local_part(weight))
+    assert torch.equal(total, weight.detach().to_local())
     total.sum().backward()
     assert isinstance(weight.grad, DTensor)
     assert torch.equal(whole(weight.grad), torch.ones(4, 4))

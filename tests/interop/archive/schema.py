@@ -8,18 +8,8 @@ from typing import Any, get_type_hints
 
 from tests.schemas import LIST, NOTHING, TEXT, TRUTH, WHOLE, either, keyed, record_of, row_of, rows
 from whence import schema as vocabularies
-from whence.interop.archive.records.forms import (
-    Atom,
-    Choice,
-    Field,
-    Fixed,
-    Form,
-    Record,
-    Row,
-    Special,
-    Table,
-    form_of,
-)
+from whence.interop.archive.records.forms import Atom, Choice, Field, Fixed, Form, Record, Row, Table, form_of
+from whence.interop.archive.records.kinds import Special
 from whence.interop.archive.saved import _FIELDS, FORMAT, VERSION
 from whence.program import Program
 from whence.schema import Phase, Quality

@@ -224,7 +224,6 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx: Any, received: Tensor) -> Tensor:
-        """As it came."""
         return received
 
 

@@ -19,7 +19,6 @@ from whence._torch.pytrees import TreeSpec
 
 
 def described(descriptor: Any) -> DescribedValue:
-    """The description on an input or an output."""
     match descriptor:
         case ParamAOTInput() | BufferAOTInput():
             return DescribedValue(state=descriptor.target)

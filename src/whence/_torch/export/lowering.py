@@ -26,7 +26,6 @@ class _AnnotatingInterpreter(fx.Interpreter):
     """Runs a graph node by node, and notes on each what `make_fx` does not preserve."""
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node."""
         noted = {WITHOUT_GRAD: not torch.is_grad_enabled(), TRACE: n.meta.get("stack_trace")}
         n.meta[CUSTOM] = {**said_of(n), **noted}
         return super().run_node(n)

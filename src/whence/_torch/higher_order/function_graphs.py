@@ -54,7 +54,6 @@ class _TracerStandIn:
         return None if self._before is None else self._before.fake_tensor_mode
 
     def trace_subgraph(self, function: Any, *args: Any) -> fx.GraphModule:
-        """The graph of a function."""
         if self.is_here:
             return self._trace(function, args)
         if self._before is None:

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -47,20 +47,22 @@ class CompositeCall:
 
 @dataclass(frozen=True)
 class Composite:
-    """An operator, and how a torch function's arguments become its own; None to take it apart.
+    """An operator, and how a torch function's arguments become its own, where they are not the same.
+
+    `bind` gives None for a call that is to be taken apart.
 
     One that `may_view` gives a view or a copy, as sizes have it. Where it was a copy, of open sizes, that is
     what `operator` makes, and the node is marked: if nobody writes to it, every run decides again.
     """
 
     operator: OpOverload
-    bind: Callable[..., CompositeCall | None]
+    bind: Callable[..., CompositeCall | None] | None = None
     may_view: bool = False
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompositeCall | None:
         """The call; None for tensors that stand for many, under autocast, and for what does not fit."""
         try:
-            call = self.bind(*args, **kwargs)
+            call = self.bind(*args, **kwargs) if self.bind else _as_declared(self.operator, args, kwargs)
         except (TypeError, KeyError):
             return None  # the function says what is wrong
         if call is None or not _is_simple(call):
@@ -68,11 +70,63 @@ class Composite:
         return replace(call, args=_without_defaults(self.operator, call.args))
 
 
+class _Needed:
+    """In the place of the default of an argument that has none."""
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """An argument of an operator as its function has it; `count` is how many numbers a list must have."""
+
+    name: str
+    default: Any
+    by_name: bool
+    is_list: bool
+    count: int | None
+
+    def taken(self, value: Any) -> Any:
+        """What the operator takes for it; raises `TypeError` for what belongs to another operator."""
+        if not self.is_list:
+            return value
+        found = _as_list(value, self.count or 1)
+        if any(each is None or isinstance(each, str) for each in found):
+            raise TypeError
+        return found
+
+
+@cache
+def _parameters(operator: OpOverload) -> tuple[_Parameter, ...]:
+    return tuple(
+        _Parameter(
+            "input" if row.name == "self" else row.name,
+            row.default_value if row.has_default_value() else _Needed,
+            row.kwarg_only,
+            row.type.kind() == "ListType",
+            row.N,  # type: ignore[attr-defined]
+        )
+        for row in operator._schema.arguments
+    )
+
+
+def _as_declared(operator: OpOverload, args: tuple[Any, ...], named: Mapping[str, Any]) -> CompositeCall:
+    """The call of a function whose arguments have the names and the order of its operator's."""
+    rows = _parameters(operator)
+    given = {row.name: row.default for row in rows}
+    given |= {**dict(zip(given, args, strict=False)), **named}
+    if len(given) > len(rows) or any(value is _Needed for value in given.values()):
+        raise TypeError
+    options = [(row, given[row.name]) for row in rows if row.by_name]
+    return CompositeCall(
+        tuple(row.taken(given[row.name]) for row in rows if not row.by_name),
+        {row.name: value for row, value in options if not _is_default(value, row.default)},
+    )
+
+
 def _without_defaults(operator: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments without those at the end that are the operator's own defaults, as PyTorch writes calls."""
     kept = list(args)
-    for argument, described in reversed(list(zip(args, operator._schema.arguments, strict=False))):
-        if not described.has_default_value() or not _is_default(argument, described.default_value):
+    for argument, row in reversed(list(zip(args, _parameters(operator), strict=False))):
+        if not _is_default(argument, row.default):
             break
         kept.pop()
     return tuple(kept)
@@ -91,35 +145,8 @@ def _is_simple(call: CompositeCall) -> bool:
     return all(isinstance(tensor, (FakeTensor, *PLAIN_TENSORS)) for tensor in tensors)
 
 
-def _product(input: Any, other: Any) -> CompositeCall:
-    return CompositeCall((input, other))
-
-
 def _reflected(input: Any, other: Any) -> CompositeCall:
     return CompositeCall((other, input))
-
-
-def _linear(input: Any, weight: Any, bias: Any = None) -> CompositeCall:
-    return CompositeCall((input, weight, bias))
-
-
-def _attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **options: Any,
-) -> CompositeCall:
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
-    return CompositeCall((query, key, value, attn_mask, dropout_p, is_causal), given)
-
-
-def _layer_norm(
-    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
-) -> CompositeCall:
-    return CompositeCall((input, list(normalized_shape), weight, bias, eps))
 
 
 def _dropout(
@@ -133,29 +160,6 @@ def _dropout(
 def _by_name(order: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments under the names that a function gives them, in this order."""
     return {**dict(zip(order.split(), args, strict=False)), **named}
-
-
-@dataclass(frozen=True)
-class _Convolution:
-    """The arguments of a convolution over so many dimensions; `options` are those behind the bias."""
-
-    dimensions: int
-    options: str = "stride padding dilation groups"
-
-    def __call__(self, *args: Any, **named: Any) -> CompositeCall | None:
-        """The call; None where the padding has a name: that is another operator."""
-        given = _by_name(f"input weight bias {self.options}", args, named)
-        if isinstance(given.get("padding"), str):
-            return None
-        options = (self._option(given, name) for name in self.options.split())
-        return CompositeCall((given["input"], given["weight"], given.get("bias"), *options))
-
-    def _option(self, given: Mapping[str, Any], name: str) -> Any:
-        value = given.get(name, 0 if "padding" in name else 1)
-        return value if name == "groups" else _as_list(value, self.dimensions)
-
-
-_TRANSPOSED = "stride padding output_padding groups dilation"
 
 
 def _as_list(size: Any, dimensions: int) -> list[Any]:
@@ -172,16 +176,6 @@ def _batch_norm(*args: Any, **named: Any) -> CompositeCall | None:
     tensors = [given.get(name) for name in ("input", "weight", "bias", "running_mean", "running_var")]
     numbers = given.get("momentum", 0.1), given.get("eps", 1e-5)
     return CompositeCall((*tensors, False, *numbers, torch.backends.cudnn.enabled))
-
-
-def _group_norm(
-    input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
-) -> CompositeCall:
-    return CompositeCall((input, num_groups, weight, bias, eps))
-
-
-def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> CompositeCall:
-    return CompositeCall((input, list(normalized_shape), weight, eps))
 
 
 def _softmax(
@@ -202,12 +196,6 @@ def _max_pool(*args: Any, **named: Any) -> CompositeCall | None:
     )
 
 
-def _adaptive_pool(dimensions: int, input: Any, output_size: Any) -> CompositeCall | None:
-    """A size of which a part is the input's own is taken apart."""
-    sizes = _as_list(output_size, dimensions)
-    return None if None in sizes else CompositeCall((input, sizes))
-
-
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
@@ -225,10 +213,6 @@ def _cross_entropy(*args: Any, **named: Any) -> CompositeCall | None:
     )
 
 
-def _softmax_along(input: Any, dim: int, dtype: Any = None) -> CompositeCall | None:
-    return _softmax(input, dim, dtype=dtype)
-
-
 def _recurrent(input: Any, hidden: Any, parameters: Any, *options: Any) -> CompositeCall | None:
     """Those of packed rows have sizes second, and are taken apart."""
     is_packed = isinstance(options[0], list | tuple)
@@ -244,33 +228,34 @@ def _reshape(input: Any, *_shape: Any, **_named: Any) -> CompositeCall:
     return CompositeCall((input,))
 
 
-_MATMUL = Composite(aten.matmul.default, _product)
+_MATMUL, _SOFTMAX = Composite(aten.matmul.default), Composite(aten.softmax.int)
+_LOG_SOFTMAX = Composite(aten.log_softmax.int)
 
 _BY_FUNCTION: dict[Any, Composite] = {
-    F.linear: Composite(aten.linear.default, _linear),
+    F.linear: Composite(aten.linear.default),
     torch.matmul: _MATMUL,
     Tensor.matmul: _MATMUL,
     Tensor.__matmul__: _MATMUL,
     Tensor.__rmatmul__: Composite(aten.matmul.default, _reflected),
-    F.scaled_dot_product_attention: Composite(aten.scaled_dot_product_attention.default, _attention),
-    F.layer_norm: Composite(aten.layer_norm.default, _layer_norm),
+    F.scaled_dot_product_attention: Composite(aten.scaled_dot_product_attention.default),
+    F.layer_norm: Composite(aten.layer_norm.default),
     F.dropout: Composite(aten.dropout.default, _dropout),
-    torch.conv1d: Composite(aten.conv1d.default, _Convolution(1)),
-    torch.conv2d: Composite(aten.conv2d.default, _Convolution(2)),
-    torch.conv3d: Composite(aten.conv3d.default, _Convolution(3)),
-    torch.conv_transpose1d: Composite(aten.conv_transpose1d.default, _Convolution(1, _TRANSPOSED)),
-    torch.conv_transpose2d: Composite(aten.conv_transpose2d.input, _Convolution(2, _TRANSPOSED)),
-    torch.conv_transpose3d: Composite(aten.conv_transpose3d.input, _Convolution(3, _TRANSPOSED)),
+    torch.conv1d: Composite(aten.conv1d.default),
+    torch.conv2d: Composite(aten.conv2d.default),
+    torch.conv3d: Composite(aten.conv3d.default),
+    torch.conv_transpose1d: Composite(aten.conv_transpose1d.default),
+    torch.conv_transpose2d: Composite(aten.conv_transpose2d.input),
+    torch.conv_transpose3d: Composite(aten.conv_transpose3d.input),
     F.batch_norm: Composite(aten.batch_norm.default, _batch_norm),
-    F.group_norm: Composite(aten.group_norm.default, _group_norm),
-    F.rms_norm: Composite(aten.rms_norm.default, _rms_norm),
+    F.group_norm: Composite(aten.group_norm.default),
+    F.rms_norm: Composite(aten.rms_norm.default),
     F.softmax: Composite(aten.softmax.int, _softmax),
-    **dict.fromkeys((Tensor.softmax, torch.softmax), Composite(aten.softmax.int, _softmax_along)),
+    **dict.fromkeys((Tensor.softmax, torch.softmax), _SOFTMAX),
     F.log_softmax: Composite(aten.log_softmax.int, _softmax),
-    **dict.fromkeys((Tensor.log_softmax, torch.log_softmax), Composite(aten.log_softmax.int, _softmax_along)),
+    **dict.fromkeys((Tensor.log_softmax, torch.log_softmax), _LOG_SOFTMAX),
     F.max_pool2d: Composite(aten.max_pool2d.default, _max_pool),
-    torch.adaptive_avg_pool1d: Composite(aten.adaptive_avg_pool1d.default, partial(_adaptive_pool, 1)),
-    F.adaptive_avg_pool2d: Composite(aten.adaptive_avg_pool2d.default, partial(_adaptive_pool, 2)),
+    torch.adaptive_avg_pool1d: Composite(aten.adaptive_avg_pool1d.default),
+    F.adaptive_avg_pool2d: Composite(aten.adaptive_avg_pool2d.default),
     F.cross_entropy: Composite(aten.cross_entropy_loss.default, _cross_entropy),
     torch.lstm: Composite(aten.lstm.input, _recurrent),
     torch.gru: Composite(aten.gru.input, _recurrent),

@@ -17,7 +17,6 @@ Cell = Callable[[Tensor, Any, Weights], Any]
 
 
 def gru_cell(step: Tensor, hidden: Tensor, weights: Weights) -> Tensor:
-    """One step of a GRU."""
     reset_in, update_in, new_in = step.unsafe_chunk(3, 1)
     reset, update, new = _of_hidden(hidden, weights).unsafe_chunk(3, 1)
     reset.add_(reset_in).sigmoid_()
@@ -29,7 +28,6 @@ def gru_cell(step: Tensor, hidden: Tensor, weights: Weights) -> Tensor:
 def simple_cell(
     nonlinearity: Callable[[Tensor], Tensor], step: Tensor, hidden: Tensor, weights: Weights
 ) -> Tensor:
-    """One step of a simple network."""
     return nonlinearity(_of_hidden(hidden, weights).add_(step))
 
 

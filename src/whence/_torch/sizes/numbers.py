@@ -68,7 +68,6 @@ class Arithmetic:
     known: Callable[[Any], Any] | None = None
 
     def number(self, node: fx.Node) -> "RecordedNumber":
-        """The number that a node gives."""
         node.meta["val"] = Unknown(1.0)
         return RecordedNumber(_Held(self, node))
 
@@ -138,9 +137,13 @@ def _operand(value: object) -> bool:
     return isinstance(value, (int, float, RecordedNumber))
 
 
-def _forward(target: Any) -> Any:
-    def compute(self: "RecordedNumber", other: Any) -> Any:
-        return self.node.arithmetic.computed(target, self, other) if _operand(other) else NotImplemented
+def _forward(target: Any, way: Callable[..., Any] = Arithmetic.computed) -> Any:
+    """The method that has `target` of a number, and of another one where it takes two."""
+
+    def compute(self: "RecordedNumber", *other: Any) -> Any:
+        return (
+            way(self.node.arithmetic, target, self, *other) if all(map(_operand, other)) else NotImplemented
+        )
 
     return compute
 
@@ -153,17 +156,7 @@ def _backward(target: Any) -> Any:
 
 
 def _compared(target: Any) -> Any:
-    def compare(self: "RecordedNumber", other: Any) -> Any:
-        return self.node.arithmetic.decided(target, self, other) if _operand(other) else NotImplemented
-
-    return compare
-
-
-def _single(target: Any) -> Any:
-    def compute(self: "RecordedNumber") -> Any:
-        return self.node.arithmetic.computed(target, self)
-
-    return compute
+    return _forward(target, Arithmetic.decided)
 
 
 class RecordedNumber(SymFloat):
@@ -176,7 +169,7 @@ class RecordedNumber(SymFloat):
     __pow__, __rpow__ = _forward(operator.pow), _backward(operator.pow)
     __truediv__, __rtruediv__ = _forward(operator.truediv), _backward(operator.truediv)
     __floordiv__, __rfloordiv__ = _forward(operator.floordiv), _backward(operator.floordiv)
-    __neg__, __pos__, __abs__ = _single(operator.neg), _single(operator.pos), _single(operator.abs)
+    __neg__, __pos__, __abs__ = _forward(operator.neg), _forward(operator.pos), _forward(operator.abs)
 
     def _needed(self, *_others: object) -> Any:
         raise self.node.arithmetic.refuse(self.node.node)
@@ -261,7 +254,6 @@ def contents(tensor: Tensor) -> Any:
 
 
 def sizes_of(tensor: Tensor) -> list[int]:
-    """The sizes of a tensor."""
     return list(tensor.shape)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import SymBool, SymFloat, SymInt
 
-from whence._torch.sizes.symbols import expression, is_symbolic, number_of
+from whence._torch.sizes.symbols import expression, is_symbolic, number_of, whole_bound
 
 _SYMPY = ("Add", "Mul", "Pow", "Rational", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And", "Or", "Not")
 _TORCHS = (
@@ -74,14 +74,12 @@ class SizeStructures:
             name = getattr(environment, "names", {}).get(symbol, str(symbol))
             bounds = environment.var_to_range.get(symbol)
             value = environment.backed_var_to_val.get(symbol)
-            limits = (None, None) if bounds is None else (_whole(bounds.lower), _whole(bounds.upper))
+            limits = (
+                (None, None) if bounds is None else (whole_bound(bounds.lower), whole_bound(bounds.upper))
+            )
             kind = "whole" if symbol.is_integer else "real"
             self.symbols.append([name, str(symbol), kind, None if value is None else int(value), *limits])
         return self._numbers[key]
-
-
-def _whole(bound: Any) -> int | None:
-    return int(bound) if getattr(bound, "is_Integer", False) else None
 
 
 @cache

@@ -279,12 +279,10 @@ def _forget_the_iteration(modules: Sequence[Any]) -> None:
 
 
 def is_distributed(tensor: object) -> bool:
-    """Whether a tensor is a DTensor."""
     return is_distributed_class(type(tensor))
 
 
 def is_distributed_class(kind: type) -> bool:
-    """Whether tensors of a class are DTensors."""
     loaded: Any = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and issubclass(kind, loaded.DTensor)
 
@@ -298,17 +296,11 @@ def whole(tensor: Any) -> Any:
     return _Whole.apply(tensor) if is_distributed(tensor) else tensor
 
 
-def local_part(tensor: Any) -> Any:
-    """What this process holds of a distributed tensor; anything else as it is."""
-    return tensor.detach().to_local() if is_distributed(tensor) else tensor
-
-
 class _Whole(torch.autograd.Function):
     """From a shard to the whole."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any) -> Tensor:
-        """Gather."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(tensor)  # which raises when it was written before the backward
         ctx.mesh, ctx.placements = tensor.device_mesh, tensor.placements

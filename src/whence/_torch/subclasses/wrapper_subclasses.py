@@ -206,7 +206,6 @@ class _Apart(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, gradient: Any) -> tuple[Tensor, ...]:
-        """The parts."""
         ctx.set_materialize_grads(False)
         ctx.gradient, ctx.template = gradient, flattened_tensor(tensor.detach())
         parts = tuple(part.detach() for _, part in plain_parts(tensor))
@@ -215,7 +214,6 @@ class _Apart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *received: Any) -> Any:
-        """The gradient of the whole."""
         if all(part is None for part in received):
             return None, None
         parts = [part for _, part in plain_parts_of(ctx.template)]
@@ -251,13 +249,11 @@ class _Together(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layout: Composition, *parts: Any) -> Any:
-        """The whole."""
         ctx.layout = layout
         return _made(layout, [part.detach() for part in parts])
 
     @staticmethod
     def backward(ctx: Any, received: Any) -> Any:
-        """The gradients of the parts."""
         if not is_composed(received) or layout_of(received) != ctx.layout:
             raise NotDifferentiable(
                 f"the gradient of a {ctx.layout.kind.__name__} arrived as {_described(received)}",

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from whence.errors import UsageError
 from whence.execution.compare import same_bits
-from whence.execution.values.first import First, first_difference
+from whence.execution.values.first import First, Given, first_difference
 from whence.execution.values.walk import inputs_of, walk
 from whence.program import Program
 from whence.rewriting import GraphPass, Pass, apply
 
 P = TypeVar("P", bound=Program)
-Given = tuple[tuple[Any, ...], Mapping[str, Any] | None, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -117,5 +116,5 @@ def _different(expected: Mapping[str, Any], program: Program, given: Given) -> t
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
+        return same_bits(one, other)
     return type(one) is type(other) and bool(one == other)

@@ -13,6 +13,7 @@ from whence._torch.pytrees import tree_flatten
 from whence.execution.compare import same_bits
 from whence.execution.values.walk import inputs_of, walk
 from whence.program import Program
+from whence.program.queries.plain import plain_fields
 from whence.program.signature import describe
 from whence.provenance import Origin
 
@@ -32,13 +33,7 @@ class First:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "node": self.node,
-            "why": self.why,
-            "phase": self.origin.phase.value,
-            "calls": [str(call) for call in self.origin.calls],
-            "source": str(self.origin.source) if self.origin.source else None,
-        }
+        return {**plain_fields(self, "node", "why"), **plain_fields(self.origin, "phase", "calls", "source")}
 
 
 Given = tuple[tuple[Any, ...], Mapping[str, Any] | None, Mapping[str, Any]]

@@ -169,7 +169,7 @@ def _copied(interface: Interface) -> Iterator[tuple[str, int]]:
 
 
 def _writes(interface: Interface, nodes: Mapping[str, fx.Node], program: Program) -> Iterator[Write]:
-    holders = {value: name for name, values in program.facts.histories.items() for value in values}
+    holders = program.facts.holders
     for name, target in interface.writes:
         if isinstance(target, int):
             yield name, target, True

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.record.annotations import CUSTOM, common_annotations
-from whence.hierarchy.plan.plan import Body, Plan, pack_label, pack_of, packed_call
+from whence.hierarchy.plan.plan import Body, Plan, pack_label, packed_call
 from whence.program.node_records import origin_of, set_origin
 from whence.schema import Phase
 
@@ -49,13 +49,11 @@ def _add_call(
     graph: fx.Graph, plan: Plan, phase: Phase, edge: tuple[int, int], made: dict[str, fx.Node]
 ) -> None:
     caller, called = (plan.site(number) for number in edge)
-    body = plan.body(phase, edge[1])
-    taken = (*((pack_of(edge[1]),) if body.kept and phase is Phase.BACKWARD else ()), *body.inputs)
-    given = (*body.outputs, *((pack_of(edge[1]),) if body.kept and phase is Phase.FORWARD else ()))
+    given = plan.gives(phase, edge[1])
     inside = called.path.is_within(caller.path)
-    target = str(replace(called, path=called.path.relative_to(caller.path) if inside else called.path))
     path = called.path.relative_to(caller.path) if inside else called.path
-    arguments = tuple(made[name] for name in taken)
+    target = str(replace(called, path=path))
+    arguments = tuple(made[name] for name in plan.takes(phase, edge[1]))
     node = graph.create_node("call_module", target, arguments, name="_".join(path) or "root")
     said = _said_of(plan, phase, edge[1])
     if said:

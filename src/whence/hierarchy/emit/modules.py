@@ -53,7 +53,6 @@ def emit(plan: Plan, *, onto: object = None) -> nn.Module:
 
 
 def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
-    """The captured calls of each module."""
     compiler = Compiler(plan)
     found: dict[ModulePath, list[CallBody]] = {}
     for number in plan.calls:

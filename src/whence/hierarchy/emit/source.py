@@ -17,7 +17,7 @@ from torch import fx
 from whence._torch.graphs import nested_graph, value_inputs, with_code
 from whence._torch.operators.schemas import OpOverload, entry_point
 from whence._torch.subclasses.fully_sharded import is_distributed, whole
-from whence.hierarchy.plan.plan import Body, Plan, pack_of
+from whence.hierarchy.plan.plan import Body, Plan
 from whence.hierarchy.run import gradient_pieces as pieces
 from whence.hierarchy.run.converted_state import refuse_moved
 from whence.hierarchy.run.differentiable import straight_through, with_gradients
@@ -89,7 +89,6 @@ class _BodyWriter:
         return f"{self.callee(pieces.whole)}({local})"
 
     def spelled(self, argument: Any) -> str:
-        """An argument as source."""
         if isinstance(argument, fx.Node):
             nested = nested_graph(argument)
             if nested is None:
@@ -200,16 +199,11 @@ def run_as(target: Any) -> Any:
 
 
 def _write_call(writer: _BodyWriter, phase: Phase, number: int) -> None:
-    body = writer.plan.body(phase, number)
-    results = list(body.outputs)
-    arguments = [writer.local(name) for name in body.inputs]
-    if body.kept and phase is Phase.FORWARD:
-        results.append(pack_of(number))
-    if body.kept and phase is Phase.BACKWARD:
-        arguments.insert(0, writer.local(pack_of(number)))
+    results = writer.plan.gives(phase, number)
+    arguments = map(writer.local, writer.plan.takes(phase, number))
     called = f"calls[{len(writer.calls)}]({', '.join(['module', *arguments])})"
     writer.calls.append(number)
-    writer.write(f"{_targets(writer, tuple(results))} = {called}" if results else called)
+    writer.write(f"{_targets(writer, results)} = {called}" if results else called)
 
 
 def attribute(owner: str, path: ModulePath) -> str:
@@ -258,8 +252,5 @@ def _touched(plan: Plan, phase: Phase, step: str | int) -> Iterator[str]:
         yield step
         yield from (source.name for source in value_inputs(plan.nodes[step]))
         return
-    body = plan.body(phase, step)
-    yield from body.inputs
-    yield from body.outputs
-    if body.kept:
-        yield pack_of(step)
+    yield from plan.takes(phase, step)
+    yield from plan.gives(phase, step)

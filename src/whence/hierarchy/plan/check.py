@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from whence._torch.graphs import value_inputs
 from whence.errors import MalformedProgram
-from whence.hierarchy.plan.plan import Body, Plan, Region, pack_of
+from whence.hierarchy.plan.plan import Body, Plan, Region
 from whence.schema import Phase
 
 
@@ -61,7 +61,7 @@ def _body_faults(plan: Plan, phase: Phase, body: Body, number: int) -> Iterator[
         missing = _needs(plan, phase, step) - present
         if missing:
             yield f"{site} ({phase.value}): {step} runs before {', '.join(sorted(missing))}"
-        present |= _gives(plan, phase, step)
+        present |= {step} if isinstance(step, str) else {*plan.gives(phase, step)}
     wanted = {*body.outputs, *(body.kept if phase is Phase.FORWARD else ())}
     if phase is Phase.FORWARD:
         wanted -= {row.name for row in plan.program.signature.inputs}
@@ -72,14 +72,4 @@ def _body_faults(plan: Plan, phase: Phase, body: Body, number: int) -> Iterator[
 def _needs(plan: Plan, phase: Phase, step: str | int) -> set[str]:
     if isinstance(step, str):
         return {source.name for source in value_inputs(plan.nodes[step])}
-    body = plan.body(phase, step)
-    packs = {pack_of(step)} if phase is Phase.BACKWARD and body.kept else set()
-    return {*body.inputs} | packs
-
-
-def _gives(plan: Plan, phase: Phase, step: str | int) -> set[str]:
-    if isinstance(step, str):
-        return {step}
-    body = plan.body(phase, step)
-    packs = {pack_of(step)} if phase is Phase.FORWARD and body.kept else set()
-    return {*body.outputs} | packs
+    return {*plan.takes(phase, step)}

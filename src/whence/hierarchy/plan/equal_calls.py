@@ -19,7 +19,6 @@ class SharedNodes:
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """Where each node stands."""
         return {node.name: position for position, node in enumerate(self.nodes)}
 
     @cached_property
@@ -51,7 +50,6 @@ class Renaming:
         return self.nodes[position].all_input_nodes[which].name
 
     def call(self, number: int) -> int:
-        """A call inside."""
         return self.numbering.moved(number, self.example.number, self.copy)
 
     def body(self, body: Body) -> Body:

@@ -86,7 +86,6 @@ class Parts:
 
 
 def parts_of(layout: NodeLayout) -> Parts:
-    """The parts of a program."""
     parts = Parts(layout)
     for node in layout.nodes:
         parts.add(node)

@@ -48,7 +48,6 @@ class Half(Enum):
 
     @property
     def phase(self) -> Phase:
-        """The phase that it is of."""
         return Phase.FORWARD if self is Half.FORWARD else Phase.BACKWARD
 
 
@@ -118,7 +117,6 @@ class Plan:
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:
-        """The nodes of the program by name."""
         return {node.name: node for node in self.program.graph.nodes}
 
     @cached_property
@@ -176,7 +174,6 @@ class Plan:
         return self.numbering.original(number)
 
     def site(self, number: int) -> CallSite:
-        """The call site of a call of the plan."""
         return self.program.calls.rows[self.original(number)].site
 
     def body(self, phase: Phase, number: int) -> Body:
@@ -184,6 +181,18 @@ class Plan:
         call = self.calls[number]
         backward = call.backward or Body((), (), (), ())
         return call.forward if phase is Phase.FORWARD else backward
+
+    def takes(self, phase: Phase, number: int) -> tuple[str, ...]:
+        """What the function of a call takes: a backward first what its forward kept."""
+        body = self.body(phase, number)
+        pack = (pack_of(number),) if body.kept and phase is Phase.BACKWARD else ()
+        return (*pack, *body.inputs)
+
+    def gives(self, phase: Phase, number: int) -> tuple[str, ...]:
+        """What the function of a call returns: a forward last what its backward needs."""
+        body = self.body(phase, number)
+        pack = (pack_of(number),) if body.kept and phase is Phase.FORWARD else ()
+        return (*body.outputs, *pack)
 
 
 def first_within(paths: Iterable[ModulePath], here: ModulePath) -> ModulePath | None:

@@ -84,7 +84,6 @@ class Compiler(_OfThisProcess):
 
     @cached_property
     def gradient_pieces(self) -> GradientPieces:
-        """The gradients that may be in pieces."""
         return pieces_of(self.plan)
 
     def function(self, half: Half, number: int) -> Runnable:
@@ -116,7 +115,6 @@ class Compiler(_OfThisProcess):
             yield path.relative_to(around) if inside else path, inside, CallPlace(plan, called)
 
     def graph(self, phase: Phase, number: int) -> fx.Graph:
-        """The graph of a call in a phase."""
         first = self.plan.first[number]
         if (phase, first) not in self.graphs:
             self.graphs[phase, first] = as_graph(self.plan, phase, first)

@@ -74,9 +74,8 @@ def pieces_of(plan: Plan) -> GradientPieces:
     sums: dict[str, tuple[str, str]] = {}
     nodes: set[str] = set()
     for name in _exchanged(plan):
-        adjoint = plan.program.facts.adjoints.get(name)
         held = ""
-        for part in () if adjoint is None else adjoint.contributions:
+        for part in plan.program.facts.contributions(name):
             if part.sum is not None and {held, part.node} == _added(plan, part.sum):
                 sums[part.sum] = held, part.node
             held = part.sum or part.node

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from whence._torch.sizes.exported_sizes import is_open
 from whence._torch.sizes.symbols import is_symbolic, names_in, spelled
 from whence.hierarchy.plan.plan import ROOT_CALL, Plan, first_within
-from whence.program import Adjoint, Constant, Convention, Named, Program, Structure
+from whence.program import Constant, Contribution, Convention, Named, Program, Structure
 from whence.program.arguments.convention import paths_of, repeated_positions
 from whence.program.arguments.open_sizes import Sizes, sizes_of
 from whence.provenance import ModulePath
@@ -127,10 +127,9 @@ def readable(plan: Plan, name: str, number: int) -> ModulePath | None:
 
 def _own_state(plan: Plan, number: int, leaves: tuple[str | None, ...]) -> Iterator[tuple[str, ModulePath]]:
     """Body inputs that are state of the module, or a value its state had when the call was made."""
-    versions = {value: name for name, history in plan.program.facts.histories.items() for value in history}
     state = {row.name for row in plan.program.signature.state}
     for name in plan.calls[number].forward.inputs:
-        holder = name if name in state else versions.get(name)
+        holder = name if name in state else plan.program.facts.holders.get(name)
         if name not in leaves and holder in state and (path := readable(plan, holder, number)) is not None:
             yield name, path
 
@@ -140,7 +139,7 @@ def _writes(
 ) -> Iterator[tuple[str, ModulePath | int]]:
     given = set(plan.calls[number].forward.outputs)
     state = {row.name for row in plan.program.signature.state}
-    for name, history in {**plan.program.facts.histories, **plan.program.facts.written}.items():
+    for name, history in plan.program.facts.versions.items():
         last = next((value for value in reversed(history) if value in given), None)
         if last is None and number == ROOT_CALL:
             last = history[-1]
@@ -190,22 +189,22 @@ def _held(plan: Plan, number: int, names: list[str]) -> tuple[tuple[str, ModuleP
 def _inner_gradients(
     plan: Plan, number: int, leaves: tuple[str | None, ...], result: Structure
 ) -> GradientInterface:
-    adjoints = plan.program.facts.adjoints
+    facts = plan.program.facts
     backward = plan.calls[number].backward
     entering = () if backward is None else backward.inputs
     inside = frozenset(plan.program.calls.within(number))
     tangents: list[tuple[str, str]] = []
     unclear: list[str] = []
     for output in result.names:
-        met = [name for name in entering if name in _values(adjoints.get(output))]
-        through = _passed_through(adjoints.get(output), inside)
+        met = [name for name in entering if name in _values(facts.contributions(output))]
+        through = _passed_through(facts.contributions(output), inside)
         tangents += [(output, name) for name in (met or through)[:1]]
         unclear += [output] if len(met) > 1 else []
     names = [name for _, name in tangents]
     missing = [name for name in entering if name not in names]
     shared = [name for name in names if names.count(name) > 1]
     candidates = [*(leaf for leaf in leaves if leaf), *(row.name for row in plan.program.signature.state)]
-    terms = {name: found for name in candidates if (found := _terms(adjoints.get(name), inside, plan))}
+    terms = {name: found for name in candidates if (found := _terms(facts.contributions(name), inside, plan))}
     reasons = {
         "gradients of several results arrive as one value": shared or unclear,
         "its backward needs values computed outside it": missing,
@@ -228,25 +227,22 @@ def _flat(plan: Plan, number: int) -> list[str]:
     return [flat.reason for flat in plan.flattened if flat.number == number]
 
 
-def _values(adjoint: Adjoint | None) -> set[str]:
+def _values(parts: Sequence[Contribution]) -> set[str]:
     """Every node that is a gradient of the value: contributions and running sums."""
-    parts = () if adjoint is None else adjoint.contributions
     return {name for part in parts for name in (part.node, part.sum) if name}
 
 
-def _passed_through(adjoint: Adjoint | None, inside: frozenset[int]) -> list[str]:
+def _passed_through(parts: Sequence[Contribution], inside: frozenset[int]) -> list[str]:
     """The gradient of a value whose own backward hands it on unchanged, so that no node reads it."""
-    if adjoint is None or any(part.scope in inside for part in adjoint.contributions):
+    if not parts or any(part.scope in inside for part in parts):
         return []
-    return [adjoint.total]
+    return [parts[-1].sum or parts[-1].node]
 
 
-def _terms(adjoint: Adjoint | None, inside: frozenset[int], plan: Plan) -> tuple[str, ...]:
+def _terms(parts: Sequence[Contribution], inside: frozenset[int], plan: Plan) -> tuple[str, ...]:
     """What the call contributed to a gradient; sums that were made inside the call stand for their parts."""
-    if adjoint is None:
-        return ()
     terms: list[str] = []
-    for part in adjoint.contributions:
+    for part in parts:
         if part.scope not in inside:
             continue
         summed_here = part.sum is not None and plan.regions.get(part.sum, (None, -1))[1] in inside

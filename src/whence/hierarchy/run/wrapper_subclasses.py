@@ -89,7 +89,6 @@ def _kept(module: nn.Module, name: str) -> Any:
 
 
 def attribute_of(module: nn.Module, path: Sequence[str]) -> Any:
-    """The tensor or module at an attribute path."""
     held: Any = module
     for segment in path:
         held = registered(held, segment)

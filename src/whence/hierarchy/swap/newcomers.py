@@ -125,15 +125,15 @@ class SwapTrial:
         times = Counter(map(id, self.results.values()))
         results = {name for name, held in self.results.items() if times[id(held)] > 1 or id(held) in sources}
         leaves = {sources[id(self.results[name])] for name in results if id(self.results[name]) in sources}
-        adjoints = (self.plan.program.facts.adjoints.get(name) for name in results | leaves)
-        parts = (part.node for adjoint in adjoints if adjoint for part in adjoint.contributions)
+        facts = self.plan.program.facts
+        parts = (part.node for name in results | leaves for part in facts.contributions(name))
         return self.plan.untold.intersection(parts)
 
     def _is_alone(self, name: str) -> bool:
         """Whether all of an argument's gradient came from the original."""
-        adjoint = self.plan.program.facts.adjoints.get(name)
+        parts = self.plan.program.facts.contributions(name)
         inside = self.plan.program.calls.within(self.number)
-        return adjoint is not None and all(part.scope in inside for part in adjoint.contributions)
+        return bool(parts) and all(part.scope in inside for part in parts)
 
     def _is_inside(self, value: str) -> bool:
         """Whether the original computed a value."""

@@ -130,7 +130,7 @@ class CallPlace:
     def _written(self) -> dict[str, str]:
         """The arguments that the call writes, with the value that each holds afterwards."""
         program, given = self.plan.program, set(self.body.outputs)
-        histories = {**program.facts.histories, **program.facts.written}
+        histories = program.facts.versions
         names = {name for name in self.interface.leaves if name}
         versions = {value: name for name, values in histories.items() for value in (name, *values)}
         written = {}
@@ -154,7 +154,7 @@ class CallPlace:
         current = {name: name for name in self.interface.leaves if name}
         if not own:
             return current
-        for base, later in {**program.facts.histories, **program.facts.written}.items():
+        for base, later in program.facts.versions.items():
             before = [name for name in (base, *later) if place.get(name, 0) < min(own)]
             current |= {name: before[-1] for name in current if name in before}
         unknown = sorted(name for name, now in current.items() if now not in self.body.inputs)
@@ -228,10 +228,8 @@ class CallPlace:
 
     def _holder(self, name: str, path: ModulePath) -> ModulePath | None:
         """Where the original held the state that a value is."""
-        for held, values in self.plan.program.facts.histories.items():
-            if name in values:
-                return first_within(self.plan.program.input(held).attribute_paths, path)
-        return None
+        held = self.plan.program.facts.holders.get(name)
+        return None if held is None else first_within(self.plan.program.input(held).attribute_paths, path)
 
     def _refusal(self, why: str) -> CallError:
         return CallError(

@@ -13,7 +13,6 @@ class Refusal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, reason: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Pass the tensors on."""
         ctx.reason = reason
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 

@@ -91,10 +91,10 @@ def _half(site: CallSite, names: Sequence[ModulePath], new: Sequence[ModulePath]
 def is_shared(plan: Plan, name: str, module: ModulePath) -> bool:
     """Whether a parameter of one name in a preserved module gets gradients from each of its calls, and from
     around them."""
-    paths, adjoint = plan.program.input(name).attribute_paths, plan.program.facts.adjoints.get(name)
-    if adjoint is None or len(paths) != 1 or not paths[0].is_within(module):
+    paths = plan.program.input(name).attribute_paths
+    scopes = {part.scope for part in plan.program.facts.contributions(name)}
+    if not scopes or len(paths) != 1 or not paths[0].is_within(module):
         return False
-    scopes = {part.scope for part in adjoint.contributions}
     calls = (number for number in plan.program.calls.preserved if plan.site(number).path == module)
     each = not any(scopes.isdisjoint(plan.program.calls.within(number)) for number in calls)
     return each and not scopes <= plan.preserved[module]
@@ -112,13 +112,12 @@ def touched_of(plan: Plan) -> dict[str, Touched]:
     for row in program.signature.state:
         paths = row.attribute_paths
         if any(map(plan.is_of_preserved, paths)):
-            adjoint = program.facts.adjoints.get(row.name)
             found[row.name] = Touched(
                 row,
                 paths,
                 tuple(readers.get(row.name, ())),
                 frozenset(_place(plan, value) for value in program.facts.histories.get(row.name, ())),
-                frozenset(part.scope for part in adjoint.contributions) if adjoint else frozenset(),
+                frozenset(part.scope for part in program.facts.contributions(row.name)),
             )
     return found
 
@@ -195,7 +194,8 @@ class Replacing:
         if torch.is_grad_enabled():
             faults += self._cast_together()
         if trains:
-            faults += [_lazy(path, module) for path, module in self.modules.items() if _is_lazy(module)]
+            rows = self.modules.items()
+            faults += [_lazy(path, module) for path, module in rows if any(map(is_lazy, module.parameters()))]
         if faults:
             raise CallError.of(faults)
 
@@ -269,10 +269,6 @@ class Replacing:
                 for call in program.calls.within(number):
                     yield call
                     yield numbering.repeat_of.get(call, call)
-
-
-def _is_lazy(module: nn.Module) -> bool:
-    return any(map(is_lazy, module.parameters()))
 
 
 def _lazy(path: ModulePath, module: nn.Module) -> Fault:

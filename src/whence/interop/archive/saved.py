@@ -26,9 +26,10 @@ from whence.interop.archive.records.checked import (
     text,
     truth,
 )
+from whence.interop.archive.records.forms import Form, form_of
 from whence.interop.archive.records.names import Described, LoadedNames
-from whence.interop.archive.records.reading import Reader, read
-from whence.interop.archive.records.writing import Writer, written
+from whence.interop.archive.records.reading import Reader
+from whence.interop.archive.records.writing import Writer
 from whence.program import Program
 from whence.program.state import bound_state
 from whence.schema import InputKind
@@ -40,7 +41,8 @@ _FIELDS = (
     *("signature", "calls", "convention", "result", "modules", "guards", "replay", "step", "circumstances"),
     "history",
 )
-_HINTS: Mapping[str, Any] = MappingProxyType(get_type_hints(Program))
+_HINTS = get_type_hints(Program)
+_FORMS: Mapping[str, Form] = MappingProxyType({name: form_of(_HINTS[name]) for name in _FIELDS})
 """What each field may hold; found before any file is read, for Python evaluates the name of a class in it."""
 _LATER = frozenset({"history"})
 """Fields that files of version 1 may be without."""
@@ -90,7 +92,7 @@ def _plain(program: Program, faults: list[Fault]) -> dict[str, Any]:
     writer = Writer(_described(program))
     graphs = GraphWriter(writer, frozenset(row.name for row in program.signature.attributes))
     graphs.write(program.graph_module)
-    parts = {name: written(writer, _HINTS[name], getattr(program, name)) for name in _FIELDS}
+    parts = {name: form.write(writer, getattr(program, name)) for name, form in _FORMS.items()}
     for whole in program.signature.wholes:
         writer.refuse(
             f"the tensor {whole.path}", "it is made of others, by a class of which a file has the name"
@@ -199,7 +201,7 @@ def _one(
     found = LoadedNames() if modules is None else LoadedNames.beside(modules)
     reader = Reader(mapping(data["tables"]), found, stored)
     reader.read_tables()
-    signature = read(reader, _HINTS["signature"], data["signature"])
+    signature = _FORMS["signature"].read(reader, data["signature"])
     held = {row.path: stored.get(row.name, row.value) for row in signature.attributes}
     graphs = GraphReader(reader, listed(data["graphs"]), held)
     graphs.read_tables()
@@ -207,7 +209,7 @@ def _one(
     if missing := [*reader.missing, *graphs.missing]:
         raise _misses(missing, name, text(data["torch"]))
     there = [each for each in _FIELDS if each != "signature" and (each in data or each not in _LATER)]
-    parts = {each: read(reader, _HINTS[each], data[each]) for each in there}
+    parts = {each: _FORMS[each].read(reader, data[each]) for each in there}
     program = Program(graph_module=module, signature=signature, state=stored, **parts)
     refuse_inconsistent(program, is_complete=truth(data["weights"]))
     state = stored if subject is None else _bound(program, tensors_by_name(subject), name)

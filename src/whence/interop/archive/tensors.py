@@ -81,11 +81,7 @@ def _shared(tensors: Iterable[Tensor]) -> dict[int, str]:
 
 def _plain(tensor: Tensor) -> Tensor:
     tensor = tensor.resolve_conj().resolve_neg().contiguous().cpu()
-    return tensor if tensor.dtype in _DTYPES else _as_bytes(tensor)
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor if tensor.dtype in _DTYPES else tensor.reshape(-1).view(torch.uint8)
 
 
 def _row(name: str, tensor: Tensor, memory: str | None) -> list[Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from whence._torch.export.descriptors import joint_parts, names_of_state, returned_structure
 from whence._torch.export.lowering import WITHOUT_GRAD
 from whence._torch.export.programs import fakes_like
-from whence._torch.graphs import graph_module, name_exactly, own_copy
+from whence._torch.graphs import graph_module, placeholder
 from whence._torch.operators.schemas import reads_memory
 from whence._torch.pytrees import TreeSpec, tree_flatten
 from whence._torch.record.annotations import said_of
@@ -19,27 +19,16 @@ from whence.interop.attached.arguments import Arguments, arguments_of
 from whence.interop.attached.attribution import Modules, Phases, calls_of, phases_of, write_origins
 from whence.interop.attached.open_sizes import open_sizes
 from whence.interop.attached.roles import GraphWords, Result, Slot, Told, told
-from whence.interop.exported.call_boundaries import held_by, whole_call, with_structures
+from whence.interop.exported.call_boundaries import with_structures
 from whence.interop.exported.read import functional_form
-from whence.interop.exported.signature import user_outputs
+from whence.interop.exported.signature import result_of, user_outputs
 from whence.interop.graphs.call_sites import ROOT_MODULE, Sites
 from whence.interop.graphs.decompose_composites import without_hidden_writes
 from whence.interop.graphs.faults import refusal
 from whence.interop.graphs.frames import spelling_of
 from whence.interop.graphs.inline import Flat, flattened
 from whence.interop.graphs.lift_state import ATTRIBUTE, readied
-from whence.program import (
-    Calls,
-    Circumstances,
-    Constant,
-    GraphFacts,
-    Input,
-    Named,
-    Output,
-    Program,
-    Signature,
-    Structure,
-)
+from whence.program import Circumstances, GraphFacts, Input, Output, Program, Signature, Structure
 from whence.program.arguments.open_sizes import Sizes
 from whence.program.names import state_name
 from whence.program.node_records import origin_of, set_origin, write_facts
@@ -69,7 +58,7 @@ def attach(graph: object, model: Any, words: GraphWords) -> Program:
     flat = _flat(ready, inputs)
     pairs = zip(flat.returned, found.results, strict=True)
     results = [Result(value, row.kind, row.of) for value, row in pairs]
-    nodes = [node for node in flat.graph.nodes if node.op == "call_function"]
+    nodes = flat.operations
     phases = phases_of(nodes, inputs.tangents, next(_values(results, OutputKind.LOSS), None))
     if not inputs.tangents and phases.seed is None and any(_values(results, OutputKind.GRADIENT)):
         raise UnsupportedGraph(
@@ -162,9 +151,7 @@ class _Inputs:
                 self._add_tangent(slot)
 
     def _placeholder(self, name: str, value: Any, slots: Sequence[Slot]) -> fx.Node:
-        node = self.graph.create_node("placeholder", name, name=name)
-        name_exactly(node, name)
-        node.meta["val"] = value
+        node = placeholder(self.graph, name, {"val": value})
         self.held |= {slot.node.name: node for slot in slots}
         return node
 
@@ -215,7 +202,6 @@ class _Inputs:
 
 def _flat(ready: fx.GraphModule, inputs: _Inputs) -> Flat:
     flat = flattened(ready, inputs.held, inputs.graph)
-    flat.nested = {name: own_copy(inner) for name, inner in flat.nested.items()}
     without_hidden_writes(flat)
     if flat.faults:
         raise UnsupportedGraph.of(flat.faults)
@@ -229,13 +215,7 @@ def _values(results: Sequence[Result], kind: OutputKind) -> Iterator[fx.Node]:
 def _attributed(nodes: Sequence[fx.Node], phases: Phases, subject: Subject, inputs: _Inputs) -> Sites:
     types = {path: type(module).__name__ for path, module in subject.named_modules()}
     owners = {row.name: row.module for row in inputs.rows.values() if row.module is not None}
-    read = {
-        node: owners[source.name]
-        for node in nodes
-        for source in node.all_input_nodes
-        if source.name in owners and source.op == "placeholder"
-    }
-    spelling = spelling_of([str(path) for path in types], nodes, read)
+    spelling = spelling_of(map(str, types), nodes, owners)
     kind = types.get(ROOT, subject.name)
     sites = calls_of(nodes, phases, Modules(types, spelling), kind)
     write_origins(nodes, sites, phases)
@@ -282,7 +262,6 @@ class _AttachedParts:
 
     @property
     def graph(self) -> fx.Graph:
-        """The graph of the program."""
         return self.flat.graph
 
 
@@ -311,7 +290,7 @@ def _program(parts: _AttachedParts, sizes: Sizes | None) -> Program:
         state=inputs.state,
         circumstances=Circumstances(has_backward=has_backward, is_foreign=True),
     )
-    calls = _called(program)
+    calls = with_structures(program)
     exchanged = frozenset(
         name for call in calls for name in (call.outputs.names if call.outputs else ()) if has_backward
     )
@@ -353,7 +332,6 @@ def _outputs(parts: _AttachedParts) -> tuple[list[Output], list[Any], Structure]
     pairs = list(zip(parts.results, values, strict=True))
     users = [value for row, value in pairs if row.kind is OutputKind.USER]
     spec = _structure(parts, len(users))
-    result = Structure(spec, tuple(Named(v.name) if isinstance(v, fx.Node) else Constant(v) for v in users))
     rows: list[tuple[Output, Any]] = [
         (Output("loss", OutputKind.LOSS, "loss", node=value.name), value)
         for row, value in pairs
@@ -363,7 +341,7 @@ def _outputs(parts: _AttachedParts) -> tuple[list[Output], list[Any], Structure]
     rows += _belonging(parts, pairs, OutputKind.MUTATION, "new")
     rows += _written(parts, {row.of for row, _ in rows})
     rows += _belonging(parts, pairs, OutputKind.GRADIENT, "grad")
-    return [row for row, _ in rows], [value for _, value in rows], result
+    return [row for row, _ in rows], [value for _, value in rows], result_of(users, spec)
 
 
 def _structure(parts: _AttachedParts, count: int) -> TreeSpec:
@@ -416,12 +394,3 @@ def _cut(parts: _AttachedParts) -> frozenset[str]:
         lambda node: bool(said_of(node).get(WITHOUT_GRAD)),
         any_input=True,
     )
-
-
-def _called(program: Program) -> Calls:
-    """The calls with what their forwards take and return."""
-    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    forward = [node for node in nodes if origin_of(node).phase is Phase.FORWARD]
-    homes = {node: program.calls.number(origin_of(node).place) for node in forward}
-    results = set(program.result.names)
-    return with_structures(program.calls, homes, held_by(program), {(ROOT, 0): whole_call(program)}, results)

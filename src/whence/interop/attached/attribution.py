@@ -26,6 +26,7 @@ from whence.provenance.places import common_ancestor
 from whence.schema import Phase, Quality
 
 _OF_FORWARD = "fwd_nn_module_stack"
+_NEVER_CALLED = ("ModuleList", "ModuleDict")
 _ADD = torch.ops.aten.add.Tensor
 _ONES = torch.ops.aten.ones_like.default
 
@@ -63,7 +64,6 @@ class Modules:
 
 
 def calls_of(nodes: Sequence[fx.Node], phases: Phases, modules: Modules, kind: str) -> Sites:
-    """The calls, and the call of each node."""
     forward = [node for node in nodes if phases.of[node] is Phase.FORWARD]
     makers = _makers(forward)
     frames = {node: _stack(node, modules) for node in forward}
@@ -93,14 +93,8 @@ def _stack(node: fx.Node, modules: Modules) -> tuple[Frame, ...] | None:
     path = None if name is None else modules.spelling.path(name)
     if path is None or path not in modules.types:
         return None
-    above = [each for each in path.prefixes() if each and each in modules.types]
-    return tuple(
-        Frame(each, 0, modules.types[each], str(each)) for each in above if _is_called(each, modules)
-    )
-
-
-def _is_called(path: ModulePath, modules: Modules) -> bool:
-    return modules.types[path] not in ("ModuleList", "ModuleDict")
+    above = ((each, modules.types[each]) for each in path.prefixes() if each and each in modules.types)
+    return tuple(Frame(each, 0, kind, str(each)) for each, kind in above if kind not in _NEVER_CALLED)
 
 
 def _annotation(node: fx.Node) -> str | None:

@@ -21,7 +21,7 @@ def open_sizes(ready: fx.GraphModule, leaves: Sequence[ArgumentLeaf]) -> tuple[S
     """The sizes that vary, with all that was assumed of them; None where none does. Faults say what fails."""
     placeholders = [node for node in ready.graph.nodes if node.op == "placeholder"]
     values = [node.meta.get("val") for node in placeholders]
-    if not any(map(_varies, values)):
+    if not any(is_symbolic(size) for value in values for size in sizes_in(value)):
         return None, []
     sizes = sizes_of([leaf.value for leaf in leaves], [leaf.path for leaf in leaves])
     known = {reading.name: reading.dimension for reading in sizes.readings}
@@ -30,10 +30,6 @@ def open_sizes(ready: fx.GraphModule, leaves: Sequence[ArgumentLeaf]) -> tuple[S
     if faults:
         return None, faults
     return replace(sizes, rules=(*sizes.rules, *_rules(assumed, known))), []
-
-
-def _varies(value: object) -> bool:
-    return any(map(is_symbolic, sizes_in(value)))
 
 
 def _faults(

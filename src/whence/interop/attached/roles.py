@@ -86,7 +86,7 @@ class Teller:
         self.words = words
         self.faults: list[Fault] = []
         self._by_tensor = {id(row.tensor): row for row in state}
-        self._dynamo = {_dynamo_name(name): row for name, row in self.rows.items()}
+        self._dynamo = {re.sub(r"\W", "_", name): row for name, row in self.rows.items()}
         self._open = [node for node in nodes if ATTRIBUTE not in node.meta]
         self._knows_state = len(self._open) < len(nodes) or any(map(self._is_state, nodes))
         self._leaves = self._match_leaves()
@@ -190,10 +190,6 @@ class Teller:
 def _state_slot(node: fx.Node, row: StateTensor) -> Slot:
     kind = InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER
     return Slot(node, kind, str(row.paths[0]), state=row)
-
-
-def _dynamo_name(name: str) -> str:
-    return re.sub(r"\W", "_", name)
 
 
 def _dynamo_tail(name: str) -> str:

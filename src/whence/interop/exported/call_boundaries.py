@@ -7,6 +7,7 @@ are first used, and returns its one result or the tuple of them.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, fx
@@ -16,9 +17,10 @@ from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.symbols import is_symbolic, names_in, spelled
 from whence.program import Absent, Call, Calls, Constant, Named, Program, Structure
 from whence.program.calls import Leaf
-from whence.provenance import ModulePath
+from whence.program.node_records import origin_of
+from whence.provenance import ROOT, ModulePath
 from whence.provenance.places import ancestors
-from whence.schema import InputKind
+from whence.schema import InputKind, Phase
 
 NO_LEAF = Absent("nothing in the program uses this value")
 
@@ -42,30 +44,33 @@ class KeptConvention:
     outputs: Structure
 
 
-def held_by(program: Program) -> StateUses:
+KeptConventions = Mapping[tuple[ModulePath, int], KeptConvention]
+_NOTHING_KEPT: KeptConventions = MappingProxyType({})
+
+
+def _held_by(program: Program) -> StateUses:
     """What the modules of a program find in themselves; what it returns they hand out."""
     paths = {row.name: row.attribute_paths for row in program.signature.state}
-    versions = {
-        v: paths[name] for name, values in program.facts.histories.items() if name in paths for v in values
-    }
+    versions = {value: paths[name] for value, name in program.facts.holders.items() if name in paths}
     results = set(program.result.names)
     return StateUses({name: found for name, found in {**paths, **versions}.items() if name not in results})
 
 
-def whole_call(program: Program) -> KeptConvention:
+def _whole_call(program: Program) -> KeptConvention:
     """What the program itself takes and returns."""
     users = tuple(Named(row.name) for row in program.signature.inputs_of(InputKind.USER))
     return KeptConvention(Structure(program.convention.spec, users), program.result)
 
 
-def with_structures(
-    calls: Calls,
-    homes: Mapping[fx.Node, int],
-    held: StateUses,
-    kept: Mapping[tuple[ModulePath, int], KeptConvention],
-    results: set[str],
-) -> Calls:
-    """The calls with the structure of what they take and return."""
+def with_structures(program: Program, kept: KeptConventions = _NOTHING_KEPT) -> Calls:
+    """The calls of a program with the structure of what their forwards take and return.
+
+    `kept` are the conventions that are known of single calls.
+    """
+    calls, results = program.calls, set(program.result.names)
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    places = {node: origin.place for node in nodes if (origin := origin_of(node)).phase is Phase.FORWARD}
+    homes = {node: calls.number(place) for node, place in places.items()}
     taken: dict[int, dict[str, fx.Node]] = {call.number: {} for call in calls}
     given: dict[int, dict[str, None]] = {call.number: {} for call in calls}
     for node, home in homes.items():
@@ -73,6 +78,7 @@ def with_structures(
             _cross(calls, source, homes.get(source, 0), home, (taken, given))
         if node.name in results:
             _leave(calls, node.name, home, 0, given)
+    held, kept = _held_by(program), {**kept, (ROOT, 0): _whole_call(program)}
     rows = (calls.program, *(_described(row, taken, given, held, kept) for row in calls))
     return replace(calls, rows=rows)
 
@@ -101,7 +107,7 @@ def _described(
     taken: Mapping[int, dict[str, fx.Node]],
     given: Mapping[int, dict[str, None]],
     held: StateUses,
-    kept: Mapping[tuple[ModulePath, int], KeptConvention],
+    kept: KeptConventions,
 ) -> Call:
     module = row.site.path
     read = {name: node for name, node in taken[row.number].items() if not held.by(name, module)}

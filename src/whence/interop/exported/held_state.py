@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 from whence.interop.exported.state import State
 from whence.provenance import ModulePath
@@ -29,12 +31,15 @@ class ModuleState:
         """What the module holds under any of its names."""
         every = (self, *others)
         return ModuleState(
-            list({row[0]: row for held in reversed(every) for row in reversed(held.parameters)}.values())[
-                ::-1
-            ],
-            list({row[0]: row for held in reversed(every) for row in reversed(held.buffers)}.values())[::-1],
-            list({row[0]: row for held in reversed(every) for row in reversed(held.tensors)}.values())[::-1],
+            _first_by_name(held.parameters for held in every),
+            _first_by_name(held.buffers for held in every),
+            _first_by_name(held.tensors for held in every),
         )
+
+
+def _first_by_name(rows: Iterable[list[Any]]) -> list[Any]:
+    found = {row[0]: row for row in reversed([*chain(*rows)])}
+    return [*reversed(found.values())]
 
 
 def held_by(rows: Iterable[State]) -> dict[ModulePath, ModuleState]:

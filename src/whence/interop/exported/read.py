@@ -10,17 +10,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from whence._torch.export.programs import fakes_like
-from whence._torch.graphs import graph_module, name_exactly, nested_graph, own_copy
+from whence._torch.graphs import graph_module, nested_graph, placeholder
 from whence._torch.higher_order.function_graphs import is_of_transform
 from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
-from whence.interop.exported.call_boundaries import (
-    KeptConvention,
-    held_by,
-    leaf_of,
-    leaves_of,
-    whole_call,
-    with_structures,
-)
+from whence.interop.exported.call_boundaries import KeptConvention, leaf_of, leaves_of, with_structures
 from whence.interop.exported.decomposed import made_by_decomposition
 from whence.interop.exported.modules import module_paths, records_of, training_flags
 from whence.interop.exported.refusals import refuse_unsupported
@@ -44,10 +37,10 @@ from whence.interop.graphs.frames import frames_of, root_type, spelling_of
 from whence.interop.graphs.inline import Flat, Region, flattened
 from whence.interop.graphs.no_op_casts import Echo, echoes, meant, without
 from whence.interop.graphs.source_lines import source_of
-from whence.program import Calls, GraphFacts, ModuleRecord, Program, Signature, Structure
+from whence.program import GraphFacts, ModuleRecord, Program, Signature, Structure
 from whence.program.node_records import set_origin, write_facts
 from whence.program.wellformed import check
-from whence.provenance import ROOT, ModulePath, Origin
+from whence.provenance import ModulePath, Origin
 from whence.rewriting.cut_gradients import cut_gradients
 from whence.rewriting.functionalize import Functional, functionalize
 from whence.schema import Phase, Quality
@@ -71,7 +64,7 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     sites, chains = _sites(exported, flat, rows)
     heard = _echoes(exported, flat, sites)
     flat.returned = without(flat.returned, heard, sites)
-    made = made_by_decomposition(exported.dialect, _operations(flat.graph))
+    made = made_by_decomposition(exported.dialect, flat.operations)
     _set_origins(sites, made)
     _set_nested_origins(flat, sites)
     functional = functional_form(flat)
@@ -119,11 +112,14 @@ def _flat(exported: ExportedProgram, rows: Sequence[State]) -> tuple[Flat, list[
     for row in rows:
         known = old.get(row.name)
         value = known.meta["val"] if known is not None else fake(row.tensor)
-        held |= dict.fromkeys((row.name, *row.placeholders), _placeholder(graph, row.name, value))
-    users = [_placeholder(graph, name, _value(old[name], spec)) for name, spec in _arguments(exported)]
+        held |= dict.fromkeys((row.name, *row.placeholders), placeholder(graph, row.name, {"val": value}))
+    users = [
+        placeholder(graph, spec.arg.name, {"val": _value(old[spec.arg.name], spec.arg)})
+        for spec in exported.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT
+    ]
     held |= {node.name: node for node in users}
     flat = flattened(exported.graph_module, {**held, **_objects(exported)}, graph)
-    flat.nested = {name: own_copy(inner) for name, inner in flat.nested.items()}
     with_casts(flat)
     read_through_one(flat, rows, held)
     without_hidden_writes(flat)
@@ -139,39 +135,16 @@ def _objects(exported: ExportedProgram) -> dict[str, Any]:
     return {spec.arg.name: exported.constants.get(spec.target or "") for spec in specs}
 
 
-def _arguments(exported: ExportedProgram) -> Iterator[tuple[str, Any]]:
-    return (
-        (spec.arg.name, spec.arg)
-        for spec in exported.graph_signature.input_specs
-        if spec.kind is InputKind.USER_INPUT
-    )
-
-
 def _value(node: fx.Node, argument: Any) -> Any:
     return argument.value if isinstance(argument, ConstantArgument) else node.meta["val"]
 
 
-def _placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:
-    node = graph.create_node("placeholder", name, name=name)
-    name_exactly(node, name)
-    node.meta["val"] = value
-    return node
-
-
-def _operations(graph: fx.Graph) -> list[fx.Node]:
-    return [node for node in graph.nodes if node.op == "call_function"]
-
-
 def _sites(exported: ExportedProgram, flat: Flat, rows: Sequence[State]) -> tuple[Sites, list[Chain]]:
-    nodes = _operations(flat.graph)
+    nodes = flat.operations
     owners = {row.name: row.first.path.parent for row in rows}
-    read = {
-        node: owners[source.name]
-        for node in nodes
-        for source in node.all_input_nodes
-        if source.name in owners
-    }
-    spelling = spelling_of([entry.fqn.partition("@")[0] for entry in exported.module_call_graph], nodes, read)
+    spelling = spelling_of(
+        [entry.fqn.partition("@")[0] for entry in exported.module_call_graph], nodes, owners
+    )
     frames = {node: frames_of(node, spelling) for node in nodes}
     if faults := list(scope_faults(frames)):
         raise refusal(flat.graph, faults)
@@ -300,24 +273,12 @@ def _program(parts: _ExportedParts, straight: frozenset[str]) -> Program:
         modules=parts.records,
         state={row.name: row.tensor for row in parts.rows},
     )
-    calls = _called(parts, program)
+    calls = with_structures(program, dict(_kept(parts)))
     kept = {site: entry.inputs for site, entry in _kept(parts)}
     preserved = frozenset(
         row.number for row in calls if kept.get((row.site.path, row.site.index)) == row.inputs is not None
     )
     return program.with_changes(calls=replace(calls, preserved=preserved))
-
-
-def _called(parts: _ExportedParts, program: Program) -> Calls:
-    """The calls with their structures."""
-    numbers = program.calls.number
-    homes = {node: numbers(_place(program, node)) for node in _operations(program.graph)}
-    kept = dict(_kept(parts)) | {(ROOT, 0): whole_call(program)}
-    return with_structures(program.calls, homes, held_by(program), kept, set(program.result.names))
-
-
-def _place(program: Program, node: fx.Node) -> Any:
-    return program.where(node).place
 
 
 def _kept(parts: _ExportedParts) -> Iterator[tuple[tuple[ModulePath, int], KeptConvention]]:
@@ -335,7 +296,6 @@ def _kept(parts: _ExportedParts) -> Iterator[tuple[tuple[ModulePath, int], KeptC
 
 
 def _kept_entries(exported: ExportedProgram) -> Iterator[Any]:
-    """The calls whose convention the export kept."""
     return (entry for entry in exported.module_call_graph if entry.signature is not None and entry.fqn)
 
 

@@ -29,7 +29,6 @@ class Instances:
         self.positions = {path: position for position, path in enumerate(self.paths)}
 
     def first(self, path: ModulePath) -> ModulePath:
-        """The first name of a module."""
         while path in self.around:
             path = self.around[path]
         return path

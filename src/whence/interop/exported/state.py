@@ -36,7 +36,6 @@ class NamedTensor:
 
     @property
     def path(self) -> ModulePath:
-        """The name as a path."""
         return segments(self.target)
 
 
@@ -53,7 +52,6 @@ class State:
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor."""
         return self.first.tensor
 
     @property

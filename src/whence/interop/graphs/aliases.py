@@ -19,7 +19,6 @@ class Aliases:
     written: set[fx.Node] = field(default_factory=set)
 
     def group(self, node: fx.Node) -> fx.Node:
-        """The group of a value."""
         while node in self.around:
             node = self.around[node]
         return node

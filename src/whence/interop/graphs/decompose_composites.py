@@ -38,7 +38,7 @@ def with_casts(flat: Flat) -> None:
     if not any(region.autocast for region in flat.regions.values()):
         return
     changed: set[fx.Node] = set()
-    for node in [node for node in flat.graph.nodes if node.op == "call_function"]:
+    for node in flat.operations:
         stale = not changed.isdisjoint(node.all_input_nodes)
         if stale and node.target is aten._assert_tensor_metadata.default:
             flat.graph.erase_node(node)

@@ -41,15 +41,14 @@ def scope_faults(
             kind, other = first.setdefault(frame.path, (frame.type, node))
             if types and frame.path not in types:
                 what = f"{node.name} comes from {frame.path}, which the model does not have"
-                yield Fault(what, place_of(node), remedy=_SCOPES)
             elif frame.type and kind and kind != frame.type:
                 what = f"{frame.path} is a {kind} to {other.name} and a {frame.type} to {node.name}"
-                yield Fault(what, place_of(node), remedy=_SCOPES)
             elif types and frame.type and other is node and frame.type != types[frame.path]:
-                what = (
-                    f"{frame.path} is a {frame.type} to {node.name}, and a {types[frame.path]} in the model"
-                )
-                yield Fault(what, place_of(node), remedy=_SCOPES)
+                of_model = types[frame.path]
+                what = f"{frame.path} is a {frame.type} to {node.name}, and a {of_model} in the model"
+            else:
+                continue
+            yield Fault(what, place_of(node), remedy=_SCOPES)
 
 
 def place_of(node: fx.Node) -> Place:

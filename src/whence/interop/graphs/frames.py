@@ -37,19 +37,6 @@ class Frame:
     identity: str
 
 
-@dataclass(frozen=True)
-class ContainerSlice:
-    """A path segment that stands for a part of a container."""
-
-    start: int | None
-    stop: int | None
-    step: int | None
-
-    def of(self, names: list[str]) -> list[str]:
-        """The names that are in the part."""
-        return names[self.start : self.stop : self.step]
-
-
 def frames_of(node: fx.Node, spelling: "Spelling") -> tuple[Frame, ...] | None:
     """The calls around a node, outermost first, without the root; None where nobody said."""
     stack = node.meta.get(STACK)
@@ -139,7 +126,7 @@ class Spelling:
         for segment in segments(raw):
             part = _slice(segment)
             if part is not None:
-                names = part.of(self.members.get(found, []) if names is None else names)
+                names = (self.members.get(found, []) if names is None else names)[part]
             elif names is not None:
                 found = found.child(self._member(found, names, segment))
                 names = None
@@ -153,47 +140,51 @@ class Spelling:
         return segment
 
 
-def _slice(segment: str) -> ContainerSlice | None:
+def _slice(segment: str) -> slice | None:
+    """The part of a container that a segment of a path stands for."""
     found = _SLICE.fullmatch(segment)
     if found is None:
         return None
-    start, stop, step = (None if text == "None" else int(text) for text in found.groups())
-    return ContainerSlice(start, stop, step)
+    return slice(*(None if text == "None" else int(text) for text in found.groups()))
 
 
 def spelling_of(
-    modules: Iterable[str], nodes: Iterable[fx.Node], read: Mapping[fx.Node, ModulePath]
+    modules: Iterable[str], nodes: Iterable[fx.Node], owners: Mapping[str, ModulePath]
 ) -> Spelling:
     """How to read the paths of these nodes.
 
-    `read` gives for some nodes the module whose state they read: it says which reading of a slice is right.
+    `owners` are the modules whose state placeholders are: it says which reading of a slice is right.
     """
-    known = frozenset(map(segments, modules)) - {ROOT}
+    paths = list(map(segments, modules))
+    known = frozenset(paths) - {ROOT}
     members: dict[ModulePath, list[str]] = {}
-    for path in map(segments, modules):
+    for path in paths:
         if path != ROOT:
             members.setdefault(path.parent, []).append(path.name)
     counted = Spelling(known, members)
-    return Spelling(known, members, frozenset(_keeping_names(counted, nodes, read)))
+    return Spelling(known, members, frozenset(_keeping_names(counted, nodes, owners)))
 
 
 def _keeping_names(
-    counted: Spelling, nodes: Iterable[fx.Node], read: Mapping[fx.Node, ModulePath]
+    counted: Spelling, nodes: Iterable[fx.Node], owners: Mapping[str, ModulePath]
 ) -> Iterator[ModulePath]:
     """Containers whose slices keep the names of members: those that were called themselves, and those where
     counting from zero leads to a module that does not hold what is read there."""
     for node in nodes:
+        sources = [source.name for source in node.all_input_nodes if source.op == "placeholder"]
+        read = next((owners[name] for name in reversed(sources) if name in owners), None)
         for raw, *_ in node.meta.get(STACK, {}).values():
             parts = segments(str(raw))
-            at = next((at for at, part in enumerate(parts) if _slice(part) is not None), None)
-            if at is None:
+            found = ((at, part) for at, segment in enumerate(parts) if (part := _slice(segment)) is not None)
+            at, part = next(found, (0, None))
+            if part is None:
                 continue
             container = ModulePath(parts[:at])
-            names = _slice(parts[at]).of(counted.members.get(container, []))  # type: ignore[union-attr]
+            names = counted.members.get(container, [])[part]
             if (
                 at == len(parts) - 1
                 or not _can_be_counted(parts[at + 1], names)
-                or (parts[at + 1] in names and _contradicts(counted, str(raw), read.get(node)))
+                or (parts[at + 1] in names and _contradicts(counted, str(raw), read))
             ):
                 yield container
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from whence._torch.export.programs import HigherOrderOperator
-from whence._torch.graphs import attribute_at, name_exactly
+from whence._torch.graphs import attribute_at, name_exactly, own_copy
 from whence._torch.operators.decompositions import Autocast
 from whence._torch.operators.schemas import op_name
 from whence.errors import Fault
@@ -46,6 +46,11 @@ class Flat:
     returned: tuple[Any, ...] = ()
     points: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def operations(self) -> list[fx.Node]:
+        """The operations, without inputs and nested graphs."""
+        return [node for node in self.graph.nodes if node.op == "call_function"]
 
 
 Wrapped = tuple[str, tuple[Any, ...], Region]
@@ -163,12 +168,9 @@ def _inlined(
     name, operands, region = wrapped
     inner = module.get_submodule(name)
     taken = [fx.map_arg(operand, lambda source: made[source.name]) for operand in operands]
-    inside = {node.name: value for node, value in zip(_placeholders(inner), taken, strict=False)}
+    placeholders: Any = inner.graph.find_nodes(op="placeholder")  # type: ignore[operator, union-attr]
+    inside = {node.name: value for node, value in zip(placeholders, taken, strict=False)}
     return _copy(flat, inner, inside, region, names, is_outermost=False)  # type: ignore[arg-type]
-
-
-def _placeholders(module: Any) -> Iterator[fx.Node]:
-    return (node for node in module.graph.nodes if node.op == "placeholder")
 
 
 def _attribute(flat: Flat, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
@@ -188,7 +190,7 @@ def _attribute(flat: Flat, module: fx.GraphModule, node: fx.Node) -> fx.Node | N
     copied = flat.graph.create_node("get_attr", str(node.target).replace(".", "_"), name=node.name)
     while copied.target in flat.nested:
         copied.target = f"{copied.target}_"
-    flat.nested[str(copied.target)] = held
+    flat.nested[str(copied.target)] = own_copy(held)
     copied.meta = dict(node.meta)
     return copied
 

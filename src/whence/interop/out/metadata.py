@@ -11,7 +11,6 @@ from whence._torch.operators.schemas import op_name, short_name
 from whence.interop.graphs.frames import STACK
 from whence.program import Call, Program
 from whence.program.guards.expectations import ExpectedHolder
-from whence.program.guards.rows import Guard
 from whence.program.node_records import RECORD
 from whence.provenance import Source
 from whence.schema import GuardKind
@@ -21,20 +20,13 @@ ROOT_KEY = "L__self__"
 
 def classes_of(program: Program) -> dict[str, str]:
     """The full names of the classes of modules by path, as guards know them or the exporter said them."""
-    held = ((row, row.expected) for row in program.guards)
-    guarded = {
-        _path_of(row): _full_name(known.type) for row, known in held if isinstance(known, ExpectedHolder)
-    }
+    guarded = {}
+    for row in program.guards:
+        if isinstance(row.expected, ExpectedHolder):
+            path, kind = row.what if row.kind is GuardKind.SUBMODULE else "", row.expected.type
+            guarded[path] = f"{kind.__module__}.{kind.__qualname__}"
     stacks = (node.meta.get(STACK) or {} for node in program.graph.nodes)
     return guarded | {str(path): str(kind) for stack in stacks for path, kind, *_ in stack.values()}
-
-
-def _path_of(row: Guard) -> str:
-    return row.what if row.kind is GuardKind.SUBMODULE else ""
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def with_metadata(program: Program, node: fx.Node, classes: Mapping[str, str]) -> dict[str, Any]:

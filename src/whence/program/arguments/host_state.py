@@ -48,7 +48,6 @@ class HostPlace:
             return NOTHING
 
     def way_back(self) -> Callable[[], None]:
-        """A way back to what is there now."""
         if self.key is None and not isinstance(self.holder, CellType):
             return partial(_refill, self.holder, list(self.holder))
         return partial(self._put_back, self.now())

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from whence._torch.sizes.exported_sizes import Limits, Multiple, is_number, multiple_of
 from whence._torch.sizes.symbols import is_symbolic, names_in, number_of, spelled
+from whence.program.queries.plain import plain_fields
 from whence.provenance import ModulePath, Source
 
 Sized = int | str
@@ -56,17 +57,13 @@ class Asker:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "asked_in": self.asked or None,
-            "module": None if self.module is None else str(self.module),
-            "source": None if self.source is None else str(self.source),
-        }
+        return {"asked_in": self.asked or None, **plain_fields(self, "module", "source")}
 
     def __str__(self) -> str:
         if self.asked:
             return self.asked if self.asked == ZERO_ONE else f"{self.asked} in dynamic_shapes"
         module = "" if self.module is None else f"({str(self.module) or 'the model itself'})"
-        place = "" if self.source is None else f"{self.source.file.rpartition('/')[2]}:{self.source.line}"
+        place = "" if self.source is None else self.source.short
         return " ".join(filter(None, [place, module])) or "the capture"
 
 
@@ -103,12 +100,8 @@ class SizeRule:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "dimensions": [{"path": row.path, "dim": row.dim} for row in self.dimensions],
-            "condition": self.condition,
-            "words": self.words,
-            **self.by.to_dict(),
-        }
+        dimensions = [plain_fields(row, "path", "dim") for row in self.dimensions]
+        return {"dimensions": dimensions, **plain_fields(self, "condition", "words"), **self.by.to_dict()}
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether sizes keep to it; a condition on a size that nobody knows yet holds."""
@@ -144,15 +137,8 @@ class Restriction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "path": self.dimension.path,
-            "dim": self.dimension.dim,
-            "asked": self.asked,
-            "kind": self.kind,
-            "allowed": self.allowed,
-            "question": self.question,
-            **self.by.to_dict(),
-        }
+        own = plain_fields(self, "asked", "kind", "allowed", "question")
+        return {**plain_fields(self.dimension, "path", "dim"), **own, **self.by.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +254,6 @@ def strides_of(tensor: Tensor) -> tuple[Sized, ...]:
 
 
 def sized(size: Any) -> Sized:
-    """A number or a symbol as a size."""
     if type(size) is int:
         return size
     return spelled(size) if is_symbolic(size) else number_of(size)

@@ -25,7 +25,6 @@ class LeafConditions:
         self._names: dict[str, Any] = {**KNOWN_NAMES, "Tensor": Tensor, "same_constant": same_constant}
 
     def name_of(self, held: object) -> str:
-        """A global name for an object."""
         name = next((name for name, known in self._names.items() if known is held), f"__{len(self._names)}")
         self._names[name] = held
         return name
@@ -60,7 +59,6 @@ class LeafConditions:
         return f"type({value_at(at)}) in {self.name_of(_WHOLE)}"
 
     def hold(self, condition: str, flat: Sequence[Any]) -> bool:
-        """Whether a condition on values holds."""
         return bool(eval(condition, self._names, {value_at(at): value for at, value in enumerate(flat)}))
 
     def compiled(self, conditions: Sequence[str], count: int, sizes: Sizes | None) -> Look:
@@ -78,7 +76,6 @@ class LeafConditions:
 
 
 def value_at(position: int) -> str:
-    """The variable of a value."""
     return f"value{position}_"
 
 

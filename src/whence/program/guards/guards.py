@@ -8,11 +8,12 @@ from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import Reference
 from whence.program.guards.page import page
 from whence.program.guards.rows import Guard, Holder, Unguarded
-from whence.program.queries.notebook import opening_html
+from whence.program.queries.notebook import OpensInNotebook
+from whence.program.queries.plain import plain_fields
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Guards(Sequence[Guard]):
+class Guards(Sequence[Guard], OpensInNotebook):
     """Everything a capture assumed, in the order it was read, and what it does not watch.
 
     `holders` are the modules and objects that guards speak of, parents before children. `of` gives the
@@ -44,9 +45,6 @@ class Guards(Sequence[Guard]):
         """The guards whose subject contains `text`: a module path, an attribute, an input."""
         return [guard for guard in self.rows if text in guard.what]
 
-    def _repr_html_(self) -> str:
-        return opening_html(repr(self), str(self))
-
     def __repr__(self) -> str:
         return f"<{len(self.rows):,} guards>"
 
@@ -59,5 +57,5 @@ class Guards(Sequence[Guard]):
         """Plain data."""
         return {
             "guards": [guard.to_dict() for guard in self.rows],
-            "unguarded": [{"what": row.what, "why": row.why} for row in self.unguarded],
+            "unguarded": [plain_fields(row, "what", "why") for row in self.unguarded],
         }

@@ -56,7 +56,7 @@ class Left:
     `names` say what they are, the first of them changed at `place`. `tensors` stand for those of the run
     among them; `varies` says that one of these follows from what the call was given, or from random numbers,
     `of_state` that one follows from what the model holds.
-    `kept` are the things outside that got such a tensor.
+    `kept` are the things outside that got such a tensor, each with the tensors that it got.
     """
 
     changes: tuple[Change, ...] = ()
@@ -66,7 +66,7 @@ class Left:
     tensors: tuple[Tensor, ...] = ()
     varies: bool = False
     of_state: bool = False
-    kept: tuple[str, ...] = ()
+    kept: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.changes or self.outer)

@@ -127,7 +127,7 @@ def _line(name: str, guard: Guard, times: int, of: int) -> str:
     shown = expected if len(expected) <= _WIDTH else f"{expected[:_WIDTH]}…"
     words = [f"  {name:<24} {shown}"]
     words += [f"in {times}"] if 1 < times < of or (times == 1 and of > 1) else []
-    words += [] if guard.source is None else [f"{guard.source.file.rpartition('/')[2]}:{guard.source.line}"]
+    words += [] if guard.source is None else [guard.source.short]
     return "  ".join(words)
 
 

@@ -15,6 +15,7 @@ from whence.program.guards.expectations import (
     Missing,
     Reference,
 )
+from whence.program.queries.plain import plain_fields
 from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind, Strictness
 
@@ -57,15 +58,8 @@ class Guard(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "kind": self.kind.value,
-            "what": self.what,
-            "expected": str(self.expected),
-            "strictness": self.strictness.value,
-            "module": None if self.module is None else str(self.module),
-            "source": None if self.source is None else str(self.source),
-            "reason": self.reason,
-        }
+        said = plain_fields(self, "kind", "what", "strictness", "module", "source", "reason")
+        return {**said, "expected": str(self.expected)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +78,13 @@ class Violation:
         """What was expected, where it was read, and what was found, in words."""
         if isinstance(self.guard.expected, SizeRule):
             return f"{self.found}, and must be {self.guard.expected}"
-        line = _short(self.guard.source)
-        read = f" ({line})" if line else ""
+        read = "" if self.guard.source is None else f" ({self.guard.source.short})"
         before = f"`{self.guard.what}` was {self.guard.expected} at capture{read}"
         return f"{before}, is {self.found} now"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {**self.guard.to_dict(), "found": self.found}
-
-
-def _short(source: Source | None) -> str:
-    return "" if source is None else f"{source.file.rpartition('/')[2]}:{source.line}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from torch import fx
 
 from whence._torch.sizes.numbers import stays
 from whence.program.node_records import origin_of
-from whence.program.queries.marks import is_drawn
+from whence.program.queries.marks import is_drawn, leading_to
 from whence.provenance import CallSite, Source
 
 
@@ -47,15 +47,5 @@ def _decision(node: fx.Node) -> DecisionByValue:
     origin = origin_of(node)
     answer, asked = node.args[1:3]
     call = origin.calls[0] if origin.calls else None
-    return DecisionByValue(node.name, call, origin.source, str(asked), answer, _follows_from_draws(node))
-
-
-def _follows_from_draws(node: fx.Node) -> bool:
-    waiting, seen = [node], {node}
-    while waiting:
-        row = waiting.pop()
-        if is_drawn(row):
-            return True
-        waiting += [source for source in row.all_input_nodes if source not in seen]
-        seen.update(row.all_input_nodes)
-    return False
+    drawn = any(map(is_drawn, leading_to([node])))
+    return DecisionByValue(node.name, call, origin.source, str(asked), answer, drawn)

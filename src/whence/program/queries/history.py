@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from whence.program.queries.plain import plain_fields
+
 
 @dataclass(frozen=True)
 class PassEntry:
@@ -24,10 +26,4 @@ class PassEntry:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "name": self.name,
-            "options": self.options,
-            "operations": self.operations,
-            "added": self.added,
-            "removed": self.removed,
-        }
+        return plain_fields(self, "name", "options", "operations", "added", "removed")

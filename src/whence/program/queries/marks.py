@@ -23,7 +23,6 @@ _SEED = torch.ops.aten.ones_like.default
 
 
 def marked(program: "Program", mark: Aspect) -> Set[fx.Node]:
-    """The operations of a program that are so."""
     return frozenset(_FOUND[mark](program))
 
 
@@ -41,8 +40,8 @@ def _loss(program: "Program") -> Iterator[fx.Node]:
     rows = program.signature.outputs_of(OutputKind.USER)
     results = [program.node(row.node) for row in rows if row.node is not None]
     is_function = program.calls.entry == 0 and program.step is None
-    models = _leading_to(node for node in results if node not in losses) if is_function else frozenset()
-    for node in _leading_to(losses) - models:
+    models = leading_to(node for node in results if node not in losses) if is_function else frozenset()
+    for node in leading_to(losses) - models:
         outside = not origin_of(node).calls and origin_of(node).phase is Phase.FORWARD
         if node.op == "call_function" and (outside or node in losses):
             yield node
@@ -57,11 +56,13 @@ def _losses(program: "Program") -> Iterator[fx.Node]:
         yield from node.all_input_nodes if begins and not origin.calls else ()
 
 
-def _leading_to(nodes: Iterable[fx.Node]) -> Set[fx.Node]:
+def leading_to(nodes: Iterable[fx.Node], through: Callable[[fx.Node], bool] = lambda _: True) -> Set[fx.Node]:
+    """These nodes, and all that they are computed from, `through` operations of which that holds."""
     waiting = list(nodes)
     seen = set(waiting)
     while waiting:
-        found = set(waiting.pop().all_input_nodes) - seen
+        node = waiting.pop()
+        found = set(node.all_input_nodes) - seen if through(node) else set()
         seen |= found
         waiting += found
     return seen

@@ -15,3 +15,10 @@ def opening_html(line: str, page: str) -> str:
     return (
         f"<details><summary><code>{escape(line)}</code></summary><pre style='{style}'>{text}</pre></details>"
     )
+
+
+class OpensInNotebook:
+    """What prints as a page: a notebook shows its line, which opens."""
+
+    def _repr_html_(self) -> str:
+        return opening_html(repr(self), str(self))

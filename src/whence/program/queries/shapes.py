@@ -9,6 +9,7 @@ from torch import Tensor
 from whence._torch.sizes.symbols import is_symbolic, names_of_sizes
 from whence.program.arguments.open_sizes import Sized, SizeRule, sized
 from whence.program.arguments.variants import in_words
+from whence.program.queries.plain import plain_fields
 from whence.program.signature import SHORT_DTYPES, Input, Output
 from whence.schema import InputKind, OutputKind
 
@@ -44,14 +45,7 @@ class Shape:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "kind": self.kind,
-            "path": self.path,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "value": self.value,
-            "rules": [rule.to_dict() for rule in self.rules],
-        }
+        return plain_fields(self, "kind", "path", "dtype", "shape", "value", "rules")
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,7 @@ class Shapes:
 
     def __str__(self) -> str:
         inputs = {row.path for row in self.rows if row.kind == "input"}
-        plain = [row for row in self.rows if _is_of_state(row, inputs)]
+        plain = [row for row in self.rows if row.kind == OutputKind.GRADIENT and row.path not in inputs]
         shown = [row for row in self.rows if row not in plain]
         width = max((len(row.path) for row in shown), default=0)
         lines = [f"{name} is {where}" for name, where in self.names] or ["all sizes are fixed"]
@@ -97,10 +91,6 @@ class Shapes:
         return {"sizes": dict(self.names), "rows": rows, "variants": [*self.variants]}
 
 
-def _is_of_state(row: Shape, inputs: set[str]) -> bool:
-    return row.kind == OutputKind.GRADIENT and row.path not in inputs
-
-
 def _gradients(rows: Sequence[Shape]) -> Iterator[str]:
     """The gradients of parameters in a line, and those that are missing by name."""
     missing = [row.path for row in rows if row.dtype == NOTHING]
@@ -112,7 +102,6 @@ def _gradients(rows: Sequence[Shape]) -> Iterator[str]:
 
 
 def shapes_of(program: "Program") -> Shapes:
-    """The shapes of a program."""
     sizes = program.convention.varying
     rules = () if sizes is None else sizes.rules
     readings = () if sizes is None else sizes.readings

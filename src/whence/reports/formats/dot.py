@@ -16,8 +16,8 @@ def dot(figures: Row) -> str:
     for node in program["nodes"]:
         held = root
         for call in sites.chain(node):
-            label = f"{CallsAround.site(call) or '(root)'}: {call['type']}"
-            held = held["inside"].setdefault(call["number"], {"label": label, "nodes": [], "inside": {}})
+            inside = {"label": CallsAround.label(call), "nodes": [], "inside": {}}
+            held = held["inside"].setdefault(call["number"], inside)
         held["nodes"].append(node)
     edges = [
         f"  {_quoted(name)} -> {_quoted(node['name'])};"

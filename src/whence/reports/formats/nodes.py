@@ -38,6 +38,11 @@ class CallsAround:
         """`layer` for the first call of a module, `layer@1` for the second."""
         return f"{call['path']}@{call['index']}" if call["index"] else str(call["path"])
 
+    @staticmethod
+    def label(call: Row) -> str:
+        """The call site and the class of the module."""
+        return f"{CallsAround.site(call) or '(root)'}: {call['type']}"
+
     def chain(self, node: Row) -> list[Row]:
         """The calls around a node, outermost first, without the program itself."""
         place = node["origin"]["place"]

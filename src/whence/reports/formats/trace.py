@@ -51,7 +51,7 @@ def _events(figures: Row) -> Iterator[dict[str, Any]]:
         yield from _closed(open_calls, _shared(open_calls, around), now)
         for call, of in around[len(open_calls) :]:
             open_calls.append((call, of))
-            yield _event("B", f"{CallsAround.site(call) or '(root)'}: {call['type']}", now, cat=f"call,{of}")
+            yield _event("B", CallsAround.label(call), now, cat=f"call,{of}")
         flops, read, written, seconds = figures["costs"].get(node["name"], (0, 0, 0, 0.0))
         told = {
             "node": node["name"],
@@ -79,4 +79,4 @@ def _shared(open_calls: list[tuple[Row, str]], around: list[tuple[Row, str]]) ->
 def _closed(open_calls: list[tuple[Row, str]], left: int, now: float) -> Iterator[dict[str, Any]]:
     while len(open_calls) > left:
         call, phase = open_calls.pop()
-        yield _event("E", f"{CallsAround.site(call) or '(root)'}: {call['type']}", now, cat=f"call,{phase}")
+        yield _event("E", CallsAround.label(call), now, cat=f"call,{phase}")

@@ -50,7 +50,6 @@ class After:
 
 
 def after(old: WorkingCopy, graph: fx.Graph, told: Told) -> After:
-    """Compare."""
     found = After(graph)
     _recognise(found, old, graph is old.working.graph)
     _hear(found, old, told)

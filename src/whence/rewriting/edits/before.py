@@ -37,7 +37,6 @@ class WorkingCopy:
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:
-        """The nodes of the program's own graph, by name."""
         return {node.name: node for node in self.program.graph.nodes}
 
     @property

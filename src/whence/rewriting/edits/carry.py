@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from torch import fx
 
+from whence._torch.graphs import returned
 from whence._torch.operators.schemas import keeps_its_place, reads_memory
 from whence.program import Absent, Adjoint, Call, Contribution, GraphFacts, Named, Output, Program, Structure
 from whence.program.calls import Leaf
@@ -13,7 +14,6 @@ from whence.program.node_records import origin_of, write_facts
 from whence.program.wellformed import Broken
 from whence.rewriting.edits.after import After
 from whence.rewriting.edits.before import WorkingCopy
-from whence.rewriting.edits.faults import returned
 from whence.rewriting.edits.origins import NodeSources
 from whence.schema import OutputKind, Phase
 

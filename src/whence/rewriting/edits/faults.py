@@ -1,11 +1,10 @@
 """What a pass must not do, each found on the graph it left; all of it is reported at once."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import fx
 
-from whence._torch.graphs import nested_graph
+from whence._torch.graphs import nested_graph, returned
 from whence._torch.operators.schemas import acts, keeps_its_place, op_name
 from whence.program.signature import describe
 from whence.program.wellformed import Broken
@@ -64,14 +63,6 @@ def _inputs(old: WorkingCopy, now: After) -> Iterator[Broken]:
         yield Broken(f"the input {name} is gone", None, _PLACEHOLDERS)
     if not added and not gone and [kept[node] for node in found] != rows:
         yield Broken("the inputs are in another order", None, _PLACEHOLDERS)
-
-
-def returned(graph: fx.Graph) -> tuple[Any, ...] | None:
-    """The values that a graph returns; None where it returns no flat row of them."""
-    last = next(iter(reversed(graph.nodes)), None)
-    if last is None or last.op != "output" or not last.args or not isinstance(last.args[0], (tuple, list)):
-        return None
-    return tuple(last.args[0])
 
 
 def _outputs(old: WorkingCopy, now: After) -> Iterator[Broken]:

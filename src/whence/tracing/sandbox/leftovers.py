@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.operators.schemas import draws
 from whence._torch.pytrees import whole_leaves, with_whole_leaves
 from whence._torch.record.recorder import FakeTensor, Recorder
 from whence._torch.sizes.symbols import is_symbolic
 from whence.dependence.snapshots import Saved
 from whence.errors import Fault, Place, SideEffect
 from whence.program.guards.observed import Change, Left
+from whence.program.queries.marks import is_drawn, leading_to
 from whence.tracing.log.events import Marked
 from whence.tracing.reads.probes import probing
 from whence.tracing.sandbox.module_snapshot import fakes_in, held_in_capture
@@ -111,7 +111,7 @@ def left_behind(
         tensors=stand_ins.tensors,
         varies=stand_ins.varying,
         of_state=stand_ins.of_state,
-        kept=tuple(f"{path}: {', '.join(made)}" for path, made in kept.items() if made),
+        kept=tuple((path, tuple(made)) for path, made in kept.items() if made),
     )
 
 
@@ -159,13 +159,4 @@ def _drew(name: str, line: str | None) -> Fault:
 
 def _follows_from(node: fx.Node, given: Container[fx.Node]) -> bool:
     """Whether a value follows from one of the nodes `given`, or from random numbers."""
-    waiting, seen = [node], set[fx.Node]()
-    while waiting:
-        found = waiting.pop()
-        if found in seen:
-            continue
-        seen.add(found)
-        if found in given or (found.op == "call_function" and draws(found.target, found.args, found.kwargs)):
-            return True
-        waiting += found.all_input_nodes
-    return False
+    return any(found in given or is_drawn(found) for found in leading_to([node]))

@@ -14,25 +14,21 @@ from whence._torch.graphs import Appender, graph_module
 from whence._torch.operators.schemas import op_name, other_arguments
 from whence._torch.record.annotations import CUSTOM
 from whence.interop.archive.graphs.targets import target_named
-from whence.interop.archive.graphs.writing import KINDS, MARKS, TORCH_FUNCTION
+from whence.interop.archive.graphs.writing import CONTRIBUTION, KINDS, MARKS, ORIGIN, TORCH_FUNCTION, VERSIONS
 from whence.interop.archive.records.checked import (
     expanded,
     identifier,
     listed,
     mapping,
     number,
-    optional,
     place,
     places,
     raise_unless,
     text,
-    truth,
 )
 from whence.interop.archive.records.checked import names as checked_names
 from whence.interop.archive.records.reading import Reader
-from whence.program.node_records import RECORD, Adjoint, Contribution, NodeRecord
-from whence.provenance import Origin
-from whence.schema import Phase, Quality
+from whence.program.node_records import RECORD, Adjoint, NodeRecord, record_of
 
 _PATH = re.compile(r"\w+(\.\w+)*", re.ASCII)
 Fill = Callable[[Sequence[fx.Node]], tuple[Any, dict[str, Any]]]
@@ -168,9 +164,10 @@ class GraphReader:
     # --- what is said of them ------------------------------------------------------------------------
 
     def _describe(self, nodes: list[fx.Node], names: list[str], data: dict[str, Any]) -> None:
-        rows = listed(self.reader.tables.get("origins", []))
+        reader, rows = self.reader, listed(self.reader.tables.get("origins", []))
+        reader.names = names
         origins, values = places(data["origins"], rows), places(data["values"], self.values)
-        records = {at: NodeRecord(self._origin(names, *rows[at])) for at in {*origins} - {None}}
+        records = {at: NodeRecord(ORIGIN.read(reader, rows[at])) for at in {*origins} - {None}}
         for node, origin, value in zip(nodes, origins, values, strict=True):
             if value is not None:
                 node.meta["val"] = self.values[value]
@@ -178,11 +175,11 @@ class GraphReader:
                 node.meta[RECORD] = records[origin]
         for at, marks, adjoint, versions, unclear in listed(data["records"]):
             node = nodes[place(at, nodes)]
-            record = node.meta.get(RECORD)
+            parts = tuple(CONTRIBUTION.read(reader, part) for part in listed(adjoint))
             node.meta[RECORD] = NodeRecord(
-                origin=None if record is None else record.origin,
-                adjoint=self._adjoint(listed(adjoint), names),
-                versions=tuple((_named(base, names), number(nth)) for base, nth in listed(versions)),
+                origin=record_of(node).origin,
+                adjoint=Adjoint(parts) if parts else None,
+                versions=VERSIONS.read(reader, versions),
                 unclear=frozenset(map(number, listed(unclear))),
                 **{MARKS[place(mark, MARKS)]: True for mark in listed(marks)},
             )
@@ -190,44 +187,6 @@ class GraphReader:
             nodes[place(at, nodes)].meta[TORCH_FUNCTION] = self.functions[place(function, self.functions)]
         for at, noted in listed(data["notes"]):
             nodes[place(at, nodes)].meta[CUSTOM] = dict(self.reader.anything(noted))
-
-    def _adjoint(self, rows: list[Any], names: Sequence[str]) -> Adjoint | None:
-        parts = tuple(
-            Contribution(
-                _named(node, names), number(scope), optional(lambda each: _named(each, names), total)
-            )
-            for node, scope, total in rows
-        )
-        return Adjoint(parts) if parts else None
-
-    def _origin(
-        self,
-        names: Sequence[str],
-        phase: str,
-        calls: Any,
-        quality: str,
-        source: Any,
-        forward: Any,
-        *rest: Any,
-    ) -> Origin:
-        reader = self.reader
-        within, *more = rest
-        recomputed, hook, passes = more or (False, None, [])
-        return Origin(
-            _PHASES[phase],
-            tuple(map(reader.site, calls)),
-            _QUALITIES[quality],
-            None if source is None else reader.line(source),
-            None if forward is None else _named(forward, names),
-            None if within is None else reader.site(within),
-            truth(recomputed),
-            optional(text, hook),
-            tuple(map(text, listed(passes))),
-        )
-
-
-_PHASES = {each.value: each for each in Phase}
-_QUALITIES = {each.value: each for each in Quality}
 
 
 def _unknown(*_args: Any, **_kwargs: Any) -> None:
@@ -237,11 +196,6 @@ def _unknown(*_args: Any, **_kwargs: Any) -> None:
 def _path(data: Any) -> str:
     raise_unless(_PATH.fullmatch(text(data)) is not None, f"{data!r} is no path of an attribute")
     return str(data)
-
-
-def _named(data: Any, names: Sequence[str]) -> str:
-    """The name of a node, which may be one of another graph."""
-    return identifier(data) if isinstance(data, str) else names[place(data, names)]
 
 
 def _is_hole(data: Any) -> bool:

@@ -15,13 +15,19 @@ from whence._torch.operators.schemas import op_name
 from whence._torch.record.annotations import CUSTOM
 from whence.errors import Fault
 from whence.interop.archive.graphs.targets import target_name
-from whence.interop.archive.records.writing import Pool, Writer, column, first_words
-from whence.program.node_records import origin_of, place_of, record_of
+from whence.interop.archive.records.checked import column
+from whence.interop.archive.records.forms import Atom, Fixed, Listed, Row
+from whence.interop.archive.records.kinds import NODE_NAME
+from whence.interop.archive.records.values import first_words
+from whence.interop.archive.records.writing import Writer
+from whence.program.node_records import Contribution, place_of, record_of
 from whence.provenance import Origin
 
 KINDS = ("placeholder", "get_attr", "call_function", "output")
 MARKS = ("is_seed", "is_differentiable", "is_straight_through", "is_turned_on")
 TORCH_FUNCTION = "torch_fn"
+ORIGIN, CONTRIBUTION = Listed(Origin, 6), Listed(Contribution, 3)
+VERSIONS = Row(Fixed((NODE_NAME, Atom((int,)))), tuple)
 
 
 @dataclass
@@ -45,26 +51,24 @@ class GraphWriter:
         self.graphs.append(None)
         nodes = list(module.graph.nodes)
         at = {node: position for position, node in enumerate(nodes)}
-        names = {node.name: position for position, node in enumerate(nodes)}
         reads: list[int] = []
+        targets = [self._target(node) for node in nodes]  # which writes the graphs inside
+        self.writer.names = {node.name: position for node, position in at.items()}
         graph = {
             "name": type(module).__name__,
             "names": [node.name for node in nodes],
             "kinds": column([node.op for node in nodes]),
-            "targets": [self._target(node) for node in nodes],
+            "targets": targets,
             "forms": [self._form(node, at, reads) for node in nodes],
             "reads": reads,
             "values": [self._value(node) for node in nodes],
-            "origins": [self._origin(node, names) for node in nodes],
-            "records": list(self._records(nodes, names)),
+            "origins": [self._origin(node) for node in nodes],
+            "records": list(self._records(nodes)),
             "functions": list(self._functions(nodes)),
             "notes": list(self._notes(nodes)),
         }
         self.graphs[number] = graph
         return number
-
-    def _pool(self, name: str) -> Pool:
-        return self.writer.pools.setdefault(name, Pool())
 
     def _refuse(self, node: fx.Node, what: str, why: str) -> None:
         self.writer.faults.append(Fault(what, where=place_of(node), why=why))
@@ -75,7 +79,7 @@ class GraphWriter:
             if found is None:
                 why = "a file holds operators by their names, and no functions of Python's"
                 self._refuse(node, f"{node.name} calls {op_name(node.target)}", why)
-            return self._pool("targets").number(found)
+            return self.writer.pool("targets").number(found)
         if node.op not in KINDS:
             self._refuse(node, f"{node.name} is a {node.op}", "a file holds calls of operators alone")
         inner = nested_graph(node)
@@ -98,7 +102,7 @@ class GraphWriter:
         args = [self.writer.anything(each) for each in node.args]
         kwargs = [[key, self.writer.anything(each)] for key, each in node.kwargs.items()]
         self.writer.nodes = None
-        form = self._pool("forms").number([args, kwargs])
+        form = self.writer.pool("forms").number([args, kwargs])
         if form == len(self._words):
             self._words.append(first_words([args, kwargs]))
         if (unknown := self._words[form]) is not None:
@@ -111,50 +115,33 @@ class GraphWriter:
         value = node.meta["val"]
         if id(value) not in self._values:
             self._kept.append(value)
-            self._values[id(value)] = self._pool("values").number(self.writer.anything(value))
+            self._values[id(value)] = self.writer.pool("values").number(self.writer.anything(value))
         return self._values[id(value)]
 
-    def _origin(self, node: fx.Node, names: dict[str, int]) -> int | None:
+    def _origin(self, node: fx.Node) -> int | None:
         origin = record_of(node).origin
         if origin is None:
             return None
-        key = id(origin), id(names)
+        key = id(origin), id(self.writer.names)
         if key not in self._origins:
-            self._kept += [origin, names]
-            self._origins[key] = self._pool("origins").number(self._origin_row(origin_of(node), names))
+            self._kept += [origin, self.writer.names]
+            self._origins[key] = self.writer.pool("origins").number(ORIGIN.write(self.writer, origin))
         return self._origins[key]
 
-    def _origin_row(self, origin: Origin, names: dict[str, int]) -> list[Any]:
-        writer = self.writer
-        forward = None if origin.forward is None else names.get(origin.forward, origin.forward)
-        row = [
-            origin.phase.value,
-            [writer.site(site) for site in origin.calls],
-            origin.quality.value,
-            None if origin.source is None else writer.line(origin.source),
-            forward,
-            None if origin.place is None else writer.site(origin.place),
-        ]
-        more = [origin.recomputed, origin.hook, list(origin.passes)]
-        return row if more == [False, None, []] else [*row, *more]
-
-    def _records(self, nodes: Sequence[fx.Node], names: dict[str, int]) -> Iterator[list[Any]]:
+    def _records(self, nodes: Sequence[fx.Node]) -> Iterator[list[Any]]:
         """What is said of single nodes beside where they come from."""
         for position, node in enumerate(nodes):
             record = record_of(node)
             marks = [number for number, mark in enumerate(MARKS) if getattr(record, mark)]
             parts = () if record.adjoint is None else record.adjoint.contributions
-            adjoint = [
-                [names[part.node], part.scope, None if part.sum is None else names[part.sum]]
-                for part in parts
-            ]
-            versions = [[names.get(base, base), place] for base, place in record.versions]
+            adjoint = [CONTRIBUTION.write(self.writer, part) for part in parts]
+            versions = VERSIONS.write(self.writer, record.versions)
             if marks or adjoint or versions or record.unclear:
                 yield [position, marks, adjoint, versions, sorted(record.unclear)]
 
     def _functions(self, nodes: Sequence[fx.Node]) -> Iterator[list[int]]:
         """The functions of torch that nodes were made by, as tracers note them."""
-        pool = self._pool("functions")
+        pool = self.writer.pool("functions")
         for position, node in enumerate(nodes):
             match node.meta.get(TORCH_FUNCTION):
                 case (str() as name, str() as function):

@@ -1,12 +1,15 @@
 """What plain data may be: everything that is read goes through here before it is used."""
 
 import ast
+import json
 import keyword
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+LARGEST = 2**62
+_FEW = 4
 _SIZE_CALLS = frozenset({"max", "min", "abs", "int", "float"})
 _SIZE_NODES = (
     *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Constant, ast.Name),
@@ -35,12 +38,10 @@ def atom(kinds: tuple[type, ...], data: Any) -> Any:
 
 
 def text(data: Any) -> str:
-    """A text."""
     return atom((str,), data)  # type: ignore[no-any-return]
 
 
 def number(data: Any) -> int:
-    """A whole number."""
     return atom((int,), data)  # type: ignore[no-any-return]
 
 
@@ -50,12 +51,10 @@ def truth(data: Any) -> bool:
 
 
 def listed(data: Any) -> list[Any]:
-    """A list."""
     return atom((list,), data)  # type: ignore[no-any-return]
 
 
 def mapping(data: Any) -> dict[str, Any]:
-    """An object."""
     return atom((dict,), data)  # type: ignore[no-any-return]
 
 
@@ -90,13 +89,29 @@ def names(data: Any) -> list[str]:
 
 
 def expanded(data: Any, read: Callable[[Any], Any]) -> list[Any]:
-    """A column; what stands in it often is read once."""
+    """A column; where much of it is the same, what there is once, and which of these each is."""
     if isinstance(data, list):
         return list(map(read, data))
     given = mapping(data)
     distinct, at = list(map(read, listed(given["distinct"]))), listed(given["at"])
     raise_unless(set(map(type, at)) <= {int} and (not at or min(at) >= 0), "a number leads nowhere")
     return [distinct[position] for position in at]
+
+
+def column(values: list[Any]) -> Any:
+    """A column, as `expanded` reads it."""
+    numbers: dict[str, int] = {}
+    at = [numbers.setdefault(key, len(numbers)) for key in _keys(values)]
+    if len(numbers) * 2 > len(values) or len(values) < _FEW:
+        return values
+    distinct: list[Any] = [None] * len(numbers)
+    for number, value in zip(at, values, strict=True):
+        distinct[number] = value
+    return {"distinct": distinct, "at": at}
+
+
+def _keys(values: list[Any]) -> Iterator[str]:
+    return (f"'{value}" if type(value) is str else json.dumps(value) for value in values)
 
 
 def identifier(data: Any) -> str:
@@ -114,7 +129,6 @@ def infinite(data: Any) -> float:
 
 
 def named_dtype(data: Any) -> torch.dtype:
-    """A dtype by its name."""
     return of_torch(data, torch.dtype)  # type: ignore[no-any-return]
 
 
@@ -126,7 +140,6 @@ def of_torch(data: Any, kind: type) -> Any:
 
 
 def named_device(data: Any) -> torch.device:
-    """A device by its name."""
     return torch.device(text(data))
 
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from whence._torch.observe.attribute_reads import NOTHING
-from whence.dependence.code import fingerprint, globals_in
+from whence.dependence.code import fingerprint, function_in, globals_in
+from whence.dependence.describe import itself
 from whence.dependence.snapshots import content_of_cell
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.guards.in_words import InWords, NamedOnly
@@ -35,7 +36,6 @@ Names = tuple[str, ...]
 
 
 def class_name(kind: type) -> str:
-    """The module and the qualified name of a class."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -55,18 +55,9 @@ def _dictionary_of(thing: Any) -> Mapping[str, Any]:
     return thing.__dict__ if type(thing) is type(sys) else {}
 
 
-def function_behind(thing: Any) -> FunctionType | None:
-    """The function of a property, a static method or a class method."""
-    if isinstance(thing, property):
-        thing = thing.fget
-    elif isinstance(thing, staticmethod | classmethod):
-        thing = thing.__func__
-    return thing if isinstance(thing, FunctionType) else None
-
-
 def name_of(thing: Any) -> str | None:
     """The name under which a thing is found among what is loaded; None where it is not found by name."""
-    named = function_behind(thing) or thing
+    named = function_in(thing) or thing
     module, path = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
     last = getattr(named, "__name__", None)
     candidates = [(module, path), ("torch", last), ("torch.nn.functional", last), ("builtins", last)]
@@ -77,7 +68,7 @@ def name_of(thing: Any) -> str | None:
 
 
 def _print_of(thing: Any) -> str | None:
-    function = function_behind(thing)
+    function = function_in(thing)
     return None if function is None else fingerprint(function)
 
 
@@ -160,7 +151,7 @@ def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
         name = class_name(base)
         if base.__module__.partition(".")[0] not in ("torch", "builtins") and looked_up(name) is base:
             for key, held in vars(base).items():
-                if (function := function_behind(held)) is not None:
+                if (function := function_in(held)) is not None:
                     yield f"{name}.{key}", function
 
 
@@ -288,36 +279,19 @@ class LoadedNames:
 
 
 def _cell_at(name: str, *variables: str) -> Any:
-    found: Any = function_behind(looked_up(name))
+    found: Any = function_in(looked_up(name))
     for variable in variables[:-1]:
         cell = dict(_cells_of(found)).get(variable)
         found = None if cell is None else content_of_cell(cell)
     return dict(_cells_of(found)).get(variables[-1], NOTHING)
 
 
-def itself(value: Any) -> Any:
-    """What it is given."""
-    return value
-
-
-def _cell_content(_name: str) -> Callable[[Any], Any]:
-    return attrgetter(_CONTENT)
-
-
-def _of_environment(name: str) -> Callable[[Any], Any]:
-    return methodcaller("get", name)
-
-
-def _attribute(name: str) -> Callable[[Any], Any]:
-    return partial(held_attribute, name=name)
-
-
 _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
     {
         "itemgetter": itemgetter,
-        "attrgetter": _cell_content,
-        "methodcaller": _of_environment,
-        "held": _attribute,
+        "attrgetter": lambda _: attrgetter(_CONTENT),
+        "methodcaller": lambda name: methodcaller("get", name),
+        "held": lambda name: partial(held_attribute, name=name),
     }
 )
 _KNOWN: Mapping[str, type] = MappingProxyType({class_name(kind): kind for kind in _CORE})

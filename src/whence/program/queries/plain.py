@@ -1,0 +1,24 @@
+"""Records as plain data: what tools and people read as JSON."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+
+def plain_fields(record: object, *names: str) -> dict[str, Any]:
+    """What a record says under these names."""
+    return {name: plain(getattr(record, name)) for name in names}
+
+
+def plain(value: Any) -> Any:
+    """Numbers, texts and rows of them, records in their own form, and anything else as it prints."""
+    if isinstance(value, StrEnum):
+        return value.value
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(key): plain(held) for key, held in value.items()}
+    is_row = type(value) in (tuple, list)  # a path of a module is a text
+    return [plain(each) for each in value] if is_row else str(value)
