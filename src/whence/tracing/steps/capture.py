@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence._torch.subclasses.wrapper_subclasses import is_composed
@@ -24,7 +25,7 @@ from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.steps.assumptions import StepAssumptions
 from whence.tracing.steps.attribution import attribute_step
-from whence.tracing.steps.enclosed_state import scales_of
+from whence.tracing.steps.enclosed_state import begin_scales, scales_of
 from whence.tracing.steps.first_step import Unbegun
 from whence.tracing.steps.host.around import HostAssumptions, HostFound
 from whence.tracing.steps.optimizer import Optimizing, optimizing
@@ -86,6 +87,7 @@ def _captured(
     subject: Subject, example: Example, found: Optimizing, interrupts: Interrupts, wish: StepAssumptions
 ) -> tuple[Program, Observed, StepSession]:
     refuse_uninitialised(subject)
+    begin_scales(subject.call, next((row.tensor.device for row in subject.state), torch.device("cpu")))
     refuse_sharding(subject, differentiates=True)
     refuse_gradient_hooks(
         subject,

@@ -12,6 +12,7 @@ from logging import Logger
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -103,8 +104,8 @@ class Enclosed:
                     yield f"{row.path}.{name}"
 
 
-def refuse_changed(names: Iterable[str], place: Place) -> None:
-    """Raise `UnsupportedStep` if there are any."""
+def refuse_changed(names: Iterable[str], place: Place, *, always: bool = False) -> None:
+    """Raise `UnsupportedStep` if there are any; a second step may not change them, unless `always`."""
     if changed := list(dict.fromkeys(names)):
         raise UnsupportedStep(
             f"the step changes {', '.join(changed)}",
@@ -112,7 +113,7 @@ def refuse_changed(names: Iterable[str], place: Place) -> None:
             why="a program changes tensors and numbers, puts things under names and keys, and appends to "
             "lists; all else the next step would find as it was",
             remedy="do it outside the captured step; where only the first step does it, take one before",
-        )
+        ).in_first_step(holds=not always)
 
 
 def enclosed_by(step: Callable[..., Any]) -> Enclosed:
@@ -161,11 +162,22 @@ def _inside(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def scales_of(step: Callable[..., Any]) -> Iterator[Tensor]:
     """What scalers of gradients hold that a step closes over, itself or in an object."""
+    for scaler in _scalers_of(step):
+        yield from (value for value in own_attributes(scaler).values() if isinstance(value, Tensor))
+
+
+def begin_scales(step: Callable[..., Any], device: torch.device) -> None:
+    """A scaler makes its scale when it is first asked to scale: the same number, which programs write."""
+    for scaler in _scalers_of(step):
+        if not any(isinstance(value, Tensor) for value in own_attributes(scaler).values()):
+            scaler.scale(torch.zeros((), device=device))
+
+
+def _scalers_of(step: Callable[..., Any]) -> Iterator[GradScaler]:
     held = {row.path: row.before for function in functions_of(step) for row in variables_of(function)}
     held |= dict(owners_of(step))
-    for scaler in (*held.values(), *(value for _, value in _inside(held))):
-        if isinstance(scaler, GradScaler):
-            yield from (value for value in own_attributes(scaler).values() if isinstance(value, Tensor))
+    values = (*held.values(), *(value for _, value in _inside(held)))
+    return (value for value in values if isinstance(value, GradScaler))
 
 
 def has_state(value: Any) -> bool:

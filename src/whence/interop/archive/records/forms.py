@@ -110,6 +110,7 @@ SPECIAL: dict[tuple[type, str], Form] = {
     (Whole, "tensor"): Special("nothing"),
     (Step, "call"): FUNCTION,
     (Step, "optimizer"): Special("of class"),
+    (Step, "graph"): Special("nothing"),
     (Outside, "root"): Special("root"),
     (HostPlace, "holder"): Special("root"),
     (HostCall, "schedule"): Special("root"),

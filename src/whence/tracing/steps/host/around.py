@@ -199,7 +199,7 @@ class HostRun:
                 where=place,
                 why="what it leaves there decides what the next one does, and one program cannot be both",
                 remedy="take one step before the capture, or do the first one's work before it",
-            )
+            ).in_first_step()
 
     def _done(self, changes: Sequence[HostChange], place: Place) -> Around:
         pairs, effects, kept = list[tuple[fx.Node, fx.Node]](), list[HostEffect](), list[PutValue]()
