@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.autograd.nodes import below_autograd
+from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.observe.generators import set_states, states
 from whence._torch.observe.training_steps import Optimizers, as_one_optimizer, is_optimizer, members_of
 from whence._torch.sizes.numbers import stays
@@ -214,6 +215,11 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
     if program.step is not None and any(place.is_lost for place in program.step.places):
         what = "the step changes objects of Python's that are not in a file"
         found.append(Fault(what, remedy="capture the step where they are"))
+    own = {id(own_attributes(module)) for _, module in subject.named_modules()}
+    places = () if program.step is None else program.step.places
+    if theirs := [row.path for row in places if _is_of_module(row.holder) and id(row.holder) not in own]:
+        what = f"the step changes {', '.join(theirs)} of the captured model, and this is another one"
+        found.append(Fault(what, remedy="bind the captured model, or capture the step of this one"))
     for call in () if program.step is None else program.step.calls:
         if not any(call.optimizer is member for member in members_of(optimizer)):
             what = f"the step calls {call.path}, and that schedule is not this optimizer's"
@@ -228,6 +234,11 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
     elif isinstance(optimizer, Optimizer | Optimizers):
         found += _other_optimizer(program, subject, optimizer)
     return found
+
+
+def _is_of_module(held: object) -> bool:
+    """Whether these are the attributes of a module."""
+    return isinstance(held, dict) and "_parameters" in held
 
 
 def _changing(program: Program) -> Iterator[str]:

@@ -18,7 +18,13 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
+from whence._torch.observe.attribute_reads import (
+    NOTHING,
+    TABLES,
+    has_attributes,
+    is_observable,
+    own_attributes,
+)
 from whence.dependence.snapshots import (
     ARRAY,
     ATTRIBUTES,
@@ -30,15 +36,19 @@ from whence.dependence.snapshots import (
     VARIABLE,
     NamespaceEntry,
     Saved,
+    containers_saved,
     content_of_cell,
     kinds_of,
     save,
     save_all,
 )
 from whence.errors import Place, UnsupportedStep
+from whence.provenance import ModulePath
 
 _GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _THEIRS = (GradScaler, LRScheduler)
+OF_MODULES = frozenset({*vars(nn.Module()), *TABLES})
+"""What every module has, which is looked at elsewhere."""
 _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
 
 
@@ -66,6 +76,21 @@ class Enclosed:
         for row in new if isinstance(thing, FunctionType) else ():
             if has_state(row.before) or is_looked_at_whole(row.before):
                 self.reach(row.path, row.before)
+
+    def look_at_modules(self, name: str, modules: Iterable[tuple[ModulePath, nn.Module]]) -> None:
+        """Attributes of the model, and containers among them, are as good as those of a trainer."""
+        for path, module in modules:
+            known = [id(row.thing) for row in self.rows]
+            held = f"{path}" if path else name
+            plain = {key: value for key, value in own_attributes(module).items() if key not in OF_MODULES}
+            within = [
+                (f"{held}.{key}", value) for key, value in plain.items() if isinstance(value, CONTAINERS)
+            ]
+            rows = [Saved(held, module, ATTRIBUTES, dict(own_attributes(module)))]
+            rows += containers_saved(within, keyed=True)
+            new = [row for row in rows if id(row.thing) not in known]
+            self._known |= {*map(_identity, new)}
+            self.rows += new
 
     def restore(self) -> None:
         """Give all of it back."""

@@ -103,6 +103,7 @@ def record_step(
     names, mode = names_held(subject), mode_of(example, subject.state)
     session = new_step_session(run_of_step, mode, names, wish.reuse, found.optimizer)
     outside = enclosed_by(subject.call)
+    outside.look_at_modules(type(subject.roots[0][1]).__name__, subject.named_modules())
     session.step.begins = not found.held()
     host = HostRun(outside, wish.host, session)
     flags = _flags(subject)
