@@ -14,13 +14,14 @@ from torch.optim import Optimizer
 
 from whence import hierarchy, interop, rewriting, tracing
 from whence.dependence.asking import Failed, attempt
-from whence.errors import InvalidShapes, SpecialisedShapes, UsageError
+from whence.errors import CaptureError, InvalidShapes, SpecialisedShapes, UsageError, WhenceError
 from whence.execution.bound import Bound, Check
+from whence.execution.taken_step import of_later_steps, step_taken
 from whence.execution.validity import check, check_inputs, guarded, guards_for
 from whence.execution.values.first import First, first_difference, first_nonfinite
 from whence.execution.values.reading import Asked, Values, run
 from whence.execution.verify import Verification, verify
-from whence.execution.verify_step import verify_step
+from whence.execution.verify_step import runs_itself, verify_step
 from whence.guards import Guarded, GuardPlan, plan_of
 from whence.guards.check import Checked
 from whence.hierarchy import Tree
@@ -32,6 +33,7 @@ from whence.program.guards.rows import Violation
 from whence.program.state import refuse_elsewhere, view_faults, with_state
 from whence.reported import Reported
 from whence.rewriting import Edit, GraphPass, Pass
+from whence.schema import OnViolation
 from whence.tracing.options import decide_faults, option_faults
 from whence.tracing.sandbox.capture_lock import without_collection
 from whence.tracing.target.subject import one_module
@@ -151,7 +153,7 @@ class Program(Reported):
 
         return guarded(self, _plan_of, model, on_violation, again)
 
-    def bind(self, model: object, optimizer: object = None) -> Bound:
+    def bind(self, model: object, optimizer: object = None, *, on_violation: str = "recapture") -> Bound:
         """A callable that runs the program on live state, and changes it in place.
 
         It is called as what was captured is, and returns what that returns, without gradients: parameters,
@@ -163,10 +165,23 @@ class Program(Reported):
         `model` may be another instance of the captured class. Raises `UsageError` for what cannot be bound; a
         call raises `StaleCapture` where anything that the program relies on is otherwise, such as a value in
         the optimizer's groups, and `CallError` for other inputs. Nothing is changed then.
+
+        Where a step that nobody has edited goes another way than at capture (a branch by a number that it
+        counts, or by a value; gradients that are there) it is captured again, with that call's arguments, and
+        each way has its program from then on; so is a first step taken by the step itself where it is another
+        program than all others. With `on_violation="raise"`, or for another model than the step runs, all of
+        these raise `StaleCapture`, too.
         """
+        if on_violation not in (OnViolation.RECAPTURE, OnViolation.RAISE):
+            raise UsageError(
+                f"on_violation cannot be {on_violation!r} here", remedy='use "recapture" or "raise"'
+            )
         held = one_module(model)
-        variants = tuple(each.bind(model, optimizer) for each in self.variants)
-        return Bound(self, held, optimizer, self._checks(held), variants)
+        variants = tuple(each.bind(model, optimizer, on_violation=on_violation) for each in self.variants)
+        wanted = self.circumstances.dynamic_shapes, self.circumstances.decide
+        again = partial(_another_way, self.step, held, optimizer, wanted)
+        is_own = on_violation == OnViolation.RECAPTURE and runs_itself(self, held, optimizer)
+        return Bound(self, held, optimizer, self._checks(held), variants, again if is_own else None)
 
     def to_exported_program(self) -> ExportedProgram:
         """The program as a `torch.export.ExportedProgram` with the program's own tensors.
@@ -343,8 +358,38 @@ def capture_step(
     if faults := decide_faults(decide):
         raise UsageError.of(faults)
     given = tracing.Given(args, kwargs, dynamic_shapes, decide=decide)
-    run = partial(tracing.capture_step, step, given, one_module(model), optimizer, reuse=reuse)
-    return _traced(run).under(dynamic_shapes=dynamic_shapes, decide=decide)
+    held = one_module(model)
+    run = partial(tracing.capture_step, step, given, held, optimizer, reuse=reuse)
+    program = _of_any_step(run, (step, (args, kwargs or {}), held, optimizer))
+    noted = replace(program.step, graph=program.graph_module)  # type: ignore[type-var]
+    return program.with_changes(step=noted).under(dynamic_shapes=dynamic_shapes, decide=decide)
+
+
+def _of_any_step(run: Callable[[], tuple[_Program, Observed]], taking: tuple[Any, ...]) -> Program:
+    """The program of the step as it goes now; that of all later ones where the first one is another."""
+    try:
+        return _traced(run)
+    except CaptureError as error:
+        if not error.of_first_step:
+            raise
+        first = error
+    try:
+        with step_taken(*taking) as made:
+            program = _traced(run)
+    except WhenceError:
+        raise first from None
+    if any(id(tensor) in made for tensor in program.state.values()):
+        raise first
+    return program.with_changes(step=of_later_steps(program.step, made))
+
+
+def _another_way(
+    step: Any, model: Any, optimizer: Any, wanted: tuple[Any, str | None], args: Any, kwargs: Any
+) -> Bound:
+    """The step as it goes with these arguments, bound to what it runs on."""
+    shapes, decide = wanted
+    held = {"model": model, "optimizer": optimizer, "dynamic_shapes": shapes, "decide": decide}
+    return capture_step(step.call, args, kwargs, **held).bind(model, optimizer, on_violation="raise")
 
 
 def _plan_of(program: _Program) -> GuardPlan:

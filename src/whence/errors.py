@@ -159,9 +159,16 @@ class CaptureError(WhenceError):
     """The model could not be recorded; it is left as it was.
 
     `partial` is what had been recorded when it stopped; None for what is found before the model runs.
+    `of_first_step` says that a training step did it which was the first, and that later ones may not.
     """
 
     partial: PartialProgram | None = None
+    of_first_step: bool = False
+
+    def in_first_step(self, *, holds: bool = True) -> Self:
+        """The same error, which the second step may not raise."""
+        self.of_first_step = self.of_first_step or holds
+        return self
 
     def _hints(self) -> list[str]:
         until = [] if self.partial is None else ["  recorded until then: print(error.partial)"]

@@ -23,9 +23,7 @@ __all__ = ["STEPS"]
 
 READS = Refusal(whence.UnsupportedStep, "the step reads", "what it collects is no input of the program")
 CHANGES = Refusal(whence.UnsupportedStep, "the step changes", "a program takes nothing away from a list")
-OTHERWISE = Refusal(whence.UnsupportedStep, "first step does something", "one program cannot be both steps")
 NEEDS = Refusal(whence.DataDependent, "decides by the number", "a text of a number is none of the program's")
-BRANCH = Refusal(whence.StaleCapture, "a branch goes another way", "every third step is another", of_run=True)
 SHARED = Refusal(whence.UnsupportedStep, "lies in memory of an input", "eager's would change with the weight")
 
 Run = Callable[[Tensor], Tensor]
@@ -183,7 +181,7 @@ def meters_in_a_trainer() -> Training:
     )
 
 
-@step(refused=BRANCH)
+@step()
 def every_third_step_is_another() -> Training:
     def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
         kept.step += 1
@@ -229,7 +227,7 @@ def forgets_old_losses() -> Training:
     return keeping(keep, losses=[1.0, 2.0, 3.0])
 
 
-@step(refused=OTHERWISE)
+@step()
 def begins_once() -> Training:
     def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Any:
         if kept.mean is None:

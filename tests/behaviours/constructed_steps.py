@@ -204,7 +204,7 @@ def rate_set_inside() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(refused=ADDED)
+@step()
 def zeroes_in_place() -> Training:
     model = network()
     optimizer = AdamW(model.parameters())

@@ -418,16 +418,19 @@ def test_optimizer_without_a_schedule() -> None:
     program.bind(other, theirs)(batch())
 
 
-def test_model_that_changes_itself_is_refused() -> None:
-    """A number that the model decides by is refused; another is left out, so the program does not run."""
+def test_model_that_counts_its_calls() -> None:
+    """The program counts, too, on the model that was captured alone."""
     model = Counted()
-    optimizer = plain_sgd(model)
-    with pytest.raises(whence.LostState, match="changes calls"):
-        whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
     model.decides = False
+    optimizer = plain_sgd(model)
     program = whence.capture_step(zero_first(model, optimizer), (batch(),), model=model, optimizer=optimizer)
-    with pytest.raises(StaleCapture, match="the model changes calls when it runs"):
-        program.bind(model, optimizer)(batch())
+    run = program.bind(model, optimizer)
+    before = model.calls
+    run(batch()), run(batch())
+    assert model.calls == before + 2
+    other = Counted()
+    with pytest.raises(UsageError, match="of the captured model"):
+        program.bind(other, plain_sgd(other))
 
 
 def test_a_written_argument_is_no_other_argument() -> None:

@@ -10,11 +10,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.autograd.nodes import below_autograd
+from whence._torch.observe.attribute_reads import own_attributes
+from whence._torch.observe.generators import set_states, states
 from whence._torch.observe.training_steps import Optimizers, as_one_optimizer, is_optimizer, members_of
+from whence._torch.sizes.numbers import stays
 from whence._torch.tensors import autocast_state, without_autocast
-from whence.errors import CallError, Fault, StaleCapture, UsageError
+from whence.errors import CallError, CaptureError, Fault, StaleCapture, UsageError
 from whence.execution.live_run import Live, of
 from whence.execution.outside_values import AGAIN
+from whence.execution.running import take
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
 from whence.hierarchy.run.differentiable import laid_out
@@ -28,6 +32,10 @@ from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
 
 Check = Callable[[tuple[Any, ...], dict[str, Any]], Checked]
 """Looks whether the capture holds for a call."""
+Again = Callable[[tuple[Any, ...], dict[str, Any]], "Bound"]
+"""Captures a step once more, with these arguments, as it goes now."""
+_MOST_WAYS = 16
+"""Programs of one step that are kept beside the first."""
 
 
 class Bound:
@@ -36,7 +44,8 @@ class Bound:
     It is called as what was captured is. Everything that the program changes is written in place, under no
     gradient: parameters, buffers, arguments, the optimizer's state. A step leaves each `.grad` as eager does;
     a joint program with a loss adds gradients to `.grad`, and returns `(loss, outputs)`. `variants` run where
-    they alone admit the arguments.
+    they alone admit the arguments. Where numbers or values decide otherwise than at capture, a step is
+    captured `again`, and that program is kept for the way that the step went then.
     """
 
     def __init__(
@@ -46,29 +55,90 @@ class Bound:
         optimizer: object,
         check: Check,
         variants: "tuple[Bound, ...]" = (),
+        again: Again | None = None,
     ) -> None:
         self.variants = variants
         self.program = with_state(alone(program), "inputs")
         self.model = model
         self.optimizer: Any = as_one_optimizer(optimizer)
         self._check = check
+        self._again = again
+        self._ways: list[Bound] = []
+        self._has_run = False
+        self._is_after_first = False
         self._subject = subject_of(model)
         self._fakes = {
             node.name: node.meta["val"] for node in self.program.graph.find_nodes(op="placeholder")
         }
+        self._decides = any(node.target is stays for node in self.program.graph.nodes)
         _refuse(self.program, self._subject, self.optimizer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Bound":
         """The copy of the program, bound to the copies of the model and the optimizer."""
-        return Bound(*deepcopy((self.program, self.model, self.optimizer, self._check, self.variants), memo))
+        held = self.program, self.model, self.optimizer, self._check, self.variants
+        return Bound(*deepcopy(held, memo))  # which the step does not run: it is not captured again
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run once; raises `CallError` for other inputs, `StaleCapture` where the capture does not hold."""
-        program = self.program
-        if self.variants and program.convention.faults(args, kwargs):
+        if self.variants and self.program.convention.faults(args, kwargs):
             for variant in self.variants:
                 if not variant.program.convention.faults(args, kwargs):
                     return variant(*args, **kwargs)
+        if not self._has_run and self._begins:
+            return self._first(args, kwargs)
+        return self._one_of_the_ways(args, kwargs)
+
+    @property
+    def _begins(self) -> bool:
+        """Whether the program is of a later step, and the step itself is to take the first one."""
+        step = self.program.step
+        return step is not None and step.second and self._again is not None
+
+    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A first step, which the step itself takes, unless it was taken before; or the one after it.
+
+        What the first step puts around itself may be things of its own, which the capture could not know:
+        then the second one is captured as it goes now.
+        """
+        self.program.convention.flatten(args, kwargs)
+        step: Any = self.program.step
+        try:
+            result = self._one_of_the_ways(args, kwargs)
+        except StaleCapture as stale:
+            if self._is_after_first:
+                self._ways = [self._other_way(args, kwargs, stale)]
+                result = self._ways[0](*args, **kwargs)
+            else:
+                self._is_after_first = True
+                return take(step.call, args, kwargs)
+        self._has_run = True
+        return result
+
+    def _one_of_the_ways(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program, or that of another way, the one that ran last first; a new one where none fits."""
+        stale = None
+        for way in self._ways or (self,):
+            found = way._attempt(args, kwargs)
+            if not isinstance(found, StaleCapture):
+                self._ways.sort(key=lambda other, way=way: other is not way)  # type: ignore[misc]
+                return found
+            stale = found
+        way = self._other_way(args, kwargs, stale)
+        self._ways = [way, *(self._ways or (self,))]
+        return way(*args, **kwargs)
+
+    def _other_way(self, args: tuple[Any, ...], kwargs: dict[str, Any], stale: Any) -> "Bound":
+        """The step captured as it goes now; raises `stale` where it cannot be."""
+        if self._again is None or len(self._ways) > _MOST_WAYS:
+            raise stale
+        try:
+            return self._again(args, kwargs)
+        except CaptureError as error:
+            raise stale from error
+
+    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a run gives; a `StaleCapture`, which is not raised, where the step goes another way."""
+        program = self.program
         if torch.is_inference_mode_enabled() and _trains(program):
             raise _in_inference_mode()
         flat = program.convention.flatten(args, kwargs)
@@ -77,9 +147,10 @@ class Bound:
             raise stale_capture(program, checked)
         if checked.changes and not _settles(program):
             raise _changes(checked.changes)
-        tensors = tensors_by_name(self._subject)
-        begun = Live(program, tensors, flat, self.optimizer)
+        begun = Live(program, tensors_by_name(self._subject), flat, self.optimizer)
         begun.refuse()
+        if other := begun.with_gradient():
+            return StaleCapture.of(other)
         undo = begun.begin()
         values = begun.values()
         if converted := self._converted(values):
@@ -87,12 +158,15 @@ class Bound:
         state = autocast_state()
         if state != program.circumstances.autocast:
             raise other_autocast(program.circumstances.autocast, state)
+        drawn = states() if self._decides else None
         try:
             with self._recording_nothing(), without_autocast(state):
                 results = program.graph_module(*self._arguments(values, program.convention.bound(flat)))
-        except StaleCapture:  # values decide otherwise
+        except StaleCapture as error:  # values decide otherwise
             undo()
-            raise
+            if drawn is not None:
+                set_states(drawn)
+            return error
         return begun.finished(values, [*map(_without_history, results)] if self._is_forward else results)
 
     @property
@@ -154,6 +228,11 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
     if program.step is not None and any(place.is_lost for place in program.step.places):
         what = "the step changes objects of Python's that are not in a file"
         found.append(Fault(what, remedy="capture the step where they are"))
+    own = {id(own_attributes(module)) for _, module in subject.named_modules()}
+    places = () if program.step is None else program.step.places
+    if theirs := [row.path for row in places if _is_of_module(row.holder) and id(row.holder) not in own]:
+        what = f"the step changes {', '.join(theirs)} of the captured model, and this is another one"
+        found.append(Fault(what, remedy="bind the captured model, or capture the step of this one"))
     for call in () if program.step is None else program.step.calls:
         if not any(call.optimizer is member for member in members_of(optimizer)):
             what = f"the step calls {call.path}, and that schedule is not this optimizer's"
@@ -168,6 +247,11 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
     elif isinstance(optimizer, Optimizer | Optimizers):
         found += _other_optimizer(program, subject, optimizer)
     return found
+
+
+def _is_of_module(held: object) -> bool:
+    """Whether these are the attributes of a module."""
+    return isinstance(held, dict) and "_parameters" in held
 
 
 def _changing(program: Program) -> Iterator[str]:

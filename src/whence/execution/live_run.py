@@ -57,7 +57,7 @@ class Live:
         if strangers := [*self._other_parameters()]:
             raise StaleCapture.of(strangers)
         faults = [*self._other_settings(), *self._other_numbers(), *other_values(self.step.outside)]
-        faults += [*self._hooked(), *self._unbegun(), *self._with_gradient()]
+        faults += [*self._hooked(), *self._unbegun()]
         if faults:
             raise StaleCapture.of(faults)
         names = [*self._leaves]
@@ -143,7 +143,8 @@ class Live:
             and slot.key not in self.optimizer.state.get(self.tensors[slot.parameter], {})
         ]
 
-    def _with_gradient(self) -> list[Fault]:
+    def with_gradient(self) -> list[Fault]:
+        """Gradients that are there, or are not, other than at capture."""
         held = [name for name in sorted(self.step.without_gradient) if self.tensors[name].grad is not None]
         rows = self.program.signature.outputs_of(OutputKind.GRADIENT) if self.program.step is not None else ()
         held += [row.path for row in rows if row.of in self._leaves and self._leaves[row.of].grad is not None]

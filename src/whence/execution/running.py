@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly
 from whence._torch.observe.generators import Kind, seed_all, set_states, states
-from whence._torch.pytrees import tree_flatten, tree_unflatten, whole_leaves, with_whole_leaves
+from whence._torch.pytrees import tree_flatten, tree_map_only, tree_unflatten, whole_leaves, with_whole_leaves
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.subclasses.fully_sharded import sharding_kept
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
@@ -67,7 +67,7 @@ def same_start(
                 for tensor in tensors:
                     tensor.grad = None
                 seed_all(seed)
-                yield _copied(inputs)
+                yield copied(inputs)
         finally:
             set_states(generators)
             for tensor, gradient, required in before:
@@ -86,7 +86,8 @@ def _write_back(tensor: Tensor, value: Tensor) -> None:
         tensor.copy_(value)
 
 
-def _copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
+def copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Copies of the tensors among inputs."""
     leaves = whole_leaves(inputs)
     copies: dict[int, Tensor] = {}
     for leaf in leaves:
@@ -243,3 +244,14 @@ def _laid_out(part: Tensor, drawn: Tensor) -> Tensor:
     if part.layout is not torch.strided:
         return drawn.to(part.dtype)
     return torch.empty_like(part).copy_(drawn)
+
+
+def take(step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run a step as it is written; what it returns has no gradients."""
+    with torch.enable_grad(), compiled_functions_run_eagerly(spares_operators=True):
+        result = step(*args, **kwargs)
+    return tree_map_only(Tensor, _without_gradients, result)
+
+
+def _without_gradients(value: Tensor) -> Tensor:
+    return value.detach() if value.grad_fn is not None else value

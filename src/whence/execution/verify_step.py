@@ -14,16 +14,18 @@ from torch import Tensor
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
 from whence._torch.observe.training_steps import as_one_optimizer, is_stepping, members_of, schedules_in
 from whence._torch.tensors import untouched
+from whence.dependence.asking import Failed, attempt
 from whence.dependence.snapshots import save_all
 from whence.errors import UsageError
 from whence.execution.bound import Bound, Check
-from whence.execution.running import Run, noted, same_start, seed_of_its_way
+from whence.execution.running import Run, copied, noted, same_start, seed_of_its_way
 from whence.execution.verify import Verification, compared
 from whence.program import Program
 from whence.program.arguments.optimizer_arguments import Step
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
 from whence.tracing.steps.counters import is_number
+from whence.tracing.steps.enclosed_state import enclosed_by
 from whence.tracing.steps.optimizer import Optimizing, optimizer_restored, optimizing
 from whence.tracing.target.eligibility import refuse_uninitialised
 from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
@@ -59,14 +61,31 @@ def verify_step(
     return compared(program, eager, run_program, run_told if program.asked else None)
 
 
-def _refuse_others(program: Program, subject: Subject, optimizer: object) -> None:
+def runs_itself(program: Program, model: object, optimizer: object) -> bool:
+    """Whether a program is that of a step as it was captured, and the step runs this model and optimizer."""
+    step, subject = program.step, attempt(lambda: subject_of(model))
+    is_as_captured = step is not None and step.graph is program.graph_module
+    if not is_as_captured or isinstance(subject, Failed):
+        return False
+    return not _others(program, subject, as_one_optimizer(optimizer))
+
+
+def _others(program: Program, subject: Subject, optimizer: object) -> list[str]:
+    """State and optimizer that are not those of the step."""
     tensors = tensors_by_name(subject)
     rows = [row for row in program.signature.state if row.path in tensors]
     others = [row.path for row in rows if tensors[row.path] is not program.state[row.name]]
-    if others or (program.step is not None and members_of(optimizer) != members_of(program.step.optimizer)):
+    if program.step is not None and members_of(optimizer) != members_of(program.step.optimizer):
+        others.append("")
+    return others
+
+
+def _refuse_others(program: Program, subject: Subject, optimizer: object) -> None:
+    others = _others(program, subject, optimizer)
+    if others:
         raise UsageError(
             "verify runs the captured step itself, and that runs the captured model and optimizer",
-            why=f"{', '.join(others[:3])} are other tensors" if others else "the optimizer is another one",
+            why=f"{', '.join(others[:3])} are other tensors" if others[0] else "the optimizer is another one",
             remedy="pass these, or capture the step of the other model",
         )
 
@@ -78,9 +97,12 @@ def _run(
     constants = [program.state[row.name] for row in rows if row.name in program.state]
     with (
         same_start(subject, start[0], constants, start[1]) as given,
-        _optimizer_kept(found),
+        optimizer_kept(found),
         _around_kept(program.step),
     ):
+        if program.step is not None and program.step.second:
+            again = copied(start[0])
+            program.step.call(*again[0], **again[1])
         tensors = tensors_by_name(subject)
         for name in program.step.with_gradient if program.step else ():
             tensors[name].grad = torch.zeros_like(tensors[name])
@@ -110,6 +132,7 @@ def _as_tensor(value: Any) -> Tensor:
 def _around_kept(step: Step | None) -> Iterator[None]:
     """Give back what a step changes in Python around it."""
     ways = [] if step is None else [place.way_back() for place in step.places]
+    ways += [enclosed_by(step.call).restore] if step is not None and step.second else []
     schedules = [held for call in step.calls for held in schedules_in(call.schedule)] if step else []
     ways += [row.restore for held in schedules for row in save_all("schedule", held)]
     try:
@@ -120,7 +143,7 @@ def _around_kept(step: Step | None) -> Iterator[None]:
 
 
 @contextmanager
-def _optimizer_kept(found: Optimizing) -> Iterator[None]:
+def optimizer_kept(found: Optimizing) -> Iterator[None]:
     """Give an optimizer back with the numbers it had."""
     values = [*(row.value for row in found.held()), *(row.value for row in found.settings())]
     tensors = [value for value in values if isinstance(value, Tensor)]

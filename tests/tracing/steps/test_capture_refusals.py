@@ -219,11 +219,6 @@ def reentrant(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
-def with_momentum(model: nn.Module, optimizer: Optimizer) -> Step:
-    step = zero_first(model, SGD(model.parameters(), lr=0.1, momentum=0.9))
-    return using(step)
-
-
 def using(step: Step) -> Step:
     """The step with the optimizer that it closes over as the one to capture."""
     step.optimizer = next(  # type: ignore[attr-defined]
@@ -289,7 +284,6 @@ REFUSED = [
     Refused(writes_outside, UnsupportedStep, "neither a parameter nor a buffer"),
     Refused(without_backward, UnsupportedStep, "runs no backward"),
     Refused(reentrant, UnsupportedStep, "use_reentrant=False"),
-    Refused(with_momentum, UnsupportedStep, "take one step"),
     Refused(listing, UnsupportedStep, "as a list"),
     Refused(listed, UnsupportedStep, "is a list"),
     Refused(warming, UnsupportedStep, "that later ones do not"),

@@ -223,7 +223,7 @@ def test_gradients_that_are_zeroed_in_place() -> None:
         trained(batch()).sum().backward()
     program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
     assert program.verify(model, (batch(),)).ok
-    run = program.bind(model, optimizer)
+    run = program.bind(model, optimizer, on_violation="raise")
     for _ in range(3):
         assert torch.equal(run(batch()), eager(batch()))
         pairs = list(zip(model.parameters(), theirs.parameters(), strict=True))

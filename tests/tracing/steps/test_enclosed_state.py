@@ -61,17 +61,23 @@ def test_gradients_that_are_not_finite_are_another_way() -> None:
     trainer, program = captured()
     before, scale = state(trainer.model), trainer.scaler.state_dict()
     with pytest.raises(whence.StaleCapture, match="at capture"):
-        program.bind(trainer.model, trainer.optimizer)(batch() * torch.inf)
+        program.bind(trainer.model, trainer.optimizer, on_violation="raise")(batch() * torch.inf)
     assert differing(before, state(trainer.model)) == []
     assert trainer.scaler.state_dict() == scale
 
 
-def test_a_scale_that_the_first_step_makes_is_refused() -> None:
-    """The scaler makes it when it is first asked: take one step before."""
-    trainer = Trainer()
+def test_a_scale_that_the_first_step_makes() -> None:
+    """The scaler makes it when it is first asked, and a capture asks: it is the same number."""
+    trainer, eager = Trainer(), Trainer()
     held: dict[str, Any] = {"model": trainer.model, "optimizer": trainer.optimizer}
-    with pytest.raises(whence.UnsupportedStep, match=r"changes Trainer\.scaler\._scale"):
-        whence.capture_step(trainer.step, (batch(),), decide="example", **held)
+    before = trainer.scaler.state_dict()
+    program = whence.capture_step(trainer.step, (batch(),), decide="example", **held)
+    assert trainer.scaler.state_dict() == before
+    run = program.bind(**held)
+    for scale in (1.0, 2.0, torch.inf, 1.0):
+        run(batch() * scale), eager.step(batch() * scale)
+        assert differing(state(trainer.model), state(eager.model)) == []
+        assert trainer.scaler.state_dict() == eager.scaler.state_dict()
 
 
 def filled_and_emptied(held: dict[str, list[Tensor]], model: nn.Module) -> Callable[[Tensor], None]:

@@ -143,7 +143,9 @@ class Step:
     begins, `cleared` those whose `.grad` is None afterwards, whatever it was.
     `outside` are values that it reads from variables and objects around it. `empty` is state that is None, by
     parameter and key: a first step puts it there. `counted` are numbers around the step that it advances,
-    and `effects` what else it puts there. `calls` are those of schedules, in order.
+    and `effects` what else it puts there. `calls` are those of schedules, in order. `graph` is the graph that
+    was captured, as long as no pass has made another one of it. A `second` step is another program than the
+    first, which only the step itself takes.
     """
 
     call: Callable[..., Any]
@@ -161,6 +163,8 @@ class Step:
     counted: tuple[HostNumber, ...] = ()
     effects: tuple[HostEffect, ...] = ()
     calls: tuple[HostCall, ...] = ()
+    graph: Any = None
+    second: bool = False
 
     @property
     def places(self) -> tuple[HostPlace, ...]:

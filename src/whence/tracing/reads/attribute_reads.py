@@ -63,6 +63,10 @@ def _is_held(read: Read) -> bool:
     return any(base.__dict__.get(read.name) is read.value for base in type(read.holder).__mro__)
 
 
+class StandIn:
+    """Stands in a run for what nobody may read there; who watches comes by, and reads nothing."""
+
+
 class Reads:
     """Notes first reads of modules, and of the objects that modules hold."""
 
@@ -141,7 +145,7 @@ class Reads:
     def read(self, holder: object, name: str, value: object) -> bool:
         """An attribute of the model was read; what it holds is watched from now on."""
         is_outside = self._outside is not None and self._outside.read(holder, name, value)
-        if id(holder) not in self._known:
+        if id(holder) not in self._known or issubclass(type(value), StandIn):
             return is_outside
         read = Read(holder, name, value, True, *self._place())
         if is_script_object(value):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence._torch.subclasses.wrapper_subclasses import is_composed
@@ -24,9 +25,10 @@ from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.steps.assumptions import StepAssumptions
 from whence.tracing.steps.attribution import attribute_step
-from whence.tracing.steps.enclosed_state import scales_of
+from whence.tracing.steps.enclosed_state import begin_scales, scales_of
 from whence.tracing.steps.first_step import Unbegun
 from whence.tracing.steps.host.around import HostAssumptions, HostFound
+from whence.tracing.steps.host.of_model import beside_host, without_host
 from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import record_step
 from whence.tracing.steps.session import RateRead, StepSession
@@ -91,6 +93,7 @@ def _captured(
 ) -> tuple[Program, Observed, StepSession]:
     refuse_inference_mode(subject.name)
     refuse_uninitialised(subject)
+    begin_scales(subject.call, next((row.tensor.device for row in subject.state), torch.device("cpu")))
     refuse_sharding(subject, differentiates=True)
     refuse_gradient_hooks(
         subject,
@@ -107,7 +110,11 @@ def _captured(
         _refuse_outside(program, {id(tensor) for tensor in scales_of(subject.call)})
     check(program)
     observed = replace(session.run.reads.observed(), call=subject.roots[0][1])
-    return program, observed, session
+    places = recorded.step.places
+    if beside := beside_host(observed, places):
+        step = replace(recorded.step, outside=(*recorded.step.outside, *beside))
+        program = program.with_changes(step=step)
+    return program, without_host(observed, places), session
 
 
 def _refuse_composed(subject: Subject, example: Example) -> None:

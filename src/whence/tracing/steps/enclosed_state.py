@@ -12,12 +12,19 @@ from logging import Logger
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
+from whence._torch.observe.attribute_reads import (
+    NOTHING,
+    TABLES,
+    has_attributes,
+    is_observable,
+    own_attributes,
+)
 from whence.dependence.snapshots import (
     ARRAY,
     ATTRIBUTES,
@@ -29,15 +36,19 @@ from whence.dependence.snapshots import (
     VARIABLE,
     NamespaceEntry,
     Saved,
+    containers_saved,
     content_of_cell,
     kinds_of,
     save,
     save_all,
 )
 from whence.errors import Place, UnsupportedStep
+from whence.provenance import ModulePath
 
 _GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _THEIRS = (GradScaler, LRScheduler)
+OF_MODULES = frozenset({*vars(nn.Module()), *TABLES})
+"""What every module has, which is looked at elsewhere."""
 _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
 
 
@@ -65,6 +76,21 @@ class Enclosed:
         for row in new if isinstance(thing, FunctionType) else ():
             if has_state(row.before) or is_looked_at_whole(row.before):
                 self.reach(row.path, row.before)
+
+    def look_at_modules(self, name: str, modules: Iterable[tuple[ModulePath, nn.Module]]) -> None:
+        """Attributes of the model, and containers among them, are as good as those of a trainer."""
+        for path, module in modules:
+            known = [id(row.thing) for row in self.rows]
+            held = f"{path}" if path else name
+            plain = {key: value for key, value in own_attributes(module).items() if key not in OF_MODULES}
+            within = [
+                (f"{held}.{key}", value) for key, value in plain.items() if isinstance(value, CONTAINERS)
+            ]
+            rows = [Saved(held, module, ATTRIBUTES, dict(own_attributes(module)))]
+            rows += containers_saved(within, keyed=True)
+            new = [row for row in rows if id(row.thing) not in known]
+            self._known |= {*map(_identity, new)}
+            self.rows += new
 
     def restore(self) -> None:
         """Give all of it back."""
@@ -103,8 +129,8 @@ class Enclosed:
                     yield f"{row.path}.{name}"
 
 
-def refuse_changed(names: Iterable[str], place: Place) -> None:
-    """Raise `UnsupportedStep` if there are any."""
+def refuse_changed(names: Iterable[str], place: Place, *, always: bool = False) -> None:
+    """Raise `UnsupportedStep` if there are any; a second step may not change them, unless `always`."""
     if changed := list(dict.fromkeys(names)):
         raise UnsupportedStep(
             f"the step changes {', '.join(changed)}",
@@ -112,7 +138,7 @@ def refuse_changed(names: Iterable[str], place: Place) -> None:
             why="a program changes tensors and numbers, puts things under names and keys, and appends to "
             "lists; all else the next step would find as it was",
             remedy="do it outside the captured step; where only the first step does it, take one before",
-        )
+        ).in_first_step(holds=not always)
 
 
 def enclosed_by(step: Callable[..., Any]) -> Enclosed:
@@ -161,11 +187,22 @@ def _inside(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def scales_of(step: Callable[..., Any]) -> Iterator[Tensor]:
     """What scalers of gradients hold that a step closes over, itself or in an object."""
+    for scaler in _scalers_of(step):
+        yield from (value for value in own_attributes(scaler).values() if isinstance(value, Tensor))
+
+
+def begin_scales(step: Callable[..., Any], device: torch.device) -> None:
+    """A scaler makes its scale when it is first asked to scale: the same number, which programs write."""
+    for scaler in _scalers_of(step):
+        if not any(isinstance(value, Tensor) for value in own_attributes(scaler).values()):
+            scaler.scale(torch.zeros((), device=device))
+
+
+def _scalers_of(step: Callable[..., Any]) -> Iterator[GradScaler]:
     held = {row.path: row.before for function in functions_of(step) for row in variables_of(function)}
     held |= dict(owners_of(step))
-    for scaler in (*held.values(), *(value for _, value in _inside(held))):
-        if isinstance(scaler, GradScaler):
-            yield from (value for value in own_attributes(scaler).values() if isinstance(value, Tensor))
+    values = (*held.values(), *(value for _, value in _inside(held)))
+    return (value for value in values if isinstance(value, GradScaler))
 
 
 def has_state(value: Any) -> bool:

@@ -123,7 +123,7 @@ def _refused(what: str) -> UnsupportedStep:
         f"the optimizer's first step makes {what} of something else than a constant",
         why="the first step is another program than all that follow",
         remedy=_FIRST,
-    )
+    ).in_first_step()
 
 
 def _refuse_values(found: Optimizing) -> None:
@@ -151,7 +151,7 @@ def refuse_another_first_step(session: StepSession, found: Optimizing, expected:
             f"the first step of {type(found.optimizer).__name__} does something that later ones do not",
             why="one program cannot be both",
             remedy=_FIRST,
-        )
+        ).in_first_step()
 
 
 def _initial(session: StepSession, held: OptimizerEntry, history: Sequence[fx.Node]) -> Initial | None:

@@ -73,10 +73,10 @@ def _attribute(at: Outside, name: str) -> Outside:
 
 def _item(at: Outside, key: Any) -> Outside:
     """On to an entry."""
-    return Outside(f"{at.path}[{key!r}]", at.root, (*at.way, partial(_entry, key)), None)
+    return Outside(f"{at.path}[{key!r}]", at.root, (*at.way, partial(entry, key)), None)
 
 
-def _entry(key: Any, held: Any) -> Any:
+def entry(key: Any, held: Any) -> Any:
     """An entry; asking for one must not make it."""
     return dict.get(held, key, NOTHING) if isinstance(held, dict) else held[key]
 
@@ -216,7 +216,7 @@ class OutsideReads:
         self._note(extent(held), replace(way, way=(*way.way, extent)))
         if len(held) <= _MOST:
             for key in keys:
-                self._look(_entry(key, held), _item(way, key), around)
+                self._look(entry(key, held), _item(way, key), around)
 
     def _follow(self, function: Any) -> None:
         """Look at the variables of a function, if it belongs to what the step belongs to."""
@@ -248,7 +248,7 @@ def _way_to(variable: Saved) -> Outside:
     """A variable as it is reached."""
     if variable.kind is VARIABLE:
         namespace = variable.thing.namespace
-        return Outside(variable.path, namespace, (partial(_entry, variable.path),), None)
+        return Outside(variable.path, namespace, (partial(entry, variable.path),), None)
     return Outside(variable.path, variable.thing, (attrgetter("cell_contents"),), None)
 
 

@@ -103,6 +103,8 @@ def record_step(
     names, mode = names_held(subject), mode_of(example, subject.state)
     session = new_step_session(run_of_step, mode, names, wish.reuse, found.optimizer)
     outside = enclosed_by(subject.call)
+    outside.look_at_modules(type(subject.roots[0][1]).__name__, subject.named_modules())
+    session.step.begins = not found.held()
     host = HostRun(outside, wish.host, session)
     flags = _flags(subject)
     undoing.later(outside.way_back())  # gone last: others look at these things when stand-ins are there
@@ -123,7 +125,8 @@ def record_step(
             taken, recorded = _run(session, undoing, example, take, reads)
             session.step.scheduling.finish(fixed_rates=wish.fixed_rates)
             now = _flags(subject)
-            refuse_changed((path for path, flag in flags.items() if now.get(path, flag) is not flag), place)
+            turned = (path for path, flag in flags.items() if now.get(path, flag) is not flag)
+            refuse_changed(turned, place, always=True)
             around, settled = host.settle(place), replace(wish, host=wish.host.settled)
             for kept in own:
                 kept.refuse_changes(place)
@@ -350,7 +353,7 @@ def _advanced(session: StepSession, found: Optimizing, taken: _Taken) -> dict[Gr
             why="that is a value of Python's, and a program changes tensors and numbers",
             remedy="do it after the captured step, outside it: scheduler.step(), for example; where the "
             "optimizer does so in its first step alone, take one before the capture",
-        )
+        ).in_first_step()
     return {
         (row.group, row.key): Counter() if then is not None else first_guess(values[row.path])
         for row, then in rows

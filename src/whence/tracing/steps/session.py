@@ -84,7 +84,7 @@ class StepNotes:
     autograd may go through again. `counting` are the numbers that are inputs, `rates` those of them that are
     learning rates, `cycled` momenta that a schedule moves, too. `arriving` is how much had been recorded when
     a gradient arrived last. While the optimizer runs, the step `reads_numbers`. `scheduling` has the calls of
-    schedules.
+    schedules. The optimizer `begins` where it has no state yet.
     """
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
@@ -103,6 +103,7 @@ class StepNotes:
     tracked: set[fx.Node] = field(default_factory=set)
     arriving: int = 0
     scheduling: Scheduling = field(default_factory=Scheduling)
+    begins: bool = False
 
     def begin(self, leaves: Sequence[tuple[Tensor, fx.Node]]) -> None:
         """A step begins on these leaves."""
@@ -115,6 +116,8 @@ class StepNotes:
         before, self.reads_numbers = self.reads_numbers, reads_numbers
         try:
             yield
+        except CaptureError as error:
+            raise error.in_first_step(holds=self.begins and self.reads_numbers) from None
         finally:
             self.reads_numbers = before
 

@@ -283,6 +283,7 @@ SPECIAL: dict[tuple[type, str], Form] = {
     (Whole, "tensor"): kinds.NOWHERE,
     (Step, "call"): kinds.FUNCTION,
     (Step, "optimizer"): kinds.OF_CLASS,
+    (Step, "graph"): kinds.NOWHERE,
     (Outside, "root"): kinds.ROOT,
     (HostPlace, "holder"): kinds.ROOT,
     (HostCall, "schedule"): kinds.ROOT,

@@ -27,7 +27,7 @@ from whence.schema import InputKind
 from whence.tracing.log.events import InputNamed
 from whence.tracing.recording.run import PutValue
 from whence.tracing.steps.enclosed_state import Enclosed, refuse_changed
-from whence.tracing.steps.host.changes import HostChange, changes_of, is_number_now, places_in
+from whence.tracing.steps.host.changes import HostChange, changes_of, is_number_now, is_of_modules, places_in
 from whence.tracing.steps.host.memory import refuse_shared_memory
 from whence.tracing.steps.host.operations import Operations, operations_of
 from whence.tracing.steps.host.schedules import refuse_read_by_schedules
@@ -141,6 +141,7 @@ class HostRun:
         no program can do again."""
         renewed = self.enclosed.renewed()
         changes = [row for row in changes_of(self.enclosed.rows) if row.place.path not in renewed]
+        changes = [row for row in changes if not is_of_modules(row)]
         refuse_changed((path for path in self._unrepeatable(changes) if path not in renewed), place)
         unknown = [row for row in changes if not self._assumed.knows(row.place.identity)]
         if unknown:
@@ -199,7 +200,7 @@ class HostRun:
                 where=place,
                 why="what it leaves there decides what the next one does, and one program cannot be both",
                 remedy="take one step before the capture, or do the first one's work before it",
-            )
+            ).in_first_step()
 
     def _done(self, changes: Sequence[HostChange], place: Place) -> Around:
         pairs, effects, kept = list[tuple[fx.Node, fx.Node]](), list[HostEffect](), list[PutValue]()

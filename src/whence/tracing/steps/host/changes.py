@@ -10,6 +10,7 @@ from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.sizes.numbers import is_recorded
 from whence.dependence.snapshots import ATTRIBUTES, CELL, CONTAINER, VARIABLE, Saved
 from whence.program.arguments.host_state import HostPlace
+from whence.tracing.steps.enclosed_state import OF_MODULES
 from whence.tracing.steps.host.stand_ins import is_stand_in
 from whence.tracing.steps.optimizer import is_same_value
 
@@ -111,3 +112,12 @@ def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 def is_number_now(value: object) -> bool:
     """Whether a run has left a number of Python's."""
     return is_recorded(value) or type(value) in (int, float)
+
+
+def is_of_modules(change: HostChange) -> bool:
+    """Whether it is about what every module has, which programs change by themselves."""
+    return (
+        isinstance(change.place.holder, dict)
+        and "_parameters" in change.place.holder
+        and (change.place.key in OF_MODULES)
+    )

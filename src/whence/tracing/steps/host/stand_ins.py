@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
+from whence.tracing.reads.attribute_reads import StandIn
+
 Refuse = Callable[[str], Exception]
 """Makes the error for a step that reads what is at this path."""
 
@@ -22,7 +24,7 @@ def _class_of(self: Any) -> type:
     return type(self) if asking.partition(".")[0] == "whence" else _read(self)
 
 
-class Unread:
+class Unread(StandIn):
     """Stands for a value that the step replaces."""
 
     def __init__(self, path: str, refuse: Refuse) -> None:
@@ -39,7 +41,7 @@ class Unread:
     __class__ = property(_class_of)
 
 
-class _Appended:
+class _Appended(StandIn):
     """What a list and a deque have in common that a step appends to; `added` is what it appended."""
 
     def __init__(self, path: str, refuse: Refuse, like: Any, *extent: Any) -> None:

@@ -1,0 +1,90 @@
+"""A training step that has been taken once, for real: what there is from the second one on.
+
+Some steps begin with another program than they go on with: momentum that is the first gradient, a mean that
+the first batch makes. Whoever wants the program of all others takes one before, and gives everything back.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from whence._torch.observe.training_steps import as_one_optimizer
+from whence.execution.running import same_start, take
+from whence.execution.verify_step import optimizer_kept
+from whence.program.arguments.optimizer_arguments import Step
+from whence.tracing.steps.enclosed_state import Enclosed, enclosed_by, has_state, is_looked_at_whole
+from whence.tracing.steps.optimizer import optimizing
+from whence.tracing.target.subject import step_subject
+
+_MOST = 10_000
+"""Things that are looked at."""
+
+
+@contextmanager
+def step_taken(
+    step: Callable[..., Any], inputs: tuple[Any, Any], model: object, optimizer: object
+) -> Iterator[Set[int]]:
+    """The step has run once on copies of these inputs while the block runs; all is as before afterwards.
+
+    Gives the identities of tensors that it has put around itself: those of the next first step are others.
+    """
+    subject = step_subject(step, model)
+    enclosed = enclosed_by(step)
+    before = _tensors_around(enclosed)
+    found = optimizing(subject, as_one_optimizer(optimizer))
+    with same_start(subject, inputs, [*before.values()]) as given, optimizer_kept(found):
+        try:
+            take(step, *given)
+            yield _tensors_around(enclosed_by(step)).keys() - before.keys()
+        finally:
+            enclosed.restore()
+
+
+def of_later_steps(step: Any, made: Set[int]) -> Step:
+    """A step that is not the first; of tensors that the first one made it is known that they are there."""
+    rows = (
+        replace(row, way=(*row.way, type), value=type(row.value)) if id(row.value) in made else row
+        for row in step.outside
+    )
+    return replace(step, second=True, outside=tuple(rows))  # type: ignore[no-any-return]
+
+
+def _tensors_around(enclosed: Enclosed) -> dict[int, Tensor]:
+    """The tensors that a step leads to, by identity; all of what leads there is looked at from now on."""
+    _look_everywhere(enclosed)
+    values = (value for row in (*enclosed.rows, *enclosed.theirs) for value in _without_tuples(row.held()))
+    return {id(held): held for value in values for held in _tensors_of(value)}
+
+
+def _tensors_of(value: Any) -> Iterator[Tensor]:
+    """A tensor around a step, or those of a module there."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from (*value.parameters(), *value.buffers())
+
+
+def _look_everywhere(enclosed: Enclosed) -> None:
+    """Nobody watches the step when it runs for real: what it may change is all that it leads to."""
+    seen = 0
+    while seen < min(len(enclosed.rows), _MOST):
+        row = enclosed.rows[seen]
+        seen += 1
+        for value in _without_tuples(row.held()):
+            held = getattr(value, "__self__", None) if isinstance(value, MethodType) else value
+            if has_state(held) or is_looked_at_whole(held) or _is_theirs(held):
+                enclosed.reach(row.path, held)
+
+
+def _without_tuples(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from _without_tuples(value) if isinstance(value, tuple) else (value,)
+
+
+def _is_theirs(value: object) -> bool:
+    """A function of the user's, which has variables of its own."""
+    return isinstance(value, FunctionType) and value.__module__.partition(".")[0] not in ("torch", "whence")

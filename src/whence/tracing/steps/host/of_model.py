@@ -1,0 +1,47 @@
+"""What a step changes of its model in Python, which a bound step does itself: no guard is about that."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+
+from whence._torch.observe.attribute_reads import own_attributes
+from whence._torch.plain_values import PLAIN
+from whence.dependence.snapshots import Saved
+from whence.program.arguments.host_state import HostPlace
+from whence.program.arguments.optimizer_arguments import Outside
+from whence.program.guards.observed import Left, Observed, Read
+from whence.tracing.steps.outside_values import entry
+
+
+def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
+    """What was observed, but for what these places hold, and for containers that they are in."""
+    at, held = {place.identity for place in places}, {id(place.holder) for place in places}
+
+    def is_left(holder: object, name: str) -> bool:
+        own = own_attributes(holder)
+        return (id(own), name) in at or id(own.get(name)) in held
+
+    changes = tuple(row for row in observed.left.changes if not is_left(row.holder, row.name))
+    outer = tuple(
+        row for row in observed.left.outer if not isinstance(row, Saved) or id(row.thing) not in held
+    )
+    reads = tuple(row for row in observed.reads if not is_left(row.holder, row.name))
+    left = replace(observed.left, changes=changes, outer=outer) if changes or outer else Left()
+    return replace(observed, reads=reads, left=left)
+
+
+def beside_host(observed: Observed, places: Sequence[HostPlace]) -> tuple[Outside, ...]:
+    """Entries beside those that a step puts into a dictionary of the model: constants, which no guard has."""
+    return tuple(row for read in observed.reads for row in _beside(read, places))
+
+
+def _beside(read: Read, places: Sequence[HostPlace]) -> Iterator[Outside]:
+    held = own_attributes(read.holder).get(read.name)
+    put = [place.key for place in places if place.holder is held]
+    if not put or not isinstance(held, dict):
+        return
+    for key, value in held.items():
+        if key not in put and type(value) in PLAIN:
+            path = f"{type(read.holder).__name__}.{read.name}[{key!r}]"
+            yield Outside(path, read.holder, (attrgetter(read.name), partial(entry, key)), value)

@@ -1,0 +1,122 @@
+"""A first step that is another program than all others is taken by the step itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import whence
+from tests.checks import differing, state
+from tests.tracing.steps.small import batch, small
+
+Step = Callable[[Tensor], Any]
+
+
+def training(body: Callable[[Any, Tensor, Tensor], Any], **options: Any) -> tuple[Any, Step, dict[str, Any]]:
+    """What a step keeps, the step, and what it runs on."""
+    model, kept = small()[0], SimpleNamespace(mean=None, lines=[])
+    optimizer = SGD(model.parameters(), lr=0.1, **options)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).sin().square().mean()
+        loss.backward()
+        optimizer.step()
+        body(kept, x, loss)
+        return loss
+
+    return kept, step, {"model": model, "optimizer": optimizer}
+
+
+def nothing(_kept: Any, _x: Tensor, _loss: Tensor) -> None:
+    pass
+
+
+def begins_a_mean(kept: Any, x: Tensor, _loss: Tensor) -> None:
+    if kept.mean is None:
+        kept.mean = x.mean()
+
+
+ROWS = [(nothing, {"momentum": 0.9}), (begins_a_mean, {}), (begins_a_mean, {"momentum": 0.9})]
+
+
+@pytest.mark.parametrize(("body", "options"), ROWS)
+def test_steps_are_eager(body: Any, options: dict[str, Any]) -> None:
+    """From the first one on, without a step taken before the capture, which changes nothing."""
+    (kept, step, held), (theirs, eager, other) = training(body, **options), training(body, **options)
+    before = state(held["model"])
+    program = whence.capture_step(step, (batch(),), **held)
+    assert program.step is not None
+    assert program.step.second
+    assert program.verify(held["model"], (batch(),)).ok
+    assert differing(before, state(held["model"])) == []
+    assert kept.mean is None
+    assert dict(held["optimizer"].state) == {}
+    run = program.bind(**held)
+    for scale in (1.0, 0.5, 2.0):
+        assert torch.equal(run(batch() * scale), eager(batch() * scale))
+        assert differing(state(held["model"]), state(other["model"])) == []
+        assert (kept.mean is None) == (theirs.mean is None)
+        assert kept.mean is None or torch.equal(kept.mean, theirs.mean)
+
+
+def test_another_optimizer_has_to_have_begun() -> None:
+    """The step does not run it: its first step is refused, and so is one of a bound step that is to raise."""
+    _, step, held = training(nothing, momentum=0.9)
+    program = whence.capture_step(step, (batch(),), **held)
+    fresh = SGD(held["model"].parameters(), lr=0.1, momentum=0.9)
+    for run in (program.bind(held["model"], fresh), program.bind(**held, on_violation="raise")):
+        with pytest.raises(whence.StaleCapture, match="take one step with this optimizer"):
+            run(batch())
+
+
+def test_what_is_made_first_and_read_then_is_refused() -> None:
+    """It would be a constant: that of a step which was given back."""
+
+    def reads(kept: Any, x: Tensor, loss: Tensor) -> None:
+        begins_a_mean(kept, x, loss)
+        kept.lines.append((kept.mean * 2).item())
+
+    kept, step, held = training(reads)
+    with pytest.raises(whence.UnsupportedStep, match=r"reads kept\.mean, and changes it"):
+        whence.capture_step(step, (batch(),), **held)
+    assert kept.mean is None
+    assert kept.lines == []
+
+
+def test_options_are_named() -> None:
+    """A bound step captures again, or raises."""
+    _, step, held = training(nothing)
+    with pytest.raises(whence.UsageError, match="on_violation cannot be 'warn'"):
+        whence.capture_step(step, (batch(),), **held).bind(**held, on_violation="warn")
+
+
+def test_an_edited_program_is_not_captured_again() -> None:
+    """What was edited would be lost."""
+    _, step, held = training(nothing, momentum=0.9)
+    step(batch())
+    counts = SimpleNamespace(taken=0)
+
+    def other(x: Tensor) -> Any:
+        counts.taken += 1
+        return step(x * 2 if counts.taken > 1 else x)
+
+    program = whence.capture_step(other, (batch(),), **held)
+    assert len(program.bind(**held)(batch()).shape) == 0
+    with pytest.raises(whence.StaleCapture, match="a branch goes another way"):
+        program.decompose().bind(**held)(batch())
+
+
+def test_modules_are_given_back() -> None:
+    """Also where the step reaches more than the model."""
+    other = nn.Linear(4, 4)
+    _, step, held = training(lambda kept, x, _loss: begins_a_mean(kept, other(x).detach(), x))
+    before = state(other)
+    whence.capture_step(step, (batch(),), **held)
+    assert differing(before, state(other)) == []

@@ -1,0 +1,105 @@
+"""What a step changes of its model in Python is changed by its program, as that of a trainer is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import whence
+from tests.checks import differing, state
+from tests.tracing.steps.small import batch
+
+
+class Keeping(nn.Module):
+    """A module that trains itself, and keeps things as attributes."""
+
+    def __init__(self, keep: Callable[[Keeping, Tensor], Any]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+        self.inner.calls = 0  # type: ignore[assignment]
+        self.taken, self.losses, self.last, self.logged = 0, [0.5], None, {"scale": 2.0}
+        self.keep = keep
+        self.optimizer = SGD(self.inner.parameters(), lr=0.1)
+
+    def training_step(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss: Tensor = self.inner(x).sin().square().mean() * self.logged["scale"]
+        loss.backward()
+        self.optimizer.step()
+        self.keep(self, loss)
+        return loss
+
+    def kept(self) -> str:
+        return str([self.taken, self.losses, self.last, self.logged, self.inner.calls])
+
+
+def counts(model: Any, _: Tensor) -> None:
+    model.taken += 1
+    model.inner.calls += 2
+
+
+def appends(model: Any, loss: Tensor) -> None:
+    model.losses.append(loss.item())
+
+
+def remembers(model: Any, loss: Tensor) -> None:
+    model.last = loss.item()
+
+
+def logs(model: Any, loss: Tensor) -> None:
+    model.logged["loss"] = loss.item()
+
+
+def divides_by_its_count(model: Any, _: Tensor) -> None:
+    model.taken += 1
+    for held in model.parameters():
+        held.data.div_(model.taken)
+
+
+def every_other(model: Any, loss: Tensor) -> None:
+    model.taken += 1
+    if model.taken % 2:
+        model.losses.append(loss.item())
+
+
+KEEPING = [counts, appends, remembers, logs, divides_by_its_count, every_other]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("way", ["method", "function"])
+@pytest.mark.parametrize("keep", KEEPING, ids=lambda keep: keep.__name__)
+def test_attributes_are_eager(keep: Any, way: str) -> None:
+    """Counters, lists, the last loss: in the first step and in all others."""
+    torch.manual_seed(0)
+    ours = Keeping(keep)
+    theirs = Keeping(keep)
+    theirs.load_state_dict(ours.state_dict())
+
+    def function(x: Tensor) -> Tensor:
+        return ours.training_step(x)
+
+    step = ours.training_step if way == "method" else function
+    before = ours.kept()
+    program = whence.capture_step(step, (batch(),), model=ours, optimizer=ours.optimizer)
+    assert ours.kept() == before
+    run = program.bind(ours, ours.optimizer)
+    for scale in (1.0, 0.5, 2.0):
+        assert torch.equal(run(batch() * scale), theirs.training_step(batch() * scale))
+        assert ours.kept() == theirs.kept()
+        assert differing(state(ours), state(theirs)) == []
+
+
+def test_what_lies_beside_is_compared() -> None:
+    """Entries of a dictionary into which the step puts others are constants."""
+    model = Keeping(logs)
+    held: dict[str, Any] = {"model": model, "optimizer": model.optimizer}
+    run = whence.capture_step(model.training_step, (batch(),), **held).bind(**held)
+    run(batch())
+    model.logged["scale"] = 3.0
+    with pytest.raises(whence.StaleCapture, match=r"\['scale'\]` was 2.0 at capture, is 3.0 now"):
+        run(batch())
