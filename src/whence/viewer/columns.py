@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from whence.reports.figures import INSIDE
+from whence.reports.formats.nodes import CallsAround, Row
 from whence.schema import Phase, Quality
 
 FORM = 2
@@ -16,8 +18,6 @@ FORM = 2
 
 REFERENCE = "\x00"
 """Stands in the text of an expression for a node."""
-
-Row = Mapping[str, Any]
 
 
 class Texts:
@@ -82,7 +82,7 @@ def _flat(
         names[node["name"]] = at
         name = f"{around}{node['name']}"
         yield Drawn(node, name, names, owner)
-        inside = list(_flat(node["graph"], names, at, at + 1, f"{name}/")) if "graph" in node else []
+        inside = list(_flat(node["graph"], names, at, at + 1, f"{name}{INSIDE}")) if "graph" in node else []
         yield from inside
         at += 1 + len(inside)
 
@@ -99,7 +99,7 @@ def _calls(rows: Sequence[Row], calls: Sequence[Row], texts: Texts) -> dict[str,
 
 
 def _nodes(nodes: Sequence[Drawn], calls: Sequence[Row], texts: Texts) -> dict[str, Any]:
-    sites = {_site(row): row["number"] for row in reversed(calls[1:])}
+    sites = {CallsAround.site(row): row["number"] for row in reversed(calls[1:])}
     phases, qualities = list(Phase), list(Quality)
     rows = [node.row for node in nodes]
     spelled = [_expression(row) for row in rows]
@@ -137,10 +137,6 @@ def _nodes(nodes: Sequence[Drawn], calls: Sequence[Row], texts: Texts) -> dict[s
             if origin["passes"]
         },
     }
-
-
-def _site(row: Row) -> str:
-    return f"{row['path']}@{row['index']}" if row["index"] else str(row["path"])
 
 
 def _place(place: str | None, sites: Mapping[str, int]) -> int:

@@ -6,7 +6,7 @@ them.
 
 import enum
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -206,8 +206,7 @@ class ExpectedNames:
     names: tuple[str, ...]
 
     def __str__(self) -> str:
-        more = [f"… {len(self.names)} in all"] if len(self.names) > _SHOWN_ITEMS else []
-        return ", ".join([*self.names[:_SHOWN_ITEMS], *more]) or "none"
+        return _first_of(self.names) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +284,13 @@ def _spelled(function: Any) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
 
 
-def _listed(kind: type, shown: list[str]) -> str:
+def _first_of(shown: Sequence[str]) -> str:
     more = [f"… {len(shown)} in all"] if len(shown) > _SHOWN_ITEMS else []
-    text = ", ".join([*shown[:_SHOWN_ITEMS], *more])
+    return ", ".join([*shown[:_SHOWN_ITEMS], *more])
+
+
+def _listed(kind: type, shown: list[str]) -> str:
+    text = _first_of(shown)
     if kind is tuple and len(shown) == 1:
         return f"({text},)"
     opening, closing = _BRACKETS.get(kind, (f"{kind.__name__}(", ")"))
