@@ -100,6 +100,26 @@ def _by_nested(world: World) -> Any:
     return Model(run), None, lambda _: options["inner"].update(factor=3.0)
 
 
+SETTINGS: dict[str, Any] = {"factor": 2.0, "layers": {"count": 1}, "calls": 0, "offset": 1.0}
+
+
+def _by_item(_: World) -> Any:
+    """Beside things that are not compared, and one that each call advances."""
+
+    def run(self: Any, x: Tensor) -> Any:
+        SETTINGS["calls"] += 1
+        return self.linear(x) * SETTINGS["factor"]
+
+    return Model(run), None, lambda patch: patch.setitem(SETTINGS, "factor", 3.0)
+
+
+def _by_items(_: World) -> Any:
+    """Each of two functions reads an item of its own."""
+    first = Model(lambda self, x: self.linear(x) * SETTINGS["factor"])
+    model = nn.Sequential(first, Model(lambda self, x: self.linear(x) + SETTINGS["offset"]))
+    return model, None, lambda patch: patch.setitem(SETTINGS, "offset", 3.0)
+
+
 def _by_default(_: World) -> Any:
     def run(self: Any, x: Tensor, factors: Any = (2.0,)) -> Any:
         return self.linear(x) * factors[0]
@@ -183,7 +203,7 @@ CAUGHT = {
     each.__name__.strip("_"): each
     for each in (
         *(_by_context, _by_held_context, _by_empty_context, _by_object, _by_class, _by_nested, _by_default),
-        *(_by_weight, _by_buffer, _edited),
+        *(_by_item, _by_items, _by_weight, _by_buffer, _edited),
         *(_loss_closure, _loss_object, _loss_method, _loss_module, _loss_partial),
     )
 }
@@ -209,6 +229,7 @@ def _changed(make: Callable[[World], Any], patch: Any) -> tuple[whence.Program, 
     return program, program.check(model, (X,))
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", CAUGHT)
 def test_change_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Context variables, objects and classes around the code, attributes of tensors, all that a loss uses."""

@@ -32,3 +32,30 @@ def test_half_precision_is_multiplied_by_a_rounded_number(way: str, dtype: torch
     x = torch.linspace(-2, 2, 64).to(dtype)
     program = whence.capture(Scaled(way), (x,))
     assert all(map(torch.equal, program.module()(x), Scaled(way)(x)))
+
+
+class SharedBySparse(nn.Module):
+    """Writes the values of a sparse tensor, or that tensor itself, before or after the other is read."""
+
+    def __init__(self, written: str, is_read: bool) -> None:
+        super().__init__()
+        self.written, self.is_read = written, is_read
+
+    def forward(self, x: Tensor, indices: Tensor) -> Tensor:
+        values = x.clone()
+        sparse = torch.sparse_coo_tensor(indices, values, (5, 2), check_invariants=False)
+        dense, total = sparse.to_dense(), values.sum()
+        (values if self.written == "values" else sparse).mul_(2)
+        if not self.is_read:
+            return dense + total
+        return sparse.to_dense() if self.written == "values" else values.sum()
+
+
+@pytest.mark.parametrize("written", ["values", "sparse"])
+def test_a_write_that_a_sparse_tensor_shares(written: str) -> None:
+    """Both are one memory: a write is refused where the other is read afterwards."""
+    example = torch.randn(2, 2), torch.tensor([[0, 2]])
+    model = SharedBySparse(written, is_read=False)
+    assert torch.equal(whence.capture(model, example).module()(*example), model(*example))
+    with pytest.raises(whence.UnsupportedMutation, match="shares the memory"):
+        whence.capture(SharedBySparse(written, is_read=True), example)

@@ -52,9 +52,9 @@ class Functional:
 
     `same` leads from a node that returned one of its arguments to that argument. `latest` and `versions`
     hold the newest value of a tensor and how often it was written; `taken` the value of a view and the
-    version it shows. `replaced` leads from a removed node to the node that holds its value; `history` lists
-    the values that a tensor went through; `sources` leads from a node made here to the recorded one it was
-    made for.
+    version it shows. `sharing` leads from a sparse tensor to its parts, and from those to it. `replaced`
+    leads from a removed node to the node that holds its value; `history` lists the values that a tensor went
+    through; `sources` leads from a node made here to the recorded one it was made for.
     """
 
     graph: fx.Graph
@@ -64,6 +64,7 @@ class Functional:
     latest: dict[fx.Node, fx.Node] = field(default_factory=dict)
     versions: dict[fx.Node, int] = field(default_factory=dict)
     taken: dict[fx.Node, tuple[int, fx.Node]] = field(default_factory=dict)
+    sharing: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
     replaced: dict[fx.Node, fx.Node] = field(default_factory=dict)
     straight: dict[fx.Node, None] = field(default_factory=dict)
     history: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
@@ -186,6 +187,33 @@ def _rewrite(state: Functional, node: fx.Node) -> None:
         _note_view(state, node, recorded[kind.viewed])
     elif node.target is operator.getitem and recorded[0] in state.views:
         _note_view(state, node, recorded[0])
+    elif node.target in _SPARSE:
+        _note_shared(state, node, recorded)
+
+
+_SPARSE = frozenset(
+    {
+        aten._sparse_coo_tensor_with_dims_and_tensors.default,
+        aten._sparse_compressed_tensor_unsafe.default,
+        aten.sparse_compressed_tensor.comp_plain_value_size,
+        aten.sparse_compressed_tensor.comp_plain_value,
+    }
+)
+"""They make a tensor of the very memory of their arguments, which PyTorch does not call a view."""
+
+
+def _note_shared(state: Functional, node: fx.Node, recorded: Any) -> None:
+    for part in recorded:
+        if isinstance(part, fx.Node):
+            base = _base_of(state, part)
+            state.sharing.setdefault(node, []).append(base)
+            state.sharing.setdefault(base, []).append(node)
+
+
+def _base_of(state: Functional, node: fx.Node) -> fx.Node:
+    tensor = state.identity(node)
+    view = state.views.get(tensor)
+    return tensor if view is None else view.base
 
 
 def _note_view(state: Functional, node: fx.Node, viewed: Any) -> None:
@@ -348,7 +376,8 @@ def _twin_of(node: fx.Node) -> Any:
 def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWriter) -> None:
     tensor = state.identity(recorded)
     view = state.views.get(tensor)
-    base = tensor if view is None else view.base
+    base = _base_of(state, recorded)
+    _refuse_shared(state, base, writer.node)
     before, whole = state.current(tensor, writer), state.latest.get(base, base)
     written = value if view is None else _written_through(state, view, value, writer)
     state.latest[base] = _laid_out_as(whole, written, writer)
@@ -356,6 +385,12 @@ def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWr
     state.history.setdefault(base, []).append(state.latest[base])
     if view is not None:
         state.taken[tensor] = (state.versions[base], _laid_out_as(before, value, writer))
+
+
+def _refuse_shared(state: Functional, base: fx.Node, writing: fx.Node) -> None:
+    """Raise where others still read the memory that is written, as a sparse tensor or as its values."""
+    if any(writing < user for other in state.sharing.get(base, ()) for user in other.users):
+        raise _NoForm(writing, "a sparse tensor shares the memory that it writes")
 
 
 def _laid_out_as(before: fx.Node, value: fx.Node, writer: _NodeWriter) -> fx.Node:

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,3 +61,35 @@ def test_an_index_made_of_single_numbers(backward: bool) -> None:
     assert not program.decisions
     for inputs in (x, torch.randn(4, 4)):
         assert program.verify(model, (inputs,)).ok
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("asked", ["_nnz", "_values", "_indices", "values", "indices"])
+def test_entries_of_a_computed_sparse_tensor(asked: str) -> None:
+    """A fake one has none, which would be taken for an answer; those of one that was just made are known."""
+
+    def made(values: Tensor, indices: Tensor) -> Tensor:
+        return torch.sparse_coo_tensor(indices, values, (5, 5))._values() * 2
+
+    def computed(values: Tensor, indices: Tensor) -> Tensor:
+        sparse = torch.sparse_coo_tensor(indices, values, (5, 5)).coalesce()
+        return values * torch.as_tensor(getattr(sparse, asked)()).sum()
+
+    example = torch.ones(3), torch.tensor([[0, 2, 0], [0, 1, 0]])
+    assert torch.equal(whence.capture(made, example).module()(*example), made(*example))
+    with pytest.raises(whence.UnsupportedOperator, match="only its values say"):
+        whence.capture(computed, example)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("softmax", [torch.sparse.softmax, torch.sparse.log_softmax])
+def test_a_softmax_of_sparse_tensors(softmax: Callable[[Tensor, int], Tensor]) -> None:
+    """Where autograd is passed by, its kernel gives zeros: no joint program has it."""
+
+    def model(values: Tensor, indices: Tensor) -> Tensor:
+        return softmax(torch.sparse_coo_tensor(indices, values, (5, 5)), 1).to_dense()
+
+    example = torch.randn(3), torch.tensor([[0, 2, 3], [0, 1, 3]])
+    assert torch.equal(whence.capture(model, example).module()(*example), model(*example))
+    with pytest.raises(whence.UnsupportedOperator, match="zeros"):
+        whence.capture(model, (example[0].requires_grad_(), example[1]), backward=True)

@@ -50,7 +50,7 @@ class Branching:
     def traced(self, function: Any, args: tuple[Any, ...]) -> fx.GraphModule:
         raise NotImplementedError
 
-    def refused(self, operator: Any, why: str) -> Exception:
+    def refused(self, operator: Any, why: str, remedy: str = "") -> Exception:
         raise NotImplementedError
 
     def composed(self, operator: Any, tensor: Tensor) -> Exception:

@@ -19,7 +19,20 @@ if TYPE_CHECKING:
 
 """What is asked for the number in a tensor, in whatever words."""
 _EQUAL = torch.ops.aten.equal.default
-ASKING = frozenset({ITEM, _EQUAL})
+aten = torch.ops.aten
+_ENTRIES = frozenset(
+    {
+        aten._nnz.default,
+        aten._values.default,
+        aten._indices.default,
+        aten.values.default,
+        aten.indices.default,
+    }
+)
+"""What asks for the entries of a sparse tensor."""
+_WRONG_BELOW_AUTOGRAD = frozenset({aten._sparse_softmax.default, aten._sparse_log_softmax.default})
+"""PyTorch's kernels of these give zeros where autograd is passed by, as a program with a backward does."""
+ASKING = frozenset({ITEM, _EQUAL}) | _ENTRIES | _WRONG_BELOW_AUTOGRAD
 _TRUTHS: tuple[object, ...] = (Tensor.__bool__, Tensor.item, torch._assert, torch.is_nonzero)
 
 
@@ -37,9 +50,24 @@ def known_answer(
 def _known(recorder: "Recorder", func: OpOverload, args: tuple[Any, ...]) -> Any:
     if func is ITEM:
         return _known_number(recorder, *args)
+    if func is not _EQUAL:
+        return _refuse_sparse(recorder, func, args[0])
     left, right = args
     # Tensors of other shapes are not equal, whatever they hold: `torch.equal` looks at the shapes first.
     return False if recorder.environment is None and left.shape != right.shape else None
+
+
+def _refuse_sparse(recorder: "Recorder", func: OpOverload, tensor: Tensor) -> None:
+    """Raise where a program would compute something else: a fake of what is computed has no entries."""
+    refused = recorder.listener.model.branches.refused
+    if func in _WRONG_BELOW_AUTOGRAD:
+        if recorder.is_joint:
+            raise refused(func, "its kernel gives zeros outside of autograd", _DENSE)
+    elif tensor.layout is torch.sparse_coo and tensor._nnz() == 0:
+        raise refused(func, "how many entries a computed sparse tensor has, only its values say", _DENSE)
+
+
+_DENSE = "compute with dense tensors there, or capture the model without that part"
 
 
 def _known_number(recorder: "Recorder", tensor: Tensor) -> Any:

@@ -21,7 +21,7 @@ class Branching(Protocol):
     def traced(self, function: Any, args: tuple[Any, ...]) -> fx.GraphModule:
         """The graph of a function that an operator runs on these arguments."""
 
-    def refused(self, operator: Any, why: str) -> Exception:
+    def refused(self, operator: Any, why: str, remedy: str = ...) -> Exception:
         """An operator cannot be recorded; make the error to raise."""
 
     def composed(self, operator: Any, tensor: Tensor) -> Exception:

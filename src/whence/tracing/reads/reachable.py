@@ -145,6 +145,7 @@ class Reachable:
         self._save(path, function, (code, path))
         used = frozenset[str]().union(*map(globals_in, inner))
         for name in sorted(used):
+            self._name_items(f"global {name}", function.__globals__.get(name), code, depth - 1)
             self._variable(function.__globals__, name, (code, name), names, depth - 1)
         for name, cell in zip(code.co_freevars, cells, strict=True):
             if name != "__class__" and self._is_new(id(cell), cell):
@@ -179,6 +180,17 @@ class Reachable:
         is_compared = is_plain(found.value) or self._stands_alone(found.value)
         if depth >= _DEEP - _NEAR and is_compared and not is_known:
             self._named.append((row, found, _beginning(code)))
+
+    def _name_items(self, path: str, held: object, code: CodeType, depth: int) -> None:
+        """What a dict that is not compared as a whole has under the texts that code spells."""
+        if type(held) is not dict or is_plain(held):
+            return
+        spelled = {text for each in codes_in(code) for text in each.co_consts if type(text) is str}
+        for key in sorted(spelled & held.keys()):
+            if self._is_new(("item", id(held), key), held):
+                found = Outside(f"{path}[{key!r}]", held, (itemgetter(key),), held[key])
+                for row in self._save(found.path, NamespaceEntry(held, key), None):
+                    self._name(row, found, code, depth)
 
     def _stands_alone(self, value: object) -> bool:
         """Whether a value is a function of the user's that closes over nothing: its code says all."""
@@ -239,7 +251,15 @@ class Reachable:
             self._class(value, reader[0], names, depth)
         elif is_iterator(value):
             raise _iterated(path, value, line_of(reader))
-        elif self._is_new(id(value), value):
+        else:
+            self._name_items(path, value, reader[0], depth)
+            self._look_inside(value, path, reader, names, depth, at)
+
+    def _look_inside(
+        self, value: Any, path: str, reader: Reader, names: Iterable[str], depth: int, at: Outside | None
+    ) -> None:
+        kind = type(value)
+        if self._is_new(id(value), value):
             for inside in behind(value):
                 self._follow(inside, path, reader, names, depth)
             if _is_followed(kind):
