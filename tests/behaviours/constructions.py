@@ -195,7 +195,7 @@ def hook_on_an_activation(m: Parts, x: Tensor) -> Tensor:
     return m.other(hidden)
 
 
-@row()
+@row(asks_grad_mode=True)
 def retains_a_gradient(m: Parts, x: Tensor) -> Tensor:
     hidden = m.linear(x)
     if hidden.requires_grad:
@@ -219,7 +219,7 @@ def gradients_within_no_grad(m: Parts, x: Tensor) -> Tensor:
     return first * second
 
 
-@row()
+@row(asks_grad_mode=True)
 def grad_mode_by_a_flag(m: Parts, x: Tensor) -> Tensor:
     with torch.set_grad_enabled(m.training and torch.is_grad_enabled()):
         hidden = m.linear(x)

@@ -150,7 +150,7 @@ def test_a_step_is_held_to_its_decisions(row: Deciding) -> None:
     assert program.decisions
     result = program.verify(model, row.example, optimizer=optimizer)
     assert result.ok, str(result)
-    bound = program.bind(model, optimizer)
+    bound = program.bind(model, optimizer, on_violation="raise")
     if row.other is None:
         bound(*row.example)
     before = deepcopy((model.state_dict(), optimizer.state_dict()))

@@ -63,6 +63,7 @@ def test_an_index_made_of_single_numbers(backward: bool) -> None:
         assert program.verify(model, (inputs,)).ok
 
 
+@pytest.mark.canary("torch.Tensor._nnz")
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("asked", ["_nnz", "_values", "_indices", "values", "indices"])
 def test_entries_of_a_computed_sparse_tensor(asked: str) -> None:

@@ -40,7 +40,7 @@ def halve(module: nn.Module, args: object, output: Tensor) -> Tensor:
 
 
 PAGE = """\
-58 guards
+59 guards
 
 Classifier · the model
   code of forward · training mode · no hooks
@@ -92,6 +92,7 @@ process
   float32 matmul precision 'highest'
   mkldnn                   True
   attention kernels        ('flash', 'efficient', 'math', 'cudnn')
+  fast path of encoders    True
   order of attention       [1, 2, 0, 3, 4]
   hooks of all modules     none
 

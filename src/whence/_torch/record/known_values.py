@@ -21,13 +21,8 @@ if TYPE_CHECKING:
 _EQUAL = torch.ops.aten.equal.default
 aten = torch.ops.aten
 _ENTRIES = frozenset(
-    {
-        aten._nnz.default,
-        aten._values.default,
-        aten._indices.default,
-        aten.values.default,
-        aten.indices.default,
-    }
+    {aten._nnz.default, aten._values.default, aten._indices.default}
+    | {aten.values.default, aten.indices.default}
 )
 """What asks for the entries of a sparse tensor."""
 _WRONG_BELOW_AUTOGRAD = frozenset({aten._sparse_softmax.default, aten._sparse_log_softmax.default})

@@ -246,7 +246,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.listener.recorded(node)
         fresh = list(self.fresh(likes))
         for position, (result, value) in enumerate(zip_longest(fresh, shown)):
-            name, read = f"{node.name}_result_{position}", (node, position)
+            name, read = f"result{position}_{node.name}", (node, position)
             item = append("call_function", name, operator.getitem, read, {})
             self.track(result, item, value)
             self.listener.recorded(item, node)

@@ -97,7 +97,7 @@ ATTRIBUTES = {
     "torch.Generator": "_cdata",
     "torch.ScriptObject": "_type",
     "torch.Tensor": """
-        _backward_hooks _base _has_symbolic_sizes_strides _is_view _post_accumulate_grad_hooks _version
+        _backward_hooks _base _has_symbolic_sizes_strides _is_view _nnz _post_accumulate_grad_hooks _version
     """,
     "torch.UntypedStorage": "_cdata",
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
