@@ -219,7 +219,7 @@ def gradients_within_no_grad(m: Parts, x: Tensor) -> Tensor:
     return first * second
 
 
-@row(asks_grad_mode=True)
+@row()
 def grad_mode_by_a_flag(m: Parts, x: Tensor) -> Tensor:
     with torch.set_grad_enabled(m.training and torch.is_grad_enabled()):
         hidden = m.linear(x)

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from whence._torch.autograd.mode_questions import is_given_back
 from whence._torch.files import ALGEBRA, TORCH, WHENCE, is_standard_library
 from whence._torch.observe.hooks import CALL_OF_MODULE, calls_a_hook
 from whence.provenance import Source
@@ -124,10 +125,13 @@ class SourceFinder:
         """Whether the user's code asks what we answer, or one of PyTorch's own modules."""
         return self._asking() in ("user", "module")
 
+    def is_given_back(self) -> bool:
+        """Whether who asks for the grad mode only sets it again."""
+        frame = _asking_frame()
+        return frame is not None and is_given_back(frame)
+
     def _asking(self) -> Kind | None:
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code.co_filename in _ANSWERING:
-            frame = frame.f_back
+        frame = _asking_frame()
         return None if frame is None else self._kind(frame.f_code)
 
     def asked(self) -> Source | None:
@@ -169,6 +173,14 @@ class SourceFinder:
         if source is None:
             source = self._sources[key] = Source(code.co_filename, frame.f_lineno, code.co_qualname)
         return source
+
+
+def _asking_frame() -> FrameType | None:
+    """The innermost frame of who asks what we answer."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in (__file__, *_ANSWERING):
+        frame = frame.f_back
+    return frame
 
 
 def frame_outside() -> FrameType | None:

@@ -49,8 +49,9 @@ def test_context_is_followed(
 
 def test_mode_that_was_asked_for_is_not_the_models() -> None:
     """What a model asked and sets back is not said by the model; the other one is."""
-    modes = GradModes(lambda: True)
+    modes = GradModes()
     with torch.enable_grad(), observed_grad_modes(modes):
+        modes.given_back = True
         with torch.set_grad_enabled(True):
             assert not modes.is_on and not modes.is_off
         with torch.set_grad_enabled(False):

@@ -205,7 +205,17 @@ def in_the_callers_mode(model: Two, x: Tensor) -> Tensor:
         return model.second(model.first(x))
 
 
-@pytest.mark.parametrize("function", [on_in_places, on_throughout, in_the_callers_mode, by_a_decorator])
+def given_back_beside_none(model: Two, x: Tensor) -> Tensor:
+    with torch.set_grad_enabled(False):
+        hidden = model.first(x)
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        return model.second(hidden)
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize(
+    "function", [on_in_places, on_throughout, in_the_callers_mode, given_back_beside_none, by_a_decorator]
+)
 @pytest.mark.parametrize("captured", [torch.no_grad, torch.enable_grad])
 @pytest.mark.parametrize("called", [torch.no_grad, torch.enable_grad])
 def test_gradients_that_the_model_turns_on(

@@ -190,6 +190,7 @@ def test_onnx_takes_it() -> None:
     """`torch.onnx.export` takes an exported program that was captured; needs onnxscript."""
     pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript")
     onnx: Any = pytest.importorskip("onnx")
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     file = io.BytesIO()
     made = torch.onnx.export(whence.capture(model, (X,)).to_exported_program(), dynamo=True, verbose=False)

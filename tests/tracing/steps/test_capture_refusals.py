@@ -45,18 +45,6 @@ class Listing(Optimizer):
             held.sub_(held.grad, alpha=0.1)
 
 
-class Warming(Listing):
-    """Does something else in its first step, although its state begins with zeros."""
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for held in self.param_groups[0]["params"]:
-            first = not self.state[held]
-            average = self.state[held].setdefault("average", torch.zeros_like(held))
-            average.add_(held.grad)
-            held.sub_(average.sin() if first else average, alpha=0.1)
-
-
 def accumulates(model: nn.Module, optimizer: Optimizer) -> Step:
     model(batch()).sum().backward()
     return never_zero(model, optimizer)
@@ -123,25 +111,6 @@ def with_schedule(model: nn.Module, optimizer: Optimizer) -> Step:
 
     OTHERS["schedule"] = vars(schedule)
     return step
-
-
-class Trainer:
-    """Counts its steps, and keeps losses."""
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self.run = zero_first(model, optimizer)
-        self.taken = 0
-        self.losses = [torch.zeros(())]
-
-    def step(self, x: Tensor) -> None:
-        self.taken += 1
-        self.losses.append(self.run(x))
-        self.losses.clear()
-
-
-def counting_trainer(model: nn.Module, optimizer: Optimizer) -> Step:
-    OTHERS["trainer"] = vars(trainer := Trainer(model, optimizer))
-    return trainer.step
 
 
 def counting_variable(model: nn.Module, optimizer: Optimizer) -> Step:
@@ -239,10 +208,6 @@ def listed(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
-def warming(model: nn.Module, optimizer: Optimizer) -> Step:
-    return using(zero_first(model, Warming(model)))
-
-
 def deciding(model: nn.Module, optimizer: Optimizer) -> Step:
     return using(zero_first(model, RAdam(model.parameters())))
 
@@ -273,7 +238,6 @@ REFUSED = [
     Refused(with_closure, DataDependent, "the optimizer decides by the number"),
     Refused(with_scaler, DataDependent, "GradScaler"),
     Refused(with_schedule, UnsupportedStep, "reads ExponentialLR.last_epoch after it"),
-    Refused(counting_trainer, UnsupportedStep, "changes Trainer.losses"),
     Refused(counting_variable, UnsupportedStep, "reads losses, and changes it"),
     Refused(with_hook, UnsupportedHook, "hooks on the optimizer's step"),
     Refused(with_gradient_hook, UnsupportedHook, "between backward"),
@@ -286,7 +250,6 @@ REFUSED = [
     Refused(reentrant, UnsupportedStep, "use_reentrant=False"),
     Refused(listing, UnsupportedStep, "as a list"),
     Refused(listed, UnsupportedStep, "is a list"),
-    Refused(warming, UnsupportedStep, "that later ones do not"),
     Refused(deciding, DataDependent, "the optimizer decides by the number"),
     Refused(reading, DataDependent, "the step decides by the number"),
     Refused(tensor_decay, DataDependent, "a branch"),

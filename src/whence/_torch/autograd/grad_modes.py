@@ -29,14 +29,14 @@ class GradModes:
     """The modes that were set and not given back yet, the innermost last.
 
     `records` is the mode that the model is called in, and `infers` whether that is inference mode. One that
-    it sets is None where it `asks` for that, and may have set just that. `begun` is how many there were when
-    a context began, which `set_grad_enabled` does when it is made.
+    it sets is None where it has asked for that, which is then `given_back`. `begun` is how many there were
+    when a context began, which `set_grad_enabled` does when it is made.
     """
 
-    asks: Callable[[], bool] = bool
     records: bool = field(default_factory=torch.is_grad_enabled)
     infers: bool = field(default_factory=torch.is_inference_mode_enabled)
     modes: list[bool | None] = field(default_factory=list)
+    given_back: bool = False
     begun: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     thread: int = field(default_factory=threading.get_ident)
 
@@ -58,9 +58,10 @@ class GradModes:
             depth = self.begun.get(context, len(self.modes)) if name == "__enter__" else len(self.modes)
             result = before(context, *args, **kwargs)
             if threading.get_ident() == self.thread:
-                mode = _CONTEXTS[kind](context)
-                is_asked = kind is torch.set_grad_enabled and mode == self.records and self.asks()
-                self.modes[depth:] = [None if is_asked else mode]
+                is_entered = context in self.begun and self.modes[depth : depth + 1] == [None]
+                is_asked = is_entered or self.given_back
+                self.given_back = False
+                self.modes[depth:] = [None if is_asked else _CONTEXTS[kind](context)]
                 self.begun[context] = depth
             return result
 

@@ -7,7 +7,8 @@ answer is yes, and a recording looks. It is answered as eager answers it.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import MappingProxyType
+from dis import get_instructions
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -66,3 +67,14 @@ def answered_questions(
         for owner, name, answer in held:
             patches.enter_context(patched(owner, name, answer))
         yield pairs
+
+
+def is_given_back(frame: FrameType) -> bool:
+    """Whether code that calls for the grad mode does nothing with the answer but set that mode again."""
+    rows = [row for row in get_instructions(frame.f_code) if row.opname not in ("PRECALL", "NOP")]
+    at = max(at for at, row in enumerate(rows) if row.offset <= frame.f_lasti)  # a call has room behind it
+    if not rows[at].opname.startswith("CALL"):
+        return False
+    then = rows[at + 1]
+    is_argument = then.opname.startswith("CALL") and then.arg == 1
+    return is_argument and any(row.argval == "set_grad_enabled" for row in rows[max(0, at - 9) : at])

@@ -77,6 +77,9 @@ class ModelActs:
             return
         if not run.grad_modes.is_caller_s(name):
             return
+        if name == GRAD and run.places.finder.is_given_back():
+            run.grad_modes.given_back = True
+            return
         module, source = run.places.reading()
         run.log.add(ModeAsked(AskedMode(name, mode_now(name), str(module or ""), source)))
 

@@ -51,7 +51,7 @@ def run_state(
     running, objections = Running(subject.name), Objections(reuse)
     places = Places(running, finder, reuse.answers)
     reads = Reads(subject, lines, places.reading, finder.is_user, ImpureCalls(finder.is_user, places.line))
-    grad_modes = Cuts(lambda: "is_grad_enabled" in reads.reachable.names)
+    grad_modes = Cuts()
     watch = Watch(subject, finder, lines, objections.unfit)
     return RunState(
         subject=subject,
