@@ -48,10 +48,10 @@ test-between: .venv-between/.ready ## run the tests of what may differ between r
 	.venv-between/bin/pytest -n 2 --dist loadgroup -m "not slow" tests/_torch tests/test_golden.py tests/test_models.py
 
 test-libraries: .venv-libraries/.ready ## run the tests of models from other libraries, in .venv-libraries
-	.venv-libraries/bin/pytest -n 2 tests/libraries
+	.venv-libraries/bin/pytest -n 2 -m "not slow" tests/libraries
 
 test-cuda: $(READY) ## run the tests of CUDA devices: on fakes, and on the device where there is one (set BIN for its PyTorch)
-	$(BIN)/pytest tests/cuda tests/_torch/elsewhere -rs
+	$(BIN)/pytest -m "not slow" tests/cuda tests/_torch/elsewhere -rs
 
 test-viewer: ## run the page of program.view() in Chromium, and check that viewer/ builds it (needs Node)
 	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory viewer-in-browser; else echo "no Node here: the page is not tested in a browser"; fi
