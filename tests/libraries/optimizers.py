@@ -31,12 +31,6 @@ def add(library: str, name: str, *, details: dict[str, Any] | None = None, **set
 
 
 add("lion_pytorch", "Lion", lr=1e-3, weight_decay=0.1)
-COPIED = refused(
-    whence.UnsupportedStep,
-    "first step makes",
-    "its first step copies parameters into its state, and is another program than all that follow",
-    "steps",
-)
 LISTED = refused(whence.UnsupportedStep, "as a list", "its state holds lists of tensors", "steps")
 COMPARED = refused(
     whence.DataDependent,
@@ -46,7 +40,7 @@ COMPARED = refused(
 )
 for _name in ("Lion", "AdaBelief", "RAdam", "AdaFactor", "Yogi", "LaProp", "Amos", "Tiger", "StableAdamW"):
     add("pytorch_optimizer", _name)
-add("pytorch_optimizer", "ScheduleFreeAdamW", details=COPIED)
+add("pytorch_optimizer", "ScheduleFreeAdamW")
 add("pytorch_optimizer", "SOAP", details=LISTED)
 for _name in ("AdamP", "Prodigy"):
     add("pytorch_optimizer", _name, details=COMPARED)

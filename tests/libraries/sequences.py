@@ -226,7 +226,10 @@ def rotated(rotary: Any, linear: nn.Module, x: Tensor) -> Tensor:
     "rotary_embedding_torch",
     lambda: numbers(1, 2, 6, 8),
     **refused(
-        whence.LostState, "cached_freqs_seq_len", "its first run counts in Python how long a cache it made"
+        whence.LostState,
+        "cached_freqs_seq_len",
+        "its first run counts in Python how long a cache it made",
+        *("forward", "joint"),
     ),
 )
 def rotary_that_caches(library: Any) -> nn.Module:
