@@ -230,7 +230,7 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
         found.append(Fault(what, remedy="capture the step where they are"))
     own = {id(own_attributes(module)) for _, module in subject.named_modules()}
     places = () if program.step is None else program.step.places
-    if theirs := [row.path for row in places if _is_of_module(row.holder) and id(row.holder) not in own]:
+    if theirs := [row.path for row in places if row.is_of_module and id(row.holder) not in own]:
         what = f"the step changes {', '.join(theirs)} of the captured model, and this is another one"
         found.append(Fault(what, remedy="bind the captured model, or capture the step of this one"))
     for call in () if program.step is None else program.step.calls:
@@ -247,11 +247,6 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
     elif isinstance(optimizer, Optimizer | Optimizers):
         found += _other_optimizer(program, subject, optimizer)
     return found
-
-
-def _is_of_module(held: object) -> bool:
-    """Whether these are the attributes of a module."""
-    return isinstance(held, dict) and "_parameters" in held
 
 
 def _changing(program: Program) -> Iterator[str]:

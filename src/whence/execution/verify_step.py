@@ -67,25 +67,26 @@ def runs_itself(program: Program, model: object, optimizer: object) -> bool:
     is_as_captured = step is not None and step.graph is program.graph_module
     if not is_as_captured or isinstance(subject, Failed):
         return False
-    return not _others(program, subject, as_one_optimizer(optimizer))
+    return not (_other_state(program, subject) or _is_other_optimizer(program, as_one_optimizer(optimizer)))
 
 
-def _others(program: Program, subject: Subject, optimizer: object) -> list[str]:
-    """State and optimizer that are not those of the step."""
+def _other_state(program: Program, subject: Subject) -> list[str]:
+    """Parameters and buffers that are not those of the step."""
     tensors = tensors_by_name(subject)
     rows = [row for row in program.signature.state if row.path in tensors]
-    others = [row.path for row in rows if tensors[row.path] is not program.state[row.name]]
-    if program.step is not None and members_of(optimizer) != members_of(program.step.optimizer):
-        others.append("")
-    return others
+    return [row.path for row in rows if tensors[row.path] is not program.state[row.name]]
+
+
+def _is_other_optimizer(program: Program, optimizer: object) -> bool:
+    return program.step is not None and members_of(optimizer) != members_of(program.step.optimizer)
 
 
 def _refuse_others(program: Program, subject: Subject, optimizer: object) -> None:
-    others = _others(program, subject, optimizer)
-    if others:
+    others = _other_state(program, subject)
+    if others or _is_other_optimizer(program, optimizer):
         raise UsageError(
             "verify runs the captured step itself, and that runs the captured model and optimizer",
-            why=f"{', '.join(others[:3])} are other tensors" if others[0] else "the optimizer is another one",
+            why=f"{', '.join(others[:3])} are other tensors" if others else "the optimizer is another one",
             remedy="pass these, or capture the step of the other model",
         )
 

@@ -10,8 +10,15 @@ from torch import Tensor, fx
 from torch.export import default_decompositions
 
 from whence._torch.graphs import nested_graph
-from whence._torch.operators.decompositions import FAILS, Operation, Table, decomposition_of, is_composite
-from whence._torch.operators.schemas import OpOverload, draws, keeps_its_place, op_name, overloads_of
+from whence._torch.operators.decompositions import FAILS, Operation, Table, decomposition_of
+from whence._torch.operators.schemas import (
+    OpOverload,
+    draws,
+    is_composite,
+    keeps_its_place,
+    op_name,
+    overloads_of,
+)
 from whence._torch.pytrees import tree_flatten
 from whence._torch.record.annotations import CUSTOM
 from whence._torch.sizes.numbers import RecordedNumber, Unknown

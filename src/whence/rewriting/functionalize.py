@@ -187,19 +187,8 @@ def _rewrite(state: Functional, node: fx.Node) -> None:
         _note_view(state, node, recorded[kind.viewed])
     elif node.target is operator.getitem and recorded[0] in state.views:
         _note_view(state, node, recorded[0])
-    elif node.target in _SPARSE:
+    elif said_of(node.target).shares_memory:
         _note_shared(state, node, recorded)
-
-
-_SPARSE = frozenset(
-    {
-        aten._sparse_coo_tensor_with_dims_and_tensors.default,
-        aten._sparse_compressed_tensor_unsafe.default,
-        aten.sparse_compressed_tensor.comp_plain_value_size,
-        aten.sparse_compressed_tensor.comp_plain_value,
-    }
-)
-"""They make a tensor of the very memory of their arguments, which PyTorch does not call a view."""
 
 
 def _note_shared(state: Functional, node: fx.Node, recorded: Any) -> None:

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from whence._torch.export import programs as exported
 from whence._torch.export.programs import came_through, fakes_like, looks_into, ran_for, shares_storage
-from whence._torch.operators.decompositions import is_composite
+from whence._torch.operators.schemas import is_composite
 
 aten = torch.ops.aten
 

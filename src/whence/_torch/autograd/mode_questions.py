@@ -71,6 +71,8 @@ def answered_questions(
 
 def is_given_back(frame: FrameType) -> bool:
     """Whether code that calls for the grad mode does nothing with the answer but set that mode again."""
+    if "set_grad_enabled" not in frame.f_code.co_names:
+        return False
     rows = [row for row in get_instructions(frame.f_code) if row.opname not in ("PRECALL", "NOP")]
     at = max(at for at, row in enumerate(rows) if row.offset <= frame.f_lasti)  # a call has room behind it
     if not rows[at].opname.startswith("CALL"):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence._torch.operators.schemas import OpOverload
+from whence._torch.operators.schemas import is_composite
 from whence._torch.pytrees import tree_map_only
 
 FAILS = (AssertionError, NotImplementedError, DataDependentOutputException)
@@ -42,12 +42,6 @@ class Operation:
     kwargs: Mapping[str, Any]
     result: Any
     value: Any
-
-
-def is_composite(target: object) -> bool:
-    """Whether an operator is written in terms of others, so that its schema need not say what it does."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return isinstance(target, OpOverload) and target.has_kernel_for_dispatch_key(key)
 
 
 def decomposition_of(

@@ -45,10 +45,9 @@ ASSERT = torch.ops.aten._assert_scalar.default
 
 @cache
 def is_composite(target: Any) -> bool:
-    """Whether PyTorch takes an operator apart before any backend sees it."""
+    """Whether an operator is written in terms of others, so that its schema need not say what it does."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
-    is_operator = isinstance(target, OpOverload) and target.namespace != "prim"
-    return is_operator and target.has_kernel_for_dispatch_key(key)
+    return isinstance(target, OpOverload) and target.has_kernel_for_dispatch_key(key)
 
 
 def op_name(target: Any) -> str:

@@ -44,6 +44,7 @@ class Operator:
     `entry` is the quickest function to reach it by, given a tensor (or a list of them) first: an argument
     parser made for one function takes a quarter less time than the one that reads any operator's schema.
     `reads_memory`: it looks at a tensor through strides of its own, whatever the tensor's are.
+    `shares_memory`: it makes a tensor of the very memory of its arguments, and the schema says nothing of it.
     `gives_memory`: nobody has written what it gives. `is_for_tracing`: it says what is known of sizes, to who
     traces. `by_result`: whether a write in place has another derivative than its twin, or one with other last
     bits, because it is computed from what was written.
@@ -61,6 +62,7 @@ class Operator:
     selects_sizes: bool = False
     entry: Callable[..., Any] | None = None
     reads_memory: bool = False
+    shares_memory: bool = False
     gives_memory: bool = False
     is_for_tracing: bool = False
     by_result: Callable[[fx.Node], bool] | None = None
@@ -91,6 +93,12 @@ _RESHAPED = (aten._reshape_alias.default, aten.squeeze.default, aten.squeeze.dim
 _GIVE_MEMORY = (
     *(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default),
     *(aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default),
+)
+_MAKE_SPARSE = (
+    aten._sparse_coo_tensor_with_dims_and_tensors.default,
+    aten._sparse_compressed_tensor_unsafe.default,
+    aten.sparse_compressed_tensor.comp_plain_value_size,
+    aten.sparse_compressed_tensor.comp_plain_value,
 )
 _SCATTERED = views.scattered(aten.as_strided_scatter.default)
 
@@ -178,6 +186,7 @@ ROWS: Mapping[OpOverload, Operator] = {
     },
     # Memory and sizes.
     **dict.fromkeys(_GIVE_MEMORY, Operator(gives_memory=True)),
+    **dict.fromkeys(_MAKE_SPARSE, Operator(shares_memory=True)),
     aten.sym_constrain_range.default: Operator(is_for_tracing=True),
     aten.sym_constrain_range_for_size.default: Operator(is_for_tracing=True),
 }

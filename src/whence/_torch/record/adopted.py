@@ -50,7 +50,7 @@ class Inferred:
         """
         self.is_inside = True
         try:
-            if is_composite(func):
+            if func.namespace != "prim" and is_composite(func):
                 recorder: Any = record.__self__  # type: ignore[attr-defined]
                 with outside_inference_mode(), above_autograd(tracking_views=False), recorder:
                     return func(*args, **(kwargs or {}))

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, snapshot_fake
 
-from whence._torch.operators.schemas import has_size_of_data
+from whence._torch.operators.schemas import has_size_of_data, is_composite
 from whence._torch.operators.table import said_of
 from whence._torch.record.annotations import note_function
 
@@ -55,8 +55,7 @@ def _is_always_plain(func: Any) -> bool:
         return False
     if func.namespace != "aten" or has_size_of_data(func):
         return False
-    composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-    if composite and said_of(func).layout is None:
+    if is_composite(func) and said_of(func).layout is None:
         return False
     returned = [str(result.type) for result in func._schema.returns]
     return bool(returned) and (set(returned) == {"Tensor"} or returned == ["List[Tensor]"])

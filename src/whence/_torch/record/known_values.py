@@ -17,9 +17,8 @@ from whence._torch.tensors import storage_of
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
 
-"""What is asked for the number in a tensor, in whatever words."""
-_EQUAL = torch.ops.aten.equal.default
 aten = torch.ops.aten
+_EQUAL = aten.equal.default
 _ENTRIES = frozenset(
     {aten._nnz.default, aten._values.default, aten._indices.default}
     | {aten.values.default, aten.indices.default}
@@ -28,6 +27,7 @@ _ENTRIES = frozenset(
 _WRONG_BELOW_AUTOGRAD = frozenset({aten._sparse_softmax.default, aten._sparse_log_softmax.default})
 """PyTorch's kernels of these give zeros where autograd is passed by, as a program with a backward does."""
 ASKING = frozenset({ITEM, _EQUAL}) | _ENTRIES | _WRONG_BELOW_AUTOGRAD
+"""What asks for the number in a tensor, in whatever words, and what would be answered wrongly."""
 _TRUTHS: tuple[object, ...] = (Tensor.__bool__, Tensor.item, torch._assert, torch.is_nonzero)
 
 
@@ -35,7 +35,7 @@ def known_answer(
     recorder: "Recorder", func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What an operator of `ASKING` answers, or any that needs values where the example's decide; None where
-    only a run knows."""
+    only a run knows. Raises where the answer would be wrong."""
     known = _known(recorder, func, args) if func in ASKING else None
     if known is not None or recorder.decider is None:
         return known

@@ -16,8 +16,8 @@ from torch import Tensor, fx
 
 from whence._torch.export.programs import looks_into
 from whence._torch.graphs import fake_result
-from whence._torch.operators.decompositions import Operation, decomposition_of, is_composite
-from whence._torch.operators.schemas import OpOverload, op_name
+from whence._torch.operators.decompositions import Operation, decomposition_of
+from whence._torch.operators.schemas import OpOverload, is_composite, op_name
 from whence.errors import Fault
 from whence.interop.graphs.aliases import aliases_in, written_by
 from whence.interop.graphs.faults import place_of

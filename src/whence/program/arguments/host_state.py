@@ -36,6 +36,11 @@ class HostPlace:
         """Whether nobody knows where it is: the program comes from a file."""
         return self.holder is NOTHING
 
+    @property
+    def is_of_module(self) -> bool:
+        """Whether it is an attribute of a module."""
+        return isinstance(self.holder, dict) and "_parameters" in self.holder
+
     def now(self) -> Any:
         """What is there; `NOTHING` where nothing is."""
         try:

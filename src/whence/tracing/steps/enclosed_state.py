@@ -79,9 +79,9 @@ class Enclosed:
 
     def look_at_modules(self, name: str, modules: Iterable[tuple[ModulePath, nn.Module]]) -> None:
         """Attributes of the model, and containers among them, are as good as those of a trainer."""
+        known = {id(row.thing) for row in self.rows}
         for path, module in modules:
-            known = [id(row.thing) for row in self.rows]
-            held = f"{path}" if path else name
+            held = str(path) if path else name
             plain = {key: value for key, value in own_attributes(module).items() if key not in OF_MODULES}
             within = [
                 (f"{held}.{key}", value) for key, value in plain.items() if isinstance(value, CONTAINERS)
@@ -89,6 +89,7 @@ class Enclosed:
             rows = [Saved(held, module, ATTRIBUTES, dict(own_attributes(module)))]
             rows += containers_saved(within, keyed=True)
             new = [row for row in rows if id(row.thing) not in known]
+            known |= {id(row.thing) for row in new}
             self._known |= {*map(_identity, new)}
             self.rows += new
 

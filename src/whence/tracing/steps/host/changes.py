@@ -116,8 +116,4 @@ def is_number_now(value: object) -> bool:
 
 def is_of_modules(change: HostChange) -> bool:
     """Whether it is about what every module has, which programs change by themselves."""
-    return (
-        isinstance(change.place.holder, dict)
-        and "_parameters" in change.place.holder
-        and (change.place.key in OF_MODULES)
-    )
+    return change.place.is_of_module and change.place.key in OF_MODULES
