@@ -80,7 +80,6 @@ def segmenting_residual_net(nets: Any) -> nn.Module:
         "heads",
         "in training it puts results into a list that it keeps, and reads the list afterwards",
         "joint",
-        "steps",
     ),
 )
 def dynamic_unet(nets: Any) -> nn.Module:
