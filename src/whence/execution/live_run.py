@@ -21,9 +21,12 @@ from whence.program.arguments.optimizer_arguments import (
     GroupSlot,
     Initial,
     Setting,
+    StateHome,
     StateSlot,
     Step,
     home_of,
+    inside,
+    put_inside,
 )
 from whence.program.arguments.overlap import refuse_overlap
 from whence.program.signature import Input, Output
@@ -57,7 +60,7 @@ class Live:
         if strangers := [*self._other_parameters()]:
             raise StaleCapture.of(strangers)
         faults = [*self._other_settings(), *self._other_numbers(), *other_values(self.step.outside)]
-        faults += [*self._hooked(), *self._unbegun()]
+        faults += [*self._hooked(), *self._unbegun(), *self._other_state()]
         if faults:
             raise StaleCapture.of(faults)
         names = [*self._leaves]
@@ -139,9 +142,29 @@ class Live:
                 remedy="take one step with this optimizer, or capture with one that has not taken any",
             )
             for slot in self.step.states
-            if slot.initial is None
-            and slot.key not in self.optimizer.state.get(self.tensors[slot.parameter], {})
+            if slot.initial is None and inside(self._pieces(slot.home), slot.way) is NOTHING
         ]
+
+    def _other_state(self) -> Iterator[Fault]:
+        """State that is made of other things, or holds other constants."""
+        for slot in self.step.states:
+            found, row = inside(self._pieces(slot.home), slot.way), self._row(slot)
+            if found is not NOTHING and _kind(found) != _kind(row.value):
+                what = f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(found)} now"
+                yield Fault(what, remedy=AGAIN)
+        inputs = {(slot.home, slot.way) for slot in self.step.states}
+        for frame in self.step.frames:
+            taken = {way[1:] for home, way in inputs if home == frame.home and way[0] == frame.key}
+            for part in frame.other_parts(self._pieces(frame.home).get(frame.key, NOTHING), taken):
+                yield Fault(
+                    f"{frame.home.spelled(frame.key)}{part.spelled} is not what it was at capture",
+                    why="tensors and numbers of the state are inputs; what holds them, and all else in it, "
+                    "is part of the program",
+                    remedy=AGAIN,
+                )
+
+    def _pieces(self, home: StateHome) -> dict[Any, Any]:
+        return home.pieces(self.optimizer, self.tensors)
 
     def with_gradient(self) -> list[Fault]:
         """Gradients that are there, or are not, other than at capture."""
@@ -166,15 +189,12 @@ class Live:
     def begin(self) -> Callable[[], None]:
         """Make the state that the optimizer's first step would make; gives a way back."""
         made: list[tuple[dict[Any, Any], Any]] = []
-        for slot in self.step.states:
-            state = self._begun(slot.parameter, made)
-            if slot.key not in state and slot.initial is not None:
-                state[slot.key] = _made(slot.initial)
-                made.append((state, slot.key))
-        for parameter, key in self.step.empty:
-            state = self._begun(parameter, made)
-            if key not in state:
-                state[key] = None
+        empty = [(StateHome(parameter), key, Initial(None)) for parameter, key in self.step.empty]
+        begun = [(slot.home, slot.way[0], slot.initial) for slot in self.step.states]
+        for home, key, initial in (*begun, *empty):
+            state = self._begun(home, made)
+            if key not in state and initial is not None:
+                state[key] = _made(initial)
                 made.append((state, key))
         for number in self.step.numbers:
             group = home_of(self.optimizer, number.group)
@@ -183,21 +203,19 @@ class Live:
                 made.append((group, number.key))
         return partial(_unmake, made)
 
-    def _begun(self, parameter: str, made: list[tuple[dict[Any, Any], Any]]) -> dict[str, Any]:
+    def _begun(self, home: StateHome, made: list[tuple[dict[Any, Any], Any]]) -> dict[Any, Any]:
         """The state of a parameter, which the optimizer makes where there is none."""
-        states, tensor = self.optimizer.state, self.tensors[parameter]
-        if tensor not in states:
-            made.append((states, tensor))
-        return states[tensor]  # type: ignore[no-any-return]
-
-    def _state(self, slot: StateSlot) -> dict[str, Any]:
-        return self.optimizer.state[self.tensors[slot.parameter]]  # type: ignore[no-any-return]
+        if home.owner in self.tensors:
+            states, tensor = inside(self.optimizer, home.member).state, self.tensors[home.owner]
+            if tensor not in states:
+                made.append((states, tensor))
+        return home.begun(self.optimizer, self.tensors)
 
     def values(self) -> dict[str, Any]:
         """Every input by its name."""
         rows = self.program.signature.inputs
         held = {row.name: found for row in rows if (found := self._tensor(row)) is not None}
-        held |= {slot.input: self._state(slot)[slot.key] for slot in self.step.states}
+        held |= {slot.input: inside(self._pieces(slot.home), slot.way) for slot in self.step.states}
         held |= {slot.input: home_of(self.optimizer, slot.group)[slot.key] for slot in self.step.numbers}
         held |= {slot.input: slot.now(self.optimizer.param_groups) for slot in self.step.cycled}
         held |= {slot.input: slot.place.now() for slot in self.step.counted}
@@ -241,7 +259,7 @@ class Live:
         numbers = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
         for slot in self.step.states if numbers else ():
             if slot.input in numbers:
-                self._state(slot)[slot.key] = numbers[slot.input]
+                put_inside(self._pieces(slot.home), slot.way, numbers[slot.input])
         for number in self.step.numbers if numbers else ():
             if number.input in numbers:
                 home_of(self.optimizer, number.group)[number.key] = numbers[number.input]

@@ -21,10 +21,9 @@ from whence.execution.bound import Bound, Check
 from whence.execution.running import Run, copied, noted, same_start, seed_of_its_way
 from whence.execution.verify import Verification, compared
 from whence.program import Program
-from whence.program.arguments.optimizer_arguments import Step
+from whence.program.arguments.optimizer_arguments import Step, is_number
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
-from whence.tracing.steps.counters import is_number
 from whence.tracing.steps.enclosed_state import enclosed_by
 from whence.tracing.steps.optimizer import Optimizing, optimizer_restored, optimizing
 from whence.tracing.target.eligibility import refuse_uninitialised
@@ -109,7 +108,7 @@ def _run(
             tensors[name].grad = torch.zeros_like(tensors[name])
         with compiled_functions_run_eagerly(spares_operators=True):
             result = call(*given[0], **given[1])
-        held = {row.path: _as_tensor(row.value) for row in found.held() if row.value is not None}
+        held = {row.path: _as_tensor(row.value) for row in found.entries(None) if row.value is not None}
         held |= {row.path: _as_tensor(row.value) for row in found.settings() if is_number(row.value)}
         held |= {path: _as_tensor(value) for path, value in _left_around(program.step)}
         return noted(program, given, result, tensors, held)
@@ -146,7 +145,7 @@ def _around_kept(step: Step | None) -> Iterator[None]:
 @contextmanager
 def optimizer_kept(found: Optimizing) -> Iterator[None]:
     """Give an optimizer back with the numbers it had."""
-    values = [*(row.value for row in found.held()), *(row.value for row in found.settings())]
+    values = [*(row.value for row in found.entries()), *(row.value for row in found.settings())]
     tensors = [value for value in values if isinstance(value, Tensor)]
     numbers = [tensor.clone() for tensor in tensors]
     restore = optimizer_restored(found.optimizer)

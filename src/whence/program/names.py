@@ -1,5 +1,6 @@
 """Names: of placeholders, which say what they are, and of the modules of a hierarchy."""
 
+import re
 from collections.abc import Iterator
 
 from torch import nn
@@ -20,6 +21,11 @@ PREFIXES = {
 def state_name(kind: InputKind, path: ModulePath) -> str:
     """`p_model_layers_0_weight` for the parameter `model.layers.0.weight`."""
     return "_".join([PREFIXES[kind], *path])
+
+
+def as_name(path: str) -> str:
+    """A path as the name of a node: letters, digits and underscores."""
+    return re.sub(r"\W+", "_", path).strip("_")
 
 
 def modules_within(

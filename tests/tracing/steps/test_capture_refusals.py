@@ -32,7 +32,7 @@ OTHERS: dict[str, Any] = {}
 
 
 class Listing(Optimizer):
-    """Keeps a list in its state."""
+    """Keeps a list in its state that grows."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model.parameters(), {"lr": 0.1})
@@ -208,6 +208,12 @@ def listed(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
+def sets(model: nn.Module, optimizer: Optimizer) -> Step:
+    held = Listing(model)
+    held.state[next(model.parameters())]["taken"] = [{1.0}]
+    return using(zero_first(model, held))
+
+
 def deciding(model: nn.Module, optimizer: Optimizer) -> Step:
     return using(zero_first(model, RAdam(model.parameters())))
 
@@ -248,8 +254,9 @@ REFUSED = [
     Refused(writes_outside, UnsupportedStep, "neither a parameter nor a buffer"),
     Refused(without_backward, UnsupportedStep, "runs no backward"),
     Refused(reentrant, UnsupportedStep, "use_reentrant=False"),
-    Refused(listing, UnsupportedStep, "as a list"),
-    Refused(listed, UnsupportedStep, "is a list"),
+    Refused(listing, UnsupportedStep, r"makes optimizer\.state.*\['taken'\]"),
+    Refused(listed, UnsupportedStep, r"makes optimizer\.state.*\[1\]"),
+    Refused(sets, UnsupportedStep, r"keeps optimizer\.state.*\[0\] as a set"),
     Refused(deciding, DataDependent, "the optimizer decides by the number"),
     Refused(reading, DataDependent, "the step decides by the number"),
     Refused(tensor_decay, DataDependent, "a branch"),

@@ -285,33 +285,53 @@ def is_optimizer(value: object) -> bool:
 
 
 def own_values(optimizer: Optimizer | Optimizers) -> dict[str, Any]:
-    """What an optimizer holds beside its groups and the state of parameters: attributes of its own, and state
-    under other keys; not what PyTorch keeps in every optimizer. Of several that of each, and its class."""
+    """What an optimizer holds beside its groups and its state: attributes of its own, not what PyTorch keeps
+    in every optimizer. Of several that of each, its class, and state that is of no parameter."""
     if isinstance(optimizer, Optimizers):
         found: dict[str, Any] = {}
         for number, member in enumerate(optimizer.members):
             found[f"[{number}].__class__"] = type(member).__qualname__
-            found |= {f"[{number}].{key}": value for key, value in own_values(member).items()}
+            held = own_values(member) | {f"state[{key!r}]": value for key, value in common_state(member)}
+            found |= {f"[{number}].{key}": value for key, value in held.items()}
         return found
-    attributes = {
-        name: value
-        for name, value in vars(optimizer).items()
+    return {
+        ".".join((*way, name)): value
+        for way, member in with_inner(optimizer)
+        for name, value in vars(member).items()
         if name not in _OF_EVERY_OPTIMIZER and not name.startswith("_optimizer_")
     }
-    others = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
-    return attributes | {f"state[{key!r}]": value for key, value in others.items()}
+
+
+def with_inner(optimizer: Optimizer) -> list[tuple[tuple[str, ...], Optimizer]]:
+    """An optimizer, and those that it stands around as its attributes, each once, with the way there."""
+    found: dict[int, tuple[tuple[str, ...], Optimizer]] = {id(optimizer): ((), optimizer)}
+    waiting = [*found.values()]
+    while waiting:
+        way, member = waiting.pop()
+        for name, value in vars(member).items():
+            if isinstance(value, Optimizer) and is_optimizer(value) and id(value) not in found:
+                found[id(value)] = (*way, name), value
+                waiting.append(found[id(value)])
+    return [*found.values()]
+
+
+def all_members_of(optimizer: object) -> list[Optimizer]:
+    """The optimizers that one is made of, and those inside of them."""
+    return [inner for member in members_of(optimizer) for _, inner in with_inner(member)]
+
+
+def common_state(optimizer: Optimizer) -> Iterator[tuple[Any, Any]]:
+    """State of an optimizer that is of no parameter, under keys of its own."""
+    return ((key, value) for key, value in optimizer.state.items() if not isinstance(key, Tensor))
 
 
 def optimizer_hooks(optimizer: Optimizer | Optimizers) -> list[Any]:
     """The hooks that run before and after the optimizer's steps, its own and those for all optimizers."""
     if isinstance(optimizer, Optimizers):
         return [hook for member in optimizer.members for hook in optimizer_hooks(member)]
-    held = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        _global_optimizer_pre_hooks,
-        _global_optimizer_post_hooks,
-    )
+    held: list[dict[int, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+    for _, member in with_inner(optimizer):
+        held += [member._optimizer_step_pre_hooks, member._optimizer_step_post_hooks]
     return [hook for hooks in held for hook in hooks.values()]
 
 

@@ -1,5 +1,6 @@
 """Record a training step: what an optimizer computes with Python's numbers, too."""
 
+import operator
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -107,6 +108,10 @@ class StepRecorder(Recorder):
         """A number that is an input of the program, and its placeholder."""
         node = self.constant_input(None, name)
         return self.arithmetic.number(node), node
+
+    def constant_number(self, value: float) -> fx.Node:
+        """A node that gives a number which is the same in every run."""
+        return self._append_number(operator.pos, (value,))
 
     def _append_number(self, target: Any, args: tuple[Any, ...]) -> fx.Node:
         node = self.tracer.graph.create_node("call_function", target, args, {})

@@ -1,12 +1,18 @@
 """What a program of a training step needs of an optimizer, and of gradients, beside its inputs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from whence._torch.observe.attribute_reads import NOTHING
+from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
+from whence._torch.plain_values import PLAIN, same_constant
+from whence._torch.sizes.numbers import is_recorded
 from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber, HostPlace
 from whence.program.guards.in_words import OfClass
 
@@ -22,17 +28,187 @@ class Initial:
     like: Tensor | None = None
 
 
+Way = tuple[Any, ...]
+"""Keys, places in a row and names of attributes that lead into a piece of state."""
+EVERYWHERE = ""
+"""In the place of the name of a parameter: state of the optimizer as a whole, under a key of its own."""
+ATTRIBUTES = "."
+"""In the place of the name of a parameter: attributes of the optimizer."""
+NUMBER = "a number"
+_ROWS = (list, tuple, deque)
+_LEAVES = (Tensor, Enum, nn.Module, Optimizer, type, FunctionType, MethodType, ModuleType)
+
+
+def is_number(value: object) -> bool:
+    """Whether steps may advance a value: a number of Python's, and no truth."""
+    return type(value) in (int, float) or is_recorded(value)
+
+
+class StatePart(NamedTuple):
+    """A piece of state, or what is inside of one: the way there, how a person reads that, and what it is."""
+
+    way: Way
+    spelled: str
+    value: Any
+
+    @property
+    def kind(self) -> str:
+        """What it is made of, in a word."""
+        if is_number(self.value):
+            return NUMBER
+        kind = type(self.value)
+        return "a tensor" if isinstance(self.value, Tensor) else f"{kind.__module__}.{kind.__qualname__}"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is a tensor, a number, a constant, or holds such things where one can look."""
+        is_leaf = isinstance(self.value, (Tensor, Enum)) or is_number(self.value) or type(self.value) in PLAIN
+        return is_leaf or self.is_entered
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether it holds other things where one can look."""
+        return _is_entered(self.value)
+
+
+def parts_of(
+    value: Any, way: Way = (), spelled: str = "", above: tuple[int, ...] = ()
+) -> Iterator[StatePart]:
+    """A piece of state and all that is in it, what holds others before those."""
+    yield StatePart(way, spelled, value)
+    if id(value) in above:
+        return  # an object that leads back to itself
+    for key, spelling, inner in _inside(value):
+        yield from parts_of(inner, (*way, key), spelled + spelling, (*above, id(value)))
+
+
+def _inside(value: Any) -> Iterator[tuple[Any, str, Any]]:
+    if not _is_entered(value):
+        return
+    held = dict(enumerate(value)) if isinstance(value, _ROWS) else _holder(value)
+    for key, inner in held.items():
+        yield key, f"[{key!r}]" if isinstance(value, (dict, *_ROWS)) else f".{key}", inner
+
+
+def _is_entered(value: Any) -> bool:
+    is_leaf = type(value) in PLAIN or isinstance(value, _LEAVES) or is_number(value)
+    return isinstance(value, (dict, *_ROWS)) or (has_attributes(value) and not is_leaf)
+
+
+def inside(value: Any, way: Way) -> Any:
+    """What a way leads to; `NOTHING` where it leads nowhere."""
+    for key in way:
+        held = _holder(value)
+        is_there = key in held if isinstance(held, dict) else type(key) is int and key < len(held)
+        value = held[key] if is_there else NOTHING
+    return value
+
+
+def put_inside(value: Any, way: Way, new: Any) -> None:
+    """Put something else where a way leads to."""
+    _holder(inside(value, way[:-1]))[way[-1]] = new
+
+
+def _holder(value: Any) -> Any:
+    return value if isinstance(value, (dict, *_ROWS)) else own_attributes(value)
+
+
+@dataclass(frozen=True)
+class StateHome:
+    """Where an optimizer keeps pieces of its state: that of a parameter, by its qualified name, or its own.
+
+    `member` are the attributes that lead to an optimizer which this one stands around.
+    """
+
+    owner: str
+    member: tuple[str, ...] = ()
+
+    def pieces(self, optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[Any, Any]:
+        """The pieces by their keys, to be changed; empty where there is nothing yet."""
+        held = inside(optimizer, self.member)
+        if self.owner == ATTRIBUTES:
+            return own_attributes(held)
+        state = held.state
+        return state if self.owner == EVERYWHERE else state.get(tensors[self.owner], {})  # type: ignore[no-any-return]
+
+    def begun(self, optimizer: Any, tensors: Mapping[str, Tensor]) -> dict[Any, Any]:
+        """The same, which the optimizer makes where there is nothing yet."""
+        if self.owner in (EVERYWHERE, ATTRIBUTES):
+            return self.pieces(optimizer, tensors)
+        return inside(optimizer, self.member).state[tensors[self.owner]]  # type: ignore[no-any-return]
+
+    @property
+    def path(self) -> str:
+        """How a person reads it."""
+        optimizer = ".".join(("optimizer", *self.member))
+        if self.owner == ATTRIBUTES:
+            return optimizer
+        return f"{optimizer}.state" + (f"[{self.owner!r}]" if self.owner else "")
+
+    def spelled(self, key: Any) -> str:
+        """How a person reads a piece."""
+        return f"{self.path}.{key}" if self.owner == ATTRIBUTES else f"{self.path}[{key!r}]"
+
+
 @dataclass(frozen=True)
 class StateSlot:
-    """The input that holds `optimizer.state[parameter][key]`; `parameter` is a qualified name.
+    """The input that holds `optimizer.state[parameter][key]`.
 
-    `initial` is what the first step makes where there is nothing; None where that is not known.
+    `parameter` is a qualified name, or another owner that a `StateHome` has. `within` leads on into containers
+    and objects, `member` to an optimizer inside of this one. `initial` is what the first step makes where there
+    is nothing; None where that is not known.
     """
 
     input: str
     parameter: str
-    key: str
+    key: Any
     initial: Initial | None = None
+    within: Way = ()
+    member: tuple[str, ...] = ()
+
+    @property
+    def home(self) -> StateHome:
+        """Where it is kept."""
+        return StateHome(self.parameter, self.member)
+
+    @property
+    def way(self) -> Way:
+        """The way to it from there."""
+        return (self.key, *self.within)
+
+
+@dataclass(frozen=True)
+class StateFrame:
+    """What a piece of an optimizer's state is made of that is neither a tensor nor a number: containers,
+    objects, and the constants in them, which a program does not change.
+
+    `rows` are ways, with what is there, and its value where that is a constant.
+    """
+
+    home: StateHome
+    key: Any
+    rows: tuple[tuple[Way, str, Any], ...]
+
+    def other_parts(self, now: Any, inputs: Set[Way] = frozenset()) -> Iterator[StatePart]:
+        """What is another thing now, or there no more; `inputs` are ways to what a program takes in."""
+        then = {way: (kind, value) for way, kind, value in self.rows}
+        for part in parts_of(now):
+            kind, value = then.pop(part.way, ("", None))
+            if kind != part.kind or not (part.way in inputs or same_constant(value, constant_of(part))):
+                yield part
+        yield from (StatePart(way, "".join(f"[{key!r}]" for key in way), NOTHING) for way in then)
+
+
+def frame_of(value: Any) -> tuple[tuple[Way, str, Any], ...]:
+    """The rows of a frame."""
+    return tuple((part.way, part.kind, constant_of(part)) for part in parts_of(value))
+
+
+def constant_of(part: StatePart) -> Any:
+    """The value of a constant, the name of one in an enumeration; None for tensors, and what holds others."""
+    if isinstance(part.value, Enum):
+        return part.value.name
+    return part.value if type(part.value) in PLAIN else None
 
 
 @dataclass(frozen=True)
@@ -141,6 +317,7 @@ class Step:
     of its groups by name. `with_gradient` are parameters whose `.grad` has to be a tensor when the step
     begins, which zeroes it, `without_gradient` those whose `.grad` has to be None when the step
     begins, `cleared` those whose `.grad` is None afterwards, whatever it was.
+    `frames` are pieces of the optimizer's state that hold others, or are constants.
     `outside` are values that it reads from variables and objects around it. `empty` is state that is None, by
     parameter and key: a first step puts it there. `counted` are numbers around the step that it advances,
     and `effects` what else it puts there. `calls` are those of schedules, in order. `graph` is the graph that
@@ -153,6 +330,7 @@ class Step:
     groups: tuple[tuple[str, ...], ...] = ()
     settings: tuple[Setting, ...] = ()
     states: tuple[StateSlot, ...] = ()
+    frames: tuple[StateFrame, ...] = ()
     numbers: tuple[GroupSlot, ...] = ()
     cycled: tuple[CycledSlot, ...] = ()
     without_gradient: frozenset[str] = frozenset()

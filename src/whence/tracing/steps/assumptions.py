@@ -15,14 +15,17 @@ from whence.tracing.steps.optimizer import Key
 class StepAssumptions:
     """What a run takes for given: state that a first step would make, and whether learning rates are inputs.
 
-    `counts` and `numbers` are numbers that steps advance, in the state and in the groups. `operations` are
-    those of the optimizer in the run before, which this one must repeat. `host` is what the step
-    changes around it. `reuse` says which calls may be replayed.
+    `counts` and `numbers` are numbers that steps advance, in the state and in the groups, `advanced` those in
+    containers and objects of the state; `owned` are attributes of the optimizer that it changes.
+    `operations` are those of the optimizer in the run before, which this one must repeat. `host` is what the
+    step changes around it. `reuse` says which calls may be replayed.
     """
 
     created: Mapping[Key, Initial] = field(default_factory=dict)
     counts: Mapping[Key, Counter] = field(default_factory=dict)
     numbers: Mapping[GroupKey, Counter] = field(default_factory=dict)
+    advanced: frozenset[Key] = frozenset()
+    owned: frozenset[str] = frozenset()
     operations: Operations | None = None
     fixed_rates: bool = False
     host: HostAssumptions = field(default_factory=HostAssumptions)

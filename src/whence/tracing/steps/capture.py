@@ -82,7 +82,7 @@ def _attempted(
 ) -> tuple[Program, Observed]:
     def run(interrupts: Interrupts) -> tuple[Program, Observed, StepSession]:
         subject = step_subject(step, model)
-        found = optimizing(subject, optimizer)
+        found = replace(optimizing(subject, optimizer), owned=wish.owned)
         return _captured(subject, example_of(subject, given), found, interrupts, wish)
 
     return attempted(given, run)

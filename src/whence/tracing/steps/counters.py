@@ -5,14 +5,13 @@ numbers these are is known after a first run, and so is what an optimizer withou
 number of which the step makes what was found after the first one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
 
 from whence._torch.sizes.numbers import as_node, evaluated, is_recorded
-from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Initial, Setting
 from whence.tracing.steps.optimizer import is_same_value
 
@@ -54,11 +53,6 @@ class Counting:
     def value(self, found: Any) -> Any:
         """A number as Python has it; None where it depends on what only a run knows."""
         return evaluated(as_node(found), self.known)
-
-
-def is_number(value: object) -> bool:
-    """Whether steps may advance a value: a number of Python's, and no truth."""
-    return type(value) in (int, float) or is_recorded(value)
 
 
 def first_guess(after: Any) -> Counter:
@@ -103,20 +97,16 @@ def changed_settings(
 
 
 def replaced_numbers(
-    counting: Counting, found: Mapping[str, Any], where: Place
+    counting: Counting, found: Mapping[str, Any], constant: Callable[[Any], fx.Node]
 ) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """The input of each number that the step advanced, with the node that holds the new one."""
+    """The input of each number that the step advanced, with the node that holds the new one; `constant` makes
+    one for a number that is always the same."""
     for path, node in counting.inputs.items():
-        value = found[path]
+        value, before = found[path], counting.known[node]
         if is_recorded(value):
             yield from () if as_node(value) is node else ((node, as_node(value)),)
-        elif value != counting.known[node] or type(value) is not type(counting.known[node]):
-            raise UnsupportedStep(
-                f"the step sets {path} to {value!r}",
-                where=where,
-                why="it was another number before, and is a constant from then on",
-                remedy="set it before the capture, as the step leaves it",
-            )
+        elif type(value) is not type(before) or value != before:
+            yield node, constant(value)
 
 
 def roots_of(node: fx.Node) -> set[fx.Node]:

@@ -5,21 +5,30 @@ made where there is no state yet. SGD with momentum begins with the gradient its
 program than the second.
 """
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.optim import Optimizer
 
 from whence._torch.operators.schemas import written_arguments
-from whence.errors import Fault, UnsupportedStep
-from whence.program.arguments.optimizer_arguments import Initial, Setting
+from whence.errors import Place, UnsupportedStep
+from whence.program.arguments.optimizer_arguments import (
+    ATTRIBUTES,
+    NUMBER,
+    Initial,
+    Setting,
+    StateFrame,
+    is_number,
+)
 from whence.schema import Phase
 from whence.tracing.steps.assumptions import StepAssumptions
-from whence.tracing.steps.counters import Counter, GroupKey, better_guess, first_guess, is_number
+from whence.tracing.steps.counters import Counter, GroupKey, better_guess, first_guess
+from whence.tracing.steps.enclosed_state import refuse_changed
 from whence.tracing.steps.host.operations import PASSED_ON, Operations, operations_of
-from whence.tracing.steps.optimizer import Key, OptimizerEntry, Optimizing
+from whence.tracing.steps.optimizer import Key, OptimizerEntry, Optimizing, OwnState, strange_state
 from whence.tracing.steps.session import StepSession
 
 aten = torch.ops.aten
@@ -29,6 +38,16 @@ _FILLED: Mapping[Any, Any] = {
 }
 _GIVEN = (aten.full.default, aten.full_like.default)
 _FIRST = "take one step with the optimizer before the capture: from then on every step is the same"
+
+
+@dataclass(frozen=True)
+class StateBefore:
+    """State that the optimizer had when the run began: what tensors and numbers there were, how a person
+    reads each piece, and what other pieces were made of."""
+
+    kinds: Mapping[Key, str]
+    pieces: Mapping[Key, str]
+    frames: Mapping[Key, StateFrame]
 
 
 class Unbegun(Exception):
@@ -42,7 +61,7 @@ class Unbegun(Exception):
 def refuse_unbegun(
     session: StepSession,
     found: Optimizing,
-    before: Set[Key],
+    before: StateBefore,
     counted: Mapping[GroupKey, Counter],
     assumed: StepAssumptions,
 ) -> None:
@@ -51,9 +70,13 @@ def refuse_unbegun(
     `before` is the state that it had, and `counted` such numbers in its groups. Raises `UnsupportedStep`
     where what it made is no constant.
     """
-    _refuse_values(found)
+    if faults := strange_state(found):
+        raise UnsupportedStep.of(faults[:1])
     expected = assumed.operations
-    new = [held for held in found.held() if held.place not in before]
+    advanced = _advanced_inside(found, before, Place(None, session.run.subject.place.line))
+    if not advanced <= assumed.advanced:
+        raise Unbegun(replace(assumed, advanced=assumed.advanced | advanced))
+    new = [held for held in found.entries(assumed.advanced) if held.place not in before.kinds]
     begins = bool(new) or any(counter.after is not None for counter in counted.values())
     if begins and expected is not None:
         raise _refused(", ".join(held.path for held in new) or "values in its groups")
@@ -69,6 +92,45 @@ def refuse_unbegun(
     _guess_again(session, found, assumed)
 
 
+def _advanced_inside(found: Optimizing, before: StateBefore, where: Place) -> frozenset[Key]:
+    """Numbers in containers and objects of the state that the step changed; raises `UnsupportedStep` where it
+    changed other parts of such state, or took some away."""
+    now = {row.place: row for row in found.pieces()}
+    made = [now[place].path for place in found.frames().keys() - before.frames.keys()]
+    made += [row.path for place, row in now.items() if before.kinds.get(place, row.kind) != row.kind]
+    gone = [path for place, path in before.pieces.items() if place not in now]
+    changed = [
+        (place, part)
+        for place, frame in before.frames.items()
+        if place in now
+        for part in frame.other_parts(now[place].value)
+    ]
+    ways = {place: {way for way, *_ in frame.rows} for place, frame in before.frames.items()}
+    made += [before.pieces[place] + part.spelled for place, part in changed if part.way not in ways[place]]
+    gone += [before.pieces[place] + part.spelled for place, part in changed if part.kind != NUMBER]
+    if made:
+        raise _refused(", ".join(made))
+    refuse_changed(gone, where)
+    return frozenset((home, (*key, *part.way)) for (home, key), part in changed)
+
+
+def refuse_changes_of_its_own(
+    kept: Iterable[OwnState], found: Optimizing, assumed: StepAssumptions, where: Place
+) -> None:
+    """Raise `Unbegun` where the step changed attributes of the optimizer that may be state, and
+    `UnsupportedStep` for other things that it changed there."""
+    changes = [row for held in kept for row in held.changes()]
+    now = found.beside if isinstance(found.optimizer, Optimizer) else {}
+    known = {
+        ".".join((*row.home.member, row.way[0])) for row in found.pieces() if row.home.owner == ATTRIBUTES
+    }
+    possible = replace(found, owned=frozenset(now))
+    new = {key for key, _ in changes if key in now and key not in known and possible.is_owned(key, now[key])}
+    refuse_changed((path for key, path in changes if key not in new | known), where)
+    if new:
+        raise Unbegun(replace(assumed, owned=assumed.owned | new))
+
+
 def _created(
     session: StepSession, new: Sequence[OptimizerEntry]
 ) -> tuple[dict[Key, Initial], dict[Key, Counter], set[fx.Node]]:
@@ -77,6 +139,8 @@ def _created(
     counts: dict[Key, Counter] = {}
     makers: set[fx.Node] = set()
     for held in new:
+        if held.is_inside:
+            raise _refused(held.path)
         chain = _history(session, held)
         initial = _initial(session, held, chain)
         if initial is None:
@@ -96,7 +160,7 @@ def _guess_again(session: StepSession, found: Optimizing, assumed: StepAssumptio
     def better(counters: Mapping[Any, Counter], paths: Mapping[Any, str]) -> dict[Any, Counter]:
         return {place: _better(counter, paths[place], now, session) for place, counter in counters.items()}
 
-    counts = better(assumed.counts, {held.place: held.path for held in found.held()})
+    counts = better(assumed.counts, {held.place: held.path for held in found.entries(assumed.advanced)})
     numbers = better(assumed.numbers, {place: Setting(*place, None).path for place in assumed.numbers})
     if (counts, numbers) != (assumed.counts, assumed.numbers):
         raise Unbegun(replace(assumed, counts=counts, numbers=numbers))
@@ -113,7 +177,7 @@ def _better(counter: Counter, path: str, now: Mapping[str, Any], session: StepSe
 
 def found_numbers(found: Optimizing) -> dict[str, Any]:
     """What numbers the optimizer holds now, by their paths."""
-    rows = [(row.path, row.value) for row in found.held()]
+    rows = [(row.path, row.value) for row in found.entries(None)]
     rows += [(row.path, row.value) for row in found.settings()]
     return {path: value for path, value in rows if is_number(value)}
 
@@ -124,24 +188,6 @@ def _refused(what: str) -> UnsupportedStep:
         why="the first step is another program than all that follow",
         remedy=_FIRST,
     ).in_first_step()
-
-
-def _refuse_values(found: Optimizing) -> None:
-    values = [
-        row
-        for row in found.held()
-        if not (isinstance(row.value, (Tensor, type(None))) or is_number(row.value))
-    ]
-    if values:
-        raise UnsupportedStep.of(
-            Fault(
-                f"the optimizer keeps {row.path} as a {type(row.value).__name__}",
-                why="a program changes tensors and numbers, and no other values of Python's",
-                remedy="use an optimizer that keeps its state in tensors, as those of torch.optim do; or "
-                "capture the model with backward=loss and let the optimizer run by itself",
-            )
-            for row in values[:1]
-        )
 
 
 def refuse_another_first_step(session: StepSession, found: Optimizing, expected: Operations | None) -> None:

@@ -1,83 +1,179 @@
 """What an optimizer holds, looked at before a step is captured and given back afterwards."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from copy import copy
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from whence._torch.observe.attribute_reads import NOTHING
+from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
 from whence._torch.observe.hooks import described
 from whence._torch.observe.training_steps import (
     Optimizers,
+    all_members_of,
     as_one_optimizer,
+    common_state,
     is_optimizer,
     members_of,
     optimizer_hooks,
     own_values,
     parameters_of,
+    with_inner,
 )
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.numbers import is_recorded
 from whence._torch.subclasses.fully_sharded import name_of_class
 from whence.dependence.snapshots import Saved, save_all
-from whence.errors import Fault, Place, UnsupportedHook, UnsupportedStep, UsageError
-from whence.program.arguments.optimizer_arguments import OWN, Setting
-from whence.tracing.steps.enclosed_state import has_state, refuse_changed
+from whence.errors import Fault, UnsupportedHook, UnsupportedStep, UsageError
+from whence.program.arguments.optimizer_arguments import (
+    ATTRIBUTES,
+    EVERYWHERE,
+    NUMBER,
+    OWN,
+    Setting,
+    StateFrame,
+    StateHome,
+    StatePart,
+    Way,
+    frame_of,
+    is_number,
+    parts_of,
+)
+from whence.tracing.steps.enclosed_state import has_state
 from whence.tracing.target.subject import StateTensor, Subject
 
 RATE = "lr"
 """The value of a parameter group that schedules change between steps: an input, where that can be."""
-Key = tuple[int, str]
-"""The identity of a parameter, and the name of a piece of its state."""
+Key = tuple[StateHome, Way]
+"""Where a piece of state is kept, and the way to it, or to what is in it."""
 
 
 @dataclass(frozen=True)
 class OptimizerEntry:
-    """A piece of the optimizer's state: whose it is, under which key, and what it is."""
+    """A piece of the optimizer's state, or something in one: where it is, whose, and what it is."""
 
-    parameter: StateTensor
-    key: str
+    home: StateHome
+    way: Way
+    path: str
     value: Any
+    parameter: StateTensor | None = None
 
     @property
     def place(self) -> Key:
         """Where it is."""
-        return id(self.parameter.tensor), self.key
+        return self.home, self.way
 
     @property
-    def path(self) -> str:
-        """How a person reads it."""
-        return f"optimizer.state[{str(self.parameter.paths[0])!r}][{self.key!r}]"
+    def kind(self) -> str:
+        """A tensor, a number, or what else it is."""
+        return StatePart(self.way, self.path, self.value).kind
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is None in the place of a parameter's state, which a first step puts there."""
+        return self.value is None and self.parameter is not None and not self.home.member
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it is in a container or an object."""
+        return len(self.way) > 1
 
 
 @dataclass(frozen=True)
 class Optimizing:
-    """An optimizer and the model's parameters in its groups."""
+    """An optimizer and the model's parameters in its groups.
+
+    `state` has the identities of the model's own tensors. `owned` are attributes of the optimizer that steps
+    change.
+    """
 
     optimizer: Optimizer | Optimizers | None
     groups: tuple[tuple[StateTensor, ...], ...] = ()
+    state: frozenset[int] = frozenset()
+    owned: frozenset[str] = frozenset()
 
     @property
     def parameters(self) -> Iterator[StateTensor]:
         """Group by group."""
         return (row for group in self.groups for row in group)
 
-    def held(self) -> list[OptimizerEntry]:
-        """The state, parameter by parameter, in the optimizer's order of keys."""
-        if self.optimizer is None:
-            return []
-        state = self.optimizer.state
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters by name."""
+        return {str(row.paths[0]): row.tensor for row in self.parameters}
+
+    def pieces(self) -> Iterator[OptimizerEntry]:
+        """The state, parameter by parameter, in the optimizer's order of keys, and then its own."""
+        seen = set[int]()
+        for way, member in self.members():
+            state: Any = member.state
+            if id(state) not in seen:
+                yield from self._in_state(way, member)
+            seen.add(id(state))
+            home = StateHome(ATTRIBUTES, way)
+            for key, value in own_attributes(member).items() if isinstance(member, Optimizer) else ():
+                name = ".".join((*way, key))
+                if name in self.beside and self.is_owned(name, value):
+                    yield OptimizerEntry(home, (key,), home.spelled(key), value)
+
+    def _in_state(self, way: tuple[str, ...], member: Optimizer | Optimizers) -> Iterator[OptimizerEntry]:
+        for row in self.parameters:
+            home = StateHome(str(row.paths[0]), way)
+            for key, value in home.pieces(self.optimizer, {home.owner: row.tensor}).items():
+                yield OptimizerEntry(home, (key,), home.spelled(key), value, row)
+        home = StateHome(EVERYWHERE, way)
+        common = common_state(member) if isinstance(member, Optimizer) else ()
+        for key, value in common:
+            yield OptimizerEntry(home, (key,), home.spelled(key), value)
+
+    def members(self) -> list[tuple[tuple[str, ...], Optimizer | Optimizers]]:
+        """The optimizer and those in it, with the ways there; several are seen as one."""
+        if isinstance(self.optimizer, Optimizer):
+            return [*with_inner(self.optimizer)]
+        return [] if self.optimizer is None else [((), self.optimizer)]
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        return {} if self.optimizer is None else own_values(self.optimizer)
+
+    def is_owned(self, key: str, value: Any) -> bool:
+        """Whether an attribute is state: one that steps change, or that holds tensors which are not the
+        model's."""
+        parts = [] if is_plain(value) and key not in self.owned else [*parts_of(value)]
+        return (
+            bool(parts)
+            and all(part.is_known for part in parts)
+            and any(key in self.owned or self._is_input(part.value) for part in parts)
+        )
+
+    def _is_input(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and id(value) not in self.state
+
+    def entries(self, advanced: Set[Key] | None = frozenset()) -> list[OptimizerEntry]:
+        """All tensors and numbers of the state; of numbers inside of other things the `advanced` ones alone,
+        or, with None, all."""
         return [
-            OptimizerEntry(row, key, value)
-            for row in self.parameters
-            if row.tensor in state
-            for key, value in state[row.tensor].items()
+            row
+            for piece in self.pieces()
+            for part in parts_of(piece.value, piece.way, piece.path)
+            for row in [OptimizerEntry(piece.home, part.way, part.spelled, part.value, piece.parameter)]
+            if self._is_input(part.value)
+            or (part.kind == NUMBER and (not row.is_inside or advanced is None or row.place in advanced))
+            or (row.is_empty and not row.is_inside)
         ]
+
+    def frames(self) -> dict[Key, StateFrame]:
+        """What is neither a tensor nor a number, and what such things are made of."""
+        return {
+            piece.place: StateFrame(piece.home, piece.way[0], frame_of(piece.value))
+            for piece in self.pieces()
+            if not (isinstance(piece.value, Tensor) or piece.is_empty or is_number(piece.value))
+        }
 
     def settings(self) -> list[Setting]:
         """Everything else in the groups, and numbers that are attributes."""
@@ -94,14 +190,17 @@ class Optimizing:
 
     def own(self) -> list[Setting]:
         """Plain values that the optimizer holds itself, but for numbers that are attributes."""
-        return [row for row in self._beside() if is_plain(row.value) and not self._is_counted(row)]
+        return [
+            row
+            for row in self._beside()
+            if is_plain(row.value) and not self._is_counted(row) and not self.is_owned(row.key, row.value)
+        ]
 
     def _is_counted(self, row: Setting) -> bool:
-        return row.key in vars(self.optimizer) and is_countable(row.value)
+        return row.key in own_attributes(self.optimizer) and is_number(row.value)
 
     def _beside(self) -> list[Setting]:
-        held = {} if self.optimizer is None else own_values(self.optimizer)
-        return [Setting(OWN, key, copy_of(value)) for key, value in held.items()]
+        return [Setting(OWN, key, copy_of(value)) for key, value in self.beside.items()]
 
 
 def optimizing(subject: Subject, optimizer: object) -> Optimizing:
@@ -117,6 +216,7 @@ def optimizing(subject: Subject, optimizer: object) -> Optimizing:
             "the step calls",
         )
     _refuse_hooks(optimizer)
+    _refuse_inner(optimizer)
     rows = {id(row.tensor): row for row in subject.state}
     strangers = [tensor for tensor in parameters_of(optimizer) if id(tensor) not in rows]
     if strangers:
@@ -128,7 +228,7 @@ def optimizing(subject: Subject, optimizer: object) -> Optimizing:
         )
     _refuse_shared(optimizer, rows)
     groups = tuple(tuple(rows[id(p)] for p in group["params"]) for group in optimizer.param_groups)
-    found = Optimizing(optimizer, groups)
+    found = Optimizing(optimizer, groups, frozenset(rows))
     _refuse_values(found)
     return found
 
@@ -143,6 +243,19 @@ def _refuse_shared(optimizer: Optimizer | Optimizers, rows: Mapping[int, StateTe
         )
 
 
+def _refuse_inner(optimizer: Optimizer | Optimizers) -> None:
+    """Raise `UnsupportedStep` for an optimizer inside of another that has groups of its own."""
+    for member in members_of(optimizer):
+        groups = {id(group) for group in member.param_groups}
+        for way, inner in with_inner(member):
+            if any(id(group) not in groups for group in inner.param_groups):
+                raise UnsupportedStep(
+                    f"optimizer.{'.'.join(way)} has parameter groups of its own",
+                    why="what it reads there would be constants of the program",
+                    remedy="give both the same groups, as PyTorch's documentation has it for such optimizers",
+                )
+
+
 def _refuse_hooks(optimizer: Optimizer | Optimizers) -> None:
     hooks = optimizer_hooks(optimizer)
     if hooks:
@@ -154,17 +267,7 @@ def _refuse_hooks(optimizer: Optimizer | Optimizers) -> None:
 
 
 def _refuse_values(found: Optimizing) -> None:
-    faults = [
-        Fault(
-            f"{row.path} is a {type(row.value).__name__}",
-            why="the state of an optimizer is recorded where it is made of tensors and numbers; this would "
-            "be a constant of the program",
-            remedy="use an optimizer that keeps its state in tensors, as those of torch.optim do; or capture "
-            "the model with backward=loss and run the optimizer itself",
-        )
-        for row in found.held()
-        if not isinstance(row.value, (Tensor, type(None))) and type(row.value) not in (int, float)
-    ]
+    faults = strange_state(found)
     faults += [
         Fault(
             f"{setting.path} is a {type(setting.value).__name__}",
@@ -176,6 +279,21 @@ def _refuse_values(found: Optimizing) -> None:
     ]
     if faults:
         raise UnsupportedStep.of(faults)
+
+
+def strange_state(found: Optimizing) -> list[Fault]:
+    """What is in the state that is neither a tensor nor a number, a constant, or what holds such."""
+    return [
+        Fault(
+            f"the optimizer keeps {part.spelled} as a {type(part.value).__name__}",
+            why="a program changes tensors and numbers, and no other values of Python's",
+            remedy="use an optimizer that keeps its state in tensors, as those of torch.optim do; or "
+            "capture the model with backward=loss and let the optimizer run by itself",
+        )
+        for piece in found.pieces()
+        for part in parts_of(piece.value, piece.way, piece.path)
+        if not part.is_known
+    ]
 
 
 def is_plain(value: object) -> bool:
@@ -191,30 +309,24 @@ class OwnState:
 
     optimizer: Optimizer
     before: Mapping[str, Any]
-    inside: tuple[Saved, ...]
+    inside: Mapping[str, tuple[Saved, ...]]
     counts: bool = True
 
-    def refuse_changes(self, place: Place) -> None:
-        """Raise `UnsupportedStep` naming all of it that the step has changed."""
-        now = own_values(self.optimizer)
-        names = [
-            f"optimizer.{key}"
-            for key in dict.fromkeys((*self.before, *now))
-            if not is_same_value(self.before.get(key, NOTHING), now.get(key, NOTHING))
-            and not self._is_counted(key, now)
-        ]
-        changed = [name for row in self.inside if not row.is_unchanged for name in row.changed_names()]
-        refuse_changed([*names, *changed], place)
+    def changes(self) -> Iterator[tuple[str, str]]:
+        """What the step has changed: the attribute, and how a person reads it."""
+        now = _values_of(self.optimizer, is_part=not self.counts)
+        for key in dict.fromkeys((*self.before, *now)):
+            is_same = is_same_value(self.before.get(key, NOTHING), now.get(key, NOTHING))
+            if not (is_same or self._is_counted(key, now)):
+                yield key, f"optimizer.{key}"
+        for key, rows in self.inside.items():
+            for row in rows:
+                yield from () if row.is_unchanged else ((key, name) for name in row.changed_names())
 
     def _is_counted(self, key: str, now: Mapping[str, Any]) -> bool:
         """Whether it is a number, which steps may advance."""
-        is_number = key in vars(self.optimizer) and is_countable(now[key])
-        return self.counts and is_number and (key not in self.before or is_countable(self.before[key]))
-
-
-def is_countable(value: object) -> bool:
-    """Whether a value is a number that steps may advance, and no truth."""
-    return type(value) in (int, float) or is_recorded(value)
+        is_own = key in vars(self.optimizer) and is_number(now[key])
+        return self.counts and is_own and (key not in self.before or is_number(self.before[key]))
 
 
 def copy_of(value: Any) -> Any:
@@ -225,10 +337,17 @@ def copy_of(value: Any) -> Any:
 def own_states(optimizer: Optimizer | Optimizers | None) -> Iterator[OwnState]:
     """Those of the optimizers that there are; of several no numbers are advanced."""
     for member in members_of(optimizer):
-        held = own_values(member)
-        things = [(f"optimizer.{key}", value) for key, value in held.items() if has_state(value)]
-        inside = tuple(row for name, value in things for row in save_all(name, value))
+        held = _values_of(member, is_part=member is not optimizer)
+        inside = {
+            key: tuple(save_all(f"optimizer.{key}", value)) for key, value in held.items() if has_state(value)
+        }
         yield OwnState(member, held, inside, counts=member is optimizer)
+
+
+def _values_of(member: Optimizer, *, is_part: bool) -> dict[str, Any]:
+    """What an optimizer holds itself; of several no state is an input that is of no parameter."""
+    common = common_state(member) if is_part else ()
+    return own_values(member) | {f"state[{key!r}]": value for key, value in common}
 
 
 def is_same_value(then: Any, now: Any) -> bool:
@@ -241,10 +360,25 @@ def is_same_value(then: Any, now: Any) -> bool:
 
 def optimizer_restored(optimizer: Optimizer | Optimizers | None) -> Callable[[], None]:
     """A way back to what an optimizer is now: its attributes, groups, and state."""
-    rows = [row for member in members_of(optimizer) for row in save_all("optimizer", member)]
+    rows = [
+        row
+        for member in all_members_of(optimizer)
+        for row in (*save_all("optimizer", member), *_reached(member))
+    ]
 
     def restore() -> None:
         for row in rows:
             row.restore()
 
     return restore
+
+
+def _reached(optimizer: Optimizer) -> Iterator[Saved]:
+    """Groups and state, which one that stands around another has from that, and objects in the state."""
+    yield from save_all("optimizer.param_groups", optimizer.param_groups)
+    yield from save_all("optimizer.state", optimizer.state)
+    for piece in (*optimizer.state.values(), *own_values(optimizer).values()):
+        parts = [*takewhile(lambda part: part.is_known, parts_of(piece, spelled="optimizer"))]
+        for part in parts:
+            if has_attributes(part.value) and part.is_entered:
+                yield from save_all(part.spelled, part.value)

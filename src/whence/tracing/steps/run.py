@@ -13,6 +13,7 @@ from whence._torch.observe.training_steps import engine_code, observed_step
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import (
+    EVERYWHERE,
     OWN,
     CycledSlot,
     GroupSlot,
@@ -20,7 +21,10 @@ from whence.program.arguments.optimizer_arguments import (
     StateSlot,
     Step,
     home_of,
+    is_number,
+    put_inside,
 )
+from whence.program.names import as_name
 from whence.program.signature import Input
 from whence.schema import InputKind
 from whence.tracing.log.events import InputNamed
@@ -43,26 +47,18 @@ from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.module_snapshot import Lines
 from whence.tracing.sandbox.undo import Undoing
 from whence.tracing.steps.assumptions import StepAssumptions
-from whence.tracing.steps.counters import (
-    Counter,
-    GroupKey,
-    changed_settings,
-    first_guess,
-    is_number,
-    replaced_numbers,
-)
+from whence.tracing.steps.counters import Counter, GroupKey, changed_settings, first_guess, replaced_numbers
 from whence.tracing.steps.cycled import cycled
 from whence.tracing.steps.enclosed_state import enclosed_by, refuse_changed
-from whence.tracing.steps.first_step import found_numbers, refuse_another_first_step, refuse_unbegun
-from whence.tracing.steps.host.around import Around, HostRun
-from whence.tracing.steps.optimizer import (
-    RATE,
-    Key,
-    OptimizerEntry,
-    Optimizing,
-    optimizer_restored,
-    own_states,
+from whence.tracing.steps.first_step import (
+    StateBefore,
+    found_numbers,
+    refuse_another_first_step,
+    refuse_changes_of_its_own,
+    refuse_unbegun,
 )
+from whence.tracing.steps.host.around import Around, HostRun
+from whence.tracing.steps.optimizer import RATE, OptimizerEntry, Optimizing, optimizer_restored, own_states
 from whence.tracing.steps.outside_values import OutsideReads
 from whence.tracing.steps.session import StepSession, new_step_session
 from whence.tracing.target.changed_containers import containers_in, refuse_changes
@@ -87,7 +83,7 @@ class _Taken:
     rows: tuple[tuple[Input, fx.Node], ...]
     states: tuple[tuple[StateSlot, OptimizerEntry], ...]
     groups: tuple[GroupSlot, ...]
-    before: frozenset[Key]
+    before: StateBefore
     settings: tuple[Setting, ...]
     empty: tuple[tuple[str, str], ...]
     cycled: tuple[CycledSlot, ...]
@@ -104,14 +100,14 @@ def record_step(
     session = new_step_session(run_of_step, mode, names, wish.reuse, found.optimizer)
     outside = enclosed_by(subject.call)
     outside.look_at_modules(type(subject.roots[0][1]).__name__, subject.named_modules())
-    session.step.begins = not found.held()
+    session.step.begins = not any(found.pieces())
     host = HostRun(outside, wish.host, session)
     flags = _flags(subject)
     undoing.later(outside.way_back())  # gone last: others look at these things when stand-ins are there
 
     def run() -> RecordedStep:
         with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
-            tensors = [row.value for row in found.held() if isinstance(row.value, Tensor)]
+            tensors = [row.value for row in found.entries() if isinstance(row.value, Tensor)]
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
             own = [*own_states(found.optimizer)]
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
@@ -128,8 +124,7 @@ def record_step(
             turned = (path for path, flag in flags.items() if now.get(path, flag) is not flag)
             refuse_changed(turned, place, always=True)
             around, settled = host.settle(place), replace(wish, host=wish.host.settled)
-            for kept in own:
-                kept.refuse_changes(place)
+            refuse_changes_of_its_own(own, found, settled, place)
             recorded = _recorded(session, found, settled, taken, recorded, around)
             step = replace(recorded.step, outside=reads.found(place))
             refuse_another_first_step(session, found, wish.operations)
@@ -222,21 +217,29 @@ def _taken(session: StepSession, found: Optimizing, wish: StepAssumptions) -> _T
     rows: list[tuple[Input, fx.Node]] = []
     states: list[tuple[StateSlot, OptimizerEntry]] = []
     _begin(session, found, wish)
-    before = found.held()
+    before = found.entries(wish.advanced)
     for held in before:
         if held.value is not None:
             row, node = _state_input(session, held, found)
             counter = wish.counts.get(held.place)
             initial = wish.created.get(held.place) if counter is None else counter.initial
             rows.append((row, node))
-            states.append((StateSlot(node.name, str(held.parameter.paths[0]), held.key, initial), held))
+            key, *within = held.way
+            home = held.home
+            slot = StateSlot(node.name, home.owner, key, initial, tuple(within), home.member)
+            states.append((slot, held))
     groups = [*_rates(session, found, wish, rows), *_numbers(session, found, wish, rows)]
     moved = [] if wish.fixed_rates else list(cycled(session, found))
     rows += [(row, node) for _, row, node in moved]
-    places = frozenset(held.place for held in before)
-    empty = tuple((str(held.parameter.paths[0]), held.key) for held in before if held.value is None)
+    none = [held for held in before if held.value is None]
+    begun = StateBefore(
+        {held.place: held.kind for held in before},
+        {row.place: row.path for row in found.pieces()},
+        found.frames(),
+    )
+    empty = tuple((held.home.owner, held.way[0]) for held in none)
     settings, slots = tuple(found.settings()), tuple(slot for slot, *_ in moved)
-    return _Taken(tuple(rows), tuple(states), tuple(groups), places, settings, empty, slots)
+    return _Taken(tuple(rows), tuple(states), tuple(groups), begun, settings, empty, slots)
 
 
 def _beginnings(taken: _Taken) -> Iterator[tuple[fx.Node, Tensor]]:
@@ -251,37 +254,35 @@ def _beginnings(taken: _Taken) -> Iterator[tuple[fx.Node, Tensor]]:
 
 def _begin(session: StepSession, found: Optimizing, wish: StepAssumptions) -> None:
     """Give the optimizer the state that its first step makes, as fake tensors."""
-    rows = {id(row.tensor): row for row in found.parameters}
-    for (owner, key), initial in wish.created.items():
+    tensors = found.tensors
+    for (home, way), initial in wish.created.items():
         like = initial.like
         made = initial.value if like is None else session.recorder.fresh([like])[0]
-        counter = wish.counts.get((owner, key))
-        state: Any = found.optimizer.state[rows[owner].tensor]  # type: ignore[union-attr]
-        state[key] = made if counter is None else counter.begins
+        counter = wish.counts.get((home, way))
+        put_inside(home.begun(found.optimizer, tensors), way, made if counter is None else counter.begins)
 
 
 def _state_input(session: StepSession, held: OptimizerEntry, found: Optimizing) -> tuple[Input, fx.Node]:
     row = held.parameter
-    name = "_".join(["o", *row.paths[0], held.key])
+    owner = ("state",) if held.home.owner == EVERYWHERE else () if row is None else row.paths[0]
+    name = "_".join(["o", *owner, held.way[0]])
+    if held.is_inside:
+        name = session.log.free_name("_".join([name, *map(as_name, map(str, held.way[1:]))]))
     if isinstance(held.value, Tensor):
         node = session.recorder.adopt(held.value, name)
         value: Any = node.meta["val"]
     else:
         number, node = session.recorder.number_input(name)
-        found.optimizer.state[row.tensor][held.key] = number  # type: ignore[union-attr]
+        tensors = {} if row is None else {held.home.owner: row.tensor}
+        put_inside(held.home.pieces(found.optimizer, tensors), held.way, number)
         session.step.counting.add(held.path, node, held.value)
         value = held.value
     session.log.add(InputNamed(node, f"the optimizer's {held.path}"))
-    made = Input(
-        name=node.name,
-        kind=InputKind.OPTIMIZER_STATE,
-        path=held.path,
-        module=row.paths[0].parent,
-        module_type=row.owner,
-        of=str(row.paths[0]),
-        value=value,
-    )
-    return made, node
+    made = Input(node.name, InputKind.OPTIMIZER_STATE, held.path, value=value)
+    if row is None:
+        return made, node
+    module = row.paths[0].parent
+    return replace(made, module=module, module_type=row.owner, of=str(row.paths[0])), node
 
 
 def _rates(
@@ -363,7 +364,7 @@ def _advanced(session: StepSession, found: Optimizing, taken: _Taken) -> dict[Gr
 def _replaced(session: StepSession, found: Optimizing, taken: _Taken) -> list[tuple[fx.Node, fx.Node]]:
     """State that the optimizer put another tensor in the place of, and numbers that it advanced."""
     nodes = {row.name: node for row, node in taken.rows}
-    now = {held.place: held.value for held in found.held()}
+    now = {held.place: held.value for held in found.entries(None)}
     pairs = []
     for slot, held in taken.states:
         value = now[held.place]
@@ -378,10 +379,7 @@ def _replaced(session: StepSession, found: Optimizing, taken: _Taken) -> list[tu
         value = settings.get((held_in.group, held_in.key))
         if isinstance(value, Tensor) and (node := session.tensors.known(value)) is not nodes[held_in.input]:
             pairs.append((nodes[held_in.input], node))
-    return [
-        *pairs,
-        *replaced_numbers(session.step.counting, places, Place(None, session.run.subject.place.line)),
-    ]
+    return [*pairs, *replaced_numbers(session.step.counting, places, session.recorder.constant_number)]
 
 
 def _backward(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) -> Backward:
@@ -418,6 +416,7 @@ def _step(
             ),
         ),
         states=tuple(slot for slot, _ in taken.states),
+        frames=tuple(taken.before.frames.values()),
         numbers=taken.groups,
         cycled=taken.cycled,
         with_gradient=frozenset(names[key] for key in noted.zeroed if key in names),

@@ -19,7 +19,7 @@ from whence._torch.autograd.nodes import (
     sequence_number,
 )
 from whence._torch.observe.module_calls import ObservedCall
-from whence._torch.observe.training_steps import Optimizers, is_scaling, members_of
+from whence._torch.observe.training_steps import Optimizers, all_members_of, is_scaling
 from whence._torch.record.recorder import FakeTensor, FakeTensorMode
 from whence._torch.record.step_recorder import StepRecorder
 from whence._torch.sizes.numbers import as_node
@@ -445,7 +445,7 @@ class StepPasses(Passes):
 
     def _refuse_optimizer(self, optimizer: Optimizer) -> None:
         name = type(optimizer).__name__
-        if optimizer not in members_of(self.optimizer):
+        if all(optimizer is not member for member in all_members_of(self.optimizer)):
             raise UnsupportedStep(
                 f"the step runs an optimizer ({name}) that the capture was not given",
                 where=self.run.places.here(),

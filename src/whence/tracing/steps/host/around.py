@@ -5,7 +5,6 @@ with stand-ins for all that is replaced or added to, which refuse whoever reads 
 operations and changes as the first, and then every run does.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -20,14 +19,15 @@ from whence._torch.sizes.symbols import SYMBOLIC
 from whence.dependence.snapshots import Saved
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber, HostPlace
+from whence.program.arguments.optimizer_arguments import is_number
 from whence.program.calls import Constant, Named, Structure
-from whence.program.names import PREFIXES
+from whence.program.names import PREFIXES, as_name
 from whence.program.signature import Input
 from whence.schema import InputKind
 from whence.tracing.log.events import InputNamed
 from whence.tracing.recording.run import PutValue
 from whence.tracing.steps.enclosed_state import Enclosed, refuse_changed
-from whence.tracing.steps.host.changes import HostChange, changes_of, is_number_now, is_of_modules, places_in
+from whence.tracing.steps.host.changes import HostChange, changes_of, is_of_modules, places_in
 from whence.tracing.steps.host.memory import refuse_shared_memory
 from whence.tracing.steps.host.operations import Operations, operations_of
 from whence.tracing.steps.host.schedules import refuse_read_by_schedules
@@ -117,7 +117,7 @@ class HostRun:
 
     def _number(self, key: Key, place: HostPlace) -> tuple[Input, fx.Node]:
         value = place.now()
-        wanted = f"{PREFIXES[InputKind.STEP_STATE]}_{_bare(place.path)}"
+        wanted = f"{PREFIXES[InputKind.STEP_STATE]}_{as_name(place.path)}"
         number, node = self._session.recorder.number_input(self._session.log.free_name(wanted))
         place.put(number)
         self._session.step.counting.known[node] = value
@@ -172,7 +172,7 @@ class HostRun:
                 holders = tuple(_holders(self.enclosed.rows, row.place.holder))
                 refuse_changed([] if holders else [row.place.path], place)
                 grown[key] = _Grown(row.place, holders, self._shape(row, place))
-            elif row.is_of_numbers and is_number_now(row.after):
+            elif row.is_of_numbers and is_number(row.after):
                 numbers[key] = row.place
             else:
                 replaced[key] = row.place, self._shape(row, place)
@@ -232,7 +232,7 @@ class HostRun:
             if node is None:
                 leaves.append(Constant(leaf))
                 continue
-            name = f"put_{len(kept)}_{_bare(path)}"
+            name = f"put_{len(kept)}_{as_name(path)}"
             kept.append(PutValue(name, f"{path}{spelled(inner)}", node))
             leaves.append(Named(name))
         return Structure(spec, tuple(leaves))
@@ -301,7 +301,3 @@ def _reaches_operators(node: fx.Node) -> bool:
 def _holders(rows: Iterable[Saved], thing: Any) -> Iterator[HostPlace]:
     """Where something is held."""
     return (place for row in rows for place in places_in(row) if place.now() is thing)
-
-
-def _bare(path: str) -> str:
-    return re.sub(r"\W+", "_", path).strip("_")

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
-from whence._torch.sizes.numbers import is_recorded
 from whence.dependence.snapshots import ATTRIBUTES, CELL, CONTAINER, VARIABLE, Saved
 from whence.program.arguments.host_state import HostPlace
 from whence.tracing.steps.enclosed_state import OF_MODULES
@@ -107,11 +106,6 @@ def _kept(before: Sequence[Any], now: Sequence[Any], thing: Any) -> int | None:
 
 def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
     return len(left) == len(right) and all(one is other for one, other in zip(left, right, strict=True))
-
-
-def is_number_now(value: object) -> bool:
-    """Whether a run has left a number of Python's."""
-    return is_recorded(value) or type(value) in (int, float)
 
 
 def is_of_modules(change: HostChange) -> bool:
