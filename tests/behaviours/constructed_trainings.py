@@ -20,12 +20,11 @@ from tests.behaviours.constructions import Refusal
 
 __all__ = ["STEPS"]
 
-ANOTHER = Refusal(whence.UnsupportedStep, "was not given", "it holds an optimizer of its own")
 SCALED = Refusal(whence.DataDependent, "GradScaler", "whether gradients are finite is a decision by value")
 UNDECIDED = Refusal(
     whence.DataDependent, 'decide="example"', "whether it is the first average is a tensor's value"
 )
-LISTED = Refusal(whence.UnsupportedStep, "is a list", "its state holds lists of tensors that grow")
+NEEDED = Refusal(whence.DataDependent, "needs it in Python", "it keeps the loss as a number")
 
 
 def pair() -> nn.ModuleDict:
@@ -118,7 +117,7 @@ class Sharpness(Optimizer):
         self.base.step()
 
 
-@step(warm=True, refused=ANOTHER)
+@step()
 def sharpness_aware() -> Training:
     model = network()
     optimizer = Sharpness(model.parameters())
@@ -358,7 +357,7 @@ def lbfgs(**options: Any) -> Training:
     return Training(model, optimizer, step)
 
 
-@step(warm=True, decide="example", refused=LISTED)
+@step(warm=True, decide="example", refused=NEEDED)
 def quasi_newton() -> Training:
     return lbfgs()
 

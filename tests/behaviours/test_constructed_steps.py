@@ -13,6 +13,7 @@ import whence
 from tests.behaviours import (
     constructed_games,
     constructed_keeping,
+    constructed_optimizers,
     constructed_schedules,
     constructed_trainings,
 )
@@ -48,10 +49,14 @@ def one_step(run: Any, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]
     return {f"output {at}": leaf for at, leaf in enumerate(leaves)} | generators()
 
 
-TABLES = (constructed_trainings, constructed_keeping, constructed_schedules, constructed_games)
+TABLES = (
+    *(constructed_trainings, constructed_keeping, constructed_schedules),
+    *(constructed_games, constructed_optimizers),
+)
 STEPS = [*dict.fromkeys(row for table in TABLES for row in table.STEPS)]
 
 
+@pytest.mark.filterwarnings(r"ignore:Using backward\(\) with create_graph")
 @pytest.mark.sample(11)
 @pytest.mark.parametrize("row", STEPS, ids=lambda row: row.name)
 def test_step(row: ConstructedStep) -> None:

@@ -31,7 +31,6 @@ def add(library: str, name: str, *, details: dict[str, Any] | None = None, **set
 
 
 add("lion_pytorch", "Lion", lr=1e-3, weight_decay=0.1)
-LISTED = refused(whence.UnsupportedStep, "as a list", "its state holds lists of tensors", "steps")
 COMPARED = refused(
     whence.DataDependent,
     "a branch",
@@ -41,6 +40,7 @@ COMPARED = refused(
 for _name in ("Lion", "AdaBelief", "RAdam", "AdaFactor", "Yogi", "LaProp", "Amos", "Tiger", "StableAdamW"):
     add("pytorch_optimizer", _name)
 add("pytorch_optimizer", "ScheduleFreeAdamW")
-add("pytorch_optimizer", "SOAP", details=LISTED)
+for _name in ("SOAP", "AggMo", "MADGRAD", "Conda"):
+    add("pytorch_optimizer", _name)
 for _name in ("AdamP", "Prodigy"):
     add("pytorch_optimizer", _name, details=COMPARED)

@@ -64,14 +64,6 @@ def reads_gradients(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
-def graph_of_gradients(model: nn.Module, optimizer: Optimizer) -> Step:
-    def step(x: Tensor) -> None:
-        model(x).sum().backward(create_graph=True)
-        optimizer.step()
-
-    return step
-
-
 def with_closure(model: nn.Module, optimizer: Optimizer) -> Step:
     optimizer = LBFGS(model.parameters())
 
@@ -240,7 +232,6 @@ class Refused:
 REFUSED = [
     Refused(accumulates, UnsupportedStep, "has a gradient when the step begins"),
     Refused(reads_gradients, UnsupportedStep, "reads a gradient of before"),
-    Refused(graph_of_gradients, UnsupportedStep, "create_graph=True"),
     Refused(with_closure, DataDependent, "the optimizer decides by the number"),
     Refused(with_scaler, DataDependent, "GradScaler"),
     Refused(with_schedule, UnsupportedStep, "reads ExponentialLR.last_epoch after it"),

@@ -105,8 +105,8 @@ def _engine(run: Callable[..., Any], listener: StepListener) -> Callable[..., An
             return run(roots, gradients, *rest, **kwargs)  # which says what is wrong with a root
         fills = bool(kwargs.get("accumulate_grad"))
         with listener.backward(tensors, list(gradients), creates_graph=create, fills=fills) as told:
-            nodes = nodes_below([_node_of(root) for root in roots]) if told else []
-            with watched(nodes, listener), _leaves_watched(nodes if fills else [], listener):
+            nodes = nodes_below([_node_of(root) for root in roots]) if told or fills else []
+            with watched(nodes if told else [], listener), _leaves_watched(nodes if fills else [], listener):
                 return run(roots, gradients, *rest, **kwargs)
 
     return observed

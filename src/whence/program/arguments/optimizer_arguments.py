@@ -154,9 +154,9 @@ class StateHome:
 class StateSlot:
     """The input that holds `optimizer.state[parameter][key]`.
 
-    `parameter` is a qualified name, or another owner that a `StateHome` has. `within` leads on into containers
-    and objects, `member` to an optimizer inside of this one. `initial` is what the first step makes where there
-    is nothing; None where that is not known.
+    `parameter` is a qualified name, or another owner that a `StateHome` has. `within` leads on into
+    containers and objects, `member` to an optimizer inside of this one. `initial` is what the first step
+    makes where there is nothing; None where that is not known.
     """
 
     input: str

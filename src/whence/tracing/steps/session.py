@@ -127,8 +127,7 @@ class StepNotes:
 
     def forget_gradient(self, parameter: Tensor, recorded: int) -> None:
         """After so many operations a parameter's gradient is taken away."""
-        key = id(parameter)
-        self.cleared.add(key)
+        self.cleared.add(key := id(parameter))
         if key in self.assumed:
             self.forgotten.setdefault(key, recorded)
 
@@ -290,9 +289,11 @@ class StepPasses(Passes):
     ) -> Iterator[bool]:
         """A pass of autograd: the backward of the step, or one inside a module's forward."""
         if fills:
-            self._refuse_pass(creates_graph)
+            self._refuse_pass()
         if not self.running.is_outside or creates_graph or self.running.phase is Phase.BACKWARD:
             yield False
+            if fills and creates_graph:
+                self._differentiated_again()
             return
         over = self._begin_pass(roots, gradients)
         try:
@@ -303,14 +304,7 @@ class StepPasses(Passes):
             self.step.runs.append(over(len(log.order), len(log.steps), next_sequence_number()))
             self.running.enter_phase(Phase.OPTIMIZER)
 
-    def _refuse_pass(self, creates_graph: bool) -> None:
-        if creates_graph:
-            raise UnsupportedStep(
-                "backward(create_graph=True) fills .grad with values that are differentiated again",
-                where=self.run.places.here(),
-                why="a gradient that has a history is no number that a program could hand on",
-                remedy="take them with torch.autograd.grad(..., create_graph=True), which returns them",
-            )
+    def _refuse_pass(self) -> None:
         if inside_backward():
             raise UnsupportedStep(
                 "a backward runs inside the backward and fills .grad",
@@ -325,6 +319,12 @@ class StepPasses(Passes):
                 why="what runs inside a call is its forward, and filling .grad is none",
                 remedy="call backward() in the step, outside the model",
             )
+
+    def _differentiated_again(self) -> None:
+        """A pass that is differentiated again was forward, and what follows is after it."""
+        now = len(self.run.log.order), len(self.run.log.steps)
+        self.step.runs.append(BackwardRun((), *now, *now, next_sequence_number()))
+        self.running.enter_phase(Phase.OPTIMIZER)
 
     def _begin_pass(
         self, roots: Sequence[Tensor], gradients: Sequence[Tensor | None]

@@ -1,0 +1,196 @@
+"""Training steps with optimizers that keep more than tensors by parameter, or stand around others."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from tests.behaviours.constructed_steps import STEPS, Training, gradient_of, network, step
+
+__all__ = ["STEPS"]
+
+Update = Callable[[Any, Tensor, dict[str, Any]], Tensor]
+"""What an optimizer adds to a parameter, of its state."""
+
+
+class Keeping(Optimizer):
+    """Descends by what a function makes of the gradient and of what is kept."""
+
+    def __init__(self, model: nn.Module, update: Update) -> None:
+        super().__init__(model.parameters(), {"lr": 0.1})
+        self.update = update
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            updates = [(held, self.update(self, held, self.state[held])) for held in group["params"]]
+            for held, update in updates:
+                held.sub_(update, alpha=group["lr"])
+
+
+def training(make: Callable[[nn.Module], Optimizer], *, create_graph: bool = False) -> Training:
+    """A network with an optimizer."""
+    model = network()
+    optimizer = make(model)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward(create_graph=create_graph)
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step)
+
+
+@step()
+def momenta_in_a_dict() -> Training:
+    def update(_: Any, held: Tensor, state: dict[str, Any]) -> Tensor:
+        momenta = state.setdefault("momenta", {beta: torch.zeros_like(held) for beta in (0.0, 0.9)})
+        return torch.stack([m.mul_(beta).add_(gradient_of(held)) for beta, m in momenta.items()]).mean(0)
+
+    return training(lambda model: Keeping(model, update))
+
+
+@step()
+def factors_in_lists() -> Training:
+    """With constants beside them, and new tensors in the places of the old."""
+
+    def update(_: Any, held: Tensor, state: dict[str, Any]) -> Tensor:
+        if not state:
+            state["sides"] = [torch.zeros(size) for size in held.shape]
+            state["kind"], state["is_matrix"] = "sides", held.dim() > 1
+        for at, side in enumerate(state["sides"]):
+            rest = [dim for dim in range(held.dim()) if dim != at]
+            squares = gradient_of(held).square()
+            state["sides"][at] = side * 0.9 + (squares.sum(rest) if rest else squares)
+        scale = state["sides"][0].unsqueeze(-1) if state["is_matrix"] else state["sides"][0]
+        return gradient_of(held) / (scale.sqrt() + 1)
+
+    return training(lambda model: Keeping(model, update))
+
+
+@step(warm=True)
+def gradients_in_a_queue() -> Training:
+    """As long as it is full from the beginning."""
+
+    def update(_: Any, held: Tensor, state: dict[str, Any]) -> Tensor:
+        queue = state.setdefault("queue", deque([torch.zeros_like(held)] * 0, maxlen=1))
+        queue.append(gradient_of(held).clone())
+        return torch.stack([*queue]).mean(0)
+
+    return training(lambda model: Keeping(model, update))
+
+
+class Projector:
+    """Holds a direction, how often it was made, and how."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.made = 0
+        self.direction: Tensor | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return str(vars(self)) == str(vars(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def project(self, gradient: Tensor) -> Tensor:
+        self.made += 1
+        self.direction = gradient / (gradient.norm() + self.made)
+        return self.direction
+
+
+@step()
+def projectors_in_the_state() -> Training:
+    def update(_: Any, held: Tensor, state: dict[str, Any]) -> Tensor:
+        projector: Projector = state.setdefault("projector", Projector("norm"))
+        return projector.project(gradient_of(held))
+
+    return training(lambda model: Keeping(model, update))
+
+
+@step()
+def state_of_the_whole() -> Training:
+    """Under a key of its own: a tensor, and numbers in a dictionary."""
+
+    def update(optimizer: Any, held: Tensor, _: dict[str, Any]) -> Tensor:
+        state = optimizer.state
+        if "taken" not in state:
+            state["taken"], state["mean"] = torch.tensor([0]), {"short": 0.0}
+        state["taken"].add_(1)
+        state["mean"]["short"] = state["mean"]["short"] * 0.5 + gradient_of(held).norm().item()
+        return gradient_of(held) * (1 / (1 + state["mean"]["short"])) / state["taken"]
+
+    return training(lambda model: Keeping(model, update))
+
+
+@step()
+def state_in_attributes() -> Training:
+    """By the identity of parameters, as those do that stand around any optimizer."""
+
+    def update(optimizer: Any, held: Tensor, _: dict[str, Any]) -> Tensor:
+        momentum = optimizer.__dict__.setdefault("momenta", {}).setdefault(id(held), torch.zeros_like(held))
+        optimizer.taken = optimizer.__dict__.get("taken", 0) + 1
+        return momentum.lerp_(gradient_of(held), 0.1) / optimizer.taken
+
+    return training(lambda model: Keeping(model, update))
+
+
+class Lookahead(Optimizer):
+    """Goes back half the way after some steps of another optimizer, which has the same groups."""
+
+    def __init__(self, inner: Optimizer, every: int = 2) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner, self.every = inner, every
+        self.param_groups = inner.param_groups
+        for group in self.param_groups:
+            group["taken"] = 0
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        self.inner.step()
+        for group in self.param_groups:
+            group["taken"] += 1
+            for held in group["params"]:
+                slow = self.state[held].setdefault("slow", held.detach().clone())
+                if group["taken"] >= self.every:
+                    held.copy_(slow.lerp_(held, 0.5))
+            if group["taken"] >= self.every:
+                group["taken"] = 0
+
+
+@step()
+def looks_ahead() -> Training:
+    """A number that steps advance, and set back to a constant."""
+    return training(lambda model: Lookahead(AdamW(model.parameters())))
+
+
+@step()
+def looks_ahead_of_momentum() -> Training:
+    return training(lambda model: Lookahead(SGD(model.parameters(), lr=0.1, momentum=0.9)))
+
+
+@step()
+def curvature_of_the_loss() -> Training:
+    """Differentiates the gradients once more, in the optimizer, along a direction that it draws."""
+
+    def update(_: Any, held: Tensor, state: dict[str, Any]) -> Tensor:
+        drawn = torch.randint(0, 2, held.shape) * 2.0 - 1
+        with torch.enable_grad():
+            (curved,) = torch.autograd.grad(gradient_of(held), held, drawn, retain_graph=True)
+        curvature = state.setdefault("curvature", torch.zeros_like(held))
+        curvature.lerp_((curved * drawn).abs(), 0.1)
+        return gradient_of(held).detach() / (curvature + 1)
+
+    return training(lambda model: Keeping(model, update), create_graph=True)
+
+
+@step()
+def graph_that_nobody_needs() -> Training:
+    return training(lambda model: Adam(model.parameters()), create_graph=True)
