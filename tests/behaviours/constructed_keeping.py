@@ -208,7 +208,7 @@ def counts_what_it_collects() -> Training:
     return keeping(keep, losses=[])
 
 
-@step(refused=READS)
+@step()
 def averages_tensors() -> Training:
     def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Any:
         loss = run(x)

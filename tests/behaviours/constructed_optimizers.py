@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tests.behaviours.constructed_steps import STEPS, Training, gradient_of, network, step
+from tests.behaviours.constructed_steps import STEPS, Training, gradient_of, loss_of, network, step
 
 __all__ = ["STEPS"]
 
@@ -194,3 +195,202 @@ def curvature_of_the_loss() -> Training:
 @step()
 def graph_that_nobody_needs() -> Training:
     return training(lambda model: Adam(model.parameters()), create_graph=True)
+
+
+def gradients_of_before(use: Callable[[nn.Module, Optimizer], None]) -> Training:
+    """A step that meets the gradients that the one before has left."""
+    model = network()
+    optimizer = Adam(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        loss = loss_of(model(x))
+        loss.backward()
+        use(model, optimizer)
+        return loss.detach()
+
+    return Training(model, optimizer, step)
+
+
+class Accumulating:
+    """Steps after every other batch."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.seen += 1
+        if self.seen % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@step()
+def accumulates_over_batches() -> Training:
+    """Which batch it is decides: a program for each way that the step goes."""
+    return gradients_of_before(Accumulating())
+
+
+@step()
+def zeroes_after_the_step() -> Training:
+    def use(model: nn.Module, optimizer: Optimizer) -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    return gradients_of_before(use)
+
+
+@step()
+def heavy_ball_of_gradients() -> Training:
+    """What is left of a gradient is part of the next one."""
+
+    def use(model: nn.Module, optimizer: Optimizer) -> None:
+        optimizer.step()
+        for held in model.parameters():
+            gradient_of(held).mul_(0.9)
+
+    return gradients_of_before(use)
+
+
+@step()
+def updates_late() -> Training:
+    """With the gradients of the batch before."""
+    model = network()
+    optimizer = Adam(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = loss_of(model(x))
+        loss.backward()
+        return loss.detach()
+
+    return Training(model, optimizer, step)
+
+
+@step()
+def compares_with_the_gradient_before() -> Training:
+    def use(model: nn.Module, optimizer: Optimizer) -> None:
+        optimizer.step()
+        for held in model.parameters():
+            held.grad = gradient_of(held) / (1 + gradient_of(held).norm())
+
+    return gradients_of_before(use)
+
+
+@step()
+def freezes_a_layer_with_a_gradient() -> Training:
+    """One parameter keeps the gradient that it got, and others go on."""
+
+    def use(model: nn.Module, optimizer: Optimizer) -> None:
+        optimizer.step()
+        model[0].zero_grad()  # type: ignore[index]
+
+    return gradients_of_before(use)
+
+
+def beside(model: nn.Module, use: Callable[[Tensor, Tensor], Tensor]) -> Training:
+    """A step that has tensors of its own beside the model's."""
+    optimizer = Adam(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        out = model(x)
+        loss = loss_of(out) + use(x, out)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step)
+
+
+@step()
+def carries_a_hidden_state() -> Training:
+    """What the step before has left in a dictionary, cut off from its history."""
+    cell, held = nn.LSTMCell(4, 2), {"state": (torch.zeros(5, 2), torch.zeros(5, 2))}
+
+    def use(x: Tensor, _: Tensor) -> Tensor:
+        hidden, memory = cell(x, held["state"])
+        held["state"] = hidden.detach(), memory.detach()
+        return hidden.square().mean()
+
+    made = beside(network(), use)
+    made.model = nn.ModuleList([made.model, cell])
+    return replace(made, kept=lambda: held["state"])
+
+
+@step()
+def begins_a_hidden_state() -> Training:
+    """Which is None in the first step."""
+    held: dict[str, Any] = {"mean": None}
+
+    def use(_: Tensor, out: Tensor) -> Tensor:
+        mean = out.detach().mean(0) if held["mean"] is None else held["mean"] * 0.9 + out.detach().mean(0)
+        held["mean"] = mean
+        return (out - mean).square().mean()
+
+    return replace(beside(network(), use), kept=lambda: held["mean"])
+
+
+class Averages:
+    """Averages of parameters by name."""
+
+    def __init__(self, model: nn.Module, *, in_place: bool) -> None:
+        self.held = {name: held.detach().clone() for name, held in model.named_parameters()}
+        self.in_place = in_place
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        for name, held in model.named_parameters():
+            if self.in_place:
+                self.held[name].lerp_(held, 0.1)
+            else:
+                self.held[name] = 0.9 * self.held[name] + 0.1 * held
+
+
+def averaged(*, in_place: bool) -> Training:
+    model = network()
+    averages = Averages(model, in_place=in_place)
+
+    def use(_: Tensor, out: Tensor) -> Tensor:
+        averages.update(model)
+        return out.sum() * 0
+
+    return replace(beside(model, use), kept=lambda: averages.held)
+
+
+@step()
+def averages_by_name() -> Training:
+    return averaged(in_place=False)
+
+
+@step()
+def averages_by_name_in_place() -> Training:
+    return averaged(in_place=True)
+
+
+@step()
+def counts_in_a_matrix() -> Training:
+    matrix = torch.zeros(2, 2)
+
+    def use(x: Tensor, out: Tensor) -> Tensor:
+        wanted = (x.sum(1) > 0).long()
+        matrix.index_put_((wanted, out.argmax(1)), torch.ones(5), accumulate=True)
+        return out.sum() * 0
+
+    return replace(beside(network(), use), kept=lambda: matrix)
+
+
+@step()
+def descends_with_momentum_by_hand() -> Training:
+    model = network()
+    momenta = [torch.zeros_like(held) for held in model.parameters()]
+
+    def step(x: Tensor) -> Tensor:
+        loss = loss_of(model(x))
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for held, momentum, gradient in zip(model.parameters(), momenta, gradients, strict=True):
+                held.sub_(momentum.mul_(0.9).add_(gradient), alpha=0.1)
+        return loss.detach()
+
+    return Training(model, None, step, kept=lambda: momenta)

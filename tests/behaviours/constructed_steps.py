@@ -167,7 +167,6 @@ def factored() -> Training:
     return Training(model, optimizer, plain(model, optimizer))
 
 
-ADDED = Refusal(whence.StaleCapture, "had none", "the capture had no gradient to add to", of_run=True)
 REQUIRED = Refusal(
     whence.StaleCapture, "requires grad", "the argument is another one once it was captured", of_run=True
 )
@@ -224,7 +223,7 @@ def zeroes_in_place_from_then_on() -> Training:
     return zeroes_in_place()
 
 
-@step(refused=ADDED)
+@step()
 def zeroes_at_the_end() -> Training:
     model = network()
     optimizer = AdamW(model.parameters())
@@ -239,7 +238,7 @@ def zeroes_at_the_end() -> Training:
     return Training(model, optimizer, step)
 
 
-@step(refused=ADDED)
+@step()
 def accumulates_over_calls() -> Training:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)

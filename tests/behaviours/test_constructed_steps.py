@@ -23,7 +23,9 @@ from tests.checks import differing, gradients, state
 
 
 def in_a_row(several: Any) -> list[Any]:
-    """Several optimizers or models, or one."""
+    """Several optimizers or models, one, or none."""
+    if several is None:
+        return []
     found = several.values() if isinstance(several, dict) else several
     return list(found) if isinstance(several, dict | list | tuple) else [several]
 

@@ -16,6 +16,7 @@ from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
 from whence.execution.outside_values import AGAIN, other_values
 from whence.program import Program
+from whence.program.arguments.host_state import HostNumber
 from whence.program.arguments.optimizer_arguments import (
     OWN,
     GroupSlot,
@@ -110,9 +111,12 @@ class Live:
                 yield Fault(what, remedy=AGAIN)
         for counted in self.step.counted:
             if not counted.fits:
-                then, now = f"a number ({' or '.join(counted.kinds)})", _kind(counted.place.now())
+                then, now = " or ".join(counted.kinds), _kind(counted.value)
+                then = f"a tensor ({then})" if counted.spec else f"a number ({then})"
                 what = f"`{counted.place.path}` was {then} at capture, is {now} now"
                 yield Fault(what, why="the step advances it, and it is an input", remedy=AGAIN)
+            elif isinstance(counted.value, Tensor):
+                yield from self._other_tensor(counted)
         for moved in self.step.cycled:
             if type(moved.now(self._groups)) is not float:
                 yield Fault(
@@ -120,6 +124,13 @@ class Live:
                     why="the number there is an input, and those beside it are constants of the program",
                     remedy=AGAIN,
                 )
+
+    def _other_tensor(self, counted: HostNumber) -> Iterator[Fault]:
+        then, now = self.program.input(counted.input).value, counted.value
+        if (then.shape, then.dtype, then.device) != (now.shape, now.dtype, now.device):
+            what, other = (f"{held.dtype} {list(held.shape)} on {held.device}" for held in (then, now))
+            what = f"`{counted.place.path}` was a tensor {what} at capture, is {other} now"
+            yield Fault(what, why="it is an input, whose shape is that of the capture", remedy=AGAIN)
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -215,10 +226,12 @@ class Live:
         """Every input by its name."""
         rows = self.program.signature.inputs
         held = {row.name: found for row in rows if (found := self._tensor(row)) is not None}
+        gradients = ((name, self.tensors[parameter].grad) for name, parameter in self.step.gradients)
+        held |= {name: gradient for name, gradient in gradients if gradient is not None}
         held |= {slot.input: inside(self._pieces(slot.home), slot.way) for slot in self.step.states}
         held |= {slot.input: home_of(self.optimizer, slot.group)[slot.key] for slot in self.step.numbers}
         held |= {slot.input: slot.now(self.optimizer.param_groups) for slot in self.step.cycled}
-        held |= {slot.input: slot.place.now() for slot in self.step.counted}
+        held |= {slot.input: slot.value for slot in self.step.counted}
         return held | self._leaves
 
     def _tensor(self, row: Input) -> Tensor | None:

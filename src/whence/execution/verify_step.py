@@ -105,7 +105,7 @@ def _run(
             program.step.call(*again[0], **again[1])
         tensors = tensors_by_name(subject)
         for name in program.step.with_gradient if program.step else ():
-            tensors[name].grad = torch.zeros_like(tensors[name])
+            tensors[name].grad = tensors[name].detach().clone()
         with compiled_functions_run_eagerly(spares_operators=True):
             result = call(*given[0], **given[1])
         held = {row.path: _as_tensor(row.value) for row in found.entries(None) if row.value is not None}
@@ -116,7 +116,7 @@ def _run(
 
 def _left_around(step: Step | None) -> Iterator[tuple[str, Any]]:
     """Numbers and tensors that a step leaves in Python around it."""
-    rows = [] if step is None else [(row.place.path, row.place.now()) for row in step.counted]
+    rows = [] if step is None else [(row.place.path, row.value) for row in step.counted]
     rows += [] if step is None else [(row.place.path, row.left) for row in step.effects]
     return ((path, value) for path, value in rows if is_number(value) or isinstance(value, Tensor))
 

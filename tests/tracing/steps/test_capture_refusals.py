@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import whence
 from tests.checks import differing, parts, surroundings
-from tests.tracing.steps.small import Step, batch, never_zero, plain_sgd, small, zero_first, zero_last
+from tests.tracing.steps.small import Step, batch, plain_sgd, small, zero_first, zero_last
 from whence.errors import (
     DataDependent,
     NotCallable,
@@ -43,25 +43,6 @@ class Listing(Optimizer):
             state = self.state[held]
             state["taken"] = [*state.get("taken", ()), 1.0]
             held.sub_(held.grad, alpha=0.1)
-
-
-def accumulates(model: nn.Module, optimizer: Optimizer) -> Step:
-    model(batch()).sum().backward()
-    return never_zero(model, optimizer)
-
-
-def reads_gradients(model: nn.Module, optimizer: Optimizer) -> Step:
-    model(batch()).sum().backward()
-
-    def step(x: Tensor) -> Tensor:
-        held: Any = next(model.parameters()).grad
-        norm: Tensor = held.norm()
-        optimizer.zero_grad()
-        model(x).sum().backward()
-        optimizer.step()
-        return norm
-
-    return step
 
 
 def with_closure(model: nn.Module, optimizer: Optimizer) -> Step:
@@ -154,16 +135,6 @@ def sets_outside(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
-def writes_outside(model: nn.Module, optimizer: Optimizer) -> Step:
-    inner = zero_first(model, optimizer)
-
-    def step(x: Tensor) -> None:
-        inner(x)
-        AVERAGE.lerp_(model[0].weight.detach(), 0.1)  # type: ignore[index]
-
-    return step
-
-
 def without_backward(model: nn.Module, optimizer: Optimizer) -> Step:
     def step(x: Tensor) -> Any:
         return model(x)
@@ -230,8 +201,6 @@ class Refused:
 
 
 REFUSED = [
-    Refused(accumulates, UnsupportedStep, "has a gradient when the step begins"),
-    Refused(reads_gradients, UnsupportedStep, "reads a gradient of before"),
     Refused(with_closure, DataDependent, "the optimizer decides by the number"),
     Refused(with_scaler, DataDependent, "GradScaler"),
     Refused(with_schedule, UnsupportedStep, "reads ExponentialLR.last_epoch after it"),
@@ -242,7 +211,6 @@ REFUSED = [
     Refused(with_outside, UnsupportedStep, "not in Sequential"),
     Refused(differentiates_outside, UnsupportedStep, "outside the model gets a gradient"),
     Refused(sets_outside, UnsupportedStep, "sets the .grad"),
-    Refused(writes_outside, UnsupportedStep, "neither a parameter nor a buffer"),
     Refused(without_backward, UnsupportedStep, "runs no backward"),
     Refused(reentrant, UnsupportedStep, "use_reentrant=False"),
     Refused(listing, UnsupportedStep, r"makes optimizer\.state.*\['taken'\]"),

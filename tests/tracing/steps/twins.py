@@ -13,6 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import whence
 from tests.checks import differing
 from tests.models import ModelCase
+from whence.program.arguments.optimizer_arguments import parts_of
 
 Make = Callable[[nn.Module], Optimizer]
 
@@ -57,10 +58,12 @@ class Twin:
             f"gradient {name}": None if held.grad is None else held.grad.clone()
             for name, held in self.model.named_parameters()
         }
-        for held, state in self.optimizer.state.items():
+        for held, piece in self.optimizer.state.items():
+            of = names.get(id(held), held)
+            leaves = ((part.spelled, part.value) for part in parts_of(piece) if not part.is_entered)
             found |= {
-                f"optimizer {names[id(held)]} {key}": value.clone() if isinstance(value, Tensor) else value
-                for key, value in state.items()
+                f"optimizer {of}{spelled}": value.clone() if isinstance(value, Tensor) else value
+                for spelled, value in leaves
             }
         return found
 

@@ -7,6 +7,7 @@ from types import CellType
 from typing import Any
 
 from whence._torch.observe.attribute_reads import NOTHING
+from whence._torch.pytrees import TreeSpec, tree_flatten
 from whence.program.calls import Structure
 
 
@@ -78,16 +79,30 @@ def _refill(held: Any, kept: list[Any]) -> None:
 
 @dataclass(frozen=True)
 class HostNumber:
-    """The input that holds a number which steps advance; it must be of one of the `kinds`, named."""
+    """The input that holds a number or a tensor which steps replace; it must be of one of the `kinds`, named.
+
+    Where a container is replaced, `leaf` says which part of it is meant, and `spec` how the whole is made.
+    """
 
     input: str
     place: HostPlace
     kinds: tuple[str, ...]
+    leaf: int | None = None
+    spec: TreeSpec | None = None
+
+    @property
+    def value(self) -> Any:
+        """What is there now; `NOTHING` where the container is made otherwise."""
+        held = self.place.now()
+        if self.leaf is None:
+            return held
+        leaves, spec = tree_flatten(held)
+        return leaves[self.leaf] if spec == self.spec else NOTHING
 
     @property
     def fits(self) -> bool:
-        """Whether there is such a number now."""
-        return type(self.place.now()).__name__ in self.kinds
+        """Whether there is such a value now."""
+        return type(self.value).__name__ in self.kinds
 
 
 @dataclass(frozen=True)

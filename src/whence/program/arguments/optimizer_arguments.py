@@ -315,14 +315,14 @@ class Step:
 
     `call` is the user's function and `optimizer` the captured one, by reference. `groups` are the parameters
     of its groups by name. `with_gradient` are parameters whose `.grad` has to be a tensor when the step
-    begins, which zeroes it, `without_gradient` those whose `.grad` has to be None when the step
-    begins, `cleared` those whose `.grad` is None afterwards, whatever it was.
-    `frames` are pieces of the optimizer's state that hold others, or are constants.
-    `outside` are values that it reads from variables and objects around it. `empty` is state that is None, by
-    parameter and key: a first step puts it there. `counted` are numbers around the step that it advances,
-    and `effects` what else it puts there. `calls` are those of schedules, in order. `graph` is the graph that
-    was captured, as long as no pass has made another one of it. A `second` step is another program than the
-    first, which only the step itself takes.
+    begins, which zeroes it, `without_gradient` those whose `.grad` has to be None when the step begins,
+    `cleared` those whose `.grad` is None afterwards, whatever it was. `gradients` are inputs that are
+    gradients of before, each with its parameter. `frames` are pieces of the optimizer's state that hold
+    others, or are constants. `outside` are values that it reads from variables and objects around it. `empty`
+    is state that is None, by parameter and key: a first step puts it there. `counted` are numbers around the
+    step that it advances, and `effects` what else it puts there. `calls` are those of schedules, in order.
+    `graph` is the graph that was captured, as long as no pass has made another one of it. A `second` step is
+    another program than the first, which only the step itself takes.
     """
 
     call: Callable[..., Any]
@@ -336,6 +336,7 @@ class Step:
     without_gradient: frozenset[str] = frozenset()
     with_gradient: frozenset[str] = frozenset()
     cleared: frozenset[str] = frozenset()
+    gradients: tuple[tuple[str, str], ...] = ()
     outside: tuple[Outside, ...] = ()
     empty: tuple[tuple[str, str], ...] = ()
     counted: tuple[HostNumber, ...] = ()

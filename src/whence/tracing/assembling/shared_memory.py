@@ -16,11 +16,10 @@ from whence.tracing.recording.run import Recorded
 def refuse_shared_writes(recorded: Recorded, values: GraphValues) -> None:
     """Raise `UnsupportedMutation` naming all that is written twice, or shares its memory with something."""
     tensors = dict(_tensors(recorded))
-    faults = [
-        fault
-        for placeholder, value in values.written.items()
-        for fault in (*_written_again(placeholder, value), *_shared(placeholder, tensors, values.written))
-    ]
+    of_step = {node for _, node in recorded.rows}  # gradients of before are added to in the backward
+    written = values.written.items()
+    faults = [fault for row, value in written if row not in of_step for fault in _written_again(row, value)]
+    faults += [fault for row, _ in written for fault in _shared(row, tensors, values.written)]
     if faults:
         raise UnsupportedMutation.of(faults)
 

@@ -16,9 +16,9 @@ class StepAssumptions:
     """What a run takes for given: state that a first step would make, and whether learning rates are inputs.
 
     `counts` and `numbers` are numbers that steps advance, in the state and in the groups, `advanced` those in
-    containers and objects of the state; `owned` are attributes of the optimizer that it changes.
-    `operations` are those of the optimizer in the run before, which this one must repeat. `host` is what the
-    step changes around it. `reuse` says which calls may be replayed.
+    containers and objects of the state; `owned` are attributes of the optimizer that it changes. `operations`
+    are those of the optimizer in the run before, which this one must repeat. `host` is what the step changes
+    around it. A step that `takes_gradients` reads those of before. `reuse` says which calls may be replayed.
     """
 
     created: Mapping[Key, Initial] = field(default_factory=dict)
@@ -28,5 +28,6 @@ class StepAssumptions:
     owned: frozenset[str] = frozenset()
     operations: Operations | None = None
     fixed_rates: bool = False
+    takes_gradients: bool = False
     host: HostAssumptions = field(default_factory=HostAssumptions)
     reuse: Reuse = field(default_factory=lambda: Reuse(joint=True))

@@ -31,7 +31,7 @@ from whence.tracing.steps.host.around import HostAssumptions, HostFound
 from whence.tracing.steps.host.of_model import beside_host, without_host
 from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import record_step
-from whence.tracing.steps.session import RateRead, StepSession
+from whence.tracing.steps.session import GradientRead, RateRead, StepSession
 from whence.tracing.target.eligibility import (
     refuse_gradient_hooks,
     refuse_inference_mode,
@@ -74,7 +74,9 @@ def _captured_once(
         except Doubt as doubt:
             wish = replace(wish, reuse=wish.reuse.but_for(doubt.kind, doubt.why), host=HostAssumptions())
         except RateRead:
-            wish = StepAssumptions(fixed_rates=True, reuse=wish.reuse)
+            wish = StepAssumptions(fixed_rates=True, takes_gradients=wish.takes_gradients, reuse=wish.reuse)
+        except GradientRead:
+            wish = replace(wish, takes_gradients=True)
 
 
 def _attempted(
@@ -107,7 +109,8 @@ def _captured(
     with keeping_what_was_recorded(session):
         gradients = attribute_step(recorded, session.step)
         program = finished(example, recorded, gradients).with_changes(step=recorded.step)
-        _refuse_outside(program, {id(tensor) for tensor in scales_of(subject.call)})
+        around = {id(row.value) for row in recorded.step.outside}
+        _refuse_outside(program, around | {id(tensor) for tensor in scales_of(subject.call)})
     check(program)
     observed = replace(session.run.reads.observed(), call=subject.roots[0][1])
     places = recorded.step.places
@@ -138,11 +141,12 @@ def _refuse_history(example: Example) -> None:
         )
 
 
-def _refuse_outside(program: Program, scales: Set[int]) -> None:
-    """Tensors that are in no module, or in one only as an attribute, may be read; scales are written, too."""
+def _refuse_outside(program: Program, known: Set[int]) -> None:
+    """Tensors that are in no module, or in one only as an attribute, may be read; those around the step, of
+    which every run looks whether they are still there, are written, too."""
     rows = program.signature.outputs_of(OutputKind.MUTATION)
     constants = [row for row in rows if program.input(row.of or "").kind is InputKind.CONSTANT]
-    written = [row.path for row in constants if id(program.state[row.of or ""]) not in scales]
+    written = [row.path for row in constants if id(program.state[row.of or ""]) not in known]
     if written:
         raise UnsupportedStep(
             f"the step writes {', '.join(written)}, which is neither a parameter nor a buffer of the model",

@@ -5,7 +5,7 @@ holds, is seen while it runs. Of a container all entries count.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from dis import get_instructions
 from enum import Enum
@@ -118,8 +118,10 @@ class OutsideReads:
         self._functions: dict[CodeType, FunctionType] = {}
         self._packages = {_package(function) for function in functions_of(subject.call)}
 
-    def begin(self) -> None:
-        """Look at the step's variables, and watch what it belongs to, while reads are observed."""
+    def begin(self, inputs: Iterable[Tensor]) -> None:
+        """Look at the step's variables, and watch what it belongs to, while reads are observed; `inputs` are
+        no constants."""
+        self._inside |= {id(tensor) for tensor in inputs}
         for function in (*wrappers_of(self._call), *functions_of(self._call)):
             self._follow(function)
         for name, owner in owners_of(self._call):

@@ -87,6 +87,7 @@ class _Taken:
     settings: tuple[Setting, ...]
     empty: tuple[tuple[str, str], ...]
     cycled: tuple[CycledSlot, ...]
+    twins: tuple[Tensor, ...] = ()
 
 
 def record_step(
@@ -116,7 +117,9 @@ def record_step(
 
             def take() -> _Taken:
                 taken = _taken(session, found, wish)
-                return replace(taken, rows=(*taken.rows, *host.begin()))
+                gradients = [*_gradients(session)] if wish.takes_gradients else []
+                rows = (*taken.rows, *gradients, *host.begin())
+                return replace(taken, rows=rows, twins=tuple(host.twins))
 
             taken, recorded = _run(session, undoing, example, take, reads)
             session.step.scheduling.finish(fixed_rates=wish.fixed_rates)
@@ -152,7 +155,7 @@ def _run(
         session.step.begin(_leaves(prepared))
         undoing.later(_without_gradients(prepared))
         active.enter_context(listening(session, session.calls, prepared, reads))
-        reads.begin()
+        reads.begin(taken.twins)
         active.enter_context(torch.enable_grad())
         active.enter_context(observed_step(session.passes))
         active.enter_context(session.branches.recording(session.recorder))
@@ -193,6 +196,18 @@ def _recorded(
     return RecordedStep(
         **held, step=replace(step, counted=around.counted, effects=around.effects, calls=around.calls)
     )
+
+
+def _gradients(session: StepSession) -> Iterator[tuple[Input, fx.Node]]:
+    """Inputs for the gradients that parameters have."""
+    for row in session.run.subject.state:
+        if row.is_parameter and row.tensor.grad is not None:
+            path = f"{row.paths[0]}.grad"
+            node = session.recorder.adopt(row.tensor.grad, "_".join(["s", *row.paths[0], "grad"]))
+            session.step.taken[id(row.tensor)] = node
+            session.log.add(InputNamed(node, f"the gradient {path}"))
+            made = Input(node.name, InputKind.STEP_STATE, path, value=node.meta["val"], of=str(row.paths[0]))
+            yield replace(made, module=row.paths[0].parent, module_type=row.owner), node
 
 
 def _leaves(prepared: Prepared) -> list[tuple[Tensor, fx.Node]]:
@@ -419,7 +434,8 @@ def _step(
         frames=tuple(taken.before.frames.values()),
         numbers=taken.groups,
         cycled=taken.cycled,
-        with_gradient=frozenset(names[key] for key in noted.zeroed if key in names),
+        with_gradient=frozenset(names[key] for key in (*noted.zeroed, *noted.taken) if key in names),
+        gradients=tuple((node.name, names[key]) for key, node in noted.taken.items()),
         without_gradient=frozenset(
             names[key]
             for key in noted.assumed

@@ -53,6 +53,10 @@ class RateRead(Exception):
     """Somebody decides by the learning rate, or hands it on: the program holds for this one only."""
 
 
+class GradientRead(Exception):
+    """The step reads a gradient of before: it is an input."""
+
+
 @dataclass(frozen=True)
 class BackwardRun:
     """One pass of autograd: the part of the recorded operations and of the steps that is its own.
@@ -76,7 +80,8 @@ class BackwardRun:
 class StepNotes:
     """What is noted of a step: passes of autograd, and what became of gradients.
 
-    `before` are gradients that were there when it began, by the identity of the tensor. `cleared` and
+    `before` are gradients that were there when it began, by the identity of the tensor, `taken` those of them
+    that are inputs. `cleared` and
     `assumed` are parameters whose gradient was taken away, or was absent, before the first one arrived.
     `forgotten` says of parameters among the `assumed` how many operations there were when their gradient was
     taken away again, `asked` of which ones Python asked for the gradient before one arrived. `zeroed` are
@@ -89,6 +94,7 @@ class StepNotes:
 
     leaves: dict[int, fx.Node] = field(default_factory=dict)
     before: dict[int, Tensor] = field(default_factory=dict)
+    taken: dict[int, fx.Node] = field(default_factory=dict)
     counting: Counting = field(default_factory=Counting)
     rates: set[fx.Node] = field(default_factory=set)
     cycled: set[fx.Node] = field(default_factory=set)
@@ -108,7 +114,8 @@ class StepNotes:
     def begin(self, leaves: Sequence[tuple[Tensor, fx.Node]]) -> None:
         """A step begins on these leaves."""
         self.leaves |= {id(tensor): node for tensor, node in leaves}
-        self.before |= {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
+        held = {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
+        self.before |= {key: gradient for key, gradient in held.items() if key not in self.taken}
 
     @contextmanager
     def optimizing(self, *, reads_numbers: bool = True) -> Iterator[None]:
@@ -177,15 +184,9 @@ class StepOperations(Operations):
             self.step.tracked.add(node)
 
     def met_tensor(self, tensor: Tensor) -> str:
-        """A tensor from outside; gradients of before are no inputs of the program."""
-        owner = next((key for key, held in self.step.before.items() if held is tensor), None)
-        if owner is not None:
-            raise UnsupportedStep(
-                f"the step reads a gradient of before: {self.run.log.inputs[self.step.leaves[owner]]}",
-                where=self.model.here(),
-                why="a program takes no gradients in",
-                remedy="call zero_grad(), which sets gradients to None, before the capture and in the step",
-            )
+        """A tensor from outside; a gradient of before is an input."""
+        if any(held is tensor for held in self.step.before.values()):
+            raise GradientRead
         return super().met_tensor(tensor)
 
 
@@ -204,8 +205,15 @@ class StepActs(ModelActs):
 
     def gradient_asked(self, tensor: Tensor) -> None:
         """The step reads `.grad`, which another run may find filled before a gradient arrives."""
-        if id(tensor) not in self.step.arrived:
-            self.step.asked.add(id(tensor))
+        key = id(tensor)
+        if key not in self.step.arrived:
+            self.step.asked.add(key)
+        if (
+            key in self.step.leaves
+            and tensor.grad is None
+            and key not in self.step.arrived | self.step.cleared
+        ):
+            self.step.assumed.add(key)
 
     def gradient_set(self, tensor: Tensor, gradient: Tensor | None) -> None:
         """The step writes `.grad` itself; what was there before is gone."""
@@ -367,6 +375,8 @@ class StepPasses(Passes):
         """A gradient for a leaf: the first one must find none."""
         self.step.gradient_arrives(len(self.run.log.order))
         key = id(leaf)
+        if leaf.grad is not None and leaf.grad is self.step.before.get(key):
+            raise GradientRead
         if isinstance(leaf, FakeTensor) and key not in self.step.leaves:
             return  # the step has made it, and nobody sees its gradient but the step
         if key not in self.step.leaves:
@@ -379,14 +389,7 @@ class StepPasses(Passes):
         if key in self.step.arrived:
             return
         self.step.arrived.add(key)
-        if leaf.grad is not None and leaf.grad is self.step.before.get(key):
-            raise UnsupportedStep(
-                f"{self.run.log.inputs[self.step.leaves[key]]} has a gradient when the step begins",
-                where=self.run.places.here(),
-                why="the backward would add to it, and a program takes no gradients in",
-                remedy="call zero_grad() before the capture, or at the beginning of the step",
-            )
-        if key not in self.step.cleared:
+        if key not in self.step.cleared | self.step.taken.keys():
             self.step.assumed.add(key)
 
     def gradient_is_kept(self, leaf: Tensor) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from whence._torch.plain_values import PLAIN
-from whence._torch.pytrees import TreeSpec, spelled, tree_flatten, tree_flatten_with_path
+from whence._torch.plain_values import PLAIN, same_constant
+from whence._torch.pytrees import TreeSpec, spelled, tree_flatten, tree_flatten_with_path, tree_unflatten
 from whence._torch.sizes.numbers import is_recorded
 from whence._torch.sizes.symbols import SYMBOLIC
 from whence.dependence.snapshots import Saved
@@ -53,11 +53,12 @@ class _Grown:
 class HostAssumptions:
     """What earlier runs found that the step changes.
 
-    `numbers` become inputs, `replaced` and `grown` get stand-ins; `things` were reached and are looked at
-    from the beginning. `operations` are those of the first run.
+    `numbers` and `tensors` become inputs, `replaced` and `grown` get stand-ins; `things` were reached and are
+    looked at from the beginning. `operations` are those of the first run.
     """
 
     numbers: Mapping[Key, HostPlace] = field(default_factory=dict)
+    tensors: Mapping[Key, HostPlace] = field(default_factory=dict)
     replaced: Mapping[Key, tuple[HostPlace, _Shape]] = field(default_factory=dict)
     grown: Mapping[Key, _Grown] = field(default_factory=dict)
     things: tuple[tuple[str, Any], ...] = ()
@@ -70,7 +71,7 @@ class HostAssumptions:
 
     def knows(self, key: Key) -> bool:
         """Whether a place is among them."""
-        return key in self.numbers or key in self.replaced or key in self.grown
+        return any(key in known for known in (self.numbers, self.tensors, self.replaced, self.grown))
 
 
 class HostFound(Exception):
@@ -100,7 +101,9 @@ class HostRun:
         self._assumed = assumed
         self._session = session
         self._inputs: dict[Key, tuple[HostPlace, fx.Node]] = {}
+        self._parts: list[HostNumber] = []
         self._stand_ins: dict[Key, Growing] = {}
+        self.twins: list[Tensor] = []
         for path, thing in assumed.things:
             enclosed.reach(path, thing)
 
@@ -108,6 +111,8 @@ class HostRun:
         """Put inputs and stand-ins where the step will look."""
         for key, place in self._assumed.numbers.items():
             yield self._number(key, place)
+        for place in self._assumed.tensors.values():
+            yield from self._tensors(place)
         for place, _ in self._assumed.replaced.values():
             place.put(Unread(place.path, self._refused))
         for key, grown in self._assumed.grown.items():
@@ -125,6 +130,22 @@ class HostRun:
         self._inputs[key] = place, node
         return Input(node.name, InputKind.STEP_STATE, place.path, value=value), node
 
+    def _tensors(self, place: HostPlace) -> Iterator[tuple[Input, fx.Node]]:
+        """Inputs for a tensor, or those of a container: twins of theirs lie there while the step runs."""
+        leaves, spec = tree_flatten(place.now())
+        for at, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor):
+                continue
+            path = place.path if len(leaves) == 1 else f"{place.path}, {at}"
+            wanted = f"{PREFIXES[InputKind.STEP_STATE]}_{as_name(path)}"
+            twin, node = self._session.recorder.fake_input(leaf, self._session.log.free_name(wanted))
+            self.twins.append(twin)
+            leaves[at] = twin
+            self._session.log.add(InputNamed(node, path))
+            self._parts.append(HostNumber(node.name, place, (type(leaf).__name__,), at, spec))
+            yield Input(node.name, InputKind.STEP_STATE, path, value=node.meta["val"]), node
+        place.put(tree_unflatten(leaves, spec))
+
     def _refused(self, path: str) -> UnsupportedStep:
         return UnsupportedStep(
             f"the step reads {path}, and changes it",
@@ -132,7 +153,7 @@ class HostRun:
             why="the next run would find something else there, which is no input of the program: numbers "
             "that it advances are, and what it only writes is written again",
             remedy="keep a tensor in a buffer of the model; read what a step has collected outside of it",
-        )
+        ).in_first_step()
 
     # --- afterwards --------------------------------------------------------------------------------------
 
@@ -165,7 +186,8 @@ class HostRun:
 
     def _more(self, unknown: Sequence[HostChange], place: Place) -> HostAssumptions:
         then = self._assumed
-        numbers, replaced, grown = dict(then.numbers), dict(then.replaced), dict(then.grown)
+        numbers, tensors = dict(then.numbers), dict(then.tensors)
+        replaced, grown = dict(then.replaced), dict(then.grown)
         for row in unknown:
             key = row.place.identity
             if row.appended:
@@ -174,10 +196,12 @@ class HostRun:
                 grown[key] = _Grown(row.place, holders, self._shape(row, place))
             elif row.is_of_numbers and is_number(row.after):
                 numbers[key] = row.place
+            elif _is_of_tensors(row):
+                tensors[key] = row.place
             else:
                 replaced[key] = row.place, self._shape(row, place)
         operations = operations_of(self._session) if then.operations is None else then.operations
-        return HostAssumptions(numbers, replaced, grown, tuple(self.enclosed.reached), operations)
+        return HostAssumptions(numbers, tensors, replaced, grown, tuple(self.enclosed.reached), operations)
 
     def _shape(self, row: HostChange, place: Place) -> _Shape:
         return tuple(_shape_of(value, row.place.path, place) for value in row.appended or (row.after,))
@@ -221,7 +245,7 @@ class HostRun:
         )
         scheduled.clear()  # which holds tensors of the run
         refuse_shared_memory(self._session, kept, place)
-        counted = tuple(self._counted(place, node) for place, node in self._inputs.values())
+        counted = (*(self._counted(place, node) for place, node in self._inputs.values()), *self._parts)
         return Around(tuple(pairs), counted, tuple(effects), calls, tuple(kept))
 
     def _structure(self, value: Any, path: str, kept: list[PutValue]) -> Structure:
@@ -241,6 +265,20 @@ class HostRun:
         """A number that operators take keeps its type: they give integers for integers."""
         kind = type(self._session.step.counting.known[node]).__name__
         return HostNumber(node.name, place, (kind,) if _reaches_operators(node) else ("int", "float"))
+
+
+def _is_of_tensors(row: HostChange) -> bool:
+    """Whether tensors took the place of others like them, alone or in a container."""
+    (then, old), (now, new) = tree_flatten(row.before), tree_flatten(row.after)
+    if old != new or not any(isinstance(leaf, Tensor) for leaf in then):
+        return False
+    return all(_is_like_tensor(*pair) for pair in zip(then, now, strict=True))
+
+
+def _is_like_tensor(then: Any, now: Any) -> bool:
+    if not (type(then) is Tensor and isinstance(now, Tensor)):
+        return same_constant(then, now)
+    return then.is_leaf and (then.shape, then.dtype, then.device) == (now.shape, now.dtype, now.device)
 
 
 def _is_computed(value: object) -> bool:
