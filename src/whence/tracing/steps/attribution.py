@@ -18,8 +18,8 @@ from whence.schema import Phase
 from whence.tracing.attribution.attribution import attribute_rest, attribute_steps, seen
 from whence.tracing.attribution.gradient_edges import GradientSums, follow
 from whence.tracing.log.log import Log, first_of_each_moment
+from whence.tracing.steps.notes import StepNotes
 from whence.tracing.steps.run import RecordedStep
-from whence.tracing.steps.session import StepNotes
 
 Owner = fx.Node | None
 """The placeholder of a parameter; None for what is nobody's, or several parameters'."""

@@ -23,10 +23,9 @@ from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.interrupts import Interrupts
-from whence.tracing.steps.assumptions import StepAssumptions
 from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.enclosed_state import begin_scales, scales_of
-from whence.tracing.steps.first_step import Unbegun
+from whence.tracing.steps.first_step import StepAssumptions, Unbegun
 from whence.tracing.steps.host.around import HostAssumptions, HostFound
 from whence.tracing.steps.host.of_model import beside_host, without_host
 from whence.tracing.steps.optimizer import Optimizing, optimizing

@@ -6,7 +6,7 @@ program than the second.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,9 +24,10 @@ from whence.program.arguments.optimizer_arguments import (
     is_number,
 )
 from whence.schema import Phase
-from whence.tracing.steps.assumptions import StepAssumptions
+from whence.tracing.replay.reuse import Reuse
 from whence.tracing.steps.counters import Counter, GroupKey, better_guess, first_guess
 from whence.tracing.steps.enclosed_state import refuse_changed
+from whence.tracing.steps.host.around import HostAssumptions
 from whence.tracing.steps.host.operations import PASSED_ON, Operations, operations_of
 from whence.tracing.steps.optimizer import Key, OptimizerEntry, Optimizing, OwnState, strange_state
 from whence.tracing.steps.session import StepSession
@@ -38,6 +39,28 @@ _FILLED: Mapping[Any, Any] = {
 }
 _GIVEN = (aten.full.default, aten.full_like.default)
 _FIRST = "take one step with the optimizer before the capture: from then on every step is the same"
+
+
+@dataclass(frozen=True)
+class StepAssumptions:
+    """What a run takes for given: state that a first step would make, and whether learning rates are inputs.
+
+    `counts` and `numbers` are numbers that steps advance, in the state and in the groups, `advanced` those in
+    containers and objects of the state; `owned` are attributes of the optimizer that it changes. `operations`
+    are those of the optimizer in the run before, which this one must repeat. `host` is what the step changes
+    around it. A step that `takes_gradients` reads those of before. `reuse` says which calls may be replayed.
+    """
+
+    created: Mapping[Key, Initial] = field(default_factory=dict)
+    counts: Mapping[Key, Counter] = field(default_factory=dict)
+    numbers: Mapping[GroupKey, Counter] = field(default_factory=dict)
+    advanced: frozenset[Key] = frozenset()
+    owned: frozenset[str] = frozenset()
+    operations: Operations | None = None
+    fixed_rates: bool = False
+    takes_gradients: bool = False
+    host: HostAssumptions = field(default_factory=HostAssumptions)
+    reuse: Reuse = field(default_factory=lambda: Reuse(joint=True))
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,12 @@ from whence.tracing.refusals import data_replaced
 from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.module_snapshot import Lines
 from whence.tracing.sandbox.undo import Undoing
-from whence.tracing.steps.assumptions import StepAssumptions
 from whence.tracing.steps.counters import Counter, GroupKey, changed_settings, first_guess, replaced_numbers
 from whence.tracing.steps.cycled import cycled
 from whence.tracing.steps.enclosed_state import enclosed_by, refuse_changed
 from whence.tracing.steps.first_step import (
     StateBefore,
+    StepAssumptions,
     found_numbers,
     refuse_another_first_step,
     refuse_changes_of_its_own,
