@@ -54,7 +54,9 @@ class Functional:
     hold the newest value of a tensor and how often it was written; `taken` the value of a view and the
     version it shows. `sharing` leads from a sparse tensor to its parts, and from those to it. `replaced`
     leads from a removed node to the node that holds its value; `history` lists the values that a tensor went
-    through; `sources` leads from a node made here to the recorded one it was made for.
+    through; `sources` leads from a node made here to the recorded one it was made for. `overwritten` leads
+    from a node that holds what was written to the one that held the tensor until then; `looking` are nodes
+    that take a view again.
     """
 
     graph: fx.Graph
@@ -69,6 +71,8 @@ class Functional:
     straight: dict[fx.Node, None] = field(default_factory=dict)
     history: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
     sources: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    overwritten: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    looking: dict[fx.Node, None] = field(default_factory=dict)
 
     def final(self, node: fx.Node, last: fx.Node | None = None) -> fx.Node:
         """The node that holds, at the end of the graph, the value of the tensor that `node` recorded.
@@ -370,10 +374,13 @@ def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWr
     before, whole = state.current(tensor, writer), state.latest.get(base, base)
     written = value if view is None else _written_through(state, view, value, writer)
     state.latest[base] = _laid_out_as(whole, written, writer)
+    state.overwritten[state.latest[base]] = whole
     state.versions[base] = state.versions.get(base, 0) + 1
     state.history.setdefault(base, []).append(state.latest[base])
     if view is not None:
-        state.taken[tensor] = (state.versions[base], _laid_out_as(before, value, writer))
+        taken = _laid_out_as(before, value, writer)
+        state.overwritten.setdefault(taken, before)
+        state.taken[tensor] = (state.versions[base], taken)
 
 
 def _refuse_shared(state: Functional, base: fx.Node, writing: fx.Node) -> None:
@@ -393,6 +400,7 @@ def _looked_through(state: Functional, view: View, writer: _NodeWriter) -> list[
     values = [state.latest.get(view.base, view.base)]
     for step in view.steps:
         values.append(writer(step.target, values[-1], *step.args[1:], **step.kwargs))
+        state.looking[values[-1]] = None
     return values
 
 
