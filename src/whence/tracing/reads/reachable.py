@@ -146,9 +146,9 @@ class Reachable:
                     self._follow(row.before, name, (code, name), names, depth - 1)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._follow(value, f"a default argument of {path}", (code, path), names, depth - 1)
-        for module in imported(code, function.__globals__):
-            self._follow(module, module.__name__, (code, module.__name__), names, depth)
         if depth > _DEEP - _NEAR:
+            for module in imported(code, function.__globals__):
+                self._follow(module, module.__name__, (code, module.__name__), names, depth)
             self._name(function, path)
 
     def _name(self, function: FunctionType, path: str) -> None:
