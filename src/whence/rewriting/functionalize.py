@@ -245,10 +245,17 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
     for offset, tensor in enumerate(written):
         value = made if len(twin._schema.returns) == 1 else writer(operator.getitem, made, own + offset)
         for part, new in _each(tensor, value, writer):
+            if _is_resized(target, part, new):
+                values.append(_resize(state, part, new, writer))
+                continue
             values.append(_as_before(new, part, writer))
             _write(state, part, values[-1], writer)
-    if not isinstance(written[0], fx.Node):
+    if not isinstance(written[0], fx.Node) or (own == 0 and len(values) > 1):
         state.replaced[node] = made
+        for item in node.users if own == 0 and isinstance(written[0], fx.Node) else ():
+            position: Any = item.args[1]  # of several results, each is a tensor that is written
+            state.same[item] = state.identity(written[position])
+            state.replaced[item] = values[position]
         return
     if own > 0:
         lone = len(target._schema.returns) == 1
@@ -259,6 +266,28 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
         return
     state.same[node] = state.identity(written[0])
     state.replaced[node] = values[0]
+
+
+def _is_resized(target: Any, tensor: fx.Node, value: fx.Node) -> bool:
+    """Whether an operation finds no room for its result in the tensor that it is told to write to."""
+    is_told = any(argument.is_out for argument in target._schema.arguments)
+    return is_told and tensor.meta["val"].shape != value.meta["val"].shape
+
+
+def _resize(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWriter) -> fx.Node:
+    """From now on the tensor has other memory, of the size that the result needs."""
+    tensor, node = state.identity(recorded), writer.node
+    if tensor.op == "placeholder":
+        raise _NoForm(node, f"whoever holds {tensor.name} would have a tensor of another shape afterwards")
+    if tensor in state.views or any(view.base is tensor for view in state.views.values()):
+        raise _NoForm(node, "it gives another shape to a tensor that others look into")
+    dtype = recorded.meta["val"].dtype
+    if value.meta["val"].dtype != dtype:
+        value = writer(aten._to_copy.default, value, dtype=dtype)
+    state.latest[tensor] = value
+    state.versions[tensor] = state.versions.get(tensor, 0) + 1
+    state.history.setdefault(tensor, []).append(value)
+    return value
 
 
 def _write_wrapped(state: Functional, node: fx.Node, written: list[Any], writer: _NodeWriter) -> None:
