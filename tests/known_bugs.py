@@ -12,7 +12,6 @@ _MADE_LEAF = "an input with a history is captured as a leaf"
 _PRINTED = "an unknown object is printed in full"
 _RESTORING = "an error while values are restored leaves seeds and gradients"
 _RECOMPUTED = "what a recomputation writes to state is lost"
-_ZEROS = "a gradient of zeros is None"
 _TWIN = "its twin is differentiated"
 
 KNOWN_BUGS: dict[str, dict[str, str]] = {
@@ -41,8 +40,7 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_checkpoint_around_a_running_average[twice-loss]": _RECOMPUTED,
     },
     "behaviours/test_writes_to_values.py": {
-        "test_write_to_a_value[broadcast_copied-forward]": _ZEROS,
-        "test_write_to_a_value[floats_multiplied_into_halves-forward]": _TWIN,
+        "test_write_to_a_value[floats_multiplied_into_halves-forward]": _TWIN
     },
 }
 

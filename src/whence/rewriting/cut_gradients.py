@@ -9,7 +9,7 @@ nothing had happened (`F.cosine_similarity` clamps its norms so). What holds the
 gradient straight through to what was overwritten.
 
 Some operations hand on a gradient of zeros where they write, and their functional twins none (`normal_`,
-`gt_`). What was written is chosen there over what had a history, by a condition that always says so.
+`gt_`, `copy_`). What was written is chosen there over what had a history, by a condition that always says so.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -45,7 +45,7 @@ def cut_gradients(
         return ran_without(recorded) or said_of(recorded.target).is_unseen
 
     nodes = list(graph.nodes)
-    while nodes and not is_cut(nodes[-1]) and not _is_zeroed(nodes[-1], functional):
+    while nodes and not is_cut(nodes[-1]) and not _zeroed(nodes[-1], functional):
         nodes.pop()
     carrying: set[fx.Node | None] = set()
     detached: dict[fx.Node, fx.Node] = {}
@@ -53,8 +53,9 @@ def cut_gradients(
     for node in nodes:
         if node.op == "placeholder" or not is_cut(node) or node in functional.looking:
             is_carrying = carries_gradient(node, carrying, any_input=any_input)
-            if is_carrying and _is_zeroed(node, functional):
-                _choose_over(graph, node, [each for each in node.all_input_nodes if each in carrying])
+            if lost := [each for each in _zeroed(node, functional) if each in carrying]:
+                _choose_over(graph, node, lost)
+                is_carrying = True
         else:
             before = functional.overwritten.get(node)
             is_carrying = before in carrying
@@ -80,10 +81,13 @@ def carries_gradient(node: fx.Node, carrying: Set[fx.Node | None], *, any_input:
     return not isinstance(value, SYMBOLIC) and not carrying.isdisjoint(node.all_input_nodes)
 
 
-def _is_zeroed(node: fx.Node, functional: Functional) -> bool:
-    """Whether a node is the twin of a write that hands on a gradient of zeros, and hands on none."""
+def _zeroed(node: fx.Node, functional: Functional) -> Sequence[fx.Node]:
+    """What gets a gradient of zeros in a write, and none from the node that computes what is written."""
+    if (copied := functional.copied.get(node)) is not None:
+        return (copied,)
     recorded: Any = functional.sources.get(node, node).target
-    return said_of(recorded).zeroes_gradient and node.target is functional_twin(recorded)
+    is_lost = said_of(recorded).zeroes_gradient and node.target is functional_twin(recorded)
+    return node.all_input_nodes if is_lost else ()
 
 
 def _detach_inputs(

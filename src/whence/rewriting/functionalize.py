@@ -55,8 +55,8 @@ class Functional:
     version it shows. `sharing` leads from a sparse tensor to its parts, and from those to it. `replaced`
     leads from a removed node to the node that holds its value; `history` lists the values that a tensor went
     through; `sources` leads from a node made here to the recorded one it was made for. `overwritten` leads
-    from a node that holds what was written to the one that held the tensor until then; `looking` are nodes
-    that take a view again.
+    from a node that holds what was written to the one that held the tensor until then, and
+    `copied` where all of it was copied from elsewhere; `looking` are nodes that take a view again.
     """
 
     graph: fx.Graph
@@ -72,6 +72,7 @@ class Functional:
     history: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
     sources: dict[fx.Node, fx.Node] = field(default_factory=dict)
     overwritten: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    copied: dict[fx.Node, fx.Node] = field(default_factory=dict)
     looking: dict[fx.Node, None] = field(default_factory=dict)
 
     def final(self, node: fx.Node, last: fx.Node | None = None) -> fx.Node:
@@ -404,6 +405,8 @@ def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWr
     written = value if view is None else _written_through(state, view, value, writer)
     state.latest[base] = _laid_out_as(whole, written, writer)
     state.overwritten[state.latest[base]] = whole
+    if writer.node.target is aten.copy_.default and state.latest[base] is value:
+        state.copied[value] = whole
     state.versions[base] = state.versions.get(base, 0) + 1
     state.history.setdefault(base, []).append(state.latest[base])
     if view is not None:
