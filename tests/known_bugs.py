@@ -12,9 +12,6 @@ _MADE_LEAF = "an input with a history is captured as a leaf"
 _PRINTED = "an unknown object is printed in full"
 _RESTORING = "an error while values are restored leaves seeds and gradients"
 _RECOMPUTED = "what a recomputation writes to state is lost"
-_FIRST_RESULT = "the second result of an out= operator is taken from the first"
-_GROWN = "a result is expanded to the size before the write"
-_ZEROS = "a gradient of zeros is None"
 _TWIN = "its twin is differentiated"
 
 KNOWN_BUGS: dict[str, dict[str, str]] = {
@@ -42,17 +39,8 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_checkpoint_around_a_running_average[twice-tangents]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[twice-loss]": _RECOMPUTED,
     },
-    "behaviours/test_writes_to_out.py": {
-        "test_write_to_out[two_results-forward]": _FIRST_RESULT,
-        "test_write_to_out[two_results-tangents]": _FIRST_RESULT,
-        "test_write_to_out[two_results-loss]": _FIRST_RESULT,
-        "test_write_to_out[empty_tensor_that_grows-forward]": _GROWN,
-        "test_write_to_out[empty_tensor_that_grows-tangents]": _GROWN,
-        "test_write_to_out[empty_tensor_that_grows-loss]": _GROWN,
-    },
     "behaviours/test_writes_to_values.py": {
-        "test_write_to_a_value[broadcast_copied-forward]": _ZEROS,
-        "test_write_to_a_value[floats_multiplied_into_halves-forward]": _TWIN,
+        "test_write_to_a_value[floats_multiplied_into_halves-forward]": _TWIN
     },
 }
 

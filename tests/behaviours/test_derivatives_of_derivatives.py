@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import hessian, jacfwd, jacrev, jvp, linearize, vmap
 
 import whence
@@ -17,6 +18,15 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is deprecated", "ignore:Attempted to insert a get_attr Node"
 )
 Rows = Callable[[Tensor], Tensor]
+
+
+def dual(f: Rows, x: Tensor) -> Tensor:
+    """The derivative in one direction, by PyTorch's dual numbers."""
+    with forward_ad.dual_level():
+        value, tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones_like(x))))
+        return value + tangent
+
+
 TAKEN: dict[str, Callable[[Rows, Tensor], Any]] = {
     "hessian": lambda f, x: hessian(f)(x[0]),
     "hessian of a batch": lambda f, x: hessian(f)(x),
@@ -43,7 +53,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Derived(nn.Module):
     def __init__(self, taken: str, function: str) -> None:
         super().__init__()
-        self.linear, self.taken, self.function = nn.Linear(4, 4), TAKEN[taken], FUNCTIONS[function]
+        self.linear, self.function = nn.Linear(4, 4), FUNCTIONS[function]
+        self.taken = TAKEN.get(taken, dual)
 
     def forward(self, x: Tensor) -> Any:
         return self.taken(lambda row: self.function(self.linear(row)), x)
@@ -64,3 +75,9 @@ def test_every_spelling(taken: str, function: str, backward: Backward) -> None:
         assert not isinstance(error, whence.DataDependent)
     torch.manual_seed(0)
     assert torch.isfinite(model(x)).all()
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "tangents"])
+def test_dual_numbers(backward: Backward) -> None:
+    """What dual numbers compute is recorded; PyTorch does not differentiate their softmax."""
+    verified(Derived("dual numbers", "tanh"), torch.randn(3, 4), backward=backward)

@@ -1,9 +1,12 @@
 """Whatever decides beside the attributes of modules is compared, or named as not guarded."""
 
 import functools
+import threading
+from array import array
+from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import whence
+from tests.behaviours import constructions_of_values
 from tests.checks import same_bits
 
 X = torch.ones(4, 4)
@@ -120,6 +124,146 @@ def _by_items(_: World) -> Any:
     return model, None, lambda patch: patch.setitem(SETTINGS, "offset", 3.0)
 
 
+class Named(dict[str, Any]):
+    """A dict of a user's, with an attribute of its own."""
+
+    scale = 1.0
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    first: float
+    second: float
+
+
+class Config:
+    """Read by a helper, by a method of its own, through a class and through what it holds."""
+
+    offset = 1.0
+    options: ClassVar[dict[str, Any]] = {"factor": 2.0, "thing": object()}
+
+    def __init__(self) -> None:
+        self.scale, self.shift, self.unread = 2.0, 1.0, 0
+        self.options_of_mine = Named(factor=2.0)
+        self.mixed: dict[str, Any] = {"list": [2.0, object()], "thing": object()}
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Named by who calls it; `scale` is named here."""
+        return x * self.scale
+
+    @classmethod
+    def shifted(cls, x: Tensor) -> Tensor:
+        """On the class."""
+        return x + cls.offset
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.mixed["list"][0]
+
+
+class Other:
+    """Read through the class alone."""
+
+    factor, offset = 2.0, 1.0
+
+
+CONFIG, PAIR, ARRAY = Config(), Pair(2.0, 1.0), array("d", [2.0])
+ORDERED: Any = OrderedDict(factor=2.0)
+LOCAL = threading.local()
+
+
+def _helper(x: Tensor) -> Tensor:
+    return x * CONFIG.shift * Other.factor
+
+
+def _imported(self: Any, x: Tensor) -> Any:
+    from tests.behaviours import constructions_of_values as imported  # noqa: PLC0415
+
+    return self.linear(x) * imported.FACTOR  # type: ignore[attr-defined]
+
+
+def _held(self: Any, x: Tensor) -> Any:
+    return self.linear(x) * self.held.scale
+
+
+def _set_local(value: float) -> None:
+    LOCAL.factor = value
+
+
+Run = Callable[[Any, Tensor], Any]
+Change = Callable[[Any], Any]
+AROUND: dict[str, tuple[Run, Change]] = {
+    "attribute_that_a_helper_reads": (
+        lambda self, x: _helper(self.linear(x) * CONFIG.scale),
+        lambda patch: patch.setattr(CONFIG, "shift", 3.0),
+    ),
+    "class_that_a_helper_reads": (
+        lambda self, x: _helper(self.linear(x) * Other.offset),
+        lambda patch: patch.setattr(Other, "factor", 3.0),
+    ),
+    "attribute_that_a_method_reads": (
+        lambda self, x: CONFIG.scaled(self.linear(x)),
+        lambda patch: patch.setattr(CONFIG, "scale", 3.0),
+    ),
+    "class_that_a_method_reads": (
+        lambda self, x: Config.shifted(self.linear(x)),
+        lambda patch: patch.setattr(Config, "offset", 3.0),
+    ),
+    "what_an_object_that_is_called_reads": (
+        lambda self, x: CONFIG(self.linear(x)),
+        lambda _: CONFIG.mixed["list"].__setitem__(0, 3.0),
+    ),
+    "item_on_a_class": (
+        lambda self, x: self.linear(x) * Config.options["factor"],
+        lambda patch: patch.setitem(Config.options, "factor", 3.0),
+    ),
+    "item_of_a_dict_of_a_users": (
+        lambda self, x: self.linear(x) * CONFIG.options_of_mine["factor"],
+        lambda patch: patch.setitem(CONFIG.options_of_mine, "factor", 3.0),
+    ),
+    "ordered_dict": (
+        lambda self, x: self.linear(x) * ORDERED["factor"],
+        lambda patch: patch.setitem(ORDERED, "factor", 3.0),
+    ),
+    "named_tuple": (
+        lambda self, x: self.linear(x) * PAIR.first,
+        lambda patch: patch.setitem(globals(), "PAIR", Pair(3.0, 1.0)),
+    ),
+    "array": (lambda self, x: self.linear(x) * ARRAY[0], lambda _: ARRAY.__setitem__(0, 3.0)),
+    "local_of_a_thread": (lambda self, x: self.linear(x) * LOCAL.factor, lambda _: _set_local(3.0)),
+    "import_in_a_function": (
+        _imported,
+        lambda patch: patch.setattr(constructions_of_values, "FACTOR", 3.0, raising=False),
+    ),
+}
+
+
+def _around(name: str) -> Callable[[World], Any]:
+    run, change = AROUND[name]
+
+    def make(_: World) -> Any:
+        _set_local(2.0)
+        ARRAY[0] = CONFIG.mixed["list"][0] = 2.0
+        vars(constructions_of_values)["FACTOR"] = 2.0
+        return Model(run), None, change
+
+    return make
+
+
+def _by_held_dict(_: World) -> Any:
+    model = Model(_held)
+    model.held = held = Named()  # type: ignore[assignment]
+    held.scale = 2.0
+    return model, None, lambda _: setattr(held, "scale", 3.0)
+
+
+def _by_held_local(_: World) -> Any:
+    model = Model(_held)
+    model.held = held = threading.local()  # type: ignore[assignment]
+    held.scale = 2.0
+    return model, None, lambda _: setattr(held, "scale", 3.0)
+
+
 def _by_default(_: World) -> Any:
     def run(self: Any, x: Tensor, factors: Any = (2.0,)) -> Any:
         return self.linear(x) * factors[0]
@@ -199,14 +343,15 @@ def _on_class(run: Callable[[Any, Tensor], Any], name: str, value: Any) -> Any:
     return Model(run), None, lambda patch: patch.setattr(Thing, name, value)
 
 
-CAUGHT = {
+CAUGHT: dict[str, Callable[[World], Any]] = {
     each.__name__.strip("_"): each
     for each in (
         *(_by_context, _by_held_context, _by_empty_context, _by_object, _by_class, _by_nested, _by_default),
-        *(_by_item, _by_items, _by_weight, _by_buffer, _edited),
+        *(_by_item, _by_items, _by_weight, _by_buffer, _edited, _by_held_dict, _by_held_local),
         *(_loss_closure, _loss_object, _loss_method, _loss_module, _loss_partial),
     )
 }
+CAUGHT |= {name: _around(name) for name in AROUND}
 NAMED = {
     "methods of other classes": _by_static_method,
     "an attribute that a tensor gets later": _by_added_attribute,
@@ -229,13 +374,23 @@ def _changed(make: Callable[[World], Any], patch: Any) -> tuple[whence.Program, 
     return program, program.check(model, (X,))
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(34)
 @pytest.mark.parametrize("name", CAUGHT)
 def test_change_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Context variables, objects and classes around the code, attributes of tensors, all that a loss uses."""
     program, violations = _changed(CAUGHT[name], monkeypatch)
     assert len(violations) == 1
     assert program.guards.about(violations[0].guard.what)
+
+
+@pytest.mark.parametrize("name", ["attribute_that_a_helper_reads", "what_an_object_that_is_called_reads"])
+def test_what_no_code_names_may_change(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another attribute of an object, and an entry that nobody asks for."""
+    model, _, _ = _around(name)(World())
+    program = whence.capture(model, (X,))
+    monkeypatch.setattr(CONFIG, "unread", 5)
+    monkeypatch.setitem(CONFIG.mixed, "unread", 5)
+    assert program.check(model, (X,)) == []
 
 
 @pytest.mark.parametrize("words", NAMED)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import whence
 from tests.tracing.writing import Bodies, Body, Writer, check
 
 bodies = Bodies()
@@ -72,13 +73,54 @@ def empty_tensor_that_grows(m: Writer, x: Tensor) -> Tensor:
 
 
 @bodies.add
+def concatenation_that_grows(m: Writer, x: Tensor) -> Tensor:
+    return torch.cat([x.detach(), x.detach()], out=torch.empty(0)) * m.weight
+
+
+@bodies.add
+def two_results_as_tensors(m: Writer, x: Tensor) -> Tensor:
+    values, places = torch.empty(8), torch.empty(8, dtype=torch.long)
+    returned, _ = torch.max(x.detach(), 0, out=(values, places))
+    return values * m.weight + places + returned
+
+
+@bodies.add
+def two_results_that_grow(m: Writer, x: Tensor) -> Tensor:
+    values, places = torch.empty(0), torch.empty(0, dtype=torch.long)
+    torch.sort(x.detach().t(), out=(values, places))
+    values.add_(1)
+    return values.t() * m.weight + places.t()
+
+
+@bodies.add
+def grows_in_the_order_of_what_is_added(m: Writer, x: Tensor) -> Tensor:
+    result = torch.empty(0)
+    torch.add(x.detach().t(), 1, out=result)
+    return (result.t() * m.weight).sum(0)
+
+
+@bodies.add
 def into_a_buffer(m: Writer, x: Tensor) -> Tensor:
     torch.mul(x.detach(), 2, out=m.table)
     return m.table * m.weight
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(28)
 @bodies.parametrize()
 def test_write_to_out(body: Body, mode: str) -> None:
     """`out=` writes show wherever the tensor is read afterwards, with eager's bits and gradients."""
     check(body, mode)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_tensor_that_others_look_into_does_not_grow() -> None:
+    """They would see memory that it has left."""
+
+    def body(_: Writer, x: Tensor) -> Tensor:
+        whole = torch.ones(8, 8)
+        row = whole[0]
+        torch.mul(x.detach(), 2, out=whole)
+        return row
+
+    with pytest.raises(whence.UnsupportedMutation, match="another shape"):
+        check(body, "forward")

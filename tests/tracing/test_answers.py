@@ -134,6 +134,23 @@ def test_what_no_answer_helps_is_refused() -> None:
     assert any("with eager's answers" in note and "a branch" in note for note in caught.value.__notes__)
 
 
+class Opaque:
+    """No container."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+def returns_what_nobody_registered(x: Tensor) -> Opaque:
+    return Opaque(x[9] if torch.compiler.is_compiling() else x)
+
+
+def test_a_class_that_is_unknown_whatever_is_told() -> None:
+    """Where compiled code fails in a way of its own, that does not hide the reason."""
+    with pytest.raises(whence.UnsupportedInput, match="returned a Opaque"):
+        whence.capture(returns_what_nobody_registered, (X,))
+
+
 def test_answers_in_a_step() -> None:
     """A step that asks is followed as a model is."""
     model = Asks()

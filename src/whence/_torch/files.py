@@ -1,6 +1,7 @@
 """Whose code a file holds."""
 
 import os
+import sys
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,12 @@ _INSTALLED = tuple(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("purelib",
 def is_standard_library(file: str) -> bool:
     """Whether a file is Python's own; what is installed beside it is not."""
     return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
+
+
+def is_library(module: str | None) -> bool:
+    """Whether a module of that name is Python's, torch's, NumPy's or ours: no user's."""
+    package = str(module).partition(".")[0]
+    return package in ("torch", "numpy", "whence") or package in sys.stdlib_module_names
 
 
 def folder_of(package: str) -> str | None:

@@ -347,7 +347,7 @@ def kinds_of(thing: Any) -> Iterator[StateKind]:
 
 def _kinds_of_object(thing: Any) -> Iterator[StateKind]:
     kind = type(thing)
-    if _is_container(kind):
+    if is_container(kind):
         yield CONTAINER
     if kind is _lru_cache_wrapper:
         yield CACHED
@@ -362,7 +362,7 @@ _PLAIN = (*_CONTAINERS, OrderedDict, defaultdict, Counter)
 _OWN_WAYS = ("__iter__", "__len__", "__getitem__", "keys", "values", "items", "update", "pop", "clear")
 
 
-def _is_container(kind: type) -> bool:
+def is_container(kind: type) -> bool:
     """Whether a class is a container, and goes about it as Python's own does."""
     base = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
     if base is None or kind in _PLAIN:

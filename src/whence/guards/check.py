@@ -20,7 +20,7 @@ from whence.guards.memory import Remembered
 from whence.guards.module_values import found_in_module
 from whence.guards.plan import GuardPlan, HolderPlan
 from whence.guards.switches import mode_violations
-from whence.program.guards.expectations import ExpectedFunction, ExpectedTensor, Hooks
+from whence.program.guards.expectations import ExpectedFunction, ExpectedTensor, Hooks, Snapshot
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind
 
@@ -203,7 +203,8 @@ def _variable_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
     """Globals, closures and environment variables that hold something else now."""
     for guard, row in plan.variables:
         now = row.now()
-        is_same = now is row.value and not isinstance(now, list | dict | set)
+        is_mutable = isinstance(now, list | dict | set) or isinstance(guard.expected, Snapshot)
+        is_same = now is row.value and not is_mutable
         found = None if is_same else found_in_place(guard.expected, now, walk)
         if found is not None:
             yield Violation(guard, found)

@@ -5,54 +5,64 @@ what the model computed under `no_grad`. Each value that enters such a region an
 detached.
 
 An in-place operation under `no_grad` is different: it changes the number and leaves the gradient as if
-nothing had happened (`F.cosine_similarity` clamps its norms so). Its functional twin must pass the gradient
-straight through.
+nothing had happened (`F.cosine_similarity` clamps its norms so). What holds the new number must pass the
+gradient straight through to what was overwritten.
+
+Some operations hand on a gradient of zeros where they write, and their functional twins none (`normal_`,
+`gt_`, `copy_`). What was written is chosen there over what had a history, by a condition that always says so.
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Sequence, Set
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from whence._torch.operators.schemas import traits
+from whence._torch.graphs import fake_result
+from whence._torch.operators.schemas import functional_twin
+from whence._torch.operators.table import said_of
 from whence._torch.sizes.symbols import SYMBOLIC
 from whence.program.node_records import origin_of, set_origin
+from whence.rewriting.functionalize import Functional
 
-_DETACH = torch.ops.aten.detach.default
+aten = torch.ops.aten
+_DETACH = aten.detach.default
 
 
 def cut_gradients(
-    graph: fx.Graph,
-    sources: Mapping[fx.Node, fx.Node],
-    ran_without: Callable[[fx.Node], bool],
-    *,
-    any_input: bool = False,
+    functional: Functional, ran_without: Callable[[fx.Node], bool], *, any_input: bool = False
 ) -> frozenset[str]:
     """Insert `detach` in front of operations that were recorded without grad mode. With `any_input` each
     input may need a gradient, whatever that of the example did.
 
-    `sources` leads from a node of the functional form to the recorded one, of which `ran_without` says
-    whether gradients stop there. Returns the names of the nodes that pass the gradient of their first
-    argument straight through.
+    `ran_without` says of a recorded node whether gradients stop there. Returns the names of the nodes that
+    pass the gradient of their first argument straight through.
     """
+    graph, sources = functional.graph, functional.sources
 
     def is_cut(node: fx.Node) -> bool:
-        return ran_without(sources.get(node, node))
+        recorded = sources.get(node, node)
+        return ran_without(recorded) or said_of(recorded.target).is_unseen
 
     nodes = list(graph.nodes)
-    while nodes and not is_cut(nodes[-1]):
+    while nodes and not is_cut(nodes[-1]) and not _zeroed(nodes[-1], functional):
         nodes.pop()
     carrying: set[fx.Node | None] = set()
     detached: dict[fx.Node, fx.Node] = {}
     straight: list[str] = []
     for node in nodes:
-        if node.op == "placeholder" or not is_cut(node):
+        if node.op == "placeholder" or not is_cut(node) or node in functional.looking:
             is_carrying = carries_gradient(node, carrying, any_input=any_input)
+            if lost := [each for each in _zeroed(node, functional) if each in carrying]:
+                _choose_over(graph, node, lost)
+                is_carrying = True
         else:
-            held = _written_argument(node, sources)
-            _detach_inputs(graph, node, carrying - {held}, detached)
-            is_carrying = held in carrying
-            straight += [node.name] if is_carrying else []
+            before = functional.overwritten.get(node)
+            is_carrying = before in carrying
+            if before is not None and is_carrying:
+                _write_over(graph, node, before)
+                straight.append(node.name)
+            _detach_inputs(graph, node, carrying - {before}, detached)
         if is_carrying:
             carrying.add(node)
     return frozenset(straight)
@@ -71,12 +81,13 @@ def carries_gradient(node: fx.Node, carrying: Set[fx.Node | None], *, any_input:
     return not isinstance(value, SYMBOLIC) and not carrying.isdisjoint(node.all_input_nodes)
 
 
-def _written_argument(node: fx.Node, sources: Mapping[fx.Node, fx.Node]) -> fx.Node | None:
-    """The value that the recorded operation wrote in place."""
-    recorded = sources.get(node)
-    first = node.args[0] if node.args else None
-    wrote = recorded is not None and 0 in traits(recorded.target).mutates
-    return first if wrote and isinstance(first, fx.Node) else None
+def _zeroed(node: fx.Node, functional: Functional) -> Sequence[fx.Node]:
+    """What gets a gradient of zeros in a write, and none from the node that computes what is written."""
+    if (copied := functional.copied.get(node)) is not None:
+        return (copied,)
+    recorded: Any = functional.sources.get(node, node).target
+    is_lost = said_of(recorded).zeroes_gradient and node.target is functional_twin(recorded)
+    return node.all_input_nodes if is_lost else ()
 
 
 def _detach_inputs(
@@ -96,3 +107,34 @@ def _detach_before(graph: fx.Graph, node: fx.Node, source: fx.Node) -> fx.Node:
     made.meta["val"] = source.meta["val"]
     set_origin(made, origin_of(node))
     return made
+
+
+def _choose_over(graph: fx.Graph, node: fx.Node, sources: Sequence[fx.Node]) -> None:
+    """Let `node`, which computes what is written, give that with a gradient of zeros for its sources."""
+
+    def made(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        new = graph.call_function(target, args, kwargs)
+        new.meta["val"] = fake_result(target, args, kwargs)
+        set_origin(new, origin_of(node))
+        return new
+
+    with graph.inserting_before(node):
+        cut = {source: made(_DETACH, source) for source in sources}
+        value = graph.node_copy(node, lambda source: cut.get(source, source))
+        never = made(aten.new_zeros.default, value, [], dtype=torch.bool)
+        for source in sources[1:]:
+            value = made(aten.where.self, never, source, value)
+    _become(node, aten.where.self, never, sources[0], value)
+
+
+def _write_over(graph: fx.Graph, node: fx.Node, before: fx.Node) -> None:
+    """Let `node`, which holds what was written, have the tensor that was overwritten as first argument."""
+    if not node.args or node.args[0] is not before:
+        with graph.inserting_before(node):
+            value = graph.node_copy(node, lambda source: source)
+        _become(node, aten.copy.default, before, value)
+
+
+def _become(node: fx.Node, target: Any, *args: Any) -> None:
+    node.target, node.args, node.kwargs = target, args, {}
+    node.meta["val"] = fake_result(target, args, {})

@@ -54,7 +54,9 @@ class Functional:
     hold the newest value of a tensor and how often it was written; `taken` the value of a view and the
     version it shows. `sharing` leads from a sparse tensor to its parts, and from those to it. `replaced`
     leads from a removed node to the node that holds its value; `history` lists the values that a tensor went
-    through; `sources` leads from a node made here to the recorded one it was made for.
+    through; `sources` leads from a node made here to the recorded one it was made for. `overwritten` leads
+    from a node that holds what was written to the one that held the tensor until then, and
+    `copied` where all of it was copied from elsewhere; `looking` are nodes that take a view again.
     """
 
     graph: fx.Graph
@@ -69,6 +71,9 @@ class Functional:
     straight: dict[fx.Node, None] = field(default_factory=dict)
     history: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
     sources: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    overwritten: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    copied: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    looking: dict[fx.Node, None] = field(default_factory=dict)
 
     def final(self, node: fx.Node, last: fx.Node | None = None) -> fx.Node:
         """The node that holds, at the end of the graph, the value of the tensor that `node` recorded.
@@ -241,10 +246,17 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
     for offset, tensor in enumerate(written):
         value = made if len(twin._schema.returns) == 1 else writer(operator.getitem, made, own + offset)
         for part, new in _each(tensor, value, writer):
+            if _is_resized(target, part, new):
+                values.append(_resize(state, part, new, writer))
+                continue
             values.append(_as_before(new, part, writer))
             _write(state, part, values[-1], writer)
-    if not isinstance(written[0], fx.Node):
+    if not isinstance(written[0], fx.Node) or (own == 0 and len(values) > 1):
         state.replaced[node] = made
+        for item in node.users if own == 0 and isinstance(written[0], fx.Node) else ():
+            position: Any = item.args[1]  # of several results, each is a tensor that is written
+            state.same[item] = state.identity(written[position])
+            state.replaced[item] = values[position]
         return
     if own > 0:
         lone = len(target._schema.returns) == 1
@@ -255,6 +267,28 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
         return
     state.same[node] = state.identity(written[0])
     state.replaced[node] = values[0]
+
+
+def _is_resized(target: Any, tensor: fx.Node, value: fx.Node) -> bool:
+    """Whether an operation finds no room for its result in the tensor that it is told to write to."""
+    is_told = any(argument.is_out for argument in target._schema.arguments)
+    return is_told and tensor.meta["val"].shape != value.meta["val"].shape
+
+
+def _resize(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWriter) -> fx.Node:
+    """From now on the tensor has other memory, of the size that the result needs."""
+    tensor, node = state.identity(recorded), writer.node
+    if tensor.op == "placeholder":
+        raise _NoForm(node, f"whoever holds {tensor.name} would have a tensor of another shape afterwards")
+    if tensor in state.views or any(view.base is tensor for view in state.views.values()):
+        raise _NoForm(node, "it gives another shape to a tensor that others look into")
+    dtype = recorded.meta["val"].dtype
+    if value.meta["val"].dtype != dtype:
+        value = writer(aten._to_copy.default, value, dtype=dtype)
+    state.latest[tensor] = value
+    state.versions[tensor] = state.versions.get(tensor, 0) + 1
+    state.history.setdefault(tensor, []).append(value)
+    return value
 
 
 def _write_wrapped(state: Functional, node: fx.Node, written: list[Any], writer: _NodeWriter) -> None:
@@ -370,10 +404,15 @@ def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWr
     before, whole = state.current(tensor, writer), state.latest.get(base, base)
     written = value if view is None else _written_through(state, view, value, writer)
     state.latest[base] = _laid_out_as(whole, written, writer)
+    state.overwritten[state.latest[base]] = whole
+    if writer.node.target is aten.copy_.default and state.latest[base] is value:
+        state.copied[value] = whole
     state.versions[base] = state.versions.get(base, 0) + 1
     state.history.setdefault(base, []).append(state.latest[base])
     if view is not None:
-        state.taken[tensor] = (state.versions[base], _laid_out_as(before, value, writer))
+        taken = _laid_out_as(before, value, writer)
+        state.overwritten.setdefault(taken, before)
+        state.taken[tensor] = (state.versions[base], taken)
 
 
 def _refuse_shared(state: Functional, base: fx.Node, writing: fx.Node) -> None:
@@ -393,6 +432,7 @@ def _looked_through(state: Functional, view: View, writer: _NodeWriter) -> list[
     values = [state.latest.get(view.base, view.base)]
     for step in view.steps:
         values.append(writer(step.target, values[-1], *step.args[1:], **step.kwargs))
+        state.looking[values[-1]] = None
     return values
 
 

@@ -20,9 +20,9 @@ class DeadCode:
     name: str = "dead code"
 
     def rewrite(self, edit: Edit) -> None:
-        """Remove them; inputs stay."""
+        """Remove them; inputs and the seed of the backward stay."""
         inputs = {node.name for node in edit.graph.find_nodes(op="placeholder")}
-        drop_unused(edit.graph, edit.graph_module, frozenset(), inputs)
+        drop_unused(edit.graph, edit.graph_module, frozenset(), inputs | {edit.program.facts.seed or ""})
 
 
 @dataclass(frozen=True)

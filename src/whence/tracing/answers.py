@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from whence.dependence.asking import Failed, attempt
-from whence.errors import WhenceError
+from whence.errors import UnsupportedInput, WhenceError
 from whence.provenance import Source
 from whence.tracing.source_lines import SourceFinder
 
@@ -55,11 +55,12 @@ class Answers:
 def with_eager_answers(told: Sequence[Source], capture: Callable[[Answers], Result]) -> Result:
     """What `capture` gives with as many of eager's answers as can be; `told` are lines that get another.
 
-    Raises what the last attempt raises, in which every line is told that it is compiled.
+    Raises what the last attempt raises, in which every line is told that it is compiled; a class that pytree
+    does not know stays unknown, whatever is told.
     """
     answers = Answers(frozenset(told))
     first = found = attempt(lambda: capture(answers))
-    while isinstance(found, Failed) and answers.untold:
+    while isinstance(found, Failed) and answers.untold and not isinstance(found.error, UnsupportedInput):
         answers, found = _told_more(answers, found, capture)
     if isinstance(found, Failed):
         raise _beside(found.error, first.error)

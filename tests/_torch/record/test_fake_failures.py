@@ -35,7 +35,9 @@ def failing(work: Callable[[Tensor], object]) -> Exception:
     return caught.value
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors:UserWarning", "ignore:.*quant.*:UserWarning"
+)
 @pytest.mark.parametrize(
     "work",
     [
@@ -44,8 +46,13 @@ def failing(work: Callable[[Tensor], object]) -> Exception:
         lambda fake: fake + REAL,
         lambda fake: fake.as_subclass(_Marked),
         lambda fake: _sparse(fake).to_dense().sum().backward(),
+        lambda fake: torch.quantize_per_tensor(fake, 0.1, 0, torch.quint8).int_repr(),
+        lambda fake: torch.quantize_per_channel(fake, fake[:, 0], fake[:, 0], 0, torch.qint8),
     ],
-    ids=["no_kernel", "reads_data", "real_beside_fake", "another_class", "derivative"],
+    ids=[
+        *("no_kernel", "reads_data", "real_beside_fake", "another_class", "derivative"),
+        *("quantised", "quantised_by_rows"),
+    ],
 )
 def test_failure_of_fake_tensors(work: Callable[[Tensor], object]) -> None:
     """What eager runs, and fake tensors cannot, is told from an error of the model."""

@@ -47,7 +47,8 @@ class Operator:
     `shares_memory`: it makes a tensor of the very memory of its arguments, and the schema says nothing of it.
     `gives_memory`: nobody has written what it gives. `is_for_tracing`: it says what is known of sizes, to who
     traces. `by_result`: whether a write in place has another derivative than its twin, or one with other last
-    bits, because it is computed from what was written.
+    bits, because it is computed from what was written. `zeroes_gradient`: zeros are the gradient of what it
+    writes to, and its twin gives none. `is_unseen`: autograd does not look at it, whatever its operator says.
     """
 
     writes: tuple[int, ...] = ()
@@ -66,6 +67,8 @@ class Operator:
     gives_memory: bool = False
     is_for_tracing: bool = False
     by_result: Callable[[fx.Node], bool] | None = None
+    zeroes_gradient: bool = False
+    is_unseen: bool = False
 
 
 def _above_threshold(node: fx.Node) -> bool:
@@ -100,6 +103,13 @@ _MAKE_SPARSE = (
     aten.sparse_compressed_tensor.comp_plain_value_size,
     aten.sparse_compressed_tensor.comp_plain_value,
 )
+_COMPARE_IN_PLACE = [
+    operator
+    for overload in ("Scalar", "Tensor")
+    for _, operator in _named("eq_ ne_ gt_ ge_ lt_ le_", overload)
+]
+_LOGICAL_IN_PLACE = [operator for _, operator in _named("logical_and_ logical_or_ logical_xor_ logical_not_")]
+_RANDOM_NUMBERS_LIKE = [getattr(aten.randint_like, overload) for overload in aten.randint_like.overloads()]
 _SCATTERED = views.scattered(aten.as_strided_scatter.default)
 
 ROWS: Mapping[OpOverload, Operator] = {
@@ -120,8 +130,12 @@ ROWS: Mapping[OpOverload, Operator] = {
         operator: Operator(training=2)
         for _, operator in _named("feature_dropout alpha_dropout native_dropout")
     },
-    aten.bernoulli_.float: Operator(twin=aten.bernoulli.p),
-    aten.normal_.default: Operator(twin=aten.normal_functional.default),
+    aten.bernoulli_.float: Operator(twin=aten.bernoulli.p, zeroes_gradient=True),
+    aten.normal_.default: Operator(twin=aten.normal_functional.default, zeroes_gradient=True),
+    # What autograd makes of a write, or of tensors like one, and of their twins and operators not.
+    **dict.fromkeys(_COMPARE_IN_PLACE, Operator(zeroes_gradient=True)),
+    **dict.fromkeys(_LOGICAL_IN_PLACE, Operator(is_unseen=True)),
+    **dict.fromkeys(_RANDOM_NUMBERS_LIKE, Operator(is_unseen=True)),
     aten.threshold_.default: Operator(by_result=_above_threshold),
     aten.elu_.default: Operator(by_result=_always),
     aten.celu_.default: Operator(by_result=_always),

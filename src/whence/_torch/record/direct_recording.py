@@ -17,7 +17,7 @@ from whence._torch.record.annotations import note_function
 def unaliased(result: Any) -> Any:
     """Results that are tensors of their own: a fake kernel may give one tensor twice, and gives two when the
     result comes from the cache of fake results."""
-    if isinstance(result, Tensor) or len({id(part) for part in result}) == len(result):
+    if not isinstance(result, list | tuple) or len({id(part) for part in result}) == len(result):
         return result
     seen: set[int] = set()
     parts = [part if _is_first(part, seen) else snapshot_fake(part) for part in result]

@@ -20,7 +20,7 @@ _MACHINERY = tuple(f"{Path(getfile(kind)).parent}{os.sep}" for kind in (FakeTens
 _TEXT = getfile(set_printoptions)
 _BROKEN = (
     *("INTERNAL ASSERT FAILED", "its data is not allocated yet", "to a python object of type FakeTensor"),
-    *("operator prim::", "Backward0 returned an invalid gradient", ", in aten::"),
+    *("operator prim::", "Backward0 returned an invalid gradient", ", in aten::", "Could not run 'aten::"),
 )
 
 
@@ -37,8 +37,9 @@ def let_go_of_guards(error: BaseException | None) -> None:
 def is_of_fake_tensors(error: BaseException) -> bool:
     """Whether an error comes of recording, and not of what the model does: eager may well run it.
 
-    Either it was raised in that machinery, or C++ says that it met a tensor without numbers, or
-    that a derivative failed which PyTorch has in TorchScript alone.
+    Either it was raised in that machinery, or C++ says that it met a tensor without numbers,
+    that a derivative failed which PyTorch has in TorchScript alone, or that a kernel does not know a fake one
+    (quantised tensors).
     """
     if not isinstance(error, Exception):
         return False

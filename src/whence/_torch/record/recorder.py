@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedFakeTensorException,
     unset_fake_temporarily,
 )
 from torch.fx.experimental.proxy_tensor import (
@@ -395,11 +394,7 @@ class Recorder(ProxyTorchDispatchMode):
             return super().__torch_dispatch__(func, types, args, kwargs)
         except NotPlain:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        except (
-            DataDependentOutputException,
-            DynamicOutputShapeException,
-            UnsupportedFakeTensorException,
-        ) as error:
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise self.listener.model.value_needed(func, args, self.tracer.torch_fn_metadata) from error
 
     def _record_untold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -52,7 +52,7 @@ NAMES = {
     "torch._prims_common": "suggest_memory_format",
     "torch._subclasses.fake_tensor": """
         DataDependentOutputException DynamicOutputShapeException FakeTensor FakeTensorMode
-        UnsupportedFakeTensorException unset_fake_temporarily
+        unset_fake_temporarily
     """,
     "torch.autograd": "_engine_run_backward",
     "torch.autograd.graph": "_engine_run_backward",

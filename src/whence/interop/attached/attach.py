@@ -388,9 +388,4 @@ def _histories(parts: _AttachedParts, outputs: Sequence[Output]) -> dict[str, tu
 
 def _cut(parts: _AttachedParts) -> frozenset[str]:
     """Gradients stay stopped where the graph ran without them."""
-    return cut_gradients(
-        parts.graph,
-        parts.functional.sources,
-        lambda node: bool(said_of(node).get(WITHOUT_GRAD)),
-        any_input=True,
-    )
+    return cut_gradients(parts.functional, lambda node: bool(said_of(node).get(WITHOUT_GRAD)), any_input=True)

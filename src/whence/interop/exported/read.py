@@ -73,10 +73,7 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     flat.graph.output((*returned, *written.values()))
     outside = Region()
     straight = cut_gradients(
-        flat.graph,
-        functional.sources,
-        lambda node: flat.regions.get(node, outside).without_grad,
-        any_input=True,
+        functional, lambda node: flat.regions.get(node, outside).without_grad, any_input=True
     )
     records = _records(exported, rows, sites, chains)
     program = _program(

@@ -25,6 +25,7 @@ from whence.program import (
     GraphFacts,
     Named,
     Program,
+    Signature,
     Structure,
     Whole,
 )
@@ -78,8 +79,8 @@ def assemble(
     weigh_as_eager(graph)
     repeated = reuse_random_draws(functional, session.log.redraws)
     preserved = preserved_calls(_plain_calls(recorded), example.preserve, int(subject.is_module))
-    keep = {row.name for row in signature.inputs if row.name not in session.log.literals}
-    drop_unused(graph, session.recorder.nested, repeated, keep | _arguments(recorded, functional, preserved))
+    keep = _needed(recorded, signature) | _arguments(recorded, functional, preserved)
+    drop_unused(graph, session.recorder.nested, repeated, keep)
     present = placeholders_of(graph)
     inputs = (row for row in signature.inputs if row.name in present)
     signature = replace(
@@ -131,7 +132,7 @@ def _as_differentiated(recorded: Recorded, functional: Functional, custom: froze
     if recorded.backward.roots:
         return frozenset()
     stops = ran_without(recorded.session.log.marks, custom)
-    straight = cut_gradients(functional.graph, functional.sources, stops)
+    straight = cut_gradients(functional, stops)
     return straight | {node.name for node in functional.straight}
 
 
@@ -277,6 +278,13 @@ def _rename_forwards(graph: fx.Graph, names: "_Names") -> None:
         origin = origin_of(node)
         if origin.forward is not None and origin.forward not in names.present:
             set_origin(node, origin._replace(forward=names.name(origin.forward)))
+
+
+def _needed(recorded: Recorded, signature: Signature) -> set[str]:
+    """What stays although nothing may read it: inputs, and where the backward begins."""
+    literals = recorded.session.log.literals
+    inputs = {row.name for row in signature.inputs if row.name not in literals}
+    return inputs | {_seed_name(recorded) or ""}
 
 
 def _arguments(recorded: Recorded, functional: Functional, preserved: Iterable[int]) -> set[str]:

@@ -24,7 +24,7 @@ from whence._torch.observe.attribute_reads import (
 from whence._torch.observe.hooks import HOOK_KINDS
 from whence._torch.observe.scripted import is_script_object
 from whence._torch.plain_values import PLAIN
-from whence.dependence.snapshots import ATTRIBUTES, Saved
+from whence.dependence.snapshots import ATTRIBUTES, CONTAINER, Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.observed import Change, Left, Observed, Read
@@ -40,7 +40,7 @@ from whence.tracing.target.subject import Subject
 _ATOMS = (*(*PLAIN, Tensor, type), *(date, time, timedelta, Decimal, Fraction, PurePath, Enum, ModuleType))
 _KEPT = (*PLAIN, FunctionType, MethodType, BuiltinFunctionType)
 _LEADING_NOWHERE = PLAIN | {FunctionType, nn.Parameter}
-_CONTAINERS = (list, tuple, set, frozenset, deque)
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict, SimpleNamespace)
 
 Reader = tuple[ModulePath | None, Source | None]
 """Who reads: the module that runs, and the user's line."""
@@ -61,6 +61,12 @@ def _is_held(read: Read) -> bool:
         if (table := held.get(name)) and table.get(read.name) is read.value:
             return True
     return any(base.__dict__.get(read.name) is read.value for base in type(read.holder).__mro__)
+
+
+def _contents(held: Any) -> Iterable[Any]:
+    if isinstance(held, SimpleNamespace):
+        return vars(held).values()
+    return held.values() if isinstance(held, dict) else held
 
 
 class StandIn:
@@ -220,14 +226,11 @@ class Reads:
             kind = type(found)  # `isinstance` would ask the thing itself for its class
             if id(found) in self._known or id(found) in inside or issubclass(kind, _ATOMS):
                 continue
-            if issubclass(kind, dict | SimpleNamespace):
+            if issubclass(kind, _CONTAINERS):
                 inside.add(id(found))
-                if kind is SimpleNamespace:
-                    self.reachable.held(found, path, self._place)
-                waiting += (found if issubclass(kind, dict) else vars(found)).values()
-            elif issubclass(kind, _CONTAINERS):
-                inside.add(id(found))
-                waiting += found
+                if is_held or kind is SimpleNamespace:
+                    self._own_attributes(found, path)
+                waiting += _contents(found)
             elif kind is MethodType:
                 waiting.append(found.__self__)
             elif issubclass(kind, nn.Module) or self.observer.observe_class_of(found):
@@ -243,3 +246,8 @@ class Reads:
                 waiting.append(found.__self__)
             elif is_held:
                 self.reachable.held(found, path, self._place)
+
+    def _own_attributes(self, held: Any, path: ModulePath) -> None:
+        """A container of a class of the user's may have attributes beside what it contains."""
+        if type(held).__module__ != "builtins" and own_attributes(held):
+            self.reachable.held(held, path, self._place, but=CONTAINER)

@@ -8,7 +8,7 @@ name.
 import builtins
 import datetime
 import os
-import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import replace
@@ -16,36 +16,29 @@ from dis import findlinestarts, get_instructions
 from enum import Enum
 from functools import _lru_cache_wrapper, partial
 from operator import attrgetter, itemgetter, methodcaller
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    CodeType,
-    FunctionType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
+from whence._torch.files import is_library
+from whence._torch.observe.attribute_reads import NOTHING, is_observable
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
 from whence._torch.record.recorder import FakeTensor
-from whence.dependence.code import behind, codes_in, function_in, globals_in, names_in
+from whence.dependence.code import behind, codes_in, function_in, globals_in, imported, names_in
 from whence.dependence.snapshots import (
     ATTRIBUTES,
     CACHED,
-    CONTAINER,
     CONTEXT,
     ENTRY,
-    SLOTS,
+    LOCAL,
     EnvironmentKey,
     NamespaceEntry,
     Saved,
     StateKind,
+    content_of_cell,
     has_results,
     is_iterator,
     save,
@@ -53,6 +46,7 @@ from whence.dependence.snapshots import (
 from whence.errors import Place, SideEffect
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
+from whence.tracing.reads.named_values import CodeWords, NamedValues, held_attribute, is_plain
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
 
 _ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)
@@ -70,6 +64,7 @@ _OF_PYTHON = frozenset(
     )
 )
 """Packages of Python's, and others that are no user's, whose objects keep state that a model advances."""
+_HOLDING = (dict, list, tuple, set, frozenset, deque)
 _NO_STATE = (BaseException, Enum)
 _DEEP, _MOST = 6, 4000
 """How far things are followed, and how many are looked at."""
@@ -83,7 +78,6 @@ Reader = tuple[CodeType, str]
 
 _NEAR = 3
 """How many functions away from a method of the model variables are compared, and not only given back."""
-_MANY = 64
 
 
 class Reachable:
@@ -96,7 +90,9 @@ class Reachable:
         self.readers: dict[int, Reader] = {}
         self.sources = sources
         self.names = set[str]()
-        self._named: list[tuple[Saved, Outside, Source]] = []
+        self._named = NamedValues(is_user, is_inside)
+        self._owned: list[tuple[Saved, Source]] = []
+        self._imports: list[tuple[FunctionType, CodeWords]] = []
         self._is_user = is_user
         self._is_inside = is_inside
         self._seen: dict[object, object] = {}
@@ -114,6 +110,7 @@ class Reachable:
         owner = type(value.__self__) if type(value) is MethodType else None
         if owner is not None and self._is_new(("called", owner, function), function):
             self._class(owner, function.__code__, names_in(function.__code__), _DEEP)
+            self._walk(owner.__name__, owner, function.__code__)
 
     def loss(self, loss: Any) -> None:
         """Look at a loss function, and at the object or the arguments that it comes with."""
@@ -126,12 +123,10 @@ class Reachable:
         if type(function) is not FunctionType:
             return
         reader, names = (function.__code__, "the loss"), names_in(function.__code__)
-        if isinstance(loss, partial):
-            for value in (*loss.args, *loss.keywords.values()):
-                self._follow(value, "an argument of the loss", reader, names, _DEEP)
-        for row in save("the loss", owner) if self._is_new(("loss", id(owner)), owner) else ():
-            if row.kind in (ATTRIBUTES, SLOTS):
-                self._name_attributes(row, function.__code__, names, _DEEP)
+        for value in (*loss.args, *loss.keywords.values()) if isinstance(loss, partial) else ():
+            self._follow(value, "an argument of the loss", reader, names, _DEEP)
+            self._walk("an argument of the loss", value, function.__code__)
+        self._walk("the loss", owner, function.__code__)
 
     def _function(self, function: FunctionType, path: str, depth: int) -> None:
         code, cells = function.__code__, function.__closure__ or ()
@@ -143,18 +138,39 @@ class Reachable:
         self.names |= names
         self.sources.spelled(names)
         self._save(path, function, (code, path))
-        used = frozenset[str]().union(*map(globals_in, inner))
-        for name in sorted(used):
-            self._name_items(f"global {name}", function.__globals__.get(name), code, depth - 1)
+        for name in sorted(frozenset[str]().union(*map(globals_in, inner))):
             self._variable(function.__globals__, name, (code, name), names, depth - 1)
         for name, cell in zip(code.co_freevars, cells, strict=True):
             if name != "__class__" and self._is_new(id(cell), cell):
                 for row in self._save(name, cell, (code, name)):
-                    found = Outside(f"closure {name}", cell, (attrgetter("cell_contents"),), row.before)
-                    self._name(row, found, code, depth)
-                    self._follow(row.before, name, (code, name), names, depth - 1, found)
+                    self._follow(row.before, name, (code, name), names, depth - 1)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._follow(value, f"a default argument of {path}", (code, path), names, depth - 1)
+        if depth > _DEEP - _NEAR:
+            for module in imported(code, function.__globals__):
+                self._follow(module, module.__name__, (code, module.__name__), names, depth)
+            self._name(function, path)
+
+    def _name(self, function: FunctionType, path: str) -> None:
+        """What a function near the model names: its values are compared."""
+        code, variables = function.__code__, function.__globals__
+        spelling, cells = CodeWords.of(code), function.__closure__ or ()
+        used = frozenset[str]().union(*map(globals_in, codes_in(code)))
+        for name in sorted(used & variables.keys()):
+            found = Outside(f"global {name}", variables, (itemgetter(name),), variables[name])
+            if not _is_torch(found.value):
+                self._named.walk(found, code, spelling)
+        for name, cell in zip(code.co_freevars, cells, strict=True):
+            way = (attrgetter("cell_contents"),)
+            if name != "__class__" and (held := content_of_cell(cell)) is not NOTHING:
+                self._named.walk(Outside(f"closure {name}", cell, way, held), code, spelling)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            if type(value) not in PLAIN and not isinstance(value, Tensor):
+                self._walk(f"a default argument of {path}", value, code)
+        self._imports.append((function, spelling))
+
+    def _walk(self, path: str, value: object, code: CodeType) -> None:
+        self._named.walk(Outside(path, value, (), value), code, CodeWords.of(code))
 
     def _variable(
         self, namespace: dict[str, Any], name: str, reader: Reader, names: frozenset[str], depth: int
@@ -168,49 +184,16 @@ class Reachable:
         if (asked := _NOW.intersection(names)) and any(value is each for each in _DATES):
             raise SideEffect.of([other_each_time(f"datetime.{min(asked)}", line_of((reader[0], min(asked))))])
         plain = not is_watched and not isinstance(value, ModuleType | BuiltinFunctionType)
-        found = Outside(f"global {name}", namespace, (itemgetter(name),), value)
         if plain and not _is_torch(value):
-            for row in self._save(name, NamespaceEntry(namespace, name), reader):
-                self._name(row, found, reader[0], depth)
+            self._save(name, NamespaceEntry(namespace, name), reader)
         is_called = isinstance(value, FunctionType)  # functions that call each other are followed to the end
-        self._follow(value, name, reader, names, depth + is_called, found)
-
-    def _name(self, row: Saved, found: Outside, code: CodeType, depth: int) -> None:
-        is_known = type(found.value) in _HOLDING and not self._is_new(("named", id(found.value)), found.value)
-        is_compared = is_plain(found.value) or self._stands_alone(found.value)
-        if depth >= _DEEP - _NEAR and is_compared and not is_known:
-            self._named.append((row, found, _beginning(code)))
-
-    def _name_items(self, path: str, held: object, code: CodeType, depth: int) -> None:
-        """What a dict that is not compared as a whole has under the texts that code spells."""
-        if type(held) is not dict or is_plain(held):
-            return
-        spelled = {text for each in codes_in(code) for text in each.co_consts if type(text) is str}
-        for key in sorted(spelled & held.keys()):
-            if self._is_new(("item", id(held), key), held):
-                found = Outside(f"{path}[{key!r}]", held, (itemgetter(key),), held[key])
-                for row in self._save(found.path, NamespaceEntry(held, key), None):
-                    self._name(row, found, code, depth)
-
-    def _stands_alone(self, value: object) -> bool:
-        """Whether a value is a function of the user's that closes over nothing: its code says all."""
-        return type(value) is FunctionType and not value.__closure__ and self._is_user(value.__code__)
+        self._follow(value, name, reader, names, depth + is_called)
 
     def _name_context(self, row: Saved, source: Source | None) -> None:
         """What a context variable gives, its default too."""
         found = _as_found(f"context variable {row.path}", row.thing, methodcaller("get"))
         if source is not None and (found.value is None or is_plain(found.value)):
-            self._named.append((row, found, source))
-
-    def _name_attributes(
-        self, row: Saved, code: CodeType, names: Iterable[str], depth: int, at: Outside | None = None
-    ) -> None:
-        """Attributes of an object or a class that code names; it is looked for where it was found."""
-        root, way = (row.thing, ()) if at is None else (at.root, at.way)
-        for name in names:
-            held, last = held_attribute(row.thing, name), partial(held_attribute, name=name)
-            if type(held) is not FunctionType:  # a method; who has it is looked at
-                self._name(row, Outside(f"{row.path}.{name}", root, (*way, last), held), code, depth)
+            self._named.add(found, source)
 
     # --- things --------------------------------------------------------------------------------------
 
@@ -228,18 +211,14 @@ class Reachable:
         if self._is_new(id(value), value):
             rows = [row for row in save(str(path), value) if row.kind is not but]
             self.saved += rows
-            for row in (row for row in rows if row.kind is CONTEXT):
-                self._name_context(row, place()[1])
+            for row in (row for row in rows if row.kind in (CONTEXT, ATTRIBUTES, LOCAL)):
+                _, source = place()
+                if row.kind is CONTEXT:
+                    self._name_context(row, source)
+                elif source is not None and (row.kind is LOCAL or issubclass(type(value), _HOLDING)):
+                    self._owned.append((row, source))
 
-    def _follow(
-        self,
-        value: Any,
-        path: str,
-        reader: Reader,
-        names: Iterable[str],
-        depth: int,
-        at: Outside | None = None,
-    ) -> None:
+    def _follow(self, value: Any, path: str, reader: Reader, names: Iterable[str], depth: int) -> None:
         kind = type(value)
         if not depth or issubclass(kind, _ATOMS) or len(self.saved) > _MOST or self._is_inside(value):
             return
@@ -252,12 +231,9 @@ class Reachable:
         elif is_iterator(value):
             raise _iterated(path, value, line_of(reader))
         else:
-            self._name_items(path, value, reader[0], depth)
-            self._look_inside(value, path, reader, names, depth, at)
+            self._look_inside(value, path, reader, names, depth)
 
-    def _look_inside(
-        self, value: Any, path: str, reader: Reader, names: Iterable[str], depth: int, at: Outside | None
-    ) -> None:
+    def _look_inside(self, value: Any, path: str, reader: Reader, names: Iterable[str], depth: int) -> None:
         kind = type(value)
         if self._is_new(id(value), value):
             for inside in behind(value):
@@ -266,10 +242,6 @@ class Reachable:
                 for row in self._save(path, value, reader):
                     if row.kind is CONTEXT:
                         self._name_context(row, _beginning(reader[0]))
-                    if row.kind in (ATTRIBUTES, SLOTS):
-                        self._name_attributes(row, reader[0], names, depth, at)
-                    if row.kind is CONTAINER and reader[0] is not _NO_CODE:
-                        self._name(row, Outside(path, value, (), value), reader[0], depth)
                     self._inside(row, reader, names, depth - 1)
                 self._class(kind, reader[0], names, depth - 1)
 
@@ -284,7 +256,7 @@ class Reachable:
         if module is os:
             if names & _OF_ENVIRONMENT:
                 self._environment(reader)
-        elif not _is_library(module.__name__):
+        elif not is_library(module.__name__):
             for name in names & vars(module).keys():
                 self._variable(vars(module), name, reader, names, depth)
 
@@ -297,20 +269,14 @@ class Reachable:
                 key = EnvironmentKey(name)
                 for row in self._save(f"os.environ[{name!r}]", key, reader):
                     found = Outside(row.path, os.environ, (methodcaller("get", name),), row.before)
-                    self._named.append((row, found, _beginning(reader[0])))
+                    self._named.add(found, _beginning(reader[0]))
 
     def _class(self, kind: type, code: CodeType, names: Iterable[str], depth: int) -> None:
         """A class of the user's: its attributes, and those of its methods that are called."""
-        if (
-            not depth
-            or _is_library(kind.__module__)
-            or not is_observable(kind)
-            or issubclass(kind, _NO_STATE)
-        ):
+        if not depth or is_library(kind.__module__) or not is_observable(kind) or issubclass(kind, _NO_STATE):
             return
         if self._is_new(id(kind), kind):
-            for row in self._save(kind.__name__, kind, None):
-                self._name_attributes(row, code, names, depth)
+            self._save(kind.__name__, kind, None)
             for base in kind.__mro__[1:]:
                 self._class(base, code, names, depth - 1)
         called = _ENTERED.union(names)
@@ -349,12 +315,15 @@ class Reachable:
 
     def variables(self) -> list[tuple[Outside, Source]]:
         """Variables near the model whose values may decide and that it does not change, with readers."""
-        changed = {id(row.thing) for row in self.changed()}
-        return [
-            (found, source)
-            for row, found, source in self._named
-            if id(row.thing) not in changed and id(row.before) not in changed
-        ]
+        for function, spelling in self._imports:
+            for module in imported(function.__code__, function.__globals__):
+                self._named.module(module, function.__code__, spelling)
+        for row, source in self._owned:
+            for name in self.names & row.before.keys():
+                found = _as_found(f"{row.path}.{name}", row.thing, partial(held_attribute, name=name))
+                if is_plain(found.value) and not isinstance(found.value, Tensor):
+                    self._named.add(found, source)
+        return self._named.unchanged()
 
     def line_of(self, row: Saved) -> str | None:
         """Where code that reads it names it."""
@@ -367,36 +336,10 @@ def _as_found(path: str, root: Any, step: Callable[[Any], Any]) -> Outside:
     return replace(found, value=found.now())
 
 
-def held_attribute(thing: Any, name: str) -> Any:
-    """An attribute of an object or a class, found without running any code of theirs."""
-    if isinstance(thing, type):
-        return class_attribute(thing, name)
-    held = own_attributes(thing).get(name, NOTHING)
-    if held is NOTHING:
-        held = class_attribute(type(thing), name)
-    return held.__get__(thing) if type(held) is MemberDescriptorType else held
-
-
-def is_plain(value: object) -> bool:
-    """Whether a value decides by what it is: numbers, texts, flags, tensors, and small containers of such.
-
-    None and empty containers are what is filled by whoever comes first.
-    """
-    if isinstance(value, Tensor):
-        return True
-    if type(value) in _HOLDING:
-        held: Any = value.values() if isinstance(value, dict) else value
-        if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
-            return False  # a registry, which grows with every model that is made
-        return 0 < len(held) <= _MANY and all(each is not None and type(each) in PLAIN for each in held)
-    return value is not None and (type(value) in PLAIN or isinstance(value, Enum))
-
-
 def _is_upper(text: object) -> bool:
     return isinstance(text, str) and text.isidentifier() and text.isupper()
 
 
-_HOLDING = (list, tuple, dict, set, frozenset)
 _NO_CODE = (lambda: None).__code__
 
 
@@ -424,17 +367,12 @@ def _is_followed(kind: type) -> bool:
     if kind in (CellType, ContextVar, _lru_cache_wrapper):
         return True
     package = kind.__module__.partition(".")[0]
-    return package in _OF_PYTHON or not _is_library(kind.__module__)
-
-
-def _is_library(name: str | None) -> bool:
-    package = str(name).partition(".")[0]
-    return package in ("torch", "numpy", "whence") or package in sys.stdlib_module_names
+    return package in _OF_PYTHON or not is_library(kind.__module__)
 
 
 def _is_torch(value: object) -> bool:
     """Whether a variable names a function or class of torch's or Python's, which stays what it is."""
-    return isinstance(value, type | FunctionType) and _is_library(value.__module__)
+    return isinstance(value, type | FunctionType) and is_library(value.__module__)
 
 
 def _iterated(path: str, value: object, line: str | None) -> SideEffect:

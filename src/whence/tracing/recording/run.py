@@ -57,7 +57,7 @@ from whence.tracing.sandbox.undo import Undoing
 from whence.tracing.source_lines import SourceFinder, beginning_of
 from whence.tracing.target.changed_containers import containers_in, refuse_changes
 from whence.tracing.target.eligibility import refuse_kinds
-from whence.tracing.target.example import Example, is_plain_constant
+from whence.tracing.target.example import REGISTER, Example, is_plain_constant
 from whence.tracing.target.loss_state import tensors_of_loss
 from whence.tracing.target.placeholders import (
     Prepared,
@@ -408,6 +408,6 @@ def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
         where=subject.place,
         why="a result is a tensor, a constant, or a container that pytree knows; tensors in other objects "
         "would be lost",
-        remedy="return tensors in a tuple, dict or dataclass, or register the class with pytree; caches of "
+        remedy=f"return tensors in a tuple or a dict, or {REGISTER}; caches of "
         "transformers are containers after whence.register_caches(), and left out with use_cache=False",
     )

@@ -173,6 +173,13 @@ def _bind(subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         )
 
 
+REGISTER = (
+    "register the class: torch.export.register_dataclass for dataclasses, "
+    "torch.utils._pytree.register_pytree_node for others"
+)
+"""What lets PyTorch look into objects of a class."""
+
+
 def _faults(path: str, leaf: Any) -> Iterator[Fault]:
     if isinstance(leaf, Tensor) and (found := untraceable(leaf)):
         yield Fault(f"{path} is a {kind_of(leaf)}", why=found[0], remedy=found[1])
@@ -180,8 +187,7 @@ def _faults(path: str, leaf: Any) -> Iterator[Fault]:
         yield Fault(
             f"{path} is a {type(leaf).__name__}",
             why="an input is a tensor, a constant, or a container that pytree knows",
-            remedy="register the class: torch.export.register_dataclass for dataclasses, "
-            "torch.utils._pytree.register_pytree_node for others",
+            remedy=REGISTER,
         )
 
 

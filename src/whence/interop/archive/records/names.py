@@ -24,7 +24,7 @@ from whence.dependence.describe import itself
 from whence.dependence.snapshots import content_of_cell
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.guards.in_words import InWords, NamedOnly
-from whence.tracing.reads.reachable import held_attribute
+from whence.tracing.reads.named_values import held_attribute
 
 _CONTENT = "cell_contents"
 _CORE = (
@@ -177,6 +177,8 @@ def _namespace(module: str) -> dict[str, Any] | None:
 
 def _step(step: Any) -> list[str] | None:
     match step:
+        case itemgetter() if type(index := step.__reduce__()[1][0]) is int:
+            return ["index", str(index)]
         case itemgetter() | attrgetter() | methodcaller():
             given = step.__reduce__()[1]
             names = [str(each) for each in given]
@@ -289,6 +291,7 @@ def _cell_at(name: str, *variables: str) -> Any:
 _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
     {
         "itemgetter": itemgetter,
+        "index": lambda position: itemgetter(int(position)),
         "attrgetter": lambda _: attrgetter(_CONTENT),
         "methodcaller": lambda name: methodcaller("get", name),
         "held": lambda name: partial(held_attribute, name=name),
