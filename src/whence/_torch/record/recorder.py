@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
 
 from whence._torch.autograd.switches import switches
-from whence._torch.fakes import DEVICE, fake_of
+from whence._torch.fakes import DEVICE, FakeMaker, fake_of
 from whence._torch.function_tracer import FunctionTracer, untold
 from whence._torch.graphs import Appender, name_exactly
 from whence._torch.higher_order.function_graphs import functions_traced
@@ -49,7 +48,7 @@ from whence._torch.operators.schemas import ASSERT, HigherOrderOperator
 from whence._torch.operators.table import rule_on_symbols
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
-from whence._torch.record.adopted import Adopted, Inferred, fresh_like
+from whence._torch.record.adopted import Adopted, Inferred, fresh_like, fresh_pair_like
 from whence._torch.record.annotations import note_function
 from whence._torch.record.direct_recording import ComposedMet, GraphTracer, NotPlain, is_plain, laid_out
 from whence._torch.record.function_mode import FunctionMode
@@ -101,7 +100,8 @@ class Recorder(ProxyTorchDispatchMode):
         self.fake_mode = fake_mode
         self.keeps_composites, self.is_joint = keeps_composites, is_joint
         self.functions = functions or FunctionTracer()
-        self.adopted = Adopted(fake_mode, self.tracer)
+        self._fakes = FakeMaker(fake_mode)
+        self.adopted = Adopted(fake_mode, self._fakes, self.tracer)
         self.environment = environment_of(fake_mode)
         self.sizes: SizeNodes | None = None
         self.inferred = Inferred()
@@ -232,10 +232,15 @@ class Recorder(ProxyTorchDispatchMode):
     def fresh(self, likes: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Fake tensors that nobody knows, each like one of `likes`."""
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            return tuple(fresh_like(self.fake_mode, like) for like in likes)
+            return tuple([fresh_like(self._fakes, like) for like in likes])
+
+    def _fresh_shown(self, likes: Sequence[Tensor]) -> list[tuple[Tensor, Any]]:
+        """The same, each with what shows it in the graph."""
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            return [fresh_pair_like(self._fakes, like) for like in likes]
 
     def stand_for(
-        self, arguments: tuple[fx.Node, ...], likes: Sequence[Tensor], shown: Sequence[Tensor | None] = ()
+        self, arguments: tuple[fx.Node, ...], likes: Sequence[Tensor], shown: Sequence[Tensor] | None = None
     ) -> tuple[fx.Node, list[Tensor]]:
         """Append a node that stands for others, with fresh results that are like `likes`.
 
@@ -244,8 +249,10 @@ class Recorder(ProxyTorchDispatchMode):
         append = Appender(self.graph)
         node = self.marker(arguments)
         self.listener.recorded(node)
-        fresh = list(self.fresh(likes))
-        for position, (result, value) in enumerate(zip_longest(fresh, shown)):
+        made = self._fresh_shown(likes) if shown is None else zip(self.fresh(likes), shown, strict=True)
+        fresh = list[Tensor]()
+        for position, (result, value) in enumerate(made):
+            fresh.append(result)
             name, read = f"result{position}_{node.name}", (node, position)
             item = append("call_function", name, operator.getitem, read, {})
             self.track(result, item, value)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from whence._torch.autograd.nodes import gradient_key
 from whence._torch.graphs import NameCounts, skip_names
@@ -48,7 +47,7 @@ class StandInWriter:
 
     def _slots(self, template: Template) -> list[tuple[int, int]]:
         """The gradients that a call will be asked for."""
-        if not torch.is_grad_enabled() or not template.differentiable_outputs:
+        if not is_grad_enabled() or not template.differentiable_outputs:
             return []
         if not self.joint:
             return [(position, 0) for position in template.differentiable_inputs]
@@ -64,7 +63,7 @@ class StandInWriter:
         """The gradients of a replayed call, and the calls that each comes from."""
         template = application.template
         is_over = any(each.log is self.recording.log for each in application.backwards)
-        if self.recording.run.running.phase is not Phase.BACKWARD or torch.is_grad_enabled() or is_over:
+        if self.recording.run.running.phase is not Phase.BACKWARD or is_grad_enabled() or is_over:
             doubt = Doubt(template.kind, "the model differentiates through it")
             raise self.recording.run.objections.remembered(doubt)
         with without_functions():
