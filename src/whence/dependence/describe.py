@@ -30,6 +30,8 @@ from whence.program.guards.expectations import (
 )
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)
+CALLED = (*_FUNCTIONS, types.MethodType, functools.partial)
+"""What functions are found behind."""
 
 
 class Describer:

@@ -113,10 +113,10 @@ class Reads:
     def repeat(self, reads: Iterable[Read]) -> None:
         """Note reads that a call would have made that was not run."""
         for read in reads:
-            if not self._note(read) or type(read.value) in _LEADING_NOWHERE:
+            if not self._note(read) or type(value := read.value) in _LEADING_NOWHERE:
                 continue
-            if id(read.value) not in self._known:
-                self._follow(read.value, (read.module or ModulePath()).child(read.name))
+            if id(value) not in self._known:
+                self._follow(value, (read.module or ModulePath()).child(read.name))
 
     @contextmanager
     def active(
