@@ -211,7 +211,7 @@ class Reads:
     def _follow_hooks(self) -> None:
         for path, module in self._modules:
             held = own_attributes(module)
-            for table in HOOK_KINDS:
+            for table in HOOK_KINDS if any(map(held.get, HOOK_KINDS)) else ():
                 for hook in list(held.get(table, {}).values()):
                     self._follow(hook, path)
 
