@@ -51,7 +51,7 @@ def test_fake_tensors_remember_nothing_of_each_other() -> None:
     """What one has found out about itself is not there on the next."""
     maker = FakeMaker(FakeTensorMode())
     first = maker.like(LIKE)
-    first.item_memo = 3  # type: ignore[assignment]
+    first.item_memo = 3
     assert maker.like(LIKE).item_memo is None
 
 
