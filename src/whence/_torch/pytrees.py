@@ -37,6 +37,7 @@ __all__ = [
     "tree_flatten_with_path",
     "tree_map_only",
     "tree_unflatten",
+    "whole_flatten",
     "whole_leaves",
     "with_tensors_flattened",
     "with_whole_leaves",
@@ -45,7 +46,7 @@ __all__ = [
 
 def tree_flatten(value: Any) -> tuple[list[Any], TreeSpec]:
     """The leaves of a value and its structure; a tensor that is made of others is a container of them."""
-    leaves, spec = _pytree.tree_flatten(value)
+    leaves, spec = whole_flatten(value)
     if not any(map(is_composed, leaves)):
         return leaves, spec
     return _pytree.tree_flatten(tree_unflatten([*map(flattened_tensor, leaves)], spec))
@@ -137,9 +138,14 @@ def composition_of(value: Any) -> list[tuple[str, Any, str] | None]:
     return found
 
 
+def whole_flatten(value: Any) -> tuple[list[Any], TreeSpec]:
+    """The leaves of a value, tensors that are made of others as they are, and its structure."""
+    return _pytree.tree_flatten(value)
+
+
 def whole_leaves(value: Any) -> list[Any]:
     """The leaves of a value, tensors that are made of others as they are."""
-    return _pytree.tree_flatten(value)[0]
+    return whole_flatten(value)[0]
 
 
 def with_whole_leaves(value: Any, leaves: list[Any]) -> Any:

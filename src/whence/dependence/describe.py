@@ -30,6 +30,8 @@ from whence.program.guards.expectations import (
 )
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)
+CALLED = (*_FUNCTIONS, types.MethodType, functools.partial)
+"""What functions are found behind."""
 
 
 class Describer:
@@ -60,13 +62,13 @@ class Describer:
 
     def describe(self, value: Any) -> Expectation:
         """What a guard expects in the place of `value`."""
+        if isinstance(value, Tensor):
+            return self.tensor(value)
         if is_constant(value):
             return ExpectedConstant(value)
         number = self._holders.get(id(value))
         if number is not None:
             return ExpectedHolder(number, class_as_written(type(value)))
-        if isinstance(value, Tensor):
-            return self.tensor(value)
         if id(value) not in self._known:
             self._kept.append(value)
             self._known[id(value)] = reference(value)  # for what leads back to itself
@@ -84,7 +86,7 @@ class Describer:
         exact = id(tensor) in self._with_strides
         if not exact and (copied := _strides_of_copy(tensor)) is not None:
             found = replace(found, copied=copied)
-        if own := self._named & vars(tensor).keys():
+        if own := self._named.intersection(vars(tensor)):
             rows = ((name, self.describe(vars(tensor)[name])) for name in sorted(own))
             found = replace(found, attributes=tuple(rows))
         return found.as_one() if is_managed else found

@@ -173,7 +173,7 @@ class _Glance:
 _MADE_OF = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _TOGETHER: dict[type, str] = {
     **{list: "list", dict: "table", OrderedDict: "table", defaultdict: "table", FunctionType: "function"},
-    **{tuple: "immutable", frozenset: "immutable"},
+    **dict.fromkeys((tuple, frozenset, BuiltinFunctionType), "immutable"),
 }
 
 

@@ -7,7 +7,6 @@ and with everything that can be reached from it.
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -246,82 +245,3 @@ def _functions_in(things: Iterable[Any]) -> Iterator[FunctionType]:
 def _written(kind: type) -> Iterator[type]:
     """A class and its bases, but for those of Python and torch."""
     return (base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("builtins", "torch"))
-
-
-class Functions:
-    """Tells those who want to know of every Python function that begins to run on this thread."""
-
-    def __init__(self) -> None:
-        self.begins: Callable[[FrameType, str, object], None] = self._begins
-        self._told: list[Callable[[FrameType], bool]] = []
-        self._seen: dict[int, CodeType] = {}
-
-    @contextmanager
-    def seen_by(self, met: Callable[[FrameType], bool]) -> Iterator[None]:
-        """Tell `met` of a call of every function that is called inside the block, until that is enough."""
-        self._seen.clear()
-        self._told.append(met)
-        try:
-            if len(self._told) > 1:
-                yield
-            else:
-                with _tracing(self.begins):
-                    yield
-        finally:
-            self._told.remove(met)
-
-    @contextmanager
-    def untold(self) -> Iterator[None]:
-        """Tell nobody of the functions that are called inside the block: our own."""
-        told = sys.gettrace() if sys.gettrace() is self.begins else None
-        if told is not None:
-            sys.settrace(None)
-        try:
-            yield
-        finally:
-            if told is not None:
-                sys.settrace(told)
-
-    def _begins(self, frame: FrameType, _event: str, _argument: object) -> None:
-        code = frame.f_code
-        if id(code) not in self._seen:
-            settled = [met(frame) for met in self._told]
-            if all(settled):
-                self._seen[id(code)] = code
-
-
-@contextmanager
-def _tracing(begins: Callable[[FrameType, str, object], None]) -> Iterator[None]:
-    """Let the interpreter call `begins` for every frame.
-
-    A tracer that returns nothing is told of nothing else; where somebody traces already (a debugger, a
-    measurement of coverage), a profiler is, too.
-    """
-    if sys.gettrace() is not None:
-        with _profiling(begins):
-            yield
-        return
-    sys.settrace(begins)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
-
-
-@contextmanager
-def _profiling(begins: Callable[[FrameType, str, object], None]) -> Iterator[None]:
-    before: Any = sys.getprofile()
-
-    def notice(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call":
-            begins(frame, event, argument)
-
-    sys.setprofile(notice)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-        if hasattr(before, "enable"):  # the C profiler turns itself on
-            before.enable()
-        else:
-            sys.setprofile(before)

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.plain_values import PLAIN
 from whence._torch.subclasses.fully_sharded import class_as_written
-from whence.dependence.describe import function_of
+from whence.dependence.describe import CALLED, function_of
 from whence.dependence.lookup import class_attribute
 from whence.dependence.values import is_constant
 from whence.program import Program
@@ -71,7 +70,7 @@ def _functions(observed: Observed) -> list[Any]:
     """The Python functions of the user that modules looked up on themselves: forward, and methods."""
     found: dict[int, Any] = {}
     for read in observed.reads:
-        function = None if type(read.value) in PLAIN or not read.is_there else function_of(read.value)
+        function = function_of(read.value) if issubclass(type(read.value), CALLED) and read.is_there else None
         if function is not None and inspect.isfunction(function[0]):
             found.setdefault(id(function[0].__code__), function[0])
     return [function for function in found.values() if not str(function.__module__).startswith(_LIBRARIES)]

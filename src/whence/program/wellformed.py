@@ -138,11 +138,13 @@ def origins_known(looked: Looked) -> Iterator[Broken]:
     names = {None, *(node.name for node in looked.nodes)}
     made = {id(None), *(id(call.site) for call in looked.program.calls)}  # which most origins share
     sites = {(call.site.path, call.site.index) for call in looked.program.calls}
+    known: set[int] = set()  # rows of calls, which nodes share, too
     for node, origin in zip(looked.nodes, looked.origins, strict=True):
         if origin.forward not in names:
             what = f"{node.name} differentiates {origin.forward}, which does not exist"
             yield Broken(what, node.name)
-        if id(origin.place) in made and made.issuperset(map(id, origin.calls)):
+        if id(origin.place) in made and (id(origin.calls) in known or made.issuperset(map(id, origin.calls))):
+            known.add(id(origin.calls))
             continue
         for site in (*origin.calls, origin.place):
             if site is not None and (site.path, site.index) not in sites:
@@ -189,9 +191,9 @@ def phases_in_order(looked: Looked) -> Iterator[Broken]:
     if looked.program.step is not None:
         return
     later = {node for node, origin in looked.operations if origin.phase is not Phase.FORWARD}
-    for node in later:
-        for user in node.users:
-            if user.op == "call_function" and user not in later:
+    for user, origin in looked.operations if later else ():
+        if origin.phase is Phase.FORWARD and not later.isdisjoint(read := user.all_input_nodes):
+            for node in later.intersection(read):
                 what = f"{user.name} runs in the forward and reads {node.name} of the backward"
                 yield Broken(what, user.name)
 

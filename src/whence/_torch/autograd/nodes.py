@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 from torch.autograd.graph import Node
 
 LEAF_SEQUENCE_NUMBER = 2**64 - 1
@@ -85,8 +85,8 @@ def inside_custom_function() -> bool:
 
     `apply` turns forward-mode gradients off, too, as inference mode does and `no_grad` does not.
     """
-    recording = torch.is_grad_enabled() or torch._C._is_fwd_grad_enabled()
-    return not recording and not torch.is_inference_mode_enabled()
+    recording = is_grad_enabled() or torch._C._is_fwd_grad_enabled()
+    return not recording and not is_inference_mode_enabled()
 
 
 def inside_backward() -> bool:
@@ -316,7 +316,7 @@ def outside_inference_mode() -> Iterator[None]:
     Views that C++ makes there of tensors from outside must have a version counter, which a fake tensor made
     in inference mode cannot have. The contexts of `torch` would say that the model had left its modes.
     """
-    if not torch.is_inference_mode_enabled():
+    if not is_inference_mode_enabled():
         yield
         return
     with (

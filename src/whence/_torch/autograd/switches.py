@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import overrides
+from torch import is_inference_mode_enabled, overrides
 from torch.utils import _python_dispatch as dispatch
 
 from whence._torch.sizes.symbols import bookkeeping_is_undecided, leave_bookkeeping_undecided
@@ -48,7 +48,7 @@ def modes_now() -> tuple[Any, ...]:
         *_operation_modes(),
         *overrides._get_current_function_mode_stack(),
         *(setting.read() for setting in _SETTINGS),
-        torch.is_inference_mode_enabled(),
+        is_inference_mode_enabled(),
         *(switch.read() for switch in SWITCHES.values()),
         *_keys(),
         _autocast_nesting(),

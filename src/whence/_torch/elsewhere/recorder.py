@@ -57,7 +57,7 @@ class ElsewhereRecorder(Recorder):
             return given
         if rule is None and calls_composites(func) and not self.keeps_composites:
             with self.function_mode(self):
-                return in_sight(func)(*args, **kwargs)
+                return self.functions.told(in_sight(func), *args, **kwargs)
         return super().called(func, args, kwargs)
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, track_tensor_tree
 
 from whence._torch.autograd.nodes import below_autograd
+from whence._torch.fakes import FakeMaker
 from whence._torch.higher_order.function_graphs import recording_paused
 from whence._torch.operators.schemas import HigherOrderOperator
 from whence._torch.pytrees import TreeSpec, tree_map_only, tree_unflatten
@@ -292,4 +293,4 @@ class BranchRecorder(Recorder):
             like = tensor if isinstance(tensor, FakeTensor) else self.fake_mode.from_tensor(tensor)
             with torch.no_grad(), self.fake_mode:
                 fresh = torch.select_copy(like, 0, 0) if isinstance(value, StepSlice) else like.detach()
-            return fresh_like(self.fake_mode, fresh).requires_grad_(tensor.requires_grad)
+            return fresh_like(FakeMaker(self.fake_mode), fresh).requires_grad_(tensor.requires_grad)

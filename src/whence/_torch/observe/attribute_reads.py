@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from whence._torch.files import TORCH, WHENCE, is_standard_library
+from whence._torch.function_tracer import untold
 from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence._torch.patching import patched
 
@@ -174,7 +175,7 @@ class ReadObserver:
         While it is told it may look at the holder itself.
         """
         self._seen.add((id(holder), name))
-        if not told(holder, name, *value):
+        if not untold(told, holder, name, *value):
             self._seen.discard((id(holder), name))
 
 

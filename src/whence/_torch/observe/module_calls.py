@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from whence._torch.function_tracer import Untold, untold
 from whence._torch.observe.wrappers import call_through, inner_module
 from whence._torch.patching import patched
 
@@ -79,11 +80,11 @@ def _observed_call(observer: CallObserver, is_observed: Callable[[], bool]) -> C
                 return call(module, *args, **kwargs)
             if (inner := inner_module(module)) is not None:
                 return call_through(call, module, inner, args, kwargs)
-            with observer.called(module, args, kwargs) as observed:
+            with Untold(observer.called(module, args, kwargs)) as observed:
                 if observed.answer is not None:
                     return observed.answer[0]
                 result = call(module, *args, **kwargs)
-                observed.returned(result)
+                untold(observed.returned, result)
             return result
 
         return observed_call
@@ -96,7 +97,7 @@ def _observed_getattr(observer: CallObserver, is_observed: Callable[[], bool]) -
         def observed_getattr(module: nn.Module, name: str) -> Any:
             found = lookup(module, name)
             if isinstance(found, nn.Module) and is_observed():
-                observer.accessed(module, name, found)
+                untold(observer.accessed, module, name, found)
             return found
 
         return observed_getattr

@@ -10,17 +10,25 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, snapshot_fake, track_tensor_tree
 
 from whence._torch.autograd.nodes import above_autograd, outside_inference_mode
-from whence._torch.fakes import fake_like, fake_of
+from whence._torch.fakes import FakeMaker, fake_of
 from whence._torch.operators.schemas import is_composite
 from whence._torch.sizes.symbols import has_open_sizes
 from whence._torch.tensors import is_simple, storage_of
 
 
-def fresh_like(mode: FakeTensorMode, like: Tensor) -> Tensor:
+def fresh_like(fakes: FakeMaker, like: Tensor) -> Tensor:
     """A fake tensor that nobody knows."""
     if has_open_sizes(like):
         return snapshot_fake(like)  # type: ignore[return-value]
-    return fake_like(mode, like, like.shape, like.stride())
+    return fakes.like(like)
+
+
+def fresh_pair_like(fakes: FakeMaker, like: Tensor) -> tuple[Tensor, Any]:
+    """A fake tensor that nobody knows, and what shows it."""
+    if has_open_sizes(like):
+        fresh = fresh_like(fakes, like)
+        return fresh, snapshot_fake(fresh)
+    return fakes.pair_like(like)
 
 
 class Inferred:
@@ -75,9 +83,10 @@ class Adopted:
     """Real tensors with their placeholders, the `nodes`, and the fake `stand_ins` that operations have asked
     for, both by identity; `real` is the way back."""
 
-    def __init__(self, mode: FakeTensorMode, tracer: Any) -> None:
+    def __init__(self, mode: FakeTensorMode, fakes: FakeMaker, tracer: Any) -> None:
         self.real: dict[fx.Node, Tensor] = {}
         self._mode = mode
+        self._fakes = fakes
         self._tracer = tracer
         self.nodes: dict[int, fx.Node] = {}
         self.stand_ins: dict[int, Tensor] = {}
@@ -122,7 +131,7 @@ class Adopted:
             return fake_of(self._mode, tensor)
         self._storages.add(storage)
         with torch._C.DisableTorchFunction():
-            shown = fresh_like(self._mode, tensor)
+            shown = fresh_like(self._fakes, tensor)
             if isinstance(tensor, nn.Parameter):
                 shown._is_param = True
             return shown.requires_grad_(tensor.requires_grad)

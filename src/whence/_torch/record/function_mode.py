@@ -13,6 +13,7 @@ from whence._torch.autograd.mode_questions import INFERENCE
 from whence._torch.autograd.nodes import below_autograd
 from whence._torch.autograd.replaced_data import replace_data
 from whence._torch.deciding.packed_rows import with_known_rows
+from whence._torch.function_tracer import untold
 from whence._torch.operators.composites import COMPOSITES, calls_composites, in_sight, keep_whole
 from whence._torch.operators.schemas import HigherOrderOperator
 from whence._torch.pytrees import tree_flatten, tree_map_only
@@ -67,6 +68,9 @@ class FunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator) and ProxyTorchDispatchMode in func.python_key_table:
             return self.recorder.listener.model.branches.called(func, args, kwargs or {})
+        return untold(self._heard, func, args, kwargs or {})
+
+    def _heard(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         func, args = self._with_numbers(func, args)
         if _reads_value(func, args):
             return self._decided_content(func, args)
@@ -76,7 +80,7 @@ class FunctionMode(TorchFunctionMode):
             return text
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
             return replace_data(self.recorder, args[0], args[1])
-        self._tell(func, args, kwargs or {})
+        self._tell(func, args, kwargs)
         if self.recorder.environment is not None:
             if func is torch.einsum:
                 _decide_on_ones(args)
@@ -88,10 +92,10 @@ class FunctionMode(TorchFunctionMode):
         tracer: Any = self.recorder.tracer
         tracer.torch_fn_metadata = func
         tracer.torch_fn_counts[func] = tracer.torch_fn_counts.get(func, 0) + 1
-        if self.recorder.keeps_composites and (whole := self._whole(func, args, kwargs or {})) is not None:
+        if self.recorder.keeps_composites and (whole := self._whole(func, args, kwargs)) is not None:
             return whole
         try:
-            return self.recorder.called(func, args, kwargs or {})
+            return self.recorder.called(func, args, kwargs)
         except TypeError as error:
             read = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, FakeTensor)]
             if not read or FakeTensor.__name__ not in str(error):
@@ -160,7 +164,7 @@ class FunctionMode(TorchFunctionMode):
         """The result of a composite that is recorded as one; None where nothing is kept together."""
         if calls_composites(func):
             with self:
-                return in_sight(func)(*args, **kwargs)
+                return self.recorder.functions.told(in_sight(func), *args, **kwargs)
         composite = COMPOSITES.get(func)
         return None if composite is None else keep_whole(self.recorder, composite, func, args, kwargs)
 

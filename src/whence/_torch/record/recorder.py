@@ -8,11 +8,9 @@ replaced there, below autograd: closures, hooks and ties work by themselves, and
 """
 
 import operator
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -37,7 +35,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
 
 from whence._torch.autograd.switches import switches
-from whence._torch.fakes import DEVICE, fake_of
+from whence._torch.fakes import DEVICE, FakeMaker, fake_of
+from whence._torch.function_tracer import FunctionTracer, untold
 from whence._torch.graphs import Appender, name_exactly
 from whence._torch.higher_order.function_graphs import functions_traced
 from whence._torch.observe.generators import without_default_generator
@@ -48,7 +47,7 @@ from whence._torch.operators.schemas import ASSERT, HigherOrderOperator
 from whence._torch.operators.table import rule_on_symbols
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
-from whence._torch.record.adopted import Adopted, Inferred, fresh_like
+from whence._torch.record.adopted import Adopted, Inferred, fresh_like, fresh_pair_like
 from whence._torch.record.annotations import note_function
 from whence._torch.record.direct_recording import ComposedMet, GraphTracer, NotPlain, is_plain, laid_out
 from whence._torch.record.function_mode import FunctionMode
@@ -77,7 +76,7 @@ class Recorder(ProxyTorchDispatchMode):
     """A recording in progress: a graph, and the fake tensor that stands for each real one.
 
     `listening` makes who is told of it, who may ask the recording. With `keeps_composites`, operators that
-    are made of others are recorded whole. `tracer_of_functions` is who sees the user's functions begin.
+    are made of others are recorded whole. `functions` is who sees the user's functions begin.
     """
 
     supports_higher_order_operators = True
@@ -93,14 +92,15 @@ class Recorder(ProxyTorchDispatchMode):
         *,
         keeps_composites: bool = False,
         is_joint: bool = False,
-        tracer_of_functions: object = None,
+        functions: FunctionTracer | None = None,
     ) -> None:
         super().__init__(GraphTracer(self._recorded), "fake")
         self.listener = listener = listening(self)
         self.fake_mode = fake_mode
         self.keeps_composites, self.is_joint = keeps_composites, is_joint
-        self._tracer_of_functions: Any = tracer_of_functions
-        self.adopted = Adopted(fake_mode, self.tracer)
+        self.functions = functions or FunctionTracer()
+        self._fakes = FakeMaker(fake_mode)
+        self.adopted = Adopted(fake_mode, self._fakes, self.tracer)
         self.environment = environment_of(fake_mode)
         self.sizes: SizeNodes | None = None
         self.inferred = Inferred()
@@ -146,7 +146,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a torch function gives that is not recorded as one."""
-        return func(*args, **kwargs)
+        return self.functions.told(func, *args, **kwargs)
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What Python computes of sizes is written down where an operation uses it."""
@@ -231,10 +231,15 @@ class Recorder(ProxyTorchDispatchMode):
     def fresh(self, likes: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Fake tensors that nobody knows, each like one of `likes`."""
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            return tuple(fresh_like(self.fake_mode, like) for like in likes)
+            return tuple([fresh_like(self._fakes, like) for like in likes])
+
+    def _fresh_shown(self, likes: Sequence[Tensor]) -> list[tuple[Tensor, Any]]:
+        """The same, each with what shows it in the graph."""
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            return [fresh_pair_like(self._fakes, like) for like in likes]
 
     def stand_for(
-        self, arguments: tuple[fx.Node, ...], likes: Sequence[Tensor], shown: Sequence[Tensor | None] = ()
+        self, arguments: tuple[fx.Node, ...], likes: Sequence[Tensor], shown: Sequence[Tensor] | None = None
     ) -> tuple[fx.Node, list[Tensor]]:
         """Append a node that stands for others, with fresh results that are like `likes`.
 
@@ -243,8 +248,10 @@ class Recorder(ProxyTorchDispatchMode):
         append = Appender(self.graph)
         node = self.marker(arguments)
         self.listener.recorded(node)
-        fresh = list(self.fresh(likes))
-        for position, (result, value) in enumerate(zip_longest(fresh, shown)):
+        made = self._fresh_shown(likes) if shown is None else zip(self.fresh(likes), shown, strict=True)
+        fresh = list[Tensor]()
+        for position, (result, value) in enumerate(made):
+            fresh.append(result)
             name, read = f"result{position}_{node.name}", (node, position)
             item = append("call_function", name, operator.getitem, read, {})
             self.track(result, item, value)
@@ -338,8 +345,8 @@ class Recorder(ProxyTorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _infers():
-            return self.inferred.around(self._entered, func, types, args, kwargs)
-        return self.inferred.noted(func, self._entered(func, types, args, kwargs))
+            return untold(self.inferred.around, self._entered, func, types, args, kwargs)
+        return self.inferred.noted(func, untold(self._entered, func, types, args, kwargs))
 
     def _entered(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, HigherOrderOperator):
@@ -362,7 +369,7 @@ class Recorder(ProxyTorchDispatchMode):
         except ComposedMet as met:
             raise self.listener.model.branches.composed(operator, *met.args) from met
         with functions_traced(self.listener.model.branches.traced, self.fake_mode):
-            return rule(self, *args, **kwargs)
+            return self.functions.told(rule, self, *args, **kwargs)
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):
@@ -390,23 +397,12 @@ class Recorder(ProxyTorchDispatchMode):
             if is_asking and (known := known_answer(self, func, args, kwargs)) is not None:
                 return known
             if is_plain(func, args):
-                return self._record_untold(func, args, kwargs)
-            return super().__torch_dispatch__(func, types, args, kwargs)
+                return self._record_directly(func, args, kwargs)
+            return self.functions.told(super().__torch_dispatch__, func, types, args, kwargs)
         except NotPlain:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return self.functions.told(super().__torch_dispatch__, func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise self.listener.model.value_needed(func, args, self.tracer.torch_fn_metadata) from error
-
-    def _record_untold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record without telling the tracer of functions: no code of the user's runs inside."""
-        told = self._tracer_of_functions
-        if told is None or sys.gettrace() is not told:
-            return self._record_directly(func, args, kwargs)
-        sys.settrace(None)
-        try:
-            return self._record_directly(func, args, kwargs)
-        finally:
-            sys.settrace(told)
 
     def _record_directly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on fake tensors and append its node: what PyTorch's mode does for the common case.

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
+from whence._torch.function_tracer import FunctionTracer
 from whence._torch.record.annotations import note_function
 from whence._torch.record.direct_recording import unaliased
 from whence._torch.record.function_mode import FunctionMode
@@ -90,9 +91,9 @@ class StepRecorder(Recorder):
         listening: Callable[[Any], StepRecording],
         fake_mode: FakeTensorMode,
         *,
-        tracer_of_functions: object = None,
+        functions: FunctionTracer | None = None,
     ) -> None:
-        super().__init__(listening, fake_mode, is_joint=True, tracer_of_functions=tracer_of_functions)
+        super().__init__(listening, fake_mode, is_joint=True, functions=functions)
         model = self.listener.model
         self.arithmetic = Arithmetic(
             self._append_number, model.number_needed, model.number_decides, model.number_known

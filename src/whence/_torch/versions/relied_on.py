@@ -23,7 +23,8 @@ NAMES = {
         _meta_in_tls_dispatch_include _only_lift_cpu_tensors _set_grad_enabled
         _set_meta_in_tls_dispatch_include
         _set_mkldnn_enabled _set_only_lift_cpu_tensors _set_sdp_priority_order _set_sdp_use_cudnn
-        _set_sdp_use_flash _set_sdp_use_math _set_sdp_use_mem_efficient _set_torch_function_state
+        _set_sdp_use_flash _set_sdp_use_math _set_sdp_use_mem_efficient _set_throw_on_mutable_data_ptr
+        _set_torch_function_state _set_warn_deprecated_on_mutable_data_ptr
     """,
     "torch._C.DispatchKey": "ADInplaceOrView Autograd CompositeImplicitAutograd",
     "torch._C._autograd": """
@@ -97,7 +98,8 @@ ATTRIBUTES = {
     "torch.Generator": "_cdata",
     "torch.ScriptObject": "_type",
     "torch.Tensor": """
-        _backward_hooks _base _has_symbolic_sizes_strides _is_view _nnz _post_accumulate_grad_hooks _version
+        _backward_hooks _base _has_symbolic_sizes_strides _is_view _make_subclass _nnz
+        _post_accumulate_grad_hooks _version
     """,
     "torch.UntypedStorage": "_cdata",
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
@@ -107,7 +109,7 @@ ATTRIBUTES = {
     "torch._higher_order_ops.scan.ScanAutogradOp": "_scan_impl",
     "torch._ops.OpOverload": "_dispatch_cache _op _opname _overloadname _schema",
     "torch._subclasses.fake_tensor.FakeTensor": "_fake_device",
-    "torch._subclasses.fake_tensor.FakeTensorMode": "dispatch",
+    "torch._subclasses.fake_tensor.FakeTensorMode": "_allow_unsafe_data_ptr_access dispatch",
     "torch.autograd.Function": "_backward_cls",
     "torch.autograd.graph.Node": "_sequence_nr",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": """

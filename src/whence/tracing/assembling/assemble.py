@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd.derivatives import weigh_as_eager
 from whence._torch.autograd.nodes import history_of
+from whence._torch.autograd.switches import Switches
 from whence._torch.graphs import graph_module
 from whence._torch.observe.hooks import has_backward_hooks
 from whence._torch.operators.schemas import differentiated_by_result, reads_memory, short_name
@@ -78,7 +79,7 @@ def assemble(
             rule_out_ones(graph, session.recorder.environment)
     weigh_as_eager(graph)
     repeated = reuse_random_draws(functional, session.log.redraws)
-    preserved = preserved_calls(_plain_calls(recorded), example.preserve, int(subject.is_module))
+    preserved = _preserved(recorded, example, subject)
     keep = _needed(recorded, signature) | _arguments(recorded, functional, preserved)
     drop_unused(graph, session.recorder.nested, repeated, keep)
     present = placeholders_of(graph)
@@ -269,8 +270,10 @@ class _Names(dict[str, Leaf]):
 
     def name(self, name: str) -> str | None:
         """The present name of a recorded one, or None."""
-        leaf = self.get(name, Named(name))
-        return leaf.name if isinstance(leaf, Named) else None
+        moved = super().get(name)
+        if moved is None:
+            return name if name in self.present else None
+        return moved.name if isinstance(moved, Named) else None
 
 
 def _rename_forwards(graph: fx.Graph, names: "_Names") -> None:
@@ -300,9 +303,11 @@ def _arguments(recorded: Recorded, functional: Functional, preserved: Iterable[i
     }
 
 
-def _plain_calls(recorded: Recorded) -> Calls:
-    scopes = enumerate(recorded.session.log.scopes)
-    return Calls(tuple(Call(number, scope.site, scope.parent) for number, scope in scopes))
+def _preserved(recorded: Recorded, example: Example, subject: Subject) -> frozenset[int]:
+    """The calls that keep their calling convention, by number."""
+    scopes = enumerate(recorded.session.log.scopes if example.preserve else ())
+    calls = Calls(tuple(Call(number, scope.site, scope.parent) for number, scope in scopes))
+    return preserved_calls(calls, example.preserve, int(subject.is_module))
 
 
 def _calls(recorded: Recorded, names: "_Names") -> Calls:
@@ -318,12 +323,17 @@ def _calls(recorded: Recorded, names: "_Names") -> Calls:
             scope.parameters,
             _others(scope, recorded.session.run.names),
             scope.autocast,
-            {name: now for name, now in scope.switches.items() if now != scopes[0].switches[name]},
+            _turned(scope.switches, scopes[0].switches),
             scope.records or not scopes[0].records,
         )
         for number, scope in enumerate(scopes)
     ]
     return Calls(tuple(rows))
+
+
+def _turned(now: Switches, before: Switches) -> Switches:
+    """The switches that are otherwise than before."""
+    return {} if now == before else {name: value for name, value in now.items() if value != before[name]}
 
 
 def _others(scope: Opened, names: CallNames) -> tuple[ModulePath, ...]:

@@ -1,6 +1,6 @@
 """The rows of the signature."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
@@ -107,7 +107,6 @@ def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
         if access
     }
     of_loss = recorded.session.log.of_loss
-    taken = tensors_by_name(subject).keys()
     for name, tensor in recorded.session.log.literals.items():
         held = of_loss.get(id(tensor))
         if held is not None and not name.startswith(UNNAMED):
@@ -117,7 +116,7 @@ def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
         yield Input(
             name=name,
             kind=InputKind.CONSTANT,
-            path=str(path) if path else _free_path(name.removeprefix("c_"), taken),
+            path=str(path) if path else _free_path(name.removeprefix("c_"), subject),
             module=path.parent if path else None,
             module_type=owner,
             value=nodes[name].meta["val"],
@@ -125,8 +124,9 @@ def _constant_rows(subject: Subject, recorded: Recorded) -> Iterator[Input]:
         )
 
 
-def _free_path(wanted: str, taken: Set[str]) -> str:
+def _free_path(wanted: str, subject: Subject) -> str:
     """A path for a tensor that nobody has a name for, which no tensor of the model has."""
+    taken = tensors_by_name(subject)
     paths = chain([wanted], (f"{wanted}_{number}" for number in count(1)))
     return next(path for path in paths if path not in taken)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
+from torch import is_grad_enabled
 
 from whence._torch.autograd.grad_modes import GradModes
 from whence._torch.autograd.mode_questions import INFERENCE, mode_now
@@ -16,12 +16,12 @@ class Cuts(GradModes):
     @property
     def stops(self) -> bool:
         """Whether gradients stop here in every run, because the model has turned them off."""
-        return self.is_off or ((self.records or self.is_on) and not torch.is_grad_enabled())
+        return self.is_off or ((self.records or self.is_on) and not is_grad_enabled())
 
     @property
     def starts(self) -> bool:
         """Whether gradients are recorded here in every run, because the model has turned them on."""
-        return self.is_on and torch.is_grad_enabled()
+        return self.is_on and is_grad_enabled()
 
     def is_caller_s(self, mode: str) -> bool:
         """Whether a mode that code asks for now is that of who called the model."""
@@ -33,4 +33,4 @@ class Cuts(GradModes):
     def is_unknown(self) -> bool:
         """Whether nobody knows what gradients do here: the backward of a custom function, which is not made
         where nothing is recorded anyway."""
-        return not self.records and not torch.is_grad_enabled() and inside_custom_function()
+        return not self.records and not is_grad_enabled() and inside_custom_function()

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import fx
+from torch import fx, is_grad_enabled
 
 from whence._torch.autograd.nodes import next_sequence_number
 from whence._torch.record.annotations import note_annotations
@@ -48,7 +47,7 @@ class Marking:
 
     def _cut(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """The arguments of an operation whose gradients stop there."""
-        if torch.is_grad_enabled():
+        if is_grad_enabled():
             return ()
         if self.grad_modes.is_unknown:
             self.running.log.add(Lost("a custom autograd function, where gradients were off"))

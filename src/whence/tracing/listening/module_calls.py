@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from whence._torch.observe.module_calls import ObservedCall
+from whence.program import Structure
 from whence.provenance import CallSite
 from whence.schema import Phase
 from whence.tracing.listening.run_state import RunState
@@ -16,6 +17,7 @@ from whence.tracing.listening.tensors import RunTensors
 from whence.tracing.log.events import Gave, Opened, Took
 from whence.tracing.recording.branches import Branches
 from whence.tracing.replay.decision import Alike, Decision, Watched
+from whence.tracing.replay.records.watched_call import CallArguments
 from whence.tracing.replay.replay import Replay
 from whence.tracing.target.subject import Signatures
 
@@ -58,9 +60,11 @@ class ModuleCalls:
                     with running.inside(running.opened(Opened(site, running.scope))):
                         yield ObservedCall(_ignore)
                     return
-                scope = self._begin(module, site, (args, kwargs), is_reached=is_reached)
+                leaves, inputs = self.tensors.flattened((args, kwargs))
+                scope = self._begin(module, site, inputs, is_reached=is_reached)
                 with running.inside(scope):
-                    decision = self.replay.replayer.decision(module, args, kwargs)
+                    given = CallArguments(inputs.spec, leaves, args, kwargs)
+                    decision = self.replay.replayer.decision(module, given)
                     yield from self._decided(decision, module, scope)
 
     def _decided(self, decision: Decision, module: nn.Module, scope: int) -> Iterator[ObservedCall]:
@@ -81,10 +85,9 @@ class ModuleCalls:
         """A module with several names is known by the one it was last reached through."""
         self.run.names.reached(parent, name, child)
 
-    def _begin(self, module: nn.Module, site: CallSite, given: tuple[Any, Any], *, is_reached: bool) -> int:
-        inputs, parameters = self.tensors.structure(given), self.signatures.of(module)
+    def _begin(self, module: nn.Module, site: CallSite, inputs: Structure, *, is_reached: bool) -> int:
         running = self.run.running
-        scope = running.opened(Opened(site, running.scope, module, parameters, is_reached))
+        scope = running.opened(Opened(site, running.scope, module, self.signatures.of(module), is_reached))
         running.log.add(Took(scope, inputs))
         return scope
 

@@ -7,10 +7,11 @@ from torch import Tensor, fx
 
 from whence._torch.autograd.nodes import gradient_key, history_of
 from whence._torch.plain_values import PLAIN
-from whence._torch.pytrees import tree_flatten
+from whence._torch.pytrees import tree_flatten, whole_flatten
 from whence._torch.record.recorder import Recorder
 from whence._torch.sizes.numbers import as_node, is_recorded
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.program import Absent, Constant, Named, Structure
 from whence.tracing.attribution.wrapper_subclasses import keys_of_parts
 from whence.tracing.listening.run_state import RunState
@@ -29,9 +30,15 @@ class RunTensors:
 
     def structure(self, value: Any) -> Structure:
         """What a call takes or gives."""
-        self.note_wholes(value)
-        leaves, spec = tree_flatten(value)
-        return Structure(spec, tuple(self._leaf(leaf) for leaf in leaves))
+        return self.flattened(value)[1]
+
+    def flattened(self, value: Any) -> tuple[tuple[Any, ...], Structure]:
+        """The leaves of what a call takes or gives, and the structure over the nodes that hold them."""
+        leaves, spec = whole_flatten(value)
+        if any(map(is_composed, leaves)):
+            self.note_wholes(value)
+            leaves, spec = tree_flatten(value)
+        return tuple(leaves), Structure(spec, tuple([self._leaf(leaf) for leaf in leaves]))
 
     def _leaf(self, leaf: Any) -> Named | Constant | Absent:
         if isinstance(leaf, Tensor):

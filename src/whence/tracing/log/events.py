@@ -69,24 +69,21 @@ class Opened:
     records: bool = field(default_factory=torch.is_grad_enabled)
 
 
-@dataclass(frozen=True, slots=True)
-class Took:
+class Took(NamedTuple):
     """What a call takes is known."""
 
     scope: int
     inputs: Structure
 
 
-@dataclass(frozen=True, slots=True)
-class Gave:
+class Gave(NamedTuple):
     """What a call gives is known."""
 
     scope: int
     outputs: Structure
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(NamedTuple):
     """From this moment of autograd on, another call runs."""
 
     moment: int
@@ -118,16 +115,14 @@ class GradientKept:
     leaf: int
 
 
-@dataclass(frozen=True, slots=True)
-class Crossed:
+class Crossed(NamedTuple):
     """Modules exchange a value, whose gradient is collected at `key`."""
 
     node: fx.Node
     key: GradientKey
 
 
-@dataclass(frozen=True, slots=True)
-class InputNamed:
+class InputNamed(NamedTuple):
     """A placeholder is an input, and what that is called in words."""
 
     node: fx.Node

@@ -98,7 +98,7 @@ class Reads:
         self._left = Left()
         self._variables: tuple[tuple[Outside, Source], ...] = ()
         self._noted: set[tuple[int, str]] = set()
-        self._repeats: set[int] = set()
+        self._ran: list[Read] = []
         self.watchers: list[Callable[[Read], None]] = []
         self._outside: ReadListener | None = None
 
@@ -119,10 +119,10 @@ class Reads:
     def repeat(self, reads: Iterable[Read]) -> None:
         """Note reads that a call would have made that was not run."""
         for read in reads:
-            if self._note(read):
-                self._repeats.add(id(read))
-                if type(read.value) not in _LEADING_NOWHERE and id(read.value) not in self._known:
-                    self._follow(read.value, (read.module or ModulePath()).child(read.name))
+            if not self._note(read) or type(value := read.value) in _LEADING_NOWHERE:
+                continue
+            if id(value) not in self._known:
+                self._follow(value, (read.module or ModulePath()).child(read.name))
 
     @contextmanager
     def active(
@@ -141,11 +141,11 @@ class Reads:
             try:
                 self._follow_hooks()
                 yield
-                ran = [read for read in self._rows if id(read) not in self._repeats]
                 self._variables = tuple(self.reachable.variables())
-                self._left = self._left_behind(self._before.changes(ran), values)
+                self._left = self._left_behind(self._before.changes(self._ran), values)
             finally:
                 self._known.clear()
+                self._ran.clear()
                 self._outside = None
 
     def read(self, holder: object, name: str, value: object) -> bool:
@@ -158,6 +158,7 @@ class Reads:
             source = None if read.source is None else str(read.source)
             raise object_used(f"forward reads {name},", value, Place(str(read.module or ""), source))
         if self._note(read):
+            self._ran.append(read)
             self._before.keep(holder, name, value)
         if type(value) in (
             FunctionType,
@@ -173,7 +174,9 @@ class Reads:
         is_outside = self._outside is not None and self._outside.missing(holder, name)
         if id(holder) not in self._known:
             return is_outside
-        self._note(Read(holder, name, None, False, *self._place()))
+        read = Read(holder, name, None, False, *self._place())
+        if self._note(read):
+            self._ran.append(read)
         return True
 
     def _note(self, read: Read) -> bool:
@@ -214,7 +217,7 @@ class Reads:
     def _follow_hooks(self) -> None:
         for path, module in self._modules:
             held = own_attributes(module)
-            for table in HOOK_KINDS:
+            for table in HOOK_KINDS if any(map(held.get, HOOK_KINDS)) else ():
                 for hook in list(held.get(table, {}).values()):
                     self._follow(hook, path)
 

@@ -8,8 +8,8 @@ from torch import fx
 from whence._torch.autograd.nodes import release_scans
 from whence._torch.elsewhere.recorder import recorder_for
 from whence._torch.elsewhere.target import Elsewhere
+from whence._torch.function_tracer import FunctionTracer
 from whence._torch.record.recorder import FakeTensorMode
-from whence.dependence.variables import Functions
 from whence.tracing.listening.model_acts import ModelActs
 from whence.tracing.listening.module_calls import ModuleCalls
 from whence.tracing.listening.operations import Operations
@@ -58,14 +58,14 @@ def new_session(
     elsewhere: Elsewhere | None = None,
 ) -> Session:
     """What hears the run of a model; `names` are those of tensors that may turn up."""
-    branches, functions = Branches(run, differentiates=reuse.joint), Functions()
+    branches, functions = Branches(run, differentiates=reuse.joint), FunctionTracer()
     recorder = recorder_for(
         elsewhere,
         lambda recorder: Operations(run, recorder, ModelActs(run, recorder, branches), names),
         mode,
         keeps_composites=reuse.composites,
         is_joint=reuse.joint,
-        tracer_of_functions=functions.begins,
+        functions=functions,
     )
     tensors, passes = RunTensors(run, recorder, branches), Passes(run.running, recorder, own_gradients)
     replay = replay_of(Recording(run, recorder, tensors, passes), reuse, functions)

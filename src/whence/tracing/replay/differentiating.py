@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from whence._torch.autograd.nodes import node_class_of
 
@@ -33,7 +33,7 @@ def linked(
     results: list[Tensor], differentiable: list[bool], sources: Sequence[Tensor], backward: Backward
 ) -> list[Tensor]:
     """`results` as functions of `sources`; `backward` makes one gradient for each source."""
-    if not torch.is_grad_enabled() or not any(differentiable):
+    if not is_grad_enabled() or not any(differentiable):
         return results
     linked: list[Tensor] = list(_Replayed.apply(results, differentiable, backward, *sources))
     return linked

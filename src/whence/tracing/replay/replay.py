@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from whence.dependence.variables import Functions
+from whence._torch.function_tracer import FunctionTracer
 from whence.tracing.listening.recording import Recording
 from whence.tracing.replay.records.markers import Markers
 from whence.tracing.replay.records.records import Records
@@ -37,7 +37,7 @@ class Replay:
         self.replayer.forget()
 
 
-def replay_of(recording: Recording, reuse: Reuse, functions: Functions) -> Replay:
+def replay_of(recording: Recording, reuse: Reuse, functions: FunctionTracer) -> Replay:
     """The replay of one recording."""
     records, replayer = Records(Markers(recording.recorder)), Replayer(recording, reuse)
     trials = Trials(recording, records, functions, replayer.learn, reuse.joint)

@@ -8,7 +8,6 @@ from torch import nn
 from whence._torch.autograd.nodes import inside_backward, inside_custom_function
 from whence._torch.autograd.saved_tensors import packs_what_is_saved
 from whence._torch.autograd.switches import modes_now
-from whence._torch.pytrees import tree_flatten
 from whence._torch.record.annotations import annotations
 from whence._torch.sizes.symbols import known_about
 from whence._torch.tensors import autocast_state, without_functions
@@ -30,7 +29,7 @@ class Replayer:
         self._reuse = reuse
         self._kinds = Kinds.of(module for _, module in recording.run.subject.named_modules())
 
-    def decision(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Decision:
+    def decision(self, module: nn.Module, given: CallArguments) -> Decision:
         """What becomes of a call of a module."""
         kind = self._kinds.at(type(module))
         kind.calls += 1
@@ -39,8 +38,6 @@ class Replayer:
         if objection := kind.closed or self._objection(type(module)):
             kind.refuse(objection)
             return Runs()
-        leaves, spec = tree_flatten((args, kwargs))
-        given = CallArguments(spec, tuple(leaves), args, kwargs)
         with without_functions():
             modes = modes_now()
             return self._like(kind, module, given, modes) or Watched(given, modes)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from whence._torch.autograd.nodes import gradient_key
 from whence._torch.graphs import NameCounts, skip_names
@@ -18,7 +17,7 @@ from whence.tracing.listening.recording import Recording
 from whence.tracing.log.events import Opened
 from whence.tracing.replay.decision import Alike
 from whence.tracing.replay.differentiating import Calls, linked
-from whence.tracing.replay.likeness import COMPUTED, Likeness, Look
+from whence.tracing.replay.likeness import COMPUTED, Likeness
 from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.records.records import Records
 from whence.tracing.replay.records.rehearsal import rehearsal_for
@@ -48,7 +47,7 @@ class StandInWriter:
 
     def _slots(self, template: Template) -> list[tuple[int, int]]:
         """The gradients that a call will be asked for."""
-        if not torch.is_grad_enabled() or not template.differentiable_outputs:
+        if not is_grad_enabled() or not template.differentiable_outputs:
             return []
         if not self.joint:
             return [(position, 0) for position in template.differentiable_inputs]
@@ -64,7 +63,7 @@ class StandInWriter:
         """The gradients of a replayed call, and the calls that each comes from."""
         template = application.template
         is_over = any(each.log is self.recording.log for each in application.backwards)
-        if self.recording.run.running.phase is not Phase.BACKWARD or torch.is_grad_enabled() or is_over:
+        if self.recording.run.running.phase is not Phase.BACKWARD or is_grad_enabled() or is_over:
             doubt = Doubt(template.kind, "the model differentiates through it")
             raise self.recording.run.objections.remembered(doubt)
         with without_functions():
@@ -149,18 +148,14 @@ def _reads(recording: Recording, template: Template, found: Likeness, scope: int
     before, now = scopes[template.scopes.start].site.path, scopes[scope].site.path
     paths = {path: None if path is None else path.moved(before, now) for path in template.readers}
     rows = zip(template.reads, template.conditions.looks, template.read_by_caller, strict=True)
+    things, values = found.things, found.values
     for read, look, by_caller in rows:
-        holder, value = _found_again(read, look, found)
-        source = caller if by_caller else read.source
-        yield Read(holder, read.name, value, read.is_there, paths[read.module], source)
-
-
-def _found_again(read: Read, look: Look, found: Likeness) -> tuple[object, Any]:
-    """Who is asked for the attribute in another call, and what is found."""
-    holder, value = found.thing(read.holder), found.values.get(id(look), read.value)
-    if look.table in (None, COMPUTED) and type(value) is MethodType:
-        value = MethodType(value.__func__, found.thing(value.__self__))
-    return holder, value
+        held_by, name, was, is_there, module, source, _ = read
+        value = values.get(id(look), was)
+        if type(value) is MethodType and look.table in (None, COMPUTED):
+            value = MethodType(value.__func__, found.thing(value.__self__))
+        holder = things.get(id(held_by), held_by)
+        yield Read(holder, name, value, is_there, paths[module], caller if by_caller else source)
 
 
 def slots_of(template: Template, rehearsal: Rehearsal) -> list[tuple[int, int]]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from whence._torch.function_tracer import FunctionTracer
 from whence._torch.pytrees import tree_flatten
 from whence._torch.tensors import without_functions
-from whence.dependence.variables import Functions, OutsideVariables, Variables
+from whence.dependence.variables import OutsideVariables, Variables
 from whence.tracing.listening.recording import Recording
 from whence.tracing.replay.decision import Watched
 from whence.tracing.replay.eligibility import attempted
@@ -34,7 +35,7 @@ class Trials:
 
     recording: Recording
     records: Records
-    functions: Functions
+    functions: FunctionTracer
     learn: Learn
     joint: bool
     open: list[WatchedCall] = field(default_factory=list)
@@ -55,7 +56,7 @@ class Trials:
                 yield results.append
         finally:
             self.open.pop()
-        with without_functions(), self.functions.untold():
+        with without_functions():
             self.learn(module, self._found(trial, results[0]))
 
     def rely_on(self, outside: OutsideVariables) -> None:

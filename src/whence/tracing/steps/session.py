@@ -18,12 +18,12 @@ from whence._torch.autograd.nodes import (
     nodes_below_tensors,
     sequence_number,
 )
+from whence._torch.function_tracer import FunctionTracer
 from whence._torch.observe.module_calls import ObservedCall
 from whence._torch.observe.training_steps import Optimizers, all_members_of, is_scaling
 from whence._torch.record.recorder import FakeTensor, FakeTensorMode
 from whence._torch.record.step_recorder import StepRecorder
 from whence._torch.sizes.numbers import as_node
-from whence.dependence.variables import Functions
 from whence.errors import CaptureError, DataDependent, UnsupportedStep
 from whence.schema import Phase
 from whence.tracing.listening.model_acts import ModelActs
@@ -392,11 +392,11 @@ def new_step_session(
     run: RunState, mode: FakeTensorMode, names: Mapping[int, str], reuse: Reuse, optimizer: Any
 ) -> StepSession:
     """What hears the run of a step, in which no optimizer but this one may run."""
-    branches, functions, step = Branches(run, differentiates=reuse.joint), Functions(), StepNotes()
+    branches, functions, step = Branches(run, differentiates=reuse.joint), FunctionTracer(), StepNotes()
     recorder = StepRecorder(
         lambda recorder: StepOperations(run, recorder, StepActs(run, recorder, branches, step), names, step),
         mode,
-        tracer_of_functions=functions.begins,
+        functions=functions,
     )
     tensors = RunTensors(run, recorder, branches)
     passes = StepPasses(run.running, recorder, False, run, tensors, step, optimizer)

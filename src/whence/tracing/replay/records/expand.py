@@ -1,6 +1,6 @@
 """Put in the place of every stand-in what it stands for."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from operator import is_not
 from typing import Any
@@ -77,6 +77,7 @@ class _Expansion:
         self._items: dict[tuple[Application, int], fx.Node] = {}
         self._recipes: dict[fx.Node, list[Recipe]] = {}
         self._inside: dict[Template, list[fx.Node]] = {}
+        self._told: dict[Template, frozenset[str]] = {}
         self._made_inside: dict[Template, list[fx.Node]] = {}
         self._by_name = {n.name: n for n, mark in log.marks.items() if mark.phase is Phase.FORWARD}
         numbers = {scope.site: number for number, scope in enumerate(log.scopes)}
@@ -202,18 +203,29 @@ class _Expansion:
 
     def _fill_scopes(self, application: Application, written: Written) -> None:
         template, log = application.template, self._log
-        names = self._names_in(template, written)
+        wanted = self._names_told(template)
+        names = self._names_in(template, written, wanted)
         pairs = zip(template.inside.inputs, application.given, strict=True)
-        names |= {node.name: Named(given.name) for (node, _), given in pairs}
+        names |= {node.name: Named(given.name) for (node, _), given in pairs if node.name in wanted}
         for like, number in zip(template.scopes[1:], application.scopes[1:], strict=True):
             if (inputs := log.taken.get(like)) is not None:
                 log.add(Took(number, inputs.renamed(names)))
             if (outputs := log.given.get(like)) is not None:
                 log.add(Gave(number, outputs.renamed(names)))
 
-    def _names_in(self, template: Template, written: Written) -> dict[str, Leaf]:
-        """The names of what was written, by those of what was recorded."""
-        names: dict[str, Leaf] = {node.name: Named(made.name) for node, made in written.items()}
+    def _names_told(self, template: Template) -> frozenset[str]:
+        """The names of what calls inside a recorded one took and gave."""
+        if template not in self._told:
+            tables, inner = (self._log.taken, self._log.given), template.scopes[1:]
+            held = [table[like] for like in inner for table in tables if like in table]
+            self._told[template] = frozenset(name for structure in held for name in structure.names)
+        return self._told[template]
+
+    def _names_in(self, template: Template, written: Written, wanted: Set[str]) -> dict[str, Leaf]:
+        """The names of what was written, by those wanted of what was recorded."""
+        names: dict[str, Leaf] = {
+            node.name: Named(made.name) for node, made in written.items() if node.name in wanted
+        }
         for node in template.recorded if self._functional.replaced else ():
             value = self._functional.value_of(node)
             if value is not node and value in written:

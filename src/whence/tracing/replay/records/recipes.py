@@ -27,8 +27,8 @@ class Recipe:
 
     `meta` is all that is known of it but its record. `base` and `number` make its name, `function` the torch
     function it came from and which call of it. The calls of its origin are numbers, counted from that of the
-    record; `root` is the position of the output whose own gradient is part of a sum. An origin that is the
-    same for several nodes is one object.
+    record; an operation `by_caller` ran in the line that made the call; `root` is the position of the output
+    whose own gradient is part of a sum. An origin that is the same for several nodes is one object.
     """
 
     node: fx.Node
@@ -43,6 +43,7 @@ class Recipe:
     place: int | None
     forward: fx.Node | None
     origin: Origin
+    by_caller: bool
     root: int | None = None
 
 
@@ -107,6 +108,7 @@ class RecipeWriter:
             place=None if origin.place is None else self.numbers[origin.place] - first,
             forward=forward,
             origin=origin,
+            by_caller=origin.source == section.template.caller,
             root=section.roots.get(node),
         )
 
@@ -139,8 +141,12 @@ class RecipeRun:
         except KeyError as missing:
             kind = self.application.template.kind
             raise Doubt(kind, f"it uses {missing.args[0]} from outside") from missing
-        number = recipe.number + self._start(recipe.base)
-        name = f"{recipe.base}_{number}" if number else recipe.base
+        base = recipe.base
+        start = self._bases.get(base)
+        if start is None:
+            start = self._bases[base] = self.starts.start(base)
+        number = recipe.number + start
+        name = f"{base}_{number}" if number else base
         made = self.written[recipe.node] = inserter(self.before, name, recipe.target, args, kwargs)
         meta = made.meta
         meta.update(recipe.meta)
@@ -149,20 +155,14 @@ class RecipeRun:
             function, spelled, count, text = recipe.function
             meta["torch_fn"] = (f"{spelled}_{count + self.called.get(function, 0)}", text)
 
-    def _start(self, base: str) -> int:
-        """The number before the first one of a base."""
-        found = self._bases.get(base)
-        if found is None:
-            found = self._bases[base] = self.starts.start(base)
-        return found
-
     def _shared_record(self, recipe: Recipe) -> NodeRecord:
         """Where a node comes from that is written once more; one object where several come from one line."""
         if recipe.root is not None:
             return NodeRecord(self._origin(recipe))
-        found = self._records.get(id(recipe.origin))
+        key = id(recipe.origin)
+        found = self._records.get(key)
         if found is None:
-            found = self._records[id(recipe.origin)] = NodeRecord(self._origin(recipe))
+            found = self._records[key] = NodeRecord(self._origin(recipe))
         return found
 
     def _origin(self, recipe: Recipe) -> Origin:
@@ -180,7 +180,7 @@ class RecipeRun:
             like.phase,
             calls,
             like.quality,
-            application.caller if like.source == application.template.caller else like.source,
+            application.caller if recipe.by_caller else like.source,
             None if forward is None else forward.name,
             None if recipe.place is None else scopes[first + recipe.place].site,
             like.recomputed,

@@ -1,0 +1,123 @@
+"""See every Python function that begins to run on this thread, but for our own.
+
+While functions are traced, all of Python is several times as slow: where our own code works nobody is told.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+
+class FunctionTracer:
+    """Tells those who want to know of every Python function that begins to run."""
+
+    def __init__(self) -> None:
+        self.begins: Callable[[FrameType, str, object], None] = self._begins
+        self._listening: list[Callable[[FrameType], bool]] = []
+        self._seen: dict[int, CodeType] = {}
+        self._is_aside = False
+
+    @contextmanager
+    def seen_by(self, met: Callable[[FrameType], bool]) -> Iterator[None]:
+        """Tell `met` of a call of every function that is called inside the block, until that is enough."""
+        self._seen.clear()
+        self._listening.append(met)
+        try:
+            if len(self._listening) > 1:
+                yield
+            else:
+                with _tracing(self.begins):
+                    yield
+        finally:
+            self._listening.remove(met)
+
+    def put_aside(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `work` gives, which is our own: nobody is told of the functions that it calls."""
+        sys.settrace(None)
+        self._is_aside = True
+        try:
+            return work(*args, **kwargs)
+        finally:
+            self._is_aside = False
+            if self._listening:
+                sys.settrace(self.begins)
+
+    def told(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `work` gives, which may call functions of the user's, from inside our own."""
+        if not self._is_aside:
+            return work(*args, **kwargs)
+        self._is_aside = False
+        sys.settrace(self.begins)
+        try:
+            return work(*args, **kwargs)
+        finally:
+            sys.settrace(None)
+            self._is_aside = True
+
+    def _begins(self, frame: FrameType, _event: str, _argument: object) -> None:
+        code = frame.f_code
+        if id(code) not in self._seen:
+            settled = [met(frame) for met in self._listening]
+            if all(settled):
+                self._seen[id(code)] = code
+
+
+def untold(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `work` gives, which is our own; a tracer of ours that is on is told of nothing."""
+    tracer = sys.gettrace()
+    if tracer is None:
+        return work(*args, **kwargs)
+    told = getattr(tracer, "__self__", None)
+    return told.put_aside(work, *args, **kwargs) if type(told) is FunctionTracer else work(*args, **kwargs)
+
+
+class Untold:
+    """A context of our own, to enter and to leave which is nothing that a tracer is told of."""
+
+    def __init__(self, context: AbstractContextManager[Any]) -> None:
+        self._context = context
+
+    def __enter__(self) -> Any:
+        return untold(self._context.__enter__)
+
+    def __exit__(self, *error: Any) -> Any:
+        return untold(self._context.__exit__, *error)
+
+
+@contextmanager
+def _tracing(begins: Callable[[FrameType, str, object], None]) -> Iterator[None]:
+    """Let the interpreter call `begins` for every frame.
+
+    A tracer that returns nothing is told of nothing else; where somebody traces already (a debugger, a
+    measurement of coverage), a profiler is, too.
+    """
+    if sys.gettrace() is not None:
+        with _profiling(begins):
+            yield
+        return
+    sys.settrace(begins)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+@contextmanager
+def _profiling(begins: Callable[[FrameType, str, object], None]) -> Iterator[None]:
+    before: Any = sys.getprofile()
+
+    def notice(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            begins(frame, event, argument)
+
+    sys.setprofile(notice)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        if hasattr(before, "enable"):  # the C profiler turns itself on
+            before.enable()
+        else:
+            sys.setprofile(before)

@@ -1,0 +1,79 @@
+"""Functions of the user's are seen to begin, and nothing that is called on behalf of our own."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from whence._torch.function_tracer import FunctionTracer, Untold, untold
+
+
+def _users() -> None: ...
+
+
+def _ours(functions: FunctionTracer) -> None:
+    _inside()
+    functions.told(_users)
+
+
+def _inside() -> None: ...
+
+
+def _begun(functions: FunctionTracer, names: list[str]) -> Iterator[None]:
+    def met(frame: FrameType) -> bool:
+        names.append(frame.f_code.co_name)
+        return True
+
+    with functions.seen_by(met):
+        yield
+
+
+def test_our_own_functions_are_not_told_of_but_those_of_users_that_they_call() -> None:
+    """Also where several listen, and where our own code calls more of our own."""
+    functions, outer, inner = FunctionTracer(), list[str](), list[str]()
+    for _ in _begun(functions, outer):
+        for _ in _begun(functions, inner):
+            untold(untold, _ours, functions)
+        untold(_inside)
+    assert "_users" in outer
+    assert "_users" in inner
+    assert not {"_ours", "_inside"} & {*outer, *inner}
+
+
+def test_tracing_ends_with_its_block_although_our_own_code_ends_it() -> None:
+    """A context that listens is left by code that nobody is told of."""
+    functions, names, before = FunctionTracer(), list[str](), sys.gettrace()
+    with Untold(contextmanager(_begun)(functions, names)):
+        _users()
+    _inside()
+    assert "_users" in names
+    assert "_inside" not in names
+    assert sys.gettrace() is before
+
+
+def test_errors_leave_tracing_as_it_was() -> None:
+    """What our own code raises, and what the user's raises inside of it."""
+    functions, names = FunctionTracer(), list[str]()
+
+    def fails() -> None:
+        raise ValueError
+
+    for _ in _begun(functions, names):
+        for work in (lambda: untold(fails), lambda: untold(functions.told, fails)):
+            try:
+                work()
+            except ValueError:
+                _users()
+        assert names.count("fails") == 1
+    assert names.count("_users") == 1
+
+
+def test_tracers_of_others_hear_of_everything() -> None:
+    """A debugger is not put aside."""
+    seen, before = list[str](), sys.gettrace()
+    sys.settrace(lambda frame, *_: seen.append(frame.f_code.co_name))
+    try:
+        untold(_inside)
+    finally:
+        sys.settrace(before)
+    assert "_inside" in seen
