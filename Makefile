@@ -1,6 +1,9 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
+# The processes of a test run, and the next run, read what one has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-sweeps test-newest test-between test-libraries test-cuda test-viewer viewer-in-browser page screenshots lint types check conformance bench benchmark bench-smoke clean
 

@@ -12,7 +12,7 @@ from tests.scheduling import pytest_xdist_make_scheduler
 
 __all__ = ["pytest_xdist_make_scheduler"]
 
-settings.register_profile("few", max_examples=5)
+settings.register_profile("few", max_examples=3)
 settings.register_profile("conformance", max_examples=50)
 settings.load_profile("few")
 torch.set_num_threads(1)  # two workers share two cores

@@ -48,15 +48,20 @@ def is_private(name: str) -> bool:
 
 def uses(source: str, ours: Collection[str] = ()) -> list[Use]:
     """All uses in a file; `ours` are the attributes of the classes that its own may inherit from."""
-    return sorted(set(_Finder(ast.parse(source), ours).found()))
+    return _uses_in(ast.parse(source), ours)
+
+
+def _uses_in(tree: ast.Module, ours: Collection[str]) -> list[Use]:
+    return sorted(set(_Finder(tree, ours).found()))
 
 
 def uses_by_name(sources: Mapping[str, str]) -> dict[str, list[tuple[str, Use]]]:
     """The uses in all files, by name."""
-    ours = {name for source in sources.values() for name in _defined(ast.walk(ast.parse(source)))}
+    trees = {file: ast.parse(source) for file, source in sources.items()}
+    ours = {name for tree in trees.values() for name in _defined(ast.walk(tree))}
     found: dict[str, list[tuple[str, Use]]] = {}
-    for file, source in sources.items():
-        for use in uses(source, ours):
+    for file in sources:
+        for use in _uses_in(trees.pop(file), ours):
             found.setdefault(use.name, []).append((file, use))
     return found
 

@@ -24,7 +24,7 @@ TABLES = """
     def test_long(row): ...
 
 
-    @pytest.mark.parametrize("row", range(3))
+    @pytest.mark.parametrize("row", [*range(2), pytest.param(2, marks=pytest.mark.sweep)])
     def test_short(row): ...
 """
 
@@ -45,9 +45,36 @@ def test_tests_of_the_same_rows_take_the_same() -> None:
     assert sample(PRODUCT, 3) < sample(PRODUCT, 6) < PRODUCT.keys() == sample(PRODUCT, 100)
 
 
+LARGE_ONES = """
+    import pytest
+
+
+    @pytest.mark.parametrize("model", ["t5", "lstm"])
+    def test_of_both(model): ...
+
+
+    @pytest.mark.sample(2, large=True)
+    @pytest.mark.parametrize("model", ["t5", "lstm"])
+    def test_of_the_large_one_too(model): ...
+
+
+    @pytest.mark.parametrize("model", ["t5"])
+    def test_of_the_large_one_alone(model): ...
+"""
+
+
+def test_large_models_are_where_there_are_no_others_or_they_are_asked_for(pytester: pytest.Pytester) -> None:
+    """Else they are sweeps."""
+    pytester.makeconftest(NEEDED)
+    pytester.makepyfile(LARGE_ONES)
+    result = pytester.runpytest("-W", "ignore::pytest.PytestUnknownMarkWarning", "-m", "sweep", "-v")
+    result.assert_outcomes(passed=1, deselected=4)
+    result.stdout.fnmatch_lines(["*test_of_both[[]t5[]] PASSED*"])
+
+
 @pytest.mark.parametrize(
     ("chosen", "count"),
-    [("not slow and not sweep", 5), ("sweep and not slow", 3), ("not slow", 8), ("slow or sweep", 4)],
+    [("not slow and not sweep", 4), ("sweep and not slow", 4), ("not slow", 8), ("slow or sweep", 5)],
 )
 def test_each_row_runs_in_one_of_them(pytester: pytest.Pytester, chosen: str, count: int) -> None:
     """Samples and sweeps are all that is not slow."""

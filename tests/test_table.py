@@ -24,7 +24,7 @@ def _in_every_mode() -> list[Any]:
 EVERY_CASE_AND_MODE = pytest.mark.parametrize(("row", "mode"), _in_every_mode())
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(20, large=True)
 @EVERY_CASE_AND_MODE
 def test_program_is_eager(row: ModelCase, mode: str) -> None:
     """The program verifies against eager."""

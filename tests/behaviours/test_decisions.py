@@ -201,9 +201,10 @@ def mixtral() -> tuple[nn.Module, Tensor]:
     return model, torch.arange(24).view(1, 24)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "backward", [False, lambda outputs: outputs.logits.sin().mean()], ids=["forward", "loss"]
+    "backward",
+    [False, pytest.param(lambda outputs: outputs.logits.sin().mean(), marks=pytest.mark.sweep)],
+    ids=["forward", "loss"],
 )
 def test_experts_of_transformers(backward: Any) -> None:
     """The program holds for every batch that is sent to the same experts, whoever goes where."""

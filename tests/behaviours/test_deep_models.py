@@ -24,18 +24,18 @@ def total(output: Tensor) -> Tensor:
     return output.sum()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.parametrize("depth", [DEEP // 5, pytest.param(DEEP, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("backward", [False, total])
-def test_nested_modules(backward: bool | Callable[[Tensor], Tensor]) -> None:
+def test_nested_modules(backward: bool | Callable[[Tensor], Tensor], depth: int) -> None:
     """Modules nested almost as deep as eager can call them: captured, called, checked, shown."""
-    model, limit = nested(DEEP), sys.getrecursionlimit()
+    model, limit = nested(depth), sys.getrecursionlimit()
     program = whence.capture(model, (X,), backward=backward)
     assert sys.getrecursionlimit() == limit
     assert program.check(model, (X,)) == []
     for made in (program.module(), program.unflatten()):
         result = made(X)[1] if backward else made(X)
         assert torch.equal(result, model(X))
-    assert str(program.calls).count("\n") == DEEP
+    assert str(program.calls).count("\n") == depth
 
 
 def test_limit_of_calls_after_a_failure() -> None:

@@ -14,8 +14,16 @@ from tests.models import MODEL_CASES, ModelCase
 
 WITHOUT_BACKWARD = frozenset(["custom_function"])
 """torch.export replaces a custom autograd function by its forward: the gradients are others, silently."""
+
+
+def _how_long(row: ModelCase) -> Any:
+    """Two captures through the front end take seconds for a model of transformers."""
+    marks = [] if row.name in QUICK else [pytest.mark.slow]
+    return [*marks, pytest.mark.sweep] if "hf" in row.tags else marks
+
+
 ROWS = [
-    pytest.param(row, id=row.name, marks=() if row.name in QUICK else pytest.mark.slow)
+    pytest.param(row, id=row.name, marks=_how_long(row))
     for row in MODEL_CASES
     if "no_export" not in row.tags and row.name not in NOT_STRICT | WITHOUT_BACKWARD
 ]

@@ -52,6 +52,17 @@ class Step(nn.Module):
         return self.function(hidden)
 
 
+class Sized(nn.Module):
+    """A layer that is so wide inside."""
+
+    def __init__(self, inside: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, inside), nn.Linear(inside, 4)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down(self.up(hidden).sin())
+
+
 def chain_program(*layers: nn.Module, backward: bool = True, width: int = 4) -> whence.Program:
     """The program of layers one after another, the first behind a projection, so that gradients reach all."""
     chain = Chain(nn.Linear(width, width, bias=False), *layers)
@@ -91,6 +102,14 @@ def test_shared_module_called_again_and_again() -> None:
     ]
 
 
+def test_blocks_of_other_widths_are_other_layers() -> None:
+    """One class is as many groups as there are sizes."""
+    program = chain_program(*(Sized(width) for width in (4, 4, 8, 8)))
+    groups = [calls for calls in grouped(program) if calls[0].count(".") == 1]
+    assert groups == [["layers.1", "layers.2"], ["layers.3", "layers.4"]]
+
+
+@pytest.mark.sweep
 def test_blocks_of_other_sizes_are_other_layers() -> None:
     """Swin's stages have blocks of one class and four sizes, and every second one is shifted."""
     blocks = [group for group in captured("swin", "forward").layers() if group.type == "SwinLayer"]

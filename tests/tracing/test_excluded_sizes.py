@@ -180,7 +180,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 QUICK = (("Llama", "joint"), ("GPTNeoX", "forward"))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "backward"),
     [

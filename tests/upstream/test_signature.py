@@ -60,7 +60,7 @@ def test_row_23_user_inputs_follow_the_call() -> None:
 
     values = {name: torch.randn(2) for name in "cdef"}
     a, b, extra = torch.randn(2), torch.randn(2), torch.randn(2)
-    for order in itertools.permutations(values):
+    for order in [*itertools.permutations(values)][::5]:
         kwargs = {name: values[name] for name in order}
         program = whence.capture(Kinds(), (a, b, extra, a), kwargs)
         assert names(program, "user") == ["a", "b", "rest_0", "rest_1", *order]

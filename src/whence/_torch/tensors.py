@@ -85,11 +85,8 @@ def tensors_restored(tensors: Iterable[Tensor]) -> Callable[[], None]:
 
 def attributes_set_on(tensor: Tensor) -> dict[str, Any]:
     """What somebody has set on a tensor, besides what a fake one keeps there itself."""
-    return {name: held for name, held in vars(tensor).items() if not _is_of_fake(name)}
-
-
-def _is_of_fake(name: str) -> bool:
-    return name in _OF_FAKE or name.endswith(_REMEMBERED)
+    own = (row for row in vars(tensor).items() if row[0] not in _OF_FAKE)
+    return {name: held for name, held in own if not name.endswith(_REMEMBERED)}
 
 
 def without_functions() -> AbstractContextManager[Any]:

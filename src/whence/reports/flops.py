@@ -69,10 +69,6 @@ def _matrix_vector(matrix: Any, *_: Any, **__: Any) -> int:
     return int(2 * matrix[0] * matrix[1])
 
 
-def _added_matrix_vector(_bias: Any, matrix: Any, *_: Any, **__: Any) -> int:
-    return int(2 * matrix[0] * matrix[1])
-
-
 def _inner(left: Any, *_: Any, **__: Any) -> int:
     return int(2 * left[0])
 
@@ -93,7 +89,7 @@ _OWN: Mapping[Any, Callable[..., int]] = {
     _ON_CPU: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten.mv: _matrix_vector,
-    aten.addmv: _added_matrix_vector,
+    aten.addmv: lambda _bias, matrix, *_, **__: _matrix_vector(matrix),
     aten.dot: _inner,
     aten.vdot: _inner,
     aten._grouped_mm: _grouped,

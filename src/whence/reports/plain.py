@@ -83,7 +83,7 @@ def _leaf(leaf: Named | Constant | Absent) -> Any:
 
 
 def _node(node: fx.Node, program: Program) -> dict[str, Any]:
-    inner = nested_graph(node)
+    inner, said = nested_graph(node), said_of(node)
     return {
         "name": node.name,
         "op": node.op,
@@ -93,12 +93,8 @@ def _node(node: fx.Node, program: Program) -> dict[str, Any]:
         "value": value_of(node.meta.get("val")),
         "origin": _origin(node, program.where(node)),
         **({} if inner is None else {"graph": [_node(each, program) for each in inner.graph.nodes]}),
-        **({"annotations": _annotations(node)} if said_of(node) else {}),
+        **({"annotations": {str(key): value_of(each) for key, each in said.items()}} if said else {}),
     }
-
-
-def _annotations(node: fx.Node) -> dict[str, Any]:
-    return {str(key): value_of(said) for key, said in said_of(node).items()}
 
 
 def _origin(node: fx.Node, origin: Origin) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from whence._torch.operators.schemas import OpOverload, keeps_its_place
 from whence.program.node_records import origin_of
 from whence.rewriting.dead_code import drop_unused
 from whence.rewriting.track import Edit
-from whence.rewriting.value_numbers import computed_by
+from whence.rewriting.value_numbers import computed_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class CommonSubexpressions:
             if not _is_plain(node):
                 continue
             phase = None if self.across_phases else origin_of(node).phase
-            known = first.setdefault((phase, computed_by(node, lambda source: source)), node)
+            known = first.setdefault((phase, node.target, computed_of(node, lambda source: source)), node)
             if known is not node and not {known, node} <= returned:
                 node.replace_all_uses_with(known)
                 edit.graph.erase_node(node)

@@ -6,13 +6,8 @@ from typing import Any
 from torch import fx
 
 
-def computed_by(node: fx.Node, known: Callable[[fx.Node], fx.Node]) -> Hashable:
-    """The operation of a node and its arguments, among which each value is the one that is `known` for it."""
-    return node.target, computed_of(node, known)
-
-
 def computed_of(node: fx.Node, known: Callable[[fx.Node], fx.Node]) -> Hashable:
-    """The arguments alone."""
+    """The arguments of a node, among which each value is the one that is `known` for it."""
     return _key(node.args, known), _key(node.kwargs, known)
 
 

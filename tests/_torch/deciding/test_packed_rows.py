@@ -37,7 +37,7 @@ class Rows(nn.Module):
         return rows * found[:, None, None]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.canary("torch._pack_padded_sequence", "torch._pad_packed_sequence")
 @pytest.mark.parametrize("network", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("backward", [False, True])

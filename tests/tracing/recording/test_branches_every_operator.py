@@ -77,8 +77,15 @@ def test_row_158_operator_is_recorded_or_refused(info: Any) -> None:
     assert {str(program.where(node).quality) for node in operations} == {"exact"}
 
 
+def differentiated() -> list[Any]:
+    """Those that the program differentiates; functions within functions take seconds."""
+    rows = [row for row in hop_db if row.name in RECORDED]
+    nested = pytest.mark.sweep
+    return [pytest.param(row, marks=nested if "nested" in row.variant_test_name else ()) for row in rows]
+
+
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("info", [row for row in hop_db if row.name in RECORDED], ids=named)
+@pytest.mark.parametrize("info", differentiated(), ids=named)
 def test_row_158_operator_is_differentiated(info: Any) -> None:
     """Where PyTorch differentiates it, so does the program, bit for bit."""
     model, args = Running(info.op), sample(info, requires_grad=True)

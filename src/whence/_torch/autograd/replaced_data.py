@@ -65,8 +65,8 @@ def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
     if tensor.requires_grad and not recorder.is_joint:
         return "it requires a gradient, which autograd would look for behind what it had before"
     held, given = recorder.stand_in(tensor), recorder.stand_in(value)
-    is_alike = all(getattr(held, fact) == getattr(given, fact) for fact in _FACTS) and _is_strided(held)
-    if not is_alike or held.stride() != given.stride():
+    is_alike = all(getattr(held, fact) == getattr(given, fact) for fact in _FACTS)
+    if not is_alike or held.layout is not torch.strided or held.stride() != given.stride():
         return "the data has another shape, dtype or device, or lies in memory otherwise"
     memory = storage_of(given)
     if memory != storage_of(held) and memory in _taken(recorder):
@@ -78,8 +78,5 @@ def _taken(recorder: "Recorder") -> set[int]:
     """The memory of everything that is there when the model begins, and of what got other data."""
     held = [node.meta["val"] for node in _inputs(recorder)]
     held += [recorder.stand_in(tensor) for tensor, _ in recorder.adopted.replaced.values()]
-    return {storage_of(value) for value in held if isinstance(value, Tensor) and _is_strided(value)}
-
-
-def _is_strided(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided
+    tensors = (value for value in held if isinstance(value, Tensor))
+    return {storage_of(tensor) for tensor in tensors if tensor.layout is torch.strided}

@@ -59,13 +59,8 @@ def in_a_mode_for_all() -> Callable[[Any], Any]:
             return fake_like(mode, fake, fake.shape, fake.stride()).requires_grad_(fake.requires_grad)
 
     return lambda value: tree_map_only(
-        FakeTensor, lambda fake: moved(fake) if is_strided(fake) else fake, value
+        FakeTensor, lambda fake: moved(fake) if fake.layout is torch.strided else fake, value
     )
-
-
-def is_strided(tensor: Tensor) -> bool:
-    """Whether a tensor is an ordinary one, which its strides describe."""
-    return tensor.layout is torch.strided
 
 
 def shares_storage(left: Tensor, right: Tensor) -> bool:

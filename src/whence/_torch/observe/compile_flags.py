@@ -91,13 +91,9 @@ class _AnsweredOnThread:
         return hash(bool(self))
 
 
-def _never() -> bool:
-    return False
-
-
 @contextmanager
 def compiling_on_this_thread(
-    answer: Callable[[], bool | None], unless: Callable[[], bool] = _never
+    answer: Callable[[], bool | None], unless: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
     """Let `answer` say what `torch.compiler.is_compiling()` and `is_exporting()` are for the calling thread.
 

@@ -240,10 +240,6 @@ class SizeEnvironment(ShapeEnv):
         self.var_to_range[symbol] &= bounds
         return self.create_symintnode(symbol, hint=value)
 
-    def symint(self, symbol: Any) -> Any:
-        """The number that a symbol of a run stands for."""
-        return self.create_symintnode(symbol, hint=None)
-
     def is_free(self, symbol: Any) -> bool:
         """Whether a symbol stands for itself still, and not for a number or for other symbols."""
         return bool(self.replace(symbol) == symbol)

@@ -75,7 +75,8 @@ class SizeNodes:
         symbol = next(iter(found.free_symbols))
         self._bases[found] = node
         self._environment.names.setdefault(symbol, node.name.replace(_ITEM, "item"))
-        self.is_held_by(self._made(torch.sym_ite, (node, 1, 0), truth), self._environment.symint(symbol))
+        one = self._environment.create_symintnode(symbol, hint=None)
+        self.is_held_by(self._made(torch.sym_ite, (node, 1, 0), truth), one)
 
     def knows(self, number: Any) -> bool:
         """Whether a number can be spelled with what is known: sizes of inputs, and what nodes gave."""

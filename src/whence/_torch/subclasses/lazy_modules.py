@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
@@ -98,8 +98,5 @@ def _real(leaf: Any) -> Any:
 def without_numbers(module: nn.Module, known: set[int]) -> list[str]:
     """The names of parameters and buffers, but for `known` ones, in which something is not a number."""
     held = chain(module.named_parameters(), module.named_buffers())
-    return [name for name, tensor in held if id(tensor) not in known and _has_nan(tensor)]
-
-
-def _has_nan(tensor: Tensor) -> bool:
-    return not is_lazy(tensor) and not tensor.is_meta and bool(tensor.isnan().any())
+    ours = ((n, tensor) for n, tensor in held if id(tensor) not in known and not is_lazy(tensor))
+    return [name for name, tensor in ours if not tensor.is_meta and bool(tensor.isnan().any())]

@@ -211,7 +211,7 @@ def attribute(owner: str, path: ModulePath) -> str:
     for position, segment in enumerate(path):
         if segment in TAKEN_NAMES:
             owner = f"{owner}._modules[{segment!r}]" if position + 1 < len(path) else _held(owner, segment)
-        elif _is_plain_name(segment):
+        elif segment.isidentifier() and not iskeyword(segment):
             owner = f"{owner}.{segment}"
         elif position + 1 < len(path):  # Python's parser takes no more than 200 nested calls of getattr
             owner = f"{owner}._modules[{segment!r}]"
@@ -227,10 +227,6 @@ def _held(owner: str, name: str) -> str:
         held = f"{owner}.{register}.get({name!r})"
         found = f"({held} if {held} is not None else {found})"
     return found
-
-
-def _is_plain_name(segment: str) -> bool:
-    return segment.isidentifier() and not iskeyword(segment)
 
 
 def _last_uses(plan: Plan, phase: Phase, body: Body) -> dict[int, list[str]]:

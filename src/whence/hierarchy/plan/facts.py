@@ -1,6 +1,6 @@
 """The facts a plan is made from: which call holds each node, which calls are equal, where state is held."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -83,7 +83,8 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
     """
     held = Regions(program)
     placed = tuple(node for node in held.homes if node.name != program.facts.seed)
-    numbering = Numbering(len(program.calls.rows), () if flat else _repeated(placed, held.homes))
+    repeated = {held.homes[node] for node in placed if origin_of(node).recomputed and not flat} - {ROOT_CALL}
+    numbering = Numbering(len(program.calls.rows), tuple(sorted(repeated)))  # callers first
     parents = {phase: _callers(program, flattened, phase, numbering) for phase in PHASES}
     callers = parents[Phase.FORWARD]
     first = _first_equal(held, numbering, callers) if shares else tuple(range(len(callers)))
@@ -113,11 +114,6 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
         copies=_copies(callers, first),
         dissolved=frozenset(range(numbering.count) if flat else (call for _, call in flattened)),
     )
-
-
-def _repeated(nodes: Iterable[fx.Node], homes: Mapping[fx.Node, int]) -> tuple[int, ...]:
-    """The calls that a checkpoint runs again, callers first."""
-    return tuple(sorted({homes[node] for node in nodes if origin_of(node).recomputed} - {ROOT_CALL}))
 
 
 def _callers(

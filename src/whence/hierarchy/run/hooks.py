@@ -46,7 +46,8 @@ def run_hooked(call: "CallBody", module: nn.Module, values: Sequence[Any]) -> tu
     A hook may replace the result. Replacing the arguments, and backward hooks, are refused: the captured
     graph around the call would not see them.
     """
-    _refuse_backward(module)
+    if has_backward_hooks(module):
+        raise _refusal(module, "it has a backward hook, and its backward runs inside a captured graph")
     named = dict(zip(call.call_plan.forward.inputs, values, strict=True))
     args, kwargs = _arguments(call, named)
     for identifier, hook in module._forward_pre_hooks.items():
@@ -93,11 +94,6 @@ def _after(
             pairs = zip(interface.result.leaves, leaves, strict=True)
             present |= {leaf.name: value for leaf, value in pairs if isinstance(leaf, Named)}
     return (*(present[name] for name in outputs), *results[len(outputs) :])
-
-
-def _refuse_backward(module: nn.Module) -> None:
-    if has_backward_hooks(module):
-        raise _refusal(module, "it has a backward hook, and its backward runs inside a captured graph")
 
 
 def _refusal(module: nn.Module, why: str) -> CallError:

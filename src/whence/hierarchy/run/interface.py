@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from whence._torch.sizes.exported_sizes import is_open
 from whence._torch.sizes.symbols import is_symbolic, names_in, spelled
 from whence.hierarchy.plan.plan import ROOT_CALL, Plan, first_within
-from whence.program import Constant, Contribution, Convention, Named, Program, Structure
+from whence.program import Constant, Contribution, Convention, Named, Structure
 from whence.program.arguments.convention import paths_of, repeated_positions
 from whence.program.arguments.open_sizes import Sizes, sizes_of
 from whence.provenance import ModulePath
@@ -63,7 +63,8 @@ def interface_of(plan: Plan, number: int) -> Interface | None:
     call = program.calls.rows[number]
     leaves: tuple[str | None, ...]
     if number == ROOT_CALL:
-        convention, leaves, result = program.convention, _root_leaves(program), program.result
+        convention, result = program.convention, program.result
+        leaves = tuple(row.name for row in program.signature.inputs_of(InputKind.USER))
     elif call.inputs is None or call.outputs is None:
         return None
     else:
@@ -84,10 +85,6 @@ def interface_of(plan: Plan, number: int) -> Interface | None:
         loss=loss if number == ROOT_CALL else None,
         sizes=sizes,
     )
-
-
-def _root_leaves(program: Program) -> tuple[str, ...]:
-    return tuple(row.name for row in program.signature.inputs_of(InputKind.USER))
 
 
 def _convention(plan: Plan, inputs: Structure, parameters: inspect.Signature | None) -> Convention:
@@ -208,7 +205,9 @@ def _inner_gradients(
     reasons = {
         "gradients of several results arrive as one value": shared or unclear,
         "its backward needs values computed outside it": missing,
-        "a pass merged the gradients of": _merged(plan, candidates, inside),
+        "a pass merged the gradients of": sorted(
+            {name for name, scope in facts.unclear if name in candidates and scope in inside}
+        ),
         "its backward is part of its caller's": []
         if backward and (backward.steps or not terms)
         else _flat(plan, number),
@@ -217,10 +216,6 @@ def _inner_gradients(
     return GradientInterface(
         tuple(tangents), terms, _held(plan, number, list(terms)), _held(plan, number, _frozen(plan)), refusal
     )
-
-
-def _merged(plan: Plan, names: list[str], inside: frozenset[int]) -> list[str]:
-    return sorted({name for name, scope in plan.program.facts.unclear if name in names and scope in inside})
 
 
 def _flat(plan: Plan, number: int) -> list[str]:

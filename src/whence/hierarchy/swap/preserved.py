@@ -72,7 +72,8 @@ class CallPlace:
                 active.enter_context(torch.no_grad())
             own = named | {name: named[name].clone() for name in self._written if name in named}
             args, kwargs = self._arguments(own)
-            versions = {name: value._version for name, value in named.items() if _has_version(value)}
+            tensors = ((name, value) for name, value in named.items() if isinstance(value, Tensor))
+            versions = {name: tensor._version for name, tensor in tensors if not tensor.is_inference()}
             active.enter_context(_autocast(self._autocast_at_capture))
             active.enter_context(switched(self.plan.program.calls.rows[self.number].switches))
             with Noting(f"whence was running the {type(module).__name__} in the place of {self.site}"):
@@ -237,10 +238,6 @@ class CallPlace:
             why=why,
             remedy="replace the module in the original model and capture again",
         )
-
-
-def _has_version(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.is_inference()
 
 
 @contextmanager

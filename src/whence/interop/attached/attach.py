@@ -49,7 +49,7 @@ def attach(graph: object, model: Any, words: GraphWords) -> Program:
     subject = subject_of(model)
     state = subject.state
     ready = readied(module)
-    found, structure = _told(ready, state, _with_names(words, module), spec)
+    found, structure = _told(ready, state, replace(words, names=names_of_state(module)), spec)
     arguments = arguments_of(words, found.slots, subject)
     _refuse(ready, [*found.faults, *arguments.faults, *_kind_faults(ready)])
     sizes, faults = open_sizes(ready, arguments.leaves)
@@ -79,12 +79,6 @@ def _plain(graph: object) -> tuple[fx.GraphModule, TreeSpec | None]:
             remedy="pass the graph module itself; for an ExportedProgram call whence.from_exported_program",
         )
     return graph, returned_structure(graph)
-
-
-def _with_names(words: GraphWords, module: fx.GraphModule) -> GraphWords:
-    return GraphWords(
-        words.args, words.kwargs, words.inputs, words.outputs, words.state_first, names_of_state(module)
-    )
 
 
 def _told(

@@ -8,7 +8,7 @@ belongs to the innermost call around both. What nobody says anything about is gi
 around all who use it, `inferred`; where the graph says nothing at all, to the root, with quality `none`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from whence.interop.graphs.faults import refusal, scope_faults
 from whence.interop.graphs.frames import STACK, Frame, Spelling, frames_in, frames_of
 from whence.interop.graphs.source_lines import source_of
 from whence.program.node_records import set_origin
-from whence.provenance import CallSite, ModulePath, Origin
+from whence.provenance import ModulePath, Origin
 from whence.provenance.places import common_ancestor
 from whence.schema import Phase, Quality
 
@@ -64,24 +64,20 @@ class Modules:
 
 
 def calls_of(nodes: Sequence[fx.Node], phases: Phases, modules: Modules, kind: str) -> Sites:
-    forward = [node for node in nodes if phases.of[node] is Phase.FORWARD]
-    makers = _makers(forward)
-    frames = {node: _stack(node, modules) for node in forward}
+    differentiated = _differentiated(nodes, phases)
+    frames = {node: _stack(node, modules) for node in nodes if phases.of[node] is Phase.FORWARD}
     for node in nodes:
         if phases.of[node] is not Phase.FORWARD:
-            maker = makers.get(node.meta.get("seq_nr")) if node.meta.get("autograd_backward") else None
             copied = node.meta.get(_OF_FORWARD)
             known = frames_in(copied, modules.spelling) if copied else None
-            frames[node] = known or (None if maker is None else frames[maker])
+            frames[node] = known or (frames[differentiated[node]] if node in differentiated else None)
     if faults := list(scope_faults(frames, modules.types)):
         raise refusal(nodes[0].graph, faults)
     sites = sites_of(nodes, frames, kind)
     homes = dict(sites.homes)
     for node in nodes:
-        if phases.of[node] is not Phase.FORWARD and node.target is _ADD:
-            terms = [homes[term] for term in node.all_input_nodes if phases.of.get(term) is Phase.BACKWARD]
-            if len(terms) == 2:
-                homes[node] = max(ROOT_MODULE, common_ancestor(sites.calls.parents, terms))
+        if terms := [homes[term] for term in _terms(node, phases)]:
+            homes[node] = max(ROOT_MODULE, common_ancestor(sites.calls.parents, terms))
     return replace(sites, homes=homes)
 
 
@@ -102,26 +98,29 @@ def _annotation(node: fx.Node) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def _makers(forward: Sequence[fx.Node]) -> dict[Any, fx.Node]:
-    """The operation that made each autograd node: the first with its number."""
+def _differentiated(nodes: Sequence[fx.Node], phases: Phases) -> dict[fx.Node, fx.Node]:
+    """What each node of autograd's differentiates: the first operation with its number."""
     makers: dict[Any, fx.Node] = {}
-    for node in forward:
-        number = node.meta.get("seq_nr", -1)
-        if number is not None and number >= 0:
+    found: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        number = node.meta.get("seq_nr")
+        if phases.of[node] is Phase.FORWARD and number is not None and number >= 0:
             makers.setdefault(number, node)
-    return makers
+    for node in nodes:
+        maker = makers.get(node.meta.get("seq_nr"))
+        if maker is not None and phases.of[node] is not Phase.FORWARD and node.meta.get("autograd_backward"):
+            found[node] = maker
+    return found
 
 
 def write_origins(nodes: Sequence[fx.Node], sites: Sites, phases: Phases) -> None:
     """Write an origin on every operation."""
-    makers = _makers([node for node in nodes if phases.of[node] is Phase.FORWARD])
+    differentiated = _differentiated(nodes, phases)
     says_nothing = sites.inferred >= set(nodes)
     for node in nodes:
         forward = phases.of[node] is Phase.FORWARD
         site = sites.calls.rows[sites.homes[node]].site
-        maker = None
-        if not forward and node.meta.get("autograd_backward"):
-            maker = makers.get(node.meta.get("seq_nr"))
+        maker = differentiated.get(node)
         line = source_of(node) or (None if maker is None else source_of(maker))
         quality = Quality.INFERRED
         if says_nothing:
@@ -129,12 +128,12 @@ def write_origins(nodes: Sequence[fx.Node], sites: Sites, phases: Phases) -> Non
         elif forward and node not in sites.inferred and node.meta.get(STACK):
             quality = Quality.EXACT
         name = None if maker is None else maker.name
-        sums = () if forward else tuple(_terms(node, sites, phases))
+        sums = tuple(dict.fromkeys(sites.calls.rows[sites.homes[term]].site for term in _terms(node, phases)))
         set_origin(node, Origin(phases.of[node], sums or (site,), quality, line, name, site))
 
 
-def _terms(node: fx.Node, sites: Sites, phases: Phases) -> Iterator[CallSite]:
-    """The calls whose gradients a sum adds up."""
+def _terms(node: fx.Node, phases: Phases) -> list[fx.Node]:
+    """The two gradients that a sum adds up."""
     terms = [term for term in node.all_input_nodes if phases.of.get(term) is Phase.BACKWARD]
-    if node.target is _ADD and len(terms) == 2:
-        yield from dict.fromkeys(sites.calls.rows[sites.homes[term]].site for term in terms)
+    is_sum = node.target is _ADD and phases.of[node] is not Phase.FORWARD and len(terms) == 2
+    return terms if is_sum else []

@@ -24,7 +24,6 @@ from whence.interop.exported.signature import (
     mutations,
     result_of,
     state_inputs,
-    types_of,
     user_inputs,
     user_outputs,
 )
@@ -248,7 +247,7 @@ def _program(parts: _ExportedParts, straight: frozenset[str]) -> Program:
     out_spec = exported.call_spec.out_spec
     convention = convention_of(exported, [node.meta["val"] for node in parts.users], graph)
     inputs = (
-        *state_inputs(parts.rows, types_of(parts.records), graph),
+        *state_inputs(parts.rows, {record.path: record.type for record in parts.records}, graph),
         *user_inputs(parts.users, convention.paths),
     )
     outputs = (

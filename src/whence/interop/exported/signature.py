@@ -12,7 +12,7 @@ from whence._torch.operators.schemas import reads_memory
 from whence._torch.pytrees import TreeSpec, key_segments, spelled, tree_flatten_with_path, tree_unflatten
 from whence._torch.sizes.exported_sizes import limits_of
 from whence.interop.exported.state import State
-from whence.program import Constant, Convention, Input, ModuleRecord, Named, Output, Structure
+from whence.program import Constant, Convention, Input, Named, Output, Structure
 from whence.program.arguments.convention import paths_of
 from whence.program.calls import Leaf
 from whence.provenance import ModulePath
@@ -93,8 +93,3 @@ def _parameters(
         kwargs
     )
     return inspect.Signature([inspect.Parameter(name, kind) for name, kind in zip(names, kinds, strict=True)])
-
-
-def types_of(records: Sequence[ModuleRecord]) -> dict[ModulePath, str]:
-    """The class of every module."""
-    return {record.path: record.type for record in records}

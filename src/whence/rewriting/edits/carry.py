@@ -181,12 +181,9 @@ def carried_faults(old: WorkingCopy, now: After) -> Iterator[Broken]:
         yield Broken(
             f"the seed of the backward, {program.facts.seed}, is gone", None, "leave it in the graph"
         )
+    straight = {now.kept[name] for name in program.facts.straight_through if name in now.kept}
     for name in sorted(program.facts.straight_through):
-        if (
-            name not in now.kept
-            and (image := now.image(name)) is not None
-            and not _is_straight(old, now, image)
-        ):
+        if name not in now.kept and (image := now.image(name)) is not None and image not in straight:
             what = f"{image.name} replaces {name}, which hands gradients straight through"
             yield Broken(what, image.name, "leave it in the graph, or capture with backward=...")
     for number in sorted(program.calls.preserved):
@@ -211,7 +208,3 @@ def _lost_draws(old: WorkingCopy, now: After) -> Iterator[Broken]:
 
 def _drawing(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     return [node for node in nodes if keeps_its_place(node.target, node.args, node.kwargs)]
-
-
-def _is_straight(old: WorkingCopy, now: After, image: fx.Node) -> bool:
-    return any(now.kept.get(name) is image for name in old.program.facts.straight_through)

@@ -41,19 +41,15 @@ def sources_of(old: WorkingCopy, now: After, said: Said) -> NodeSources:
     heirs = _heirs(now)
     found = NodeSources()
     for node in reversed(new):
-        names = said.get(node) or (() if now.is_bare else _deduced(old, now, heirs, node, found))
+        names: Sequence[str] = said.get(node, ())
+        if not names and not now.is_bare:
+            names = _known(old, now, heirs, node) or _of_readers(found, node)
         if names:
             found.of[node] = tuple(sorted(dict.fromkeys(names), key=ranks.__getitem__))
         else:
             found.lost.append(node)
     found.lost.reverse()
     return found
-
-
-def _deduced(
-    old: WorkingCopy, now: After, heirs: Mapping[fx.Node, Sequence[str]], node: fx.Node, found: NodeSources
-) -> Sequence[str]:
-    return _known(old, now, heirs, node) or _of_readers(found, node)
 
 
 def _heirs(now: After) -> dict[fx.Node, list[str]]:
