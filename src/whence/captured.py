@@ -348,12 +348,13 @@ def capture_step(
     `dynamic_shapes`, `reuse` and `decide` are those of `capture`; where the model runs again after a
     backward, nothing is replayed, and `program.replay` says so.
 
-    Numbers that the step advances around it (`self.global_step += 1`) are inputs and outputs, too
+    Numbers that the step advances around it (`self.global_step += 1`), tensors that it replaces there
+    (`self.hidden = hidden.detach()`), and gradients of the step before are inputs, too
     (`InputKind.STEP_STATE`); what it appends to lists, or puts under names and keys, are outputs of kind
     `effect`.
 
-    Raises `UnsupportedStep` for what one program cannot repeat (what the step collects and reads, gradients
-    that were there before), and everything that `capture` raises.
+    Raises `UnsupportedStep` for what one program cannot repeat (what the step takes out of containers, or
+    collects and reads), and everything that `capture` raises.
     """
     if faults := decide_faults(decide):
         raise UsageError.of(faults)
