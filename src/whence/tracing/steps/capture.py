@@ -74,7 +74,9 @@ def _captured_once(
             wish = replace(wish, reuse=wish.reuse.but_for(doubt.kind, doubt.why), host=HostAssumptions())
         except RateRead:
             wish = StepAssumptions(fixed_rates=True, takes_gradients=wish.takes_gradients, reuse=wish.reuse)
-        except GradientRead:
+        except GradientRead as read:
+            if wish.takes_gradients:
+                raise read.refused from None
             wish = replace(wish, takes_gradients=True)
 
 

@@ -24,7 +24,7 @@ from whence._torch.observe.training_steps import Optimizers, all_members_of, is_
 from whence._torch.record.recorder import FakeTensor, FakeTensorMode
 from whence._torch.record.step_recorder import StepRecorder
 from whence._torch.sizes.numbers import as_node
-from whence.errors import CaptureError, DataDependent, UnsupportedStep
+from whence.errors import CaptureError, DataDependent, Place, UnsupportedStep
 from whence.schema import Phase
 from whence.tracing.listening.model_acts import ModelActs
 from whence.tracing.listening.module_calls import ModuleCalls
@@ -54,7 +54,16 @@ class RateRead(Exception):
 
 
 class GradientRead(Exception):
-    """The step reads a gradient of before: it is an input."""
+    """The step reads a gradient of before: it is an input, where it is that of a parameter."""
+
+    def __init__(self, of: str, where: Place) -> None:
+        super().__init__(of)
+        self.refused = UnsupportedStep(
+            f"{of} has a gradient when the step begins, and the step reads it or adds to it",
+            where=where,
+            why="gradients of parameters are inputs of the program, and no others",
+            remedy="pass the tensor without a gradient, or a copy: tensor.detach().clone()",
+        )
 
 
 @dataclass(frozen=True)
@@ -94,8 +103,9 @@ class StepOperations(Operations):
 
     def met_tensor(self, tensor: Tensor) -> str:
         """A tensor from outside; a gradient of before is an input."""
-        if any(held is tensor for held in self.step.before.values()):
-            raise GradientRead
+        owners = (key for key, held in self.step.before.items() if held is tensor)
+        if (owner := next(owners, None)) is not None:
+            raise GradientRead(self.run.log.inputs[self.step.leaves[owner]], self.model.here())
         return super().met_tensor(tensor)
 
 
@@ -285,7 +295,7 @@ class StepPasses(Passes):
         self.step.gradient_arrives(len(self.run.log.order))
         key = id(leaf)
         if leaf.grad is self.step.before.get(key, self):
-            raise GradientRead
+            raise GradientRead(self.run.log.inputs[self.step.leaves[key]], self.run.places.here())
         if isinstance(leaf, FakeTensor) and key not in self.step.leaves:
             return  # the step has made it, and nobody sees its gradient but the step
         if key not in self.step.leaves:
