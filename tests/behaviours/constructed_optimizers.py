@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+import whence
 from tests.behaviours.constructed_steps import STEPS, Training, gradient_of, loss_of, network, step
+from tests.behaviours.constructions import Refusal
 
 __all__ = ["STEPS"]
 
@@ -394,3 +396,47 @@ def descends_with_momentum_by_hand() -> Training:
         return loss.detach()
 
     return Training(model, None, step, kept=lambda: momenta)
+
+
+ALIASED = Refusal(whence.UnsupportedMutation, "lies in its memory", "a program has two values")
+SHARED = Refusal(whence.UnsupportedStep, r"one tensor is the \.grad", "the next step adds to both")
+
+
+@step(refused=ALIASED)
+def writes_to_a_view_of_a_parameter() -> Training:
+    model: Any = network()
+    view = model[0].weight.detach()
+
+    def use(_: Tensor, out: Tensor) -> Tensor:
+        view.mul_(0.9)
+        return out.sum() * 0
+
+    return beside(model, use)
+
+
+@step(refused=ALIASED)
+def writes_to_views_of_one_tensor() -> Training:
+    whole = torch.zeros(2, 4)
+    first, second = whole.unbind()
+
+    def use(x: Tensor, out: Tensor) -> Tensor:
+        first.add_(x.mean(0))
+        second.sub_(first)
+        return (out * whole.sum()).mean()
+
+    return beside(network(), use)
+
+
+@step(refused=SHARED)
+def one_gradient_for_two() -> Training:
+    model: Any = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        loss = loss_of(model[0](x) + model[1](x))
+        loss.backward()
+        model[1].weight.grad = model[0].weight.grad
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step)

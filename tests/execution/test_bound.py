@@ -107,7 +107,7 @@ def test_model_is_guarded() -> None:
 def test_gradients_of_before_are_refused() -> None:
     """A step that does not zero gradients first holds where there are none."""
     program, model, optimizer = captured(never_zero)
-    run = program.bind(model, optimizer)
+    run = program.bind(model, optimizer, on_violation="raise")
     run(batch())
     assert model[0].weight.grad is not None
     with pytest.raises(StaleCapture, match=r"0\.bias, 0\.weight, 2\.bias, 2\.weight have gradients"):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from whence._torch.subclasses.wrapper_subclasses import is_composed
-from whence.errors import UnsupportedStep
+from whence._torch.tensors import share_memory
+from whence.errors import UnsupportedMutation, UnsupportedStep
 from whence.program import Program
 from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
@@ -112,6 +113,7 @@ def _captured(
         program = finished(example, recorded, gradients).with_changes(step=recorded.step)
         around = {id(row.value) for row in recorded.step.outside}
         _refuse_outside(program, around | {id(tensor) for tensor in scales_of(subject.call)})
+        _refuse_shared(program)
     check(program)
     observed = replace(session.run.reads.observed(), call=subject.roots[0][1])
     places = recorded.step.places
@@ -140,6 +142,22 @@ def _refuse_history(example: Example) -> None:
             why="the backward of the step would go on through what made them, outside of the program",
             remedy="detach them, or compute them in the step",
         )
+
+
+def _refuse_shared(program: Program) -> None:
+    """Raise `UnsupportedMutation` where a tensor around the step, or one of the model's own, is written, and
+    another one lies in its memory: in a program they are two values."""
+    state, rows = program.state, program.signature.outputs_of(OutputKind.MUTATION)
+    written = {str(row.of) for row in rows} & state.keys()
+    around = {row.name for row in program.signature.inputs_of(InputKind.CONSTANT)} & state.keys()
+    pairs = [(name, other) for name in written for other in (around if name not in around else state)]
+    for name, other in sorted(pairs):
+        if state[name] is not state[other] and share_memory(state[name], state[other]):
+            raise UnsupportedMutation(
+                f"{program.input(name).path} is written, and {program.input(other).path} lies in its memory",
+                why="in a functional graph they are two values, and one would not see the other change",
+                remedy="keep one of them, and take the view of it in the step",
+            )
 
 
 def _refuse_outside(program: Program, known: Set[int]) -> None:

@@ -70,8 +70,7 @@ class StepNotes:
     def begin(self, leaves: Sequence[tuple[Tensor, fx.Node]]) -> None:
         """A step begins on these leaves."""
         self.leaves |= {id(tensor): node for tensor, node in leaves}
-        held = {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
-        self.before |= {key: gradient for key, gradient in held.items() if key not in self.taken}
+        self.before |= {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
 
     @contextmanager
     def optimizing(self, *, reads_numbers: bool = True) -> Iterator[None]:

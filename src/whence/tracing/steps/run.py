@@ -1,5 +1,6 @@
 """Run a training step once on fake tensors, and write the log."""
 
+from collections import Counter as Counted
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
@@ -58,6 +59,7 @@ from whence.tracing.steps.first_step import (
     refuse_unbegun,
 )
 from whence.tracing.steps.host.around import Around, HostRun
+from whence.tracing.steps.host.memory import memory_of, refuse_alias
 from whence.tracing.steps.optimizer import RATE, OptimizerEntry, Optimizing, optimizer_restored, own_states
 from whence.tracing.steps.outside_values import OutsideReads
 from whence.tracing.steps.session import StepSession, new_step_session
@@ -200,8 +202,10 @@ def _recorded(
 
 def _gradients(session: StepSession) -> Iterator[tuple[Input, fx.Node]]:
     """Inputs for the gradients that parameters have."""
+    memory = memory_of(row.tensor for row in session.run.subject.state)
     for row in session.run.subject.state:
         if row.is_parameter and row.tensor.grad is not None:
+            refuse_alias(row.tensor.grad, memory, f"the gradient of {row.paths[0]}")
             path = f"{row.paths[0]}.grad"
             node = session.recorder.adopt(row.tensor.grad, "_".join(["s", *row.paths[0], "grad"]))
             session.step.taken[id(row.tensor)] = node
@@ -404,10 +408,25 @@ def _backward(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) ->
         for tensor, node in leaves
         if (gradient := tensor.grad) is not None and gradient is not session.step.before.get(id(tensor))
     ]
+    _refuse_one_for_several(session, leaves)
     roots = tuple((seed, seed) for run in session.step.runs for _, seed in run.roots)
     return Backward(
         roots=roots, targets=tuple(node for node, _ in left), gradients=tuple(node for _, node in left)
     )
+
+
+def _refuse_one_for_several(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) -> None:
+    """Raise `UnsupportedStep` where one tensor is the gradient of several: a run leaves each its own."""
+    counts = Counted(id(tensor.grad) for tensor, _ in leaves if tensor.grad is not None)
+    shared = [node for tensor, node in leaves if counts[id(tensor.grad)] > 1]
+    if shared:
+        names = ", ".join(session.log.inputs.get(node, node.name) for node in shared)
+        raise UnsupportedStep(
+            f"one tensor is the .grad of {names}",
+            where=Place(None, session.run.subject.place.line),
+            why="what the next step adds to one of them it would add to all, and a run leaves each its own",
+            remedy="give each a copy: tensor.grad.clone()",
+        )
 
 
 def _step(

@@ -294,7 +294,7 @@ class StepPasses(Passes):
         """A gradient for a leaf: the first one must find none."""
         self.step.gradient_arrives(len(self.run.log.order))
         key = id(leaf)
-        if leaf.grad is self.step.before.get(key, self):
+        if key not in self.step.taken and leaf.grad is self.step.before.get(key, self):
             raise GradientRead(self.run.log.inputs[self.step.leaves[key]], self.run.places.here())
         if isinstance(leaf, FakeTensor) and key not in self.step.leaves:
             return  # the step has made it, and nobody sees its gradient but the step
@@ -325,6 +325,8 @@ class StepPasses(Passes):
         """`zero_grad(set_to_none=False)` zeroes them: those of before are zeros from here on."""
         for parameter in parameters:
             before = self.step.before.get(id(parameter))
+            if id(parameter) in self.step.taken:
+                continue
             if before is None or parameter.grad is not before or not _is_alike(parameter, before):
                 continue
             with torch.no_grad():

@@ -28,7 +28,7 @@ from whence.tracing.log.events import InputNamed
 from whence.tracing.recording.run import PutValue
 from whence.tracing.steps.enclosed_state import Enclosed, refuse_changed
 from whence.tracing.steps.host.changes import HostChange, changes_of, is_of_modules, places_in
-from whence.tracing.steps.host.memory import refuse_shared_memory
+from whence.tracing.steps.host.memory import memory_of, refuse_alias, refuse_shared_memory
 from whence.tracing.steps.host.operations import Operations, operations_of
 from whence.tracing.steps.host.schedules import refuse_read_by_schedules
 from whence.tracing.steps.host.stand_ins import Growing, Unread, growing
@@ -111,8 +111,9 @@ class HostRun:
         """Put inputs and stand-ins where the step will look."""
         for key, place in self._assumed.numbers.items():
             yield self._number(key, place)
+        memory = memory_of(row.tensor for row in self._session.run.subject.state)
         for place in self._assumed.tensors.values():
-            yield from self._tensors(place)
+            yield from self._tensors(place, memory)
         for place, _ in self._assumed.replaced.values():
             place.put(Unread(place.path, self._refused))
         for key, grown in self._assumed.grown.items():
@@ -130,12 +131,13 @@ class HostRun:
         self._inputs[key] = place, node
         return Input(node.name, InputKind.STEP_STATE, place.path, value=value), node
 
-    def _tensors(self, place: HostPlace) -> Iterator[tuple[Input, fx.Node]]:
+    def _tensors(self, place: HostPlace, memory: set[int]) -> Iterator[tuple[Input, fx.Node]]:
         """Inputs for a tensor, or those of a container: twins of theirs lie there while the step runs."""
         leaves, spec = tree_flatten(place.now())
         for at, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 continue
+            refuse_alias(leaf, memory, place.path)
             path = place.path if len(leaves) == 1 else f"{place.path}, {at}"
             wanted = f"{PREFIXES[InputKind.STEP_STATE]}_{as_name(path)}"
             twin, node = self._session.recorder.fake_input(leaf, self._session.log.free_name(wanted))

@@ -1,6 +1,6 @@
 """What a step keeps must lie in memory of its own: eager's would change with what it is a view of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -30,3 +30,21 @@ def _memory(node: fx.Node) -> Iterator[int]:
     value = node.meta.get("val")
     if isinstance(value, Tensor) and value.layout is torch.strided:
         yield storage_of(value)
+
+
+def memory_of(tensors: Iterable[Tensor]) -> set[int]:
+    """The memory that tensors look into."""
+    return {storage_of(tensor) for tensor in tensors if tensor.layout is torch.strided}
+
+
+def refuse_alias(tensor: Tensor, memory: set[int], name: str) -> None:
+    """Raise `UnsupportedStep` for a tensor in memory that another input has; notes its own."""
+    if tensor.layout is not torch.strided:
+        return
+    if storage_of(tensor) in memory:
+        raise UnsupportedStep(
+            f"{name} lies in memory that another input of the step has",
+            why="in a functional graph they are two values, and one would not see the other change",
+            remedy="keep a copy there: tensor.detach().clone()",
+        )
+    memory.add(storage_of(tensor))
