@@ -251,9 +251,10 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
                 continue
             values.append(_as_before(new, part, writer))
             _write(state, part, values[-1], writer)
-    if not isinstance(written[0], fx.Node) or (own == 0 and len(values) > 1):
+    several = own == 0 and len(values) > 1 and len(target._schema.returns) > 1
+    if not isinstance(written[0], fx.Node) or several:
         state.replaced[node] = made
-        for item in node.users if own == 0 and isinstance(written[0], fx.Node) else ():
+        for item in node.users if several and isinstance(written[0], fx.Node) else ():
             position: Any = item.args[1]  # of several results, each is a tensor that is written
             state.same[item] = state.identity(written[position])
             state.replaced[item] = values[position]
