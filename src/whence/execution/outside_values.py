@@ -9,6 +9,7 @@ from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.plain_values import same_constant
 from whence.errors import Fault
 from whence.program.arguments.optimizer_arguments import Outside
+from whence.program.guards.in_words import InWords
 
 AGAIN = "capture again"
 _WIDTH = 100
@@ -29,6 +30,8 @@ def other_values(rows: Iterable[Outside]) -> list[Fault]:
 
 
 def _said(row: Outside, now: Any) -> str:
+    if isinstance(row.value, InWords):
+        return f"the step reads `{row.path}`, which is not in a file"
     if isinstance(row.value, Tensor) and isinstance(now, Tensor):
         return f"`{row.path}` is another tensor than at capture"
     return f"`{row.path}` was {_spelled(row.value)} at capture, is {_spelled(now)} now"

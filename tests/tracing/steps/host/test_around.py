@@ -95,6 +95,21 @@ def test_a_loaded_program_knows_nothing_of_them(tmp_path: Path) -> None:
         loaded.bind(**held)
 
 
+def test_a_loaded_program_does_not_write_to_a_tensor_of_the_file(tmp_path: Path) -> None:
+    """Another lies around the step, and nobody would see what it holds."""
+    _, _, held = counting()
+    inner, mean = zero_first(held["model"], held["optimizer"]), torch.zeros(4)
+
+    def step(x: Tensor) -> Tensor:
+        mean.add_(x.mean(0))
+        return inner(x)
+
+    whence.capture_step(step, (batch(),), **held).save(tmp_path / "step")
+    run = whence.load(tmp_path / "step", model=held["model"]).bind(**held)
+    with pytest.raises(whence.StaleCapture, match="the step reads `mean`, which is not in a file"):
+        run(batch())
+
+
 def test_a_number_that_sizes_follow_is_refused() -> None:
     """No program can have another size in every run."""
     kept, _, held = counting()
