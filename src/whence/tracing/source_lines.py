@@ -24,7 +24,7 @@ _ANSWERING = frozenset(
     for place in (
         *("_torch/autograd/mode_questions.py", "_torch/observe/compile_flags.py"),
         *("_torch/record/function_mode.py", "_torch/record/step_recorder.py"),
-        *("tracing/listening/model_acts.py", "tracing/answers.py"),
+        *("_torch/function_tracer.py", "tracing/listening/model_acts.py", "tracing/answers.py"),
     )
 )
 """Where questions of others are answered; what asks in our other files is no model."""

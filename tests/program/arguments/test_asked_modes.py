@@ -66,6 +66,30 @@ def test_another_mode_is_refused() -> None:
     assert "Inner.forward" in str(violation.guard.source)
 
 
+class OfHistory(nn.Module):
+    """Asks a value whether it has a history, or was made in inference mode."""
+
+    def __init__(self, asks: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.linear, self.asks = nn.Linear(16, 16), asks
+
+    def forward(self, x: Tensor) -> Tensor:
+        value: Tensor = self.linear(x)
+        return value.sin() if self.asks(value) else value.cos()
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [lambda y: y.requires_grad, lambda y: y.is_leaf, lambda y: y.is_inference()],
+    ids=["requires_grad", "is_leaf", "is_inference"],
+)
+def test_a_question_to_a_value_is_one_about_the_mode(asks: Callable[[Tensor], bool]) -> None:
+    """Whoever traces functions, or has that put aside, must not stand between who asks and the answer."""
+    program = whence.capture(OfHistory(asks), (X,))
+    with torch.inference_mode(), pytest.raises(CallError, match="mode was o"):
+        program.module()(X)
+
+
 def test_a_mode_that_the_model_sets_is_none_of_the_callers() -> None:
     """What it computes there it computes in every run."""
     program = whence.capture(InOwnMode(), (X,))
