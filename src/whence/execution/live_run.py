@@ -53,6 +53,8 @@ class Live:
         self._leaves = dict(
             zip((row.name for row in program.signature.inputs_of(InputKind.USER)), flat, strict=True)
         )
+        self._rows = {row.name: row for row in program.signature.inputs}
+        self._state: Any = {} if self.optimizer is None else self.optimizer.state
 
     # --- before ------------------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class Live:
                 )
 
     def _other_tensor(self, counted: HostNumber) -> Iterator[Fault]:
-        then, now = self.program.input(counted.input).value, counted.value
+        then, now = self._rows[counted.input].value, counted.value
         if (then.shape, then.dtype, then.device) != (now.shape, now.dtype, now.device):
             what, other = (f"{held.dtype} {list(held.shape)} on {held.device}" for held in (then, now))
             what = f"`{counted.place.path}` was a tensor {what} at capture, is {other} now"
@@ -143,7 +145,7 @@ class Live:
         return [Fault(what, why=why, remedy="remove them")] * bool(hooks)
 
     def _row(self, slot: StateSlot | GroupSlot) -> Input:
-        return self.program.input(slot.input)
+        return self._rows[slot.input]
 
     def _unbegun(self) -> list[Fault]:
         return [
@@ -153,17 +155,17 @@ class Live:
                 remedy="take one step with this optimizer, or capture with one that has not taken any",
             )
             for slot in self.step.states
-            if slot.initial is None and inside(self._pieces(slot.home), slot.way) is NOTHING
+            if slot.initial is None and self._in_state(slot) is NOTHING
         ]
 
     def _other_state(self) -> Iterator[Fault]:
         """State that is made of other things, or holds other constants."""
         for slot in self.step.states:
-            found, row = inside(self._pieces(slot.home), slot.way), self._row(slot)
+            found, row = self._in_state(slot), self._row(slot)
             if found is not NOTHING and _kind(found) != _kind(row.value):
                 what = f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(found)} now"
                 yield Fault(what, remedy=AGAIN)
-        inputs = {(slot.home, slot.way) for slot in self.step.states}
+        inputs = {(slot.home, slot.way) for slot in self.step.states} if self.step.frames else set()
         for frame in self.step.frames:
             taken = {way[1:] for home, way in inputs if home == frame.home and way[0] == frame.key}
             for part in frame.other_parts(self._pieces(frame.home).get(frame.key, NOTHING), taken):
@@ -173,6 +175,13 @@ class Live:
                     "is part of the program",
                     remedy=AGAIN,
                 )
+
+    def _in_state(self, slot: StateSlot) -> Any:
+        """What is there now; `NOTHING` where nothing is. Most of it is a tensor of a parameter's."""
+        if slot.within or slot.member or slot.parameter not in self.tensors:
+            return inside(self._pieces(slot.home), slot.way)
+        tensor = self.tensors[slot.parameter]
+        return self._state[tensor].get(slot.key, NOTHING) if tensor in self._state else NOTHING
 
     def _pieces(self, home: StateHome) -> dict[Any, Any]:
         return home.pieces(self.optimizer, self.tensors)
@@ -228,7 +237,7 @@ class Live:
         held = {row.name: found for row in rows if (found := self._tensor(row)) is not None}
         gradients = ((name, self.tensors[parameter].grad) for name, parameter in self.step.gradients)
         held |= {name: gradient for name, gradient in gradients if gradient is not None}
-        held |= {slot.input: inside(self._pieces(slot.home), slot.way) for slot in self.step.states}
+        held |= {slot.input: self._in_state(slot) for slot in self.step.states}
         held |= {slot.input: home_of(self.optimizer, slot.group)[slot.key] for slot in self.step.numbers}
         held |= {slot.input: slot.now(self.optimizer.param_groups) for slot in self.step.cycled}
         held |= {slot.input: slot.value for slot in self.step.counted}
