@@ -164,7 +164,8 @@ def _refuse_outside(program: Program, known: Set[int]) -> None:
     """Tensors that are in no module, or in one only as an attribute, may be read; those around the step, of
     which every run looks whether they are still there, are written, too."""
     rows = program.signature.outputs_of(OutputKind.MUTATION)
-    constants = [row for row in rows if program.input(row.of or "").kind is InputKind.CONSTANT]
+    names = {row.name for row in program.signature.inputs_of(InputKind.CONSTANT)}
+    constants = [row for row in rows if row.of in names]
     written = [row.path for row in constants if id(program.state[row.of or ""]) not in known]
     if written:
         raise UnsupportedStep(

@@ -375,8 +375,8 @@ def optimizer_restored(optimizer: Optimizer | Optimizers | None) -> Callable[[],
 
 def _reached(optimizer: Optimizer) -> Iterator[Saved]:
     """Groups and state, which one that stands around another has from that, and objects in the state."""
-    yield from save_all("optimizer.param_groups", optimizer.param_groups)
-    yield from save_all("optimizer.state", optimizer.state)
+    for name in {"param_groups", "state"} - own_attributes(optimizer).keys():
+        yield from save_all(f"optimizer.{name}", getattr(optimizer, name))
     for piece in (*optimizer.state.values(), *own_values(optimizer).values()):
         parts = [*takewhile(lambda part: part.is_known, parts_of(piece, spelled="optimizer"))]
         for part in parts:
