@@ -22,6 +22,7 @@ from torch import Tensor
 from whence._torch.files import is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
+from whence._torch.record.recorder import FakeTensor
 from whence.dependence.code import behind, codes_in, function_in, names_in
 from whence.dependence.snapshots import Saved, is_container, save
 from whence.dependence.values import content_of, is_constant
@@ -98,6 +99,8 @@ class NamedValues:
     def walk(self, found: Outside, code: CodeType, spelling: CodeWords, left: int = _FAR) -> None:
         """Note a value that decides by itself; of any other, what the code spells of it."""
         value = found.value
+        if _is_of_run(value):
+            return
         if is_plain(value) or self._stands_alone(value):
             self._note(found, _beginning(code))
         elif left and self._is_entered(value) and self._is_new((id(value), spelling), value):
@@ -139,6 +142,15 @@ class NamedValues:
         if (known := self._own.get((kind, spelling))) is None:
             known = self._own[kind, spelling] = _with_methods(kind, spelling)
         return known
+
+
+def _is_of_run(value: object) -> bool:
+    """Whether a run has put it there: a tensor of its own, alone or in a container, not to be kept alive."""
+    kind = type(value)
+    if not issubclass(kind, (dict, *_SEQUENCES)):
+        return issubclass(kind, FakeTensor)
+    held: Any = dict.values(value) if isinstance(value, dict) else value
+    return any(issubclass(type(each), FakeTensor) for each in held)
 
 
 def _with_methods(kind: type, spelling: CodeWords) -> CodeWords:
