@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from whence._torch.subclasses.wrapper_subclasses import is_composed
-from whence._torch.tensors import share_memory
 from whence.errors import UnsupportedMutation, UnsupportedStep
 from whence.program import Program
 from whence.program.guards.observed import Observed
@@ -28,6 +27,7 @@ from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.enclosed_state import begin_scales, scales_of
 from whence.tracing.steps.first_step import StepAssumptions, Unbegun
 from whence.tracing.steps.host.around import HostAssumptions, HostFound
+from whence.tracing.steps.host.memory import memory_of
 from whence.tracing.steps.host.of_model import beside_host, without_host
 from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import record_step
@@ -150,14 +150,23 @@ def _refuse_shared(program: Program) -> None:
     state, rows = program.state, program.signature.outputs_of(OutputKind.MUTATION)
     written = {str(row.of) for row in rows} & state.keys()
     around = {row.name for row in program.signature.inputs_of(InputKind.CONSTANT)} & state.keys()
-    pairs = [(name, other) for name in written for other in (around if name not in around else state)]
-    for name, other in sorted(pairs):
-        if state[name] is not state[other] and share_memory(state[name], state[other]):
-            raise UnsupportedMutation(
-                f"{program.input(name).path} is written, and {program.input(other).path} lies in its memory",
-                why="in a functional graph they are two values, and one would not see the other change",
-                remedy="keep one of them, and take the view of it in the step",
-            )
+    in_memory: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        for memory in memory_of([tensor]):
+            in_memory.setdefault(memory, []).append(name)
+    for names in in_memory.values():
+        for name in written.intersection(names):
+            others = names if name in around else around.intersection(names)
+            if other := next((row for row in others if state[row] is not state[name]), None):
+                raise _shared(program.input(name).path, program.input(other).path)
+
+
+def _shared(written: str, other: str) -> UnsupportedMutation:
+    return UnsupportedMutation(
+        f"{written} is written, and {other} lies in its memory",
+        why="in a functional graph they are two values, and one would not see the other change",
+        remedy="keep one of them, and take the view of it in the step",
+    )
 
 
 def _refuse_outside(program: Program, known: Set[int]) -> None:

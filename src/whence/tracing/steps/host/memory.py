@@ -1,6 +1,6 @@
 """What a step keeps must lie in memory of its own: eager's would change with what it is a view of."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -13,10 +13,10 @@ from whence.tracing.steps.session import StepSession
 
 def refuse_shared_memory(session: StepSession, kept: Sequence[PutValue], place: Place) -> None:
     """Raise `UnsupportedStep` for tensors that are views of inputs of the program."""
-    inputs = {
-        memory for node in session.recorder.graph.find_nodes(op="placeholder") for memory in _memory(node)
-    }
-    shared = [row.path for row in kept if row.node.op != "placeholder" and inputs & set(_memory(row.node))]
+    inputs = memory_of(map(_value, session.recorder.graph.find_nodes(op="placeholder")))
+    shared = [
+        row.path for row in kept if row.node.op != "placeholder" and inputs & memory_of([_value(row.node)])
+    ]
     if shared:
         raise UnsupportedStep(
             f"what the step puts into {', '.join(dict.fromkeys(shared))} lies in memory of an input",
@@ -26,25 +26,23 @@ def refuse_shared_memory(session: StepSession, kept: Sequence[PutValue], place: 
         )
 
 
-def _memory(node: fx.Node) -> Iterator[int]:
-    value = node.meta.get("val")
-    if isinstance(value, Tensor) and value.layout is torch.strided:
-        yield storage_of(value)
+def _value(node: fx.Node) -> object:
+    return node.meta.get("val")
 
 
-def memory_of(tensors: Iterable[Tensor]) -> set[int]:
-    """The memory that tensors look into."""
-    return {storage_of(tensor) for tensor in tensors if tensor.layout is torch.strided}
+def memory_of(values: Iterable[object]) -> set[int]:
+    """The memory that tensors among values look into; sparse ones share none."""
+    tensors = (value for value in values if isinstance(value, Tensor) and value.layout is torch.strided)
+    return set(map(storage_of, tensors))
 
 
 def refuse_alias(tensor: Tensor, memory: set[int], name: str) -> None:
     """Raise `UnsupportedStep` for a tensor in memory that another input has; notes its own."""
-    if tensor.layout is not torch.strided:
-        return
-    if storage_of(tensor) in memory:
+    own = memory_of([tensor])
+    if own & memory:
         raise UnsupportedStep(
             f"{name} lies in memory that another input of the step has",
             why="in a functional graph they are two values, and one would not see the other change",
             remedy="keep a copy there: tensor.detach().clone()",
         )
-    memory.add(storage_of(tensor))
+    memory |= own
