@@ -63,7 +63,7 @@ class Live:
         if strangers := [*self._other_parameters()]:
             raise StaleCapture.of(strangers)
         faults = [*self._other_settings(), *self._other_numbers(), *other_values(self.step.outside)]
-        faults += [*self._hooked(), *self._unbegun(), *self._other_state()]
+        faults += [*self._hooked(), *self._other_state()]
         if faults:
             raise StaleCapture.of(faults)
         names = [*self._leaves]
@@ -147,22 +147,18 @@ class Live:
     def _row(self, slot: StateSlot | GroupSlot) -> Input:
         return self._rows[slot.input]
 
-    def _unbegun(self) -> list[Fault]:
-        return [
-            Fault(
-                f"{self._row(slot).path} does not exist",
-                why="the optimizer had taken steps when it was captured; what it begins with is not known",
-                remedy="take one step with this optimizer, or capture with one that has not taken any",
-            )
-            for slot in self.step.states
-            if slot.initial is None and self._in_state(slot) is NOTHING
-        ]
-
     def _other_state(self) -> Iterator[Fault]:
-        """State that is made of other things, or holds other constants."""
+        """State that is missing, is of another kind or made of other things, or holds other constants."""
         for slot in self.step.states:
             found, row = self._in_state(slot), self._row(slot)
-            if found is not NOTHING and _kind(found) != _kind(row.value):
+            if found is NOTHING and slot.initial is None:
+                yield Fault(
+                    f"{row.path} does not exist",
+                    why="the optimizer had taken steps when it was captured; what it begins with is not "
+                    "known",
+                    remedy="take one step with this optimizer, or capture with one that has not taken any",
+                )
+            elif found is not NOTHING and _kind(found) != _kind(row.value):
                 what = f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(found)} now"
                 yield Fault(what, remedy=AGAIN)
         inputs = {(slot.home, slot.way) for slot in self.step.states} if self.step.frames else set()

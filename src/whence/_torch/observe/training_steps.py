@@ -291,8 +291,7 @@ def own_values(optimizer: Optimizer | Optimizers) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for number, member in enumerate(optimizer.members):
             found[f"[{number}].__class__"] = type(member).__qualname__
-            held = own_values(member) | {f"state[{key!r}]": value for key, value in common_state(member)}
-            found |= {f"[{number}].{key}": value for key, value in held.items()}
+            found |= {f"[{number}].{key}": value for key, value in with_common_state(member).items()}
         return found
     return {
         ".".join((*way, name)): value
@@ -323,6 +322,11 @@ def all_members_of(optimizer: object) -> list[Optimizer]:
 def common_state(optimizer: Optimizer) -> Iterator[tuple[Any, Any]]:
     """State of an optimizer that is of no parameter, under keys of its own."""
     return ((key, value) for key, value in optimizer.state.items() if not isinstance(key, Tensor))
+
+
+def with_common_state(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer holds beside its groups and the state of parameters."""
+    return own_values(optimizer) | {f"state[{key!r}]": value for key, value in common_state(optimizer)}
 
 
 def optimizer_hooks(optimizer: Optimizer | Optimizers) -> list[Any]:

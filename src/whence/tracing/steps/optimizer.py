@@ -22,6 +22,7 @@ from whence._torch.observe.training_steps import (
     optimizer_hooks,
     own_values,
     parameters_of,
+    with_common_state,
     with_inner,
 )
 from whence._torch.plain_values import PLAIN
@@ -346,8 +347,7 @@ def own_states(optimizer: Optimizer | Optimizers | None) -> Iterator[OwnState]:
 
 def _values_of(member: Optimizer, *, is_part: bool) -> dict[str, Any]:
     """What an optimizer holds itself; of several no state is an input that is of no parameter."""
-    common = common_state(member) if is_part else ()
-    return own_values(member) | {f"state[{key!r}]": value for key, value in common}
+    return with_common_state(member) if is_part else own_values(member)
 
 
 def is_same_value(then: Any, now: Any) -> bool:
