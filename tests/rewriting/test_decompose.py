@@ -107,15 +107,15 @@ def test_core_is_what_torch_export_decomposes_to(model: nn.Module, x: Tensor) ->
 @pytest.mark.parametrize("backward", [False, True])
 def test_open_sizes_stay_open(table: Any, backward: bool) -> None:
     """Sizes are computed where the pieces need them."""
-    model, x = Attending().eval(), torch.randn(2, 3, 8)
+    model, x = Attending().eval().double(), torch.randn(2, 3, 8).double()
     sizes = ({0: Dim.AUTO, 1: Dim.AUTO},)
     lowered = whence.capture(model, (x,), backward=backward, dynamic_shapes=sizes).decompose(table)
     for shape in ((2, 3, 8), (5, 4, 8), (3, 7, 8)):
-        given = torch.randn(shape)
+        given = torch.randn(shape).double()
         if backward:
             assert lowered.unflatten()(given).shape == model(given).shape
-        # PyTorch's table computes the softmax of attention by itself: other last bits
-        assert torch.allclose(lowered.module()(given), model(given), atol=1e-6 if table else 0, rtol=0)
+        # PyTorch's table computes the softmax of attention by itself: other last bits of 53
+        assert torch.allclose(lowered.module()(given), model(given), atol=1e-12 if table else 0, rtol=0)
 
 
 def test_table_of_ones_own() -> None:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 import whence
 from tests.checks import Backward, leaves_no_trace, parts, surroundings
 from tests.tracing.interrupting import CAREFUL, EVERYWHERE, Busy, Interruption, Lazy, X, loss, steps_of
+from whence._torch.record import adopted
 from whence._torch.subclasses.lazy_modules import is_waiting
 
 
@@ -382,3 +383,29 @@ def test_own_handler_of_interrupts_stays() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert {*pressed_at} == {signal.SIGINT}
+
+
+@dataclass
+class InterruptedOnEntry:
+    """A context manager that puts a mode aside, and is interrupted before it can be left again."""
+
+    putting_aside: Any
+
+    def __enter__(self) -> None:
+        self.putting_aside.__enter__()
+        raise KeyboardInterrupt
+
+    def __exit__(self, *_: object) -> None:
+        """Never called."""
+
+
+@pytest.mark.parametrize("name", ["disable_proxy_modes_tracing", "unset_fake_temporarily"])
+def test_interrupted_where_a_mode_is_put_aside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt comes out, not that a mode was missing where it is left."""
+    model = Busy()
+    putting_aside = getattr(adopted, name)
+    with leaves_no_trace(model), monkeypatch.context() as patches:
+        patches.setattr(adopted, name, lambda: InterruptedOnEntry(putting_aside()))
+        with pytest.raises(KeyboardInterrupt):
+            whence.capture(model, (X,))
+    captured_as_ever()

@@ -42,6 +42,22 @@ def modes_restored() -> Callable[[], None]:
     return restore
 
 
+@contextmanager
+def modes_found_again() -> Iterator[None]:
+    """An interrupt finds the modes at the end of the block as they were at its beginning.
+
+    It may have hit the context manager that put one aside, and a mode that is not there cannot be left.
+    """
+    restore = modes_restored()
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        restore()
+        raise
+
+
 def modes_now() -> tuple[Any, ...]:
     """All that decides, besides its arguments, what an operation on this thread does."""
     return (

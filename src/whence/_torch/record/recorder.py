@@ -34,7 +34,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
 
-from whence._torch.autograd.switches import switches
+from whence._torch.autograd.switches import modes_found_again, switches
 from whence._torch.fakes import DEVICE, FakeMaker, fake_of
 from whence._torch.function_tracer import FunctionTracer, untold
 from whence._torch.graphs import Appender, name_exactly
@@ -310,7 +310,7 @@ class Recorder(ProxyTorchDispatchMode):
     def active(self) -> Iterator[None]:
         """Record everything that runs on this thread inside the block."""
         symbols = kernels_for_symbols(self.environment is not None)
-        with symbols, self.fake_mode, self.function_mode(self), self:
+        with symbols, self.fake_mode, self.function_mode(self), self, modes_found_again():
             yield
 
     def watching_functions(self) -> AbstractContextManager[Any]:
