@@ -5,7 +5,7 @@ to leave it. So the stacks and flags themselves are kept, and put back as they w
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,13 +49,14 @@ def modes_found_again() -> Iterator[None]:
     It may have hit the context manager that put one aside, and a mode that is not there cannot be left.
     """
     restore = modes_restored()
-    try:
+
+    def restore_after_interrupt(kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            restore()
+
+    with ExitStack() as leaving:
+        leaving.push(restore_after_interrupt)
         yield
-    except Exception:
-        raise
-    except BaseException:
-        restore()
-        raise
 
 
 def modes_now() -> tuple[Any, ...]:
