@@ -127,6 +127,8 @@ def _guards() -> Iterator[Row]:
     yield Row(alone, longer(0.03), partial(running.guard_check, 32), "guards")
     between = subject("guard-check-between", "between forwards")
     yield Row(between, longer(0.05), partial(running.guard_check_between, 32), "guards")
+    anew = subject("guard-check-anew", "nothing remembered")
+    yield Row(anew, longer(0.25), partial(running.guard_check_anew, 32), "guards")
 
 
 def _meta() -> Iterator[Row]:

@@ -11,6 +11,7 @@ import whence
 from benchmarks.models import batch, labelled, llama, loss
 from benchmarks.results import Figures, Sample
 from benchmarks.timing import compared_short, in_a_row
+from whence.guards import Guarded
 
 
 def tree_forward(layers: int, repeats: int) -> Figures:
@@ -42,18 +43,26 @@ def training_step(layers: int, repeats: int) -> Figures:
 
 
 def guard_check(layers: int) -> Figures:
-    """A check of all guards, model and inputs, against an eager forward: each repeated by itself."""
-    program, model, inputs = _guarded(layers)
+    """What a guarded program does before a call, against an eager forward: each repeated by itself."""
+    guarded, model, inputs = _guarded(layers)
     with torch.no_grad():
         theirs = in_a_row(partial(model, **inputs), 51)
-        ours = in_a_row(partial(program.check, model, (), inputs), 201)
+        ours = in_a_row(partial(guarded.check, (), inputs), 201)
     return Figures(ours, theirs, "ms")
 
 
 def guard_check_between(layers: int) -> Figures:
     """The same in turns with forwards, each of which leaves the caches filled with weights."""
-    program, model, inputs = _guarded(layers)
+    guarded, model, inputs = _guarded(layers)
     with torch.no_grad():
+        return compared_short(partial(guarded.check, (), inputs), partial(model, **inputs), 51)
+
+
+def guard_check_anew(layers: int) -> Figures:
+    """`program.check`, which remembers nothing of the model: guard by guard."""
+    model, inputs = llama(layers).eval(), batch()
+    with torch.no_grad():
+        program = whence.capture(model, (), inputs)
         return compared_short(partial(program.check, model, (), inputs), partial(model, **inputs), 51)
 
 
@@ -73,7 +82,7 @@ def check_of_sizes(count: int) -> Figures:
     return Figures(each, None, "µs", f"{count} inputs, two sizes each")
 
 
-def _guarded(layers: int) -> tuple[whence.Program, nn.Module, dict[str, Any]]:
+def _guarded(layers: int) -> tuple[Guarded, nn.Module, dict[str, Any]]:
     model, inputs = llama(layers).eval(), batch()
     with torch.no_grad():
-        return whence.capture(model, (), inputs), model, inputs
+        return whence.capture(model, (), inputs).guarded(model), model, inputs

@@ -100,6 +100,17 @@ def test_raises_for_inputs_of_another_shape() -> None:
         guarded(torch.ones(3, 6, dtype=torch.int64))
 
 
+def test_looks_without_a_run() -> None:
+    """What a call would find, whatever an earlier look remembers."""
+    model, (args, _) = make("llama"), inputs_of("llama")
+    guarded = whence.capture(model, args).guarded(model)
+    assert guarded.check(args) == guarded.check(args) == []
+    model.get_submodule("model.norm").variance_epsilon = 0.5  # type: ignore[assignment]
+    found = guarded.check(args)
+    assert found
+    assert found == guarded.program.check(model, args)
+
+
 def test_warns_and_runs_the_model_itself() -> None:
     """With `warn` the numbers are those of the changed model."""
     model, (args, _) = make("llama"), inputs_of("llama")

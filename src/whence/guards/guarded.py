@@ -13,6 +13,7 @@ from whence.errors import Place, StaleCapture
 from whence.guards.check import Checked
 from whence.guards.memory import Remembered
 from whence.program import Program
+from whence.program.guards.rows import Violation
 from whence.schema import OnViolation
 
 _SHOWN = 10
@@ -85,6 +86,14 @@ class Guarded:
         self._paths = [*map(_Path, (program, *program.variants)), *kept]
         path = self._paths[0]
         return self._run(path, self._ways.check(path.program, args, kwargs, path.memory), args, kwargs)
+
+    def check(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> list[Violation]:
+        """What a call with these arguments would find violated of the program in use.
+
+        The same as `program.check(model, args, kwargs)`, for less: what the last check met is remembered.
+        """
+        path = self._paths[0]
+        return self._ways.check(path.program, args, kwargs or {}, path.memory).violations
 
     def _checked_run(self, path: _Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Check, then run; raises `StaleCapture`, with random numbers as they were."""
