@@ -31,7 +31,7 @@ from types import (
     UnionType,
     WrapperDescriptorType,
 )
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -58,8 +58,7 @@ _OURS = frozenset({"__getattribute__", "__getattr__"})
 """What a capture itself puts on classes while it watches them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReachedThing:
+class ReachedThing(NamedTuple):
     """A thing, with what it held."""
 
     thing: Any

@@ -1,7 +1,8 @@
 """Which modules and objects guards speak of, and how each is reached."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from torch import nn
 
@@ -12,8 +13,7 @@ from whence.program.guards.rows import Holder
 from whence.provenance import ModulePath
 
 
-@dataclass(frozen=True)
-class Located:
+class Located(NamedTuple):
     """A live module or object with its row; of a module, its other paths and what wraps it."""
 
     thing: object
@@ -62,7 +62,7 @@ def _modules(observed: Observed) -> list[Located]:
         else:
             holder = replace(known.holder, names=(*known.holder.names, *names))
             aliases = (*known.aliases, str(path)) if names else known.aliases
-            rows[id(module)] = replace(known, holder=holder, aliases=aliases)
+            rows[id(module)] = known._replace(holder=holder, aliases=aliases)
         numbers[path] = rows[id(module)].holder.number
     return list(rows.values())
 

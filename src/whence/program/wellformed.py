@@ -136,26 +136,29 @@ def origins_present(looked: Looked) -> Iterator[Broken]:
 def origins_known(looked: Looked) -> Iterator[Broken]:
     """The calls and forward nodes that origins name exist."""
     names = {None, *(node.name for node in looked.nodes)}
-    made = {id(None), *(id(call.site) for call in looked.program.calls)}  # which most origins share
     sites = {(call.site.path, call.site.index) for call in looked.program.calls}
-    known: set[int] = set()  # rows of calls, which nodes share, too
+    origins = {id(origin): origin for origin in looked.origins}.values()  # which nodes share, as they do rows
+    rows = {id(origin.calls): origin.calls for origin in origins}
+    named = {id(site): site for calls in rows.values() for site in calls}
+    named |= {id(origin.place): origin.place for origin in origins if origin.place is not None}
+    lost = {key for key, site in named.items() if (site.path, site.index) not in sites}
+    if not lost and names.issuperset([origin.forward for origin in origins]):
+        return
     for node, origin in zip(looked.nodes, looked.origins, strict=True):
         if origin.forward not in names:
             what = f"{node.name} differentiates {origin.forward}, which does not exist"
             yield Broken(what, node.name)
-        if id(origin.place) in made and (id(origin.calls) in known or made.issuperset(map(id, origin.calls))):
-            known.add(id(origin.calls))
-            continue
         for site in (*origin.calls, origin.place):
-            if site is not None and (site.path, site.index) not in sites:
+            if id(site) in lost:
                 yield Broken(f"{node.name} comes from a call that was not made", node.name)
 
 
 def is_functional(looked: Looked) -> Iterator[Broken]:
     """No node changes an input."""
-    changing = {target for node, _ in looked.operations if traits(target := node.target).mutates}
+    targets = {id(node.target): node.target for node, _ in looked.operations}
+    changing = {key for key, target in targets.items() if traits(target).mutates}
     for node, _ in looked.operations if changing else ():
-        if node.target in changing and written_arguments(node.target, node.args, node.kwargs):
+        if id(node.target) in changing and written_arguments(node.target, node.args, node.kwargs):
             yield Broken(f"{node.name} ({op_name(node.target)}) changes an input", node.name)
 
 
@@ -190,8 +193,12 @@ def phases_in_order(looked: Looked) -> Iterator[Broken]:
     """No forward operation reads a backward one; but a step may run several forwards."""
     if looked.program.step is not None:
         return
+    phases = [origin.phase for _, origin in looked.operations]
+    forwards = phases.count(Phase.FORWARD)
+    if Phase.FORWARD not in phases[forwards:]:  # all of them come before, and read nothing that comes after
+        return
     later = {node for node, origin in looked.operations if origin.phase is not Phase.FORWARD}
-    for user, origin in looked.operations if later else ():
+    for user, origin in looked.operations:
         if origin.phase is Phase.FORWARD and not later.isdisjoint(read := user.all_input_nodes):
             for node in later.intersection(read):
                 what = f"{user.name} runs in the forward and reads {node.name} of the backward"

@@ -9,9 +9,8 @@ elsewhere only pay for one comparison.
 import threading
 from collections.abc import Callable, ItemsView, Iterable, Iterator, ValuesView
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
@@ -20,8 +19,7 @@ from whence._torch.observe.wrappers import call_through, inner_module
 from whence._torch.patching import patched
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedCall:
+class ObservedCall(NamedTuple):
     """A call of a module that is being made.
 
     `returned` takes its result. `answer` holds the result where it is known without running the module.

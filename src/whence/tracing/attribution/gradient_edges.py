@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat, zip_longest
+from typing import NamedTuple
 
 from torch import fx
 
@@ -16,8 +17,7 @@ from whence.provenance.places import PROGRAM, accumulation_place
 from whence.tracing.log.log import Log
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A gradient that reached a value: who brought it, the sum it became part of, and when.
 
     `scopes` are the calls it came from, several if it is a sum of what they brought. `at` is how many nodes

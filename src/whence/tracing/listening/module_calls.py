@@ -57,7 +57,7 @@ class ModuleCalls:
             is_reached = names.is_reached(module)
             with names.calling(module, path) as site:
                 if self.branches.are_recorded:
-                    with running.inside(running.opened(Opened(site, running.scope))):
+                    with running.inside(running.opened(Opened.now(site, running.scope))):
                         yield ObservedCall(_ignore)
                     return
                 leaves, inputs = self.tensors.flattened((args, kwargs))
@@ -87,7 +87,8 @@ class ModuleCalls:
 
     def _begin(self, module: nn.Module, site: CallSite, inputs: Structure, *, is_reached: bool) -> int:
         running = self.run.running
-        scope = running.opened(Opened(site, running.scope, module, self.signatures.of(module), is_reached))
+        parameters = self.signatures.of(module)
+        scope = running.opened(Opened.now(site, running.scope, module, parameters, is_reached=is_reached))
         running.log.add(Took(scope, inputs))
         return scope
 

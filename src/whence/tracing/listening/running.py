@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import fx, nn
 from torch.autograd.graph import Node
@@ -24,8 +25,7 @@ class _Repeat:
     rewinds: bool
 
 
-@dataclass(frozen=True)
-class Begun:
+class Begun(NamedTuple):
     """An autograd node that runs: how much had been recorded before it, and what it received."""
 
     node: Node
@@ -54,7 +54,7 @@ class Running:
         self._now = Course(Log(), Phase.FORWARD)
         self._repeats: list[_Repeat] = []
         self.failed: int | None = None
-        self._enter(self.opened(Opened(CallSite(ModulePath(), 0, name), PROGRAM)))
+        self._enter(self.opened(Opened.now(CallSite(ModulePath(), 0, name), PROGRAM)))
 
     @property
     def log(self) -> Log:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -54,19 +54,32 @@ class Reconsidered:
     phase: Phase
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """A module is called; `is_reached` if its caller read the module by a name, and `autocast`, the
-    `switches` of the process and whether autograd `records` as they are now."""
+    `switches` of the process and whether autograd `records` as they were."""
 
     site: CallSite
     parent: int
-    module: nn.Module | None = None
-    parameters: inspect.Signature | None = None
-    is_reached: bool = True
-    autocast: tuple[tuple[str, str], ...] = field(default_factory=autocast_state)
-    switches: Switches = field(default_factory=switches)
-    records: bool = field(default_factory=torch.is_grad_enabled)
+    module: nn.Module | None
+    parameters: inspect.Signature | None
+    is_reached: bool
+    autocast: tuple[tuple[str, str], ...]
+    switches: Switches
+    records: bool
+
+    @classmethod
+    def now(
+        cls,
+        site: CallSite,
+        parent: int,
+        module: nn.Module | None = None,
+        parameters: inspect.Signature | None = None,
+        *,
+        is_reached: bool = True,
+    ) -> "Opened":
+        """A call that begins now."""
+        told = autocast_state(), switches(), torch.is_grad_enabled()
+        return cls(site, parent, module, parameters, is_reached, *told)
 
 
 class Took(NamedTuple):
@@ -90,8 +103,7 @@ class Moved(NamedTuple):
     scope: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stepped:
+class Stepped(NamedTuple):
     """One autograd node ran: which nodes were recorded meanwhile, what it received and handed on.
 
     `keys` say where what it produced goes, edge by edge, and `scopes`, where the node stands for

@@ -72,7 +72,10 @@ class Kinds(dict[type, ClassRecord]):
 
     def at(self, kind: type) -> ClassRecord:
         """What is known of a class."""
-        return self.setdefault(kind, ClassRecord())
+        known = self.get(kind)
+        if known is None:
+            known = self[kind] = ClassRecord()
+        return known
 
     def report(self) -> Replays:
         """What was replayed, as plain data."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
@@ -48,8 +48,7 @@ class Lines:
             self.attributes[key] = str(source)
 
 
-@dataclass(frozen=True)
-class ModuleCopy:
+class ModuleCopy(NamedTuple):
     """A module with copies of its attributes and of the containers among them.
 
     Most of those are empty: `empty` are they, by the names of their attributes.

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -285,8 +285,7 @@ def things_held(module: nn.Module) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in own_attributes(module).items() if type(value) not in _ORDINARY]
 
 
-@dataclass(frozen=True)
-class StateTensor:
+class StateTensor(NamedTuple):
     """A parameter, buffer or tensor attribute of the model, under all its names.
 
     Of one that is made of other tensors, `access` leads from the whole to this one.
@@ -312,7 +311,7 @@ def plain_tensors(state: Sequence[StateTensor]) -> list[StateTensor]:
     for row in state:
         for access, tensor in plain_parts(row.tensor):
             paths = tuple(_inside(path, access) for path in row.paths)
-            part = replace(row, tensor=tensor, paths=paths, access=access, whole=row) if access else row
+            part = row._replace(tensor=tensor, paths=paths, access=access, whole=row) if access else row
             found.setdefault(id(tensor), part)
     return list(found.values())
 

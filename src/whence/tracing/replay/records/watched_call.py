@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
@@ -92,8 +92,7 @@ class ReadsSeen:
             self.slotted[id(thing)] = ReachedThing(thing, parts_of(thing))
 
 
-@dataclass(frozen=True)
-class CallArguments:
+class CallArguments(NamedTuple):
     """What a call is given: as it is, and as leaves of a structure."""
 
     spec: TreeSpec
