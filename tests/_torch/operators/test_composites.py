@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import whence
 from tests.checks import gradients
+from whence._torch.record.recorder import Recorder
 
 X = torch.randn(2, 3, 4)
 
@@ -367,3 +369,26 @@ def test_a_captured_program_is_captured_again() -> None:
     again = whence.capture(program.module(), args)
     assert [node.target for node in again.nodes()] == [node.target for node in program.nodes()]
     assert torch.equal(again.module()(*args), model(*args))
+
+
+@pytest.mark.parametrize("function", [F.linear, lambda x, w, _: torch.matmul(x, w)], ids=["linear", "matmul"])
+def test_of_open_sizes_its_parts_are_found_once(
+    function: Callable[[Tensor, Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a composite is made of gives on symbols what it gave in an equal call."""
+    ran: list[Any] = []
+    run = Recorder._run
+
+    def counted(recorder: Recorder, *call: Any) -> Any:
+        ran.append(call)
+        return run(recorder, *call)
+
+    monkeypatch.setattr(Recorder, "_run", counted)
+    counts = []
+    for calls in (1, 3):
+        model = nn.Sequential(*(Using(function) for _ in range(calls)))
+        program = whence.capture(model, (X,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},), reuse=False)
+        assert torch.equal(program.module()(X[:, :2]), model(X[:, :2]))
+        counts.append(len(ran))
+        ran.clear()
+    assert counts[0] == counts[1] > 0

@@ -313,7 +313,7 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
         nodes = recorder.as_nodes(known)
     except (ComposedMet, NotPlain):
         return None
-    with _inside_composite(recorder):
+    with _inside_composite(recorder, may_view=composite.may_view):
         result = recorder.called(function, args, kwargs)
     if composite.may_view and (
         not isinstance(result, FakeTensor) or storage_of(result) == storage_of(known[0])
@@ -330,14 +330,15 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
 
 
 @contextmanager
-def _inside_composite(recorder: "Recorder") -> Iterator[None]:
+def _inside_composite(recorder: "Recorder", *, may_view: bool) -> Iterator[None]:
     """Record nothing inside the block."""
-    recorder.is_inside_composite, sizes = True, recorder.environment
+    recorder.is_inside_composite, recorder.is_told_of_views = True, may_view
+    sizes = recorder.environment
     try:
         with nullcontext() if sizes is None else sizes.kept_whole():
             yield
     finally:
-        recorder.is_inside_composite = False
+        recorder.is_inside_composite = recorder.is_told_of_views = False
 
 
 def _is_kept(recorder: "Recorder", composite: Composite) -> bool:

@@ -82,6 +82,8 @@ class Recorder(ProxyTorchDispatchMode):
     supports_higher_order_operators = True
     function_mode = FunctionMode
     is_inside_composite = False
+    is_told_of_views = False
+    """Whether results that are views have to share memory: those that are remembered do not."""
     computable = frozenset({"cpu"})
     decider: Any = None
 
@@ -388,10 +390,10 @@ class Recorder(ProxyTorchDispatchMode):
             args, kwargs = without_default_generator(args, kwargs)
             if (strange := object_among((*args, *kwargs.values()))) is not None:
                 raise self.listener.model.object_met(func, strange)
-        if self.is_inside_composite:
-            return self._run(func, args, kwargs)
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
+        if self.is_inside_composite:
+            return self._result_of(func, args, kwargs)[0]
         try:
             is_asking = func in ASKING or self.decider is not None
             if is_asking and (known := known_answer(self, func, args, kwargs)) is not None:
@@ -437,7 +439,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _result_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """What an operator gives, and what stands for that in the graph where it is there already."""
-        if self.environment is None:
+        if self.environment is None or self.is_told_of_views:
             return self._run(func, args, kwargs), None
 
         def run() -> Any:
