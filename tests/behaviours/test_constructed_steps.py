@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 import whence
 from tests.behaviours import (
     constructed_games,
+    constructed_hooks,
     constructed_keeping,
     constructed_optimizers,
     constructed_schedules,
@@ -53,7 +54,7 @@ def one_step(run: Any, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]
 
 TABLES = (
     *(constructed_trainings, constructed_keeping, constructed_schedules),
-    *(constructed_games, constructed_optimizers),
+    *(constructed_games, constructed_hooks, constructed_optimizers),
 )
 STEPS = [*dict.fromkeys(row for table in TABLES for row in table.STEPS)]
 

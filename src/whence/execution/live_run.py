@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.observe.attribute_reads import NOTHING
-from whence._torch.observe.hooks import described
+from whence._torch.observe.hooks import described, gradient_hooks
 from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
 from whence._torch.plain_values import same_objects
 from whence._torch.tensors import storage_of
@@ -142,7 +142,18 @@ class Live:
         hooks = [] if self.optimizer is None else optimizer_hooks(self.optimizer)
         what = f"there are hooks on the optimizer's step: {'; '.join(map(described, hooks))}"
         why = "there were none at capture, and the program does not run them"
-        return [Fault(what, why=why, remedy="remove them")] * bool(hooks)
+        return [Fault(what, why=why, remedy="remove them")] * bool(hooks) + [*self._hooked_gradients()]
+
+    def _hooked_gradients(self) -> Iterator[Fault]:
+        then = dict(self.step.hooked)
+        for name, tensor in self.tensors.items():
+            if (now := gradient_hooks(tensor)) != list(then.get(name, ())):
+                held = [", ".join(hooks) or "none" for hooks in (then.get(name, ()), now)]
+                yield Fault(
+                    f"the gradient hooks of {name} were {held[0]} at capture, are {held[1]} now",
+                    why="what they did in the capture is part of the program, and a run calls none",
+                    remedy=AGAIN,
+                )
 
     def _row(self, slot: StateSlot | GroupSlot) -> Input:
         return self._rows[slot.input]

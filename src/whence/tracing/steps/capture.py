@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence._torch.observe.hooks import hooks_on_gradient
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import UnsupportedMutation, UnsupportedStep
 from whence.program import Program
@@ -32,14 +33,13 @@ from whence.tracing.steps.host.of_model import beside_host, without_host
 from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import record_step
 from whence.tracing.steps.session import GradientRead, RateRead, StepSession
-from whence.tracing.target.eligibility import (
-    refuse_gradient_hooks,
-    refuse_inference_mode,
-    refuse_uninitialised,
-)
+from whence.tracing.target.eligibility import refuse_inference_mode, refuse_uninitialised
 from whence.tracing.target.example import Example, Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding
 from whence.tracing.target.subject import Subject, step_subject
+
+HOOKED = "parameters have gradient hooks, which run between autograd's nodes"
+"""Why calls are not replayed."""
 
 
 def capture_step(
@@ -99,13 +99,10 @@ def _captured(
     refuse_uninitialised(subject)
     begin_scales(subject.call, next((row.tensor.device for row in subject.state), torch.device("cpu")))
     refuse_sharding(subject, differentiates=True)
-    refuse_gradient_hooks(
-        subject,
-        why="what they do in Python would happen once, in the capture, and never again",
-        remedy="remove them, and do in the step what they do, between backward() and optimizer.step()",
-    )
     _refuse_composed(subject, example)
     _refuse_history(example)
+    if any(hooks_on_gradient(row.tensor) for row in subject.state):
+        wish = replace(wish, reuse=wish.reuse.but_for(None, HOOKED))
     recorded = record_step(subject, example, found, interrupts, wish)
     session = recorded.session
     with keeping_what_was_recorded(session):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.autograd.replaced_data import lies_under_another
+from whence._torch.observe.hooks import gradient_hooks, hooks_on_gradient
 from whence._torch.observe.training_steps import engine_code, observed_step
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, UnsupportedStep
@@ -18,6 +19,7 @@ from whence.program.arguments.optimizer_arguments import (
     OWN,
     CycledSlot,
     GroupSlot,
+    Outside,
     Setting,
     StateSlot,
     Step,
@@ -105,7 +107,7 @@ def record_step(
     outside.look_at_modules(type(subject.roots[0][1]).__name__, subject.named_modules())
     session.step.begins = not any(found.pieces())
     host = HostRun(outside, wish.host, session)
-    flags = _flags(subject)
+    flags, hooks = _flags(subject), _hooks(subject)
     undoing.later(outside.way_back())  # gone last: others look at these things when stand-ins are there
 
     def run() -> RecordedStep:
@@ -115,7 +117,8 @@ def record_step(
             own = [*own_states(found.optimizer)]
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
             undoing.later(session.step.scheduling.undo)
-            reads = OutsideReads(subject, session.run.reads.observer, outside)
+            called = [hook for row in hooks for hook in row.value]
+            reads = OutsideReads(subject, session.run.reads.observer, outside, called)
 
             def take() -> _Taken:
                 taken = _taken(session, found, wish)
@@ -126,12 +129,13 @@ def record_step(
             taken, recorded = _run(session, undoing, example, take, reads)
             session.step.scheduling.finish(fixed_rates=wish.fixed_rates)
             now = _flags(subject)
-            turned = (path for path, flag in flags.items() if now.get(path, flag) is not flag)
+            turned = [path for path, flag in flags.items() if now.get(path, flag) is not flag]
+            turned += [row.path for row in hooks if row.now() != row.value]
             refuse_changed(turned, place, always=True)
             around, settled = host.settle(place), replace(wish, host=wish.host.settled)
             refuse_changes_of_its_own(own, found, settled, place)
             recorded = _recorded(session, found, settled, taken, recorded, around)
-            step = replace(recorded.step, outside=reads.found(place))
+            step = replace(recorded.step, outside=(*hooks, *reads.found(place)), hooked=_in_words(subject))
             refuse_another_first_step(session, found, wish.operations)
             return replace(recorded, step=step)
 
@@ -143,6 +147,20 @@ def _flags(subject: Subject) -> dict[str, bool]:
     modules = {str(path.child("training")): module.training for path, module in subject.named_modules()}
     rows = (row for row in subject.state if row.is_parameter)
     return modules | {f"{row.paths[0]}.requires_grad": row.tensor.requires_grad for row in rows}
+
+
+def _hooks(subject: Subject) -> list[Outside]:
+    """The hooks that autograd calls when gradients of parameters arrive."""
+    return [
+        Outside(f"the gradient hooks of {row.paths[0]}", row.tensor, (hooks_on_gradient,), hooks)
+        for row in subject.state
+        if (hooks := hooks_on_gradient(row.tensor))
+    ]
+
+
+def _in_words(subject: Subject) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    rows = ((str(row.paths[0]), tuple(gradient_hooks(row.tensor))) for row in subject.state)
+    return tuple((name, words) for name, words in rows if words)
 
 
 def _run(

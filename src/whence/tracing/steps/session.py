@@ -334,6 +334,12 @@ class StepPasses(Passes):
             self.step.zeroed.add(id(parameter))
 
     @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """A hook on a parameter is the step's own code: it may run an optimizer, or write gradients."""
+        with self.running.in_phase(Phase.OPTIMIZER), self.recorder.watching_functions():
+            yield
+
+    @contextmanager
     def stepping(self, optimizer: Optimizer) -> Iterator[None]:
         """The optimizer's step: it reads numbers of its state, and is not being compiled."""
         self._refuse_optimizer(optimizer)
@@ -344,13 +350,9 @@ class StepPasses(Passes):
     @contextmanager
     def closing(self) -> Iterator[None]:
         """The optimizer asks for the loss and its gradients: a forward and a backward of the step."""
-        phase = self.running.phase
-        self.running.enter_phase(Phase.OPTIMIZER if self.step.runs else Phase.FORWARD)
-        try:
-            with self.step.optimizing(reads_numbers=False):
-                yield
-        finally:
-            self.running.enter_phase(phase)
+        phase = Phase.OPTIMIZER if self.step.runs else Phase.FORWARD
+        with self.running.in_phase(phase), self.step.optimizing(reads_numbers=False):
+            yield
 
     def scheduling(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A schedule is called, which runs when the step is bound, and not now."""
