@@ -145,10 +145,11 @@ class Live:
         return [Fault(what, why=why, remedy="remove them")] * bool(hooks) + [*self._hooked_gradients()]
 
     def _hooked_gradients(self) -> Iterator[Fault]:
-        then = dict(self.step.hooked)
+        then = {id(self.tensors[name]): hooks for name, hooks in self.step.hooked}
         for name, tensor in self.tensors.items():
-            if (now := gradient_hooks(tensor)) != list(then.get(name, ())):
-                held = [", ".join(hooks) or "none" for hooks in (then.get(name, ()), now)]
+            wanted = then.get(id(tensor), ())
+            if (now := gradient_hooks(tensor)) != list(wanted):
+                held = [", ".join(hooks) or "none" for hooks in (wanted, now)]
                 yield Fault(
                     f"the gradient hooks of {name} were {held[0]} at capture, are {held[1]} now",
                     why="what they did in the capture is part of the program, and a run calls none",

@@ -184,7 +184,7 @@ class OutsideReads:
             return
         if _is_iterator(value):
             raise self._taken_from(way)
-        if is_looked_at_whole(value) or issubclass(kind, CONTAINERS):
+        if is_looked_at_whole(value) or issubclass(kind, (*CONTAINERS, SimpleNamespace)):
             self._enclosed.reach(way.path, value)
         if issubclass(kind, (*_PLAIN, Tensor)):
             self._note(value, way)

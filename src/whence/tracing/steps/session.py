@@ -78,7 +78,7 @@ class StepCalls(ModuleCalls):
     ) -> Iterator[ObservedCall]:
         if self.run.running.phase is Phase.OPTIMIZER and not self.step.reads_numbers:
             self.run.running.enter_phase(Phase.FORWARD)
-            self.run.objections.distrust(SEVERAL)
+            self.run.objections.give_up(SEVERAL)
         with super()._call(module, args, kwargs) as call:
             yield call
 
@@ -264,7 +264,7 @@ class StepPasses(Passes):
         ]
         self._belated(roots)
         if self.step.runs:
-            self.run.objections.distrust(SEVERAL)
+            self.run.objections.give_up(SEVERAL)
         start = self._seeds_begin([gradient for _, _, gradient in pairs])
         self.running.pass_begins([key for key, *_ in pairs])
         own = tuple((key, gradient) for key, _, gradient in pairs)

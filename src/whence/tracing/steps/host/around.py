@@ -190,6 +190,7 @@ class HostRun:
         then = self._assumed
         numbers, tensors = dict(then.numbers), dict(then.tensors)
         replaced, grown = dict(then.replaced), dict(then.grown)
+        memory = memory_of(row.tensor for row in self._session.run.subject.state)
         for row in unknown:
             key = row.place.identity
             if row.appended:
@@ -198,7 +199,7 @@ class HostRun:
                 grown[key] = _Grown(row.place, holders, self._shape(row, place))
             elif row.is_of_numbers and is_number(row.after):
                 numbers[key] = row.place
-            elif _is_of_tensors(row):
+            elif _is_of_tensors(row) and not memory & memory_of(tree_flatten(row.before)[0]):
                 tensors[key] = row.place
             else:
                 replaced[key] = row.place, self._shape(row, place)
