@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from tests.behaviours.constructed_steps import STEPS, Training, loss_of, network, plain, step
+from tests.behaviours.constructed_steps import STEPS, Training, gradient_of, loss_of, network, plain, step
 
 __all__ = ["STEPS"]
 
@@ -118,3 +119,84 @@ def steps_a_tied_weight_in_the_backward() -> Training:
         return loss
 
     return Training(model, [*optimizers.values()], step)
+
+
+def with_gradients(finish: Callable[[nn.Module], object], *, flat: bool = False) -> Training:
+    """A step that zeroes gradients which others hold, too: in one buffer, or each by itself."""
+    model = network()
+    buffer = torch.zeros(sum(held.numel() for held in model.parameters()))
+    sizes = [held.numel() for held in model.parameters()]
+    for held, part in zip(model.parameters(), buffer.split(sizes), strict=True):
+        held.grad = part.view_as(held) if flat else torch.zeros_like(held)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    seen = [held.grad for held in model.parameters()]
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = loss_of(model(x))
+        loss.backward()
+        finish(model)
+        optimizer.step()
+        return loss
+
+    return Training(model, optimizer, step, kept=lambda: (seen, buffer))
+
+
+@step()
+def gradients_in_one_buffer() -> Training:
+    return with_gradients(lambda _: None, flat=True)
+
+
+@step()
+def gradients_that_others_hold() -> Training:
+    return with_gradients(lambda _: None)
+
+
+@step()
+def gradients_that_others_held() -> Training:
+    def finish(model: nn.Module) -> None:
+        for held in model.parameters():
+            held.grad = gradient_of(held) * 2
+
+    return with_gradients(finish)
+
+
+def by_vector(move: Callable[[Tensor, Tensor], Tensor]) -> Training:
+    """A step that puts all weights back as views of one vector."""
+    model = network()
+
+    def step(x: Tensor) -> Tensor:
+        loss = loss_of(model(x))
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        vector = nn.utils.parameters_to_vector(model.parameters())
+        moved = move(vector, nn.utils.parameters_to_vector(gradients))
+        nn.utils.vector_to_parameters(moved, model.parameters())
+        return loss
+
+    return Training(model, None, step)
+
+
+@step()
+def weights_from_a_vector() -> Training:
+    return by_vector(lambda vector, gradient: vector - 0.1 * gradient)
+
+
+@step(warm=True)
+def weights_in_a_vector() -> Training:
+    return by_vector(lambda vector, gradient: vector - 0.1 * gradient / gradient.norm())
+
+
+@step()
+def weights_shrunk_in_a_vector() -> Training:
+    model = network()
+    optimizer = AdamW(model.parameters())
+    run = plain(model, optimizer)
+
+    def step(x: Tensor) -> Tensor:
+        loss = run(x)
+        with torch.no_grad():
+            vector = nn.utils.parameters_to_vector(model.parameters())
+            nn.utils.vector_to_parameters(vector * 0.99, model.parameters())
+        return loss
+
+    return Training(model, optimizer, step)

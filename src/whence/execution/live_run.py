@@ -1,6 +1,6 @@
 """One run of a program on live state: what it takes, and where it puts what it gives."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -270,9 +270,10 @@ class Live:
             self._advance({of(row): value for row, value in rows if row.kind is OutputKind.MUTATION})
             for name in self.step.cleared:
                 self.tensors[name].grad = None
+            same = {id(self.tensors[name]) for name in self.step.zeroed}
             for row, value in rows:
                 if row.kind is OutputKind.GRADIENT and value is not None:
-                    self._fill(values[of(row)], new[row.name])
+                    self._fill(values[of(row)], new[row.name], same)
         found |= {row.name: found[str(row.node)] for row, _ in rows if row.kind is OutputKind.EFFECT}
         for effect in self.step.effects:
             effect.done(found)
@@ -297,9 +298,11 @@ class Live:
             if counted.input in numbers:
                 counted.place.put(numbers[counted.input])
 
-    def _fill(self, tensor: Tensor, gradient: Tensor) -> None:
+    def _fill(self, tensor: Tensor, gradient: Tensor, kept: Set[int]) -> None:
         """`.grad` as eager leaves it: a step says itself what it holds, any other backward adds to it."""
-        if self.program.step is not None or tensor.grad is None:
+        if tensor.grad is not None and id(tensor) in kept:
+            tensor.grad.copy_(gradient)
+        elif self.program.step is not None or tensor.grad is None:
             tensor.grad = gradient
         else:
             tensor.grad.add_(gradient)

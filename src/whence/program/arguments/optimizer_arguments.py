@@ -348,6 +348,11 @@ class Step:
     hooked: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
+    def zeroed(self) -> frozenset[str]:
+        """Parameters whose `.grad` it fills with zeros first, so that it stays the same tensor."""
+        return self.with_gradient - {parameter for _, parameter in self.gradients}
+
+    @property
     def places(self) -> tuple[HostPlace, ...]:
         """Where it puts numbers and other things around it."""
         return (*(row.place for row in self.counted), *(row.place for row in self.effects))

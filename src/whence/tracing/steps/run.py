@@ -61,10 +61,10 @@ from whence.tracing.steps.first_step import (
     refuse_unbegun,
 )
 from whence.tracing.steps.host.around import Around, HostRun
-from whence.tracing.steps.host.memory import memory_of, refuse_alias
+from whence.tracing.steps.host.memory import refuse_alias
 from whence.tracing.steps.optimizer import RATE, OptimizerEntry, Optimizing, optimizer_restored, own_states
 from whence.tracing.steps.outside_values import OutsideReads
-from whence.tracing.steps.session import StepSession, new_step_session
+from whence.tracing.steps.session import GradientRead, StepSession, new_step_session
 from whence.tracing.target.changed_containers import containers_in, refuse_changes
 from whence.tracing.target.eligibility import refuse_kinds
 from whence.tracing.target.example import Example
@@ -220,7 +220,7 @@ def _recorded(
 
 def _gradients(session: StepSession) -> Iterator[tuple[Input, fx.Node]]:
     """Inputs for the gradients that parameters have."""
-    memory = memory_of(row.tensor for row in session.run.subject.state)
+    memory = [row.tensor for row in session.run.subject.state]
     for row in session.run.subject.state:
         if row.is_parameter and row.tensor.grad is not None:
             refuse_alias(row.tensor.grad, memory, f"the gradient of {row.paths[0]}")
@@ -426,6 +426,9 @@ def _backward(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) ->
         for tensor, node in leaves
         if (gradient := tensor.grad) is not None and gradient is not session.step.before.get(id(tensor))
     ]
+    for tensor, node in leaves:
+        if (zeros := session.step.zeroed.get(id(tensor))) is not None and tensor.grad is not zeros():
+            raise GradientRead(session.log.inputs[node], session.run.places.here())
     _refuse_one_for_several(session, leaves)
     roots = tuple((seed, seed) for run in session.step.runs for _, seed in run.roots)
     return Backward(

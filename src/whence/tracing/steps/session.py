@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, fx, nn
@@ -331,7 +332,7 @@ class StepPasses(Passes):
                 continue
             with torch.no_grad():
                 parameter.grad = torch.zeros_like(parameter)
-            self.step.zeroed.add(id(parameter))
+            self.step.zeroed[id(parameter)] = ref(parameter.grad)
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -420,7 +421,9 @@ def new_step_session(
 
 
 def _is_alike(parameter: Tensor, gradient: Tensor) -> bool:
-    """Whether zeros like the parameter are like the gradient, too."""
+    """Whether zeros like the parameter are like the gradient, too, which is nobody else's memory."""
     if gradient.layout is not torch.strided or gradient.dtype != parameter.dtype:
+        return False
+    if gradient.untyped_storage().nbytes() != gradient.nbytes:
         return False
     return gradient.stride() == torch.empty_like(parameter, device="meta").stride()

@@ -28,7 +28,7 @@ from whence.tracing.log.events import InputNamed
 from whence.tracing.recording.run import PutValue
 from whence.tracing.steps.enclosed_state import Enclosed, refuse_changed
 from whence.tracing.steps.host.changes import HostChange, changes_of, is_of_modules, places_in
-from whence.tracing.steps.host.memory import memory_of, refuse_alias, refuse_shared_memory
+from whence.tracing.steps.host.memory import lies_in, refuse_alias, refuse_shared_memory
 from whence.tracing.steps.host.operations import Operations, operations_of
 from whence.tracing.steps.host.schedules import refuse_read_by_schedules
 from whence.tracing.steps.host.stand_ins import Growing, Unread, growing
@@ -111,7 +111,7 @@ class HostRun:
         """Put inputs and stand-ins where the step will look."""
         for key, place in self._assumed.numbers.items():
             yield self._number(key, place)
-        memory = memory_of(row.tensor for row in self._session.run.subject.state)
+        memory = [row.tensor for row in self._session.run.subject.state]
         for place in self._assumed.tensors.values():
             yield from self._tensors(place, memory)
         for place, _ in self._assumed.replaced.values():
@@ -131,7 +131,7 @@ class HostRun:
         self._inputs[key] = place, node
         return Input(node.name, InputKind.STEP_STATE, place.path, value=value), node
 
-    def _tensors(self, place: HostPlace, memory: set[int]) -> Iterator[tuple[Input, fx.Node]]:
+    def _tensors(self, place: HostPlace, memory: list[Tensor]) -> Iterator[tuple[Input, fx.Node]]:
         """Inputs for a tensor, or those of a container: twins of theirs lie there while the step runs."""
         leaves, spec = tree_flatten(place.now())
         for at, leaf in enumerate(leaves):
@@ -190,7 +190,7 @@ class HostRun:
         then = self._assumed
         numbers, tensors = dict(then.numbers), dict(then.tensors)
         replaced, grown = dict(then.replaced), dict(then.grown)
-        memory = memory_of(row.tensor for row in self._session.run.subject.state)
+        memory = [row.tensor for row in self._session.run.subject.state]
         for row in unknown:
             key = row.place.identity
             if row.appended:
@@ -199,7 +199,9 @@ class HostRun:
                 grown[key] = _Grown(row.place, holders, self._shape(row, place))
             elif row.is_of_numbers and is_number(row.after):
                 numbers[key] = row.place
-            elif _is_of_tensors(row) and not memory & memory_of(tree_flatten(row.before)[0]):
+            elif _is_of_tensors(row) and not any(
+                lies_in(leaf, memory) for leaf in tree_flatten(row.before)[0]
+            ):
                 tensors[key] = row.place
             else:
                 replaced[key] = row.place, self._shape(row, place)
