@@ -13,7 +13,7 @@ from whence._torch.autograd.replaced_data import lies_under_another
 from whence._torch.observe.hooks import gradient_hooks, hooks_on_gradient
 from whence._torch.observe.training_steps import engine_code, observed_step
 from whence._torch.tensors import tensors_restored
-from whence.errors import Place, UnsupportedStep
+from whence.errors import Place, SideEffect, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import (
     EVERYWHERE,
     OWN,
@@ -127,6 +127,8 @@ def record_step(
                 return replace(taken, rows=rows, twins=tuple(host.twins))
 
             taken, recorded = _run(session, undoing, example, take, reads)
+            if clocks := session.run.reads.reachable.sources.faults():
+                raise SideEffect.of(clocks)  # or the next run would seem to be another step
             session.step.scheduling.finish(fixed_rates=wish.fixed_rates)
             now = _flags(subject)
             turned = [path for path, flag in flags.items() if now.get(path, flag) is not flag]
