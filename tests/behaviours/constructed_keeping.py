@@ -332,7 +332,7 @@ for row in REFUSED:
     add(*row)
 
 
-CLOCK = Refusal(whence.SideEffect, r"calls time\.perf_counter\(\)", "the time of the capture is no run's time")
+CLOCK = Refusal(whence.SideEffect, r"calls time\.perf_counter\(\)", "the capture's time is no run's time")
 
 
 @step(refused=CLOCK)
