@@ -200,3 +200,49 @@ def weights_shrunk_in_a_vector() -> Training:
         return loss
 
     return Training(model, optimizer, step)
+
+
+@step()
+def gradients_by_functions() -> Training:
+    """Private gradients: those of each row, clipped, with noise; no backward runs."""
+    model = network()
+    optimizer = AdamW(model.parameters())
+
+    def loss_of_row(held: dict[str, Tensor], row: Tensor) -> Tensor:
+        return loss_of(torch.func.functional_call(model, held, (row[None],)))
+
+    def step(x: Tensor) -> Tensor:
+        held = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        found = torch.func.vmap(torch.func.grad(loss_of_row), (None, 0))(held, x)
+        norms = torch.stack([each.flatten(1).norm(dim=1) for each in found.values()]).norm(dim=0)
+        scales = (0.1 / norms).clamp(max=1.0)
+        for name, parameter in model.named_parameters():
+            mean = torch.einsum("n,n...->...", scales, found[name]) / len(x)
+            parameter.grad = mean + 0.01 * torch.randn_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+        return norms.mean()
+
+    return Training(model, optimizer, step)
+
+
+@step()
+def gradients_by_evolution() -> Training:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    @torch.no_grad()
+    def step(x: Tensor) -> Tensor:
+        before = [held.clone() for held in model.parameters()]
+        moves = [torch.randn_like(held) for held in model.parameters()]
+        for held, move in zip(model.parameters(), moves, strict=True):
+            held.add_(move, alpha=0.01)
+        loss = loss_of(model(x))
+        for held, was, move in zip(model.parameters(), before, moves, strict=True):
+            held.copy_(was)
+            held.grad = (loss - loss_of(model(x))) / 0.01 * move
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return Training(model, optimizer, step)

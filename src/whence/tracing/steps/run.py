@@ -29,7 +29,7 @@ from whence.program.arguments.optimizer_arguments import (
 )
 from whence.program.names import as_name
 from whence.program.signature import Input
-from whence.schema import InputKind
+from whence.schema import InputKind, Phase
 from whence.tracing.log.events import InputNamed
 from whence.tracing.recording.backward import Backward
 from whence.tracing.recording.partial import keeping_what_was_recorded
@@ -202,12 +202,12 @@ def _recorded(
     subject, leaves = session.run.subject, _leaves(recorded.prepared)
     counted = _advanced(session, found, taken)
     refuse_unbegun(session, found, taken.before, counted, wish)
-    if not session.step.runs:
+    if not session.step.runs and session.run.running.phase is not Phase.OPTIMIZER:
         raise UnsupportedStep(
-            f"{subject.name} runs no backward",
+            f"{subject.name} runs no backward and no optimizer",
             where=subject.place,
             why="a training step is forward, backward, and what follows",
-            remedy="call loss.backward() in it, or use whence.capture",
+            remedy="call loss.backward() in it, or optimizer.step(); or use whence.capture",
         )
     held = {row.name: getattr(recorded, row.name) for row in fields(recorded)}
     held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken), *around.pairs)
