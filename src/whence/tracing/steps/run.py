@@ -68,7 +68,7 @@ from whence.tracing.steps.session import GradientRead, StepSession, new_step_ses
 from whence.tracing.target.changed_containers import containers_in, refuse_changes
 from whence.tracing.target.eligibility import refuse_kinds
 from whence.tracing.target.example import Example
-from whence.tracing.target.placeholders import Prepared, refuse_own_parameters
+from whence.tracing.target.placeholders import Prepared, refuse_own_parameters, refuse_turned
 from whence.tracing.target.subject import Subject
 
 
@@ -134,6 +134,7 @@ def record_step(
             turned = [path for path, flag in flags.items() if now.get(path, flag) is not flag]
             turned += [row.path for row in hooks if row.now() != row.value]
             refuse_changed(turned, place, always=True)
+            refuse_turned(example, recorded.prepared, place)
             around, settled = host.settle(place), replace(wish, host=wish.host.settled)
             refuse_changes_of_its_own(own, found, settled, place)
             recorded = _recorded(session, found, settled, taken, recorded, around)
