@@ -275,12 +275,12 @@ class Live:
                 if row.kind is OutputKind.GRADIENT and value is not None:
                     self._fill(values[of(row)], new[row.name], same)
         found |= {row.name: found[str(row.node)] for row, _ in rows if row.kind is OutputKind.EFFECT}
-        for effect in self.step.effects:
-            effect.done(found)
         if self.optimizer is not None:
             note_step(self.optimizer)
         for call in self.step.calls:
             call.done(found)
+        for effect in self.step.effects:  # some put there what a schedule has left
+            effect.done(found)
         result = self.program.result.filled(found)
         loss = self.program.signature.outputs_of(OutputKind.LOSS)
         return (found[str(loss[0].node)], result) if loss else result

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from whence._torch.autograd.replaced_data import lies_under_another
 from whence._torch.observe.hooks import gradient_hooks, hooks_on_gradient
 from whence._torch.observe.training_steps import engine_code, observed_step
+from whence._torch.pytrees import tree_flatten, tree_unflatten
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, SideEffect, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import (
@@ -185,6 +186,9 @@ def _run(
         active.enter_context(values_deciding(session, example, prepared, begun))
         given = containers_in(prepared.arguments)
         result = run_subject(session, subject, prepared.arguments)
+        if session.step.scheduling.calls:
+            leaves, spec = tree_flatten(result)
+            result = tree_unflatten([*map(session.step.scheduling.deferred, leaves)], spec)
         refuse_changes(subject, given, result)
         recorded = forward_half(session, subject, prepared, result)
         session.replay.check(recorded.result_nodes)

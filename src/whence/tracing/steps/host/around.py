@@ -31,7 +31,7 @@ from whence.tracing.steps.host.changes import HostChange, changes_of, is_of_modu
 from whence.tracing.steps.host.memory import lies_in, refuse_alias, refuse_shared_memory
 from whence.tracing.steps.host.operations import Operations, operations_of
 from whence.tracing.steps.host.schedules import refuse_read_by_schedules
-from whence.tracing.steps.host.stand_ins import Growing, Unread, growing
+from whence.tracing.steps.host.stand_ins import Growing, Later, Unread, growing, left_at
 from whence.tracing.steps.session import StepSession
 
 Key = tuple[int, Any]
@@ -259,7 +259,7 @@ class HostRun:
         for inner, leaf in pairs:
             node = self._session.tensors.held(leaf)
             if node is None:
-                leaves.append(Constant(leaf))
+                leaves.append(Constant(self._session.step.scheduling.deferred(leaf)))
                 continue
             name = f"put_{len(kept)}_{as_name(path)}"
             kept.append(PutValue(name, f"{path}{spelled(inner)}", node))
@@ -305,6 +305,8 @@ def _shape_of(value: Any, path: str, place: Place) -> tuple[TreeSpec, _Shape]:
 
 
 def _kind_of(leaf: Any) -> Any:
+    if type(leaf) is Later:
+        return left_at(leaf)[0]
     if _is_computed(leaf):
         return _NUMBER
     return type(leaf) if isinstance(leaf, Tensor) else leaf
@@ -328,7 +330,7 @@ def _is_given(leaf: object) -> bool:
 
 
 def _is_kept(leaf: object) -> bool:
-    return _is_given(leaf) or type(leaf) in PLAIN
+    return _is_given(leaf) or type(leaf) in (*PLAIN, Later)
 
 
 def _reaches_operators(node: fx.Node) -> bool:
