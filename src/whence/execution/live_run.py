@@ -233,11 +233,13 @@ class Live:
 
     def _begun(self, home: StateHome, made: list[tuple[dict[Any, Any], Any]]) -> dict[Any, Any]:
         """The state of a parameter, which the optimizer makes where there is none."""
-        if home.owner in self.tensors:
-            states, tensor = inside(self.optimizer, home.member).state, self.tensors[home.owner]
-            if tensor not in states:
-                made.append((states, tensor))
-        return home.begun(self.optimizer, self.tensors)
+        if home.owner not in self.tensors:
+            return home.begun(self.optimizer, self.tensors)
+        states: Any = inside(self.optimizer, home.member).state if home.member else self._state
+        tensor = self.tensors[home.owner]
+        if tensor not in states:
+            made.append((states, tensor))
+        return states[tensor]  # type: ignore[no-any-return]
 
     def values(self) -> dict[str, Any]:
         """Every input by its name."""
