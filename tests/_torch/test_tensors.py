@@ -81,10 +81,15 @@ def test_inference_tensor_is_left_out() -> None:
 
 
 def test_views_share_memory() -> None:
-    """A view has its base's storage, a clone its own."""
+    """A view has its base's storage, a clone its own; views of different parts of one share nothing."""
     base = torch.zeros(4)
     assert share_memory(base[1:], base.view(2, 2))
+    assert share_memory(base[::2], base[1::2])  # what lies between counts as well
     assert not share_memory(base, base.clone())
+    assert not share_memory(base[:2], base[2:])
+    assert not share_memory(base[:2], base.view(torch.uint8)[8:])
+    assert not share_memory(base, base[4:])
+    assert not share_memory(base, base.to_sparse())
 
 
 @pytest.mark.canary("torch.UntypedStorage._cdata")

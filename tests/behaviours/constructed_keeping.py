@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -329,3 +330,22 @@ def keeping_in(kept: SimpleNamespace, finish: Callable[[Tensor], Any]) -> Traini
 
 for row in REFUSED:
     add(*row)
+
+
+CLOCK = Refusal(whence.SideEffect, r"calls time\.perf_counter\(\)", "the capture's time is no run's time")
+
+
+@step(refused=CLOCK)
+def logs_how_long_it_takes() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Any:
+        begun = time.perf_counter()
+        loss = run(x)
+        kept.times.append(time.perf_counter() - begun)
+        return loss
+
+    return keeping(keep, times=[])
+
+
+@step(refused=CLOCK)
+def computes_with_the_time() -> Training:
+    return keeping(lambda _kept, x, run, _: run(x) * time.perf_counter())

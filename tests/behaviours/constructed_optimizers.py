@@ -398,7 +398,7 @@ def descends_with_momentum_by_hand() -> Training:
     return Training(model, None, step, kept=lambda: momenta)
 
 
-ALIASED = Refusal(whence.UnsupportedMutation, "lies in its memory", "a program has two values")
+ALIASED = Refusal(whence.UnsupportedMutation, "shares its memory with", "a program has two values")
 SHARED = Refusal(whence.UnsupportedStep, r"one tensor is the \.grad", "the next step adds to both")
 
 

@@ -161,3 +161,44 @@ def schedule_of_a_counter() -> Training:
         return loss
 
     return Training(trainer.model, trainer.optimizer, step, kept=lambda: taken)
+
+
+def handing_on(report: Callable[[Any, Tensor], Any]) -> Training:
+    """A step that calls its schedule, and then says what it has left."""
+    trainer = Scheduled(lambda optimizer: ExponentialLR(optimizer, 0.9))
+    logs = dict[str, Any](rate=1.0, rates=[])
+
+    def step(x: Tensor) -> Any:
+        loss = trainer.step(x)
+        logs["rate"] = trainer.schedule.get_last_lr()[0]
+        logs["rates"].append((loss.detach(), trainer.optimizer.param_groups[0]["lr"]))
+        return report(trainer.schedule, loss)
+
+    return Training(trainer.model, trainer.optimizer, step, kept=lambda: (logs, held_by(trainer.schedule)))
+
+
+@step()
+def hands_on_the_new_rate() -> Training:
+    return handing_on(lambda schedule, loss: {"loss": loss, "rates": schedule.get_last_lr()})
+
+
+@step(warm=True)
+def hands_on_where_the_schedule_is() -> Training:
+    return handing_on(lambda schedule, loss: (loss, schedule.last_epoch, schedule.get_last_lr()[0]))
+
+
+@step(refused=LATER)
+def writes_the_new_rate_as_text() -> Training:
+    return handing_on(lambda schedule, loss: f"{schedule.get_last_lr()[0]:.3f}")
+
+
+@step(refused=LATER)
+def decides_by_the_new_rate() -> Training:
+    return handing_on(lambda schedule, loss: loss if schedule.get_last_lr()[0] > 0 else -loss)
+
+
+@step(
+    refused=Refusal(whence.UnsupportedStep, "calls another schedule after it", "eager has the rate between")
+)
+def hands_on_a_rate_between_schedules() -> Training:
+    return handing_on(lambda schedule, _: schedule.step())

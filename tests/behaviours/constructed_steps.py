@@ -168,7 +168,7 @@ def factored() -> Training:
 
 
 REQUIRED = Refusal(
-    whence.StaleCapture, "requires grad", "the argument is another one once it was captured", of_run=True
+    whence.UnsupportedStep, r"turns requires_grad of args\[0\]", "the caller's tensor would hold a gradient"
 )
 
 

@@ -12,9 +12,11 @@ from torch.utils._pytree import tree_leaves
 import whence
 from tests.behaviours import (
     constructed_games,
+    constructed_hooks,
     constructed_keeping,
     constructed_optimizers,
     constructed_schedules,
+    constructed_trainers,
     constructed_trainings,
 )
 from tests.behaviours.constructed_steps import ConstructedStep, Training
@@ -53,7 +55,7 @@ def one_step(run: Any, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]
 
 TABLES = (
     *(constructed_trainings, constructed_keeping, constructed_schedules),
-    *(constructed_games, constructed_optimizers),
+    *(constructed_games, constructed_hooks, constructed_optimizers, constructed_trainers),
 )
 STEPS = [*dict.fromkeys(row for table in TABLES for row in table.STEPS)]
 

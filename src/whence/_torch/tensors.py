@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from math import inf
 from typing import Any
 
 import torch
@@ -104,8 +105,25 @@ def _counts(tensor: Tensor) -> bool:
 
 
 def share_memory(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors are views of one storage; storages are compared by identity, also without data."""
-    return storage_of(left) == storage_of(right)
+    """Whether two tensors look into the same part of one storage, and one sees what is written to the other.
+
+    Storages are compared by identity, also without data; sparse tensors share none. What lies between the
+    elements of a tensor counts as its own, and all of the storage where sizes are not known.
+    """
+    if left.layout is not torch.strided or right.layout is not torch.strided:
+        return False
+    (begin, end), (other, last) = _reach_of(left), _reach_of(right)
+    return storage_of(left) == storage_of(right) and begin < last and other < end
+
+
+def _reach_of(tensor: Tensor) -> tuple[float, float]:
+    """From which byte of its storage to which a tensor reaches."""
+    numbers: tuple[Any, ...] = (tensor.storage_offset(), *tensor.shape, *tensor.stride())
+    if any(type(number) is not int for number in numbers):
+        return -inf, inf
+    begin, sizes, steps = numbers[0], numbers[1 : 1 + tensor.dim()], numbers[1 + tensor.dim() :]
+    reach = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)) + 1
+    return begin * tensor.itemsize, (begin + (0 if 0 in sizes else reach)) * tensor.itemsize
 
 
 def storage_of(tensor: Tensor) -> int:

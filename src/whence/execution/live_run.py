@@ -1,6 +1,6 @@
 """One run of a program on live state: what it takes, and where it puts what it gives."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.observe.attribute_reads import NOTHING
-from whence._torch.observe.hooks import described
+from whence._torch.observe.hooks import described, gradient_hooks
 from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
 from whence._torch.plain_values import same_objects
 from whence._torch.tensors import storage_of
@@ -142,7 +142,19 @@ class Live:
         hooks = [] if self.optimizer is None else optimizer_hooks(self.optimizer)
         what = f"there are hooks on the optimizer's step: {'; '.join(map(described, hooks))}"
         why = "there were none at capture, and the program does not run them"
-        return [Fault(what, why=why, remedy="remove them")] * bool(hooks)
+        return [Fault(what, why=why, remedy="remove them")] * bool(hooks) + [*self._hooked_gradients()]
+
+    def _hooked_gradients(self) -> Iterator[Fault]:
+        then = {id(self.tensors[name]): hooks for name, hooks in self.step.hooked}
+        for name, tensor in self.tensors.items():
+            wanted = then.get(id(tensor), ())
+            if (now := gradient_hooks(tensor)) != list(wanted):
+                held = [", ".join(hooks) or "none" for hooks in (wanted, now)]
+                yield Fault(
+                    f"the gradient hooks of {name} were {held[0]} at capture, are {held[1]} now",
+                    why="what they did in the capture is part of the program, and a run calls none",
+                    remedy=AGAIN,
+                )
 
     def _row(self, slot: StateSlot | GroupSlot) -> Input:
         return self._rows[slot.input]
@@ -221,11 +233,13 @@ class Live:
 
     def _begun(self, home: StateHome, made: list[tuple[dict[Any, Any], Any]]) -> dict[Any, Any]:
         """The state of a parameter, which the optimizer makes where there is none."""
-        if home.owner in self.tensors:
-            states, tensor = inside(self.optimizer, home.member).state, self.tensors[home.owner]
-            if tensor not in states:
-                made.append((states, tensor))
-        return home.begun(self.optimizer, self.tensors)
+        if home.owner not in self.tensors:
+            return home.begun(self.optimizer, self.tensors)
+        states: Any = inside(self.optimizer, home.member).state if home.member else self._state
+        tensor = self.tensors[home.owner]
+        if tensor not in states:
+            made.append((states, tensor))
+        return states[tensor]  # type: ignore[no-any-return]
 
     def values(self) -> dict[str, Any]:
         """Every input by its name."""
@@ -258,16 +272,17 @@ class Live:
             self._advance({of(row): value for row, value in rows if row.kind is OutputKind.MUTATION})
             for name in self.step.cleared:
                 self.tensors[name].grad = None
+            same = {id(self.tensors[name]) for name in self.step.zeroed}
             for row, value in rows:
                 if row.kind is OutputKind.GRADIENT and value is not None:
-                    self._fill(values[of(row)], new[row.name])
+                    self._fill(values[of(row)], new[row.name], same)
         found |= {row.name: found[str(row.node)] for row, _ in rows if row.kind is OutputKind.EFFECT}
-        for effect in self.step.effects:
-            effect.done(found)
         if self.optimizer is not None:
             note_step(self.optimizer)
         for call in self.step.calls:
             call.done(found)
+        for effect in self.step.effects:  # some put there what a schedule has left
+            effect.done(found)
         result = self.program.result.filled(found)
         loss = self.program.signature.outputs_of(OutputKind.LOSS)
         return (found[str(loss[0].node)], result) if loss else result
@@ -285,9 +300,11 @@ class Live:
             if counted.input in numbers:
                 counted.place.put(numbers[counted.input])
 
-    def _fill(self, tensor: Tensor, gradient: Tensor) -> None:
+    def _fill(self, tensor: Tensor, gradient: Tensor, kept: Set[int]) -> None:
         """`.grad` as eager leaves it: a step says itself what it holds, any other backward adds to it."""
-        if self.program.step is not None or tensor.grad is None:
+        if tensor.grad is not None and id(tensor) in kept:
+            tensor.grad.copy_(gradient)
+        elif self.program.step is not None or tensor.grad is None:
             tensor.grad = gradient
         else:
             tensor.grad.add_(gradient)

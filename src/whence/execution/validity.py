@@ -169,7 +169,8 @@ def _check(
     program: Program, plan: GuardPlan, model: object, inputs: tuple[object, object], memory: Remembered | None
 ) -> Checked:
     args, kwargs = inputs
-    checked = check_model(plan, model, _roots(plan, model), memory, has_backward=program.has_backward)
+    is_joint = program.has_backward and program.step is None  # a step runs hooks on gradients itself
+    checked = check_model(plan, model, _roots(plan, model), memory, has_backward=is_joint)
     if args is None and kwargs is None:
         return checked
     given = () if args is None else args

@@ -32,6 +32,26 @@ class Constant:
     value: Any
 
 
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """In the place of a constant: what somebody else leaves at a place, after all that a program computes.
+
+    Where that is a row of values, `item` says which of them is meant.
+    """
+
+    place: Any
+    item: int | None = None
+
+    def __deepcopy__(self, _known: object) -> "Deferred":
+        """A copy of a program looks at the same place."""
+        return self
+
+    @property
+    def value(self) -> Any:
+        """What is there."""
+        return self.place.now() if self.item is None else self.place.now()[self.item]
+
+
 @dataclass(frozen=True)
 class Absent:
     """A leaf that the program does not compute, because nothing in it uses the value."""
@@ -69,7 +89,9 @@ class Structure:
 def _filled(leaf: Leaf, values: dict[str, Any]) -> Any:
     if isinstance(leaf, Named):
         return values[leaf.name]
-    return leaf.value if isinstance(leaf, Constant) else leaf
+    if isinstance(leaf, Constant):
+        return leaf.value.value if isinstance(leaf.value, Deferred) else leaf.value
+    return leaf
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,7 @@ def _captured(
     example = example_of(subject, given)
     if backward:
         refuse_inference_mode(subject.name)
-        refuse_gradient_hooks(
-            subject,
-            why="the captured backward would contain what they do, and autograd would run them once more",
-            remedy="remove them for the capture and register them again afterwards: the program's modules "
-            "share the parameters, so they fire there as they do in eager",
-        )
+        refuse_gradient_hooks(subject)
     modules = [module for _, module in subject.named_modules()]
     with sharding_put_aside(modules, mode_of(example, subject.state)) as sharded:
         subject = replace(subject) if sharded else subject  # whose parameters are others now

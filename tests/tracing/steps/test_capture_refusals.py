@@ -104,11 +104,6 @@ def with_hook(model: nn.Module, optimizer: Optimizer) -> Step:
     return zero_first(model, optimizer)
 
 
-def with_gradient_hook(model: nn.Module, optimizer: Optimizer) -> Step:
-    next(model.parameters()).register_post_accumulate_grad_hook(lambda _: None)
-    return zero_first(model, optimizer)
-
-
 def with_another(model: nn.Module, optimizer: Optimizer) -> Step:
     return zero_first(model, plain_sgd(model))
 
@@ -206,7 +201,6 @@ REFUSED = [
     Refused(with_schedule, UnsupportedStep, "reads ExponentialLR.last_epoch after it"),
     Refused(counting_variable, UnsupportedStep, "reads losses, and changes it"),
     Refused(with_hook, UnsupportedHook, "hooks on the optimizer's step"),
-    Refused(with_gradient_hook, UnsupportedHook, "between backward"),
     Refused(with_another, UnsupportedStep, "was not given"),
     Refused(with_outside, UnsupportedStep, "not in Sequential"),
     Refused(differentiates_outside, UnsupportedStep, "outside the model gets a gradient"),

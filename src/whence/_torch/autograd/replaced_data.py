@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.tensors import storage_of
+from whence._torch.tensors import share_memory
 
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
@@ -56,9 +56,9 @@ def replaced_inputs(recorder: "Recorder") -> list[tuple[fx.Node, fx.Node]]:
 
 def lies_under_another(recorder: "Recorder", value: Tensor) -> bool:
     """Whether a tensor lies in memory that was put under another one."""
-    memory = storage_of(recorder.stand_in(value))
+    held = recorder.stand_in(value)
     others = (tensor for tensor, _ in recorder.adopted.replaced.values() if tensor is not value)
-    return any(storage_of(recorder.stand_in(tensor)) == memory for tensor in others)
+    return any(share_memory(recorder.stand_in(tensor), held) for tensor in others)
 
 
 def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
@@ -68,15 +68,13 @@ def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
     is_alike = all(getattr(held, fact) == getattr(given, fact) for fact in _FACTS)
     if not is_alike or held.layout is not torch.strided or held.stride() != given.stride():
         return "the data has another shape, dtype or device, or lies in memory otherwise"
-    memory = storage_of(given)
-    if memory != storage_of(held) and memory in _taken(recorder):
+    if not share_memory(given, held) and any(share_memory(given, taken) for taken in _taken(recorder)):
         return "both would lie in one memory from then on, and a program has a value for each"
     return None
 
 
-def _taken(recorder: "Recorder") -> set[int]:
-    """The memory of everything that is there when the model begins, and of what got other data."""
+def _taken(recorder: "Recorder") -> list[Tensor]:
+    """Everything that is there when the model begins, and what got other data."""
     held = [node.meta["val"] for node in _inputs(recorder)]
     held += [recorder.stand_in(tensor) for tensor, _ in recorder.adopted.replaced.values()]
-    tensors = (value for value in held if isinstance(value, Tensor))
-    return {storage_of(tensor) for tensor in tensors if tensor.layout is torch.strided}
+    return [value for value in held if isinstance(value, Tensor)]

@@ -112,8 +112,17 @@ def has_gradient_hooks(tensor: Tensor) -> bool:
 
 def gradient_hooks(tensor: Tensor) -> list[str]:
     """The hooks that see or change the gradient of `tensor`, each with the line where it is defined."""
-    registered = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
-    return [described(hook) for hooks in registered for hook in (hooks or {}).values()]
+    return list(map(described, hooks_on_gradient(tensor)))
+
+
+def hooks_on_gradient(tensor: Tensor) -> tuple[Any, ...]:
+    """The same hooks themselves, in the order in which they run."""
+    return tuple(hook for hooks in hooks_of_leaf(tensor) for hook in hooks.values())
+
+
+def hooks_of_leaf(leaf: Tensor) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Where `leaf` keeps the hooks that run before its gradient is added to `.grad`, and those after it."""
+    return leaf._backward_hooks or {}, getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
 
 
 def described(hook: Any) -> str:

@@ -5,10 +5,11 @@ The user's own code calls `loss.backward()`, `optimizer.step()` and `zero_grad()
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain, repeat
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from torch.optim.optimizer import (
 
 from whence._torch.autograd.nodes import BackwardListener, is_leaf_node, nodes_below, watched
 from whence._torch.observe.attribute_reads import NOTHING
+from whence._torch.observe.hooks import hooks_of_leaf
 from whence._torch.patching import patched
 from whence._torch.sizes.numbers import mathematics_recorded
 
@@ -56,6 +58,9 @@ class StepListener(BackwardListener, Protocol):
 
     def gradient_is_kept(self, leaf: Tensor) -> None:
         """The gradient is in `leaf.grad`."""
+
+    def hooked(self) -> AbstractContextManager[Any]:
+        """A hook on a parameter is called; inside the block it runs."""
 
     def stepping(self, optimizer: Optimizer) -> AbstractContextManager[Any]:
         """The `step` of an optimizer begins; inside the block it runs."""
@@ -133,9 +138,46 @@ def _leaves_watched(nodes: Sequence[Node], listener: StepListener) -> Iterator[N
         for node in nodes:
             if is_leaf_node(node):
                 leaf: Tensor = node.variable  # type: ignore[attr-defined]
+                before, after = hooks_of_leaf(leaf)
+                kept = _told(listener.gradient_is_kept, leaf)
                 hooks.callback(node.register_prehook(_told(listener.gradient_arrives, leaf)).remove)
-                hooks.callback(node.register_hook(_told(listener.gradient_is_kept, leaf)).remove)
+                if not after:
+                    hooks.callback(node.register_hook(kept).remove)
+                hooks.enter_context(_values_replaced(before, _heard(before, listener)))
+                hooks.enter_context(_values_replaced(after, _heard(after, listener, kept)))
         yield
+
+
+@contextmanager
+def _values_replaced(held: dict[int, Any], values: Mapping[int, Any]) -> Iterator[None]:
+    """Other values under the keys of a dictionary, but for those that are taken away inside the block."""
+    before = dict(held)
+    held.update(values)
+    try:
+        yield
+    finally:
+        held.update({key: before[key] for key in held if key in values})
+
+
+def _heard(
+    hooks: Mapping[int, Any], listener: StepListener, first: Callable[..., None] = lambda *_: None
+) -> dict[int, Any]:
+    """Hooks of a leaf that tell when they run; `first` is called before the first of them."""
+    here = threading.get_ident()
+
+    def heard(hook: Callable[..., Any], begin: Callable[..., None]) -> Callable[..., Any]:
+        @wraps(hook)
+        def told(given: Tensor) -> Any:
+            if threading.get_ident() != here:
+                return hook(given)
+            begin()
+            with listener.hooked():
+                return hook(given)
+
+        return told
+
+    begins = chain([first], repeat(lambda *_: None))
+    return {key: heard(hook, begin) for (key, hook), begin in zip(hooks.items(), begins, strict=False)}
 
 
 def _told(tell: Callable[[Tensor], None], leaf: Tensor) -> Any:

@@ -318,7 +318,8 @@ class Recorder(ProxyTorchDispatchMode):
     def watching_functions(self) -> AbstractContextManager[Any]:
         """Look at torch functions also where PyTorch has put that aside, as it does in a backward."""
         modes = _get_current_function_mode_stack()
-        return nullcontext() if any(isinstance(mode, FunctionMode) for mode in modes) else FunctionMode(self)
+        is_watching = any(isinstance(mode, FunctionMode) for mode in modes)
+        return nullcontext() if is_watching else self.function_mode(self)
 
     def recognised(self, value: Any) -> Any:
         """`value` with every tensor the recording has a stand-in for replaced by it."""

@@ -322,7 +322,8 @@ class Step:
     is state that is None, by parameter and key: a first step puts it there. `counted` are numbers around the
     step that it advances, and `effects` what else it puts there. `calls` are those of schedules, in order.
     `graph` is the graph that was captured, as long as no pass has made another one of it. A `second` step is
-    another program than the first, which only the step itself takes.
+    another program than the first, which only the step itself takes. `hooked` are parameters that have hooks
+    on their gradients, each with these in words: what they do is part of the program.
     """
 
     call: Callable[..., Any]
@@ -344,6 +345,12 @@ class Step:
     calls: tuple[HostCall, ...] = ()
     graph: Any = None
     second: bool = False
+    hooked: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def zeroed(self) -> frozenset[str]:
+        """Parameters whose `.grad` it fills with zeros first, so that it stays the same tensor."""
+        return self.with_gradient - {parameter for _, parameter in self.gradients}
 
     @property
     def places(self) -> tuple[HostPlace, ...]:

@@ -2,13 +2,12 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
-import torch
 from torch import Tensor, fx
 
-from whence._torch.tensors import share_memory, storage_of
+from whence._torch.tensors import share_memory
 from whence.errors import Fault, Place, UnsupportedMutation
 from whence.program.node_records import origin_of
-from whence.schema import Phase
+from whence.schema import InputKind, Phase
 from whence.tracing.assembling.signature_rows import GraphValues
 from whence.tracing.recording.run import Recorded
 
@@ -28,9 +27,9 @@ def refuse_tied(recorded: Recorded, in_place: Collection[fx.Node]) -> None:
     """Raise `UnsupportedMutation` for state that is put into the memory of other state, which is written in
     place: from then on eager writes both. State of an optimizer that no step reads may lie anywhere."""
     of_model = {node for _, node in recorded.prepared.state}
-    memory = {node: _memory(node) for node in of_model}
+    memory = {node: node.meta["val"] for node in of_model}
     memory |= {
-        placeholder: _memory(node)
+        placeholder: node.meta.get("val")
         for placeholder, node in recorded.reassigned
         if placeholder in of_model or placeholder.users
     }
@@ -42,16 +41,15 @@ def refuse_tied(recorded: Recorded, in_place: Collection[fx.Node]) -> None:
         )
         for placeholder, _ in recorded.reassigned
         for other, lies in memory.items()
-        if other is not placeholder and lies is not None and lies == memory.get(placeholder)
+        if other is not placeholder and _is_shared(lies, memory.get(placeholder))
         if placeholder in in_place or other in in_place
     ]
     if faults:
         raise UnsupportedMutation.of(faults[:1])
 
 
-def _memory(node: fx.Node) -> int | None:
-    value = node.meta.get("val")
-    return storage_of(value) if isinstance(value, Tensor) and value.layout is torch.strided else None
+def _is_shared(left: object, right: object) -> bool:
+    return isinstance(left, Tensor) and isinstance(right, Tensor) and share_memory(left, right)
 
 
 def _written_again(placeholder: fx.Node, value: fx.Node) -> Iterator[Fault]:
@@ -78,13 +76,21 @@ def _shared(
         yield Fault(
             f"{placeholder.name} is written, and shares its memory with {other.name}",
             why="in a functional graph they are two values, and one would not see the other change",
-            remedy="keep one of them and take the view of it in forward",
+            remedy="keep one of them, and take the view of it where it is used",
         )
 
 
 def _tensors(recorded: Recorded) -> Iterator[tuple[fx.Node, Tensor]]:
+    """Those of the model and around it, gradients of before, and arguments, each with its placeholder."""
+    recorder = recorded.session.recorder
     for row, node in recorded.prepared.state:
         yield node, row.tensor
+    of_step = [node for row, node in recorded.rows if row.kind is InputKind.STEP_STATE]
+    literals = recorded.session.log.literals
+    around = (node for node in recorder.graph.find_nodes(op="placeholder") if node.name in literals)
+    for node in (*of_step, *around):
+        if (tensor := recorder.real_of(node)) is not None:
+            yield node, tensor
     for leaf, node in zip(recorded.prepared.originals, recorded.prepared.nodes, strict=True):
         if isinstance(leaf, Tensor):
             yield node, leaf

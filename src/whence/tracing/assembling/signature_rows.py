@@ -11,6 +11,7 @@ from whence._torch.pytrees import key_segments, spelled, tree_flatten_with_path,
 from whence._torch.sizes.numbers import is_recorded
 from whence._torch.subclasses.wrapper_subclasses import is_composed, plain_parts
 from whence.program import Input, Output, Part, Signature, Whole
+from whence.program.calls import Deferred
 from whence.program.names import state_name
 from whence.schema import InputKind, OutputKind
 from whence.tracing.attribution.wrapper_subclasses import Composed
@@ -156,7 +157,7 @@ def _result_rows(recorded: Recorded, values: GraphValues) -> Iterator[tuple[Outp
     for (path, position), leaf in zip(pairs, recorded.results, strict=True):
         node = values.results[position]
         name = "_".join(["output", *key_segments(path)])
-        constant = None if isinstance(leaf, Tensor) or is_recorded(leaf) else leaf
+        constant = None if isinstance(leaf, Tensor | Deferred) or is_recorded(leaf) else leaf
         held = None if node is None else node.name
         yield (
             Output(

@@ -14,6 +14,7 @@ from torch import fx
 
 from whence._torch.autograd.nodes import GradientKey
 from whence.provenance.places import PROGRAM, accumulation_place
+from whence.schema import Phase
 from whence.tracing.log.log import Log
 
 
@@ -75,7 +76,8 @@ def follow(log: Log, roots: Sequence[tuple[GradientKey | None, fx.Node]], start:
 def _unclaimed(log: Log, start: int, end: int) -> Iterator[fx.Node]:
     """What was recorded between two autograd nodes, but for what hooks computed and what went into `.grad`:
     sums."""
-    return (node for node in log.order[start:end] if log.marks[node].hook is None and node not in log.kept)
+    between = (node for node in log.order[start:end] if log.marks[node].phase is Phase.BACKWARD)
+    return (node for node in between if log.marks[node].hook is None and node not in log.kept)
 
 
 class _Producers:

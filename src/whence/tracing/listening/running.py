@@ -95,6 +95,16 @@ class Running:
         """Another phase begins."""
         self._now.phase = phase
 
+    @contextmanager
+    def in_phase(self, phase: Phase) -> Iterator[None]:
+        """Inside the block another phase runs."""
+        before = self.phase
+        self.enter_phase(phase)
+        try:
+            yield
+        finally:
+            self.enter_phase(before)
+
     def pass_begins(self, keys: Sequence[GradientKey | None]) -> None:
         """A backward begins with gradients at these places."""
         self.enter_phase(Phase.BACKWARD)

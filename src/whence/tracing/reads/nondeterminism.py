@@ -219,5 +219,6 @@ def other_each_time(name: str, line: str | None) -> Fault:
         f"the model calls {name}() while it runs",
         where=Place(line=line),
         why="what it returns is another in every run, and would be a constant of the program",
-        remedy="call it outside of the model, and pass in what it returns; draw with torch's generator",
+        remedy="call it before or after, outside of what is captured, and pass in what it returns if that is "
+        "needed there; draw with torch's generator",
     )

@@ -54,8 +54,17 @@ class Objections:
 
     def distrust(self, reason: str) -> None:
         """Something has happened that shows whether calls are replayed."""
-        if self._reuse.wanted and None not in self._reuse.without:
+        if self._replays:
             self._doubts.append(Doubt(None, reason))
+
+    def give_up(self, reason: str) -> None:
+        """Raise `Doubt` where calls are replayed: from here on, records would not even run."""
+        if self._replays:
+            raise self.remembered(Doubt(None, reason))
+
+    @property
+    def _replays(self) -> bool:
+        return self._reuse.wanted and None not in self._reuse.without
 
     def remembered(self, doubt: Doubt) -> Doubt:
         """A doubt, which is remembered: the model may catch what is raised while it runs."""

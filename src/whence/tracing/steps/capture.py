@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence._torch.observe.hooks import hooks_on_gradient
 from whence._torch.subclasses.wrapper_subclasses import is_composed
-from whence.errors import UnsupportedMutation, UnsupportedStep
+from whence.errors import UnsupportedStep
 from whence.program import Program
 from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
@@ -27,19 +28,17 @@ from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.enclosed_state import begin_scales, scales_of
 from whence.tracing.steps.first_step import StepAssumptions, Unbegun
 from whence.tracing.steps.host.around import HostAssumptions, HostFound
-from whence.tracing.steps.host.memory import memory_of
 from whence.tracing.steps.host.of_model import beside_host, without_host
 from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import record_step
 from whence.tracing.steps.session import GradientRead, RateRead, StepSession
-from whence.tracing.target.eligibility import (
-    refuse_gradient_hooks,
-    refuse_inference_mode,
-    refuse_uninitialised,
-)
+from whence.tracing.target.eligibility import refuse_inference_mode, refuse_uninitialised
 from whence.tracing.target.example import Example, Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding
 from whence.tracing.target.subject import Subject, step_subject
+
+HOOKED = "parameters have gradient hooks, which run between autograd's nodes"
+"""Why calls are not replayed."""
 
 
 def capture_step(
@@ -99,13 +98,10 @@ def _captured(
     refuse_uninitialised(subject)
     begin_scales(subject.call, next((row.tensor.device for row in subject.state), torch.device("cpu")))
     refuse_sharding(subject, differentiates=True)
-    refuse_gradient_hooks(
-        subject,
-        why="what they do in Python would happen once, in the capture, and never again",
-        remedy="remove them, and do in the step what they do, between backward() and optimizer.step()",
-    )
     _refuse_composed(subject, example)
     _refuse_history(example)
+    if any(hooks_on_gradient(row.tensor) for row in subject.state):
+        wish = replace(wish, reuse=wish.reuse.but_for(None, HOOKED))
     recorded = record_step(subject, example, found, interrupts, wish)
     session = recorded.session
     with keeping_what_was_recorded(session):
@@ -113,7 +109,6 @@ def _captured(
         program = finished(example, recorded, gradients).with_changes(step=recorded.step)
         around = {id(row.value) for row in recorded.step.outside}
         _refuse_outside(program, around | {id(tensor) for tensor in scales_of(subject.call)})
-        _refuse_shared(program)
     check(program)
     observed = replace(session.run.reads.observed(), call=subject.roots[0][1])
     places = recorded.step.places
@@ -142,31 +137,6 @@ def _refuse_history(example: Example) -> None:
             why="the backward of the step would go on through what made them, outside of the program",
             remedy="detach them, or compute them in the step",
         )
-
-
-def _refuse_shared(program: Program) -> None:
-    """Raise `UnsupportedMutation` where a tensor around the step, or one of the model's own, is written, and
-    another one lies in its memory: in a program they are two values."""
-    state, rows = program.state, program.signature.outputs_of(OutputKind.MUTATION)
-    written = {str(row.of) for row in rows} & state.keys()
-    around = {row.name for row in program.signature.inputs_of(InputKind.CONSTANT)} & state.keys()
-    in_memory: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        for memory in memory_of([tensor]):
-            in_memory.setdefault(memory, []).append(name)
-    for names in in_memory.values():
-        for name in written.intersection(names):
-            others = names if name in around else around.intersection(names)
-            if other := next((row for row in others if state[row] is not state[name]), None):
-                raise _shared(program.input(name).path, program.input(other).path)
-
-
-def _shared(written: str, other: str) -> UnsupportedMutation:
-    return UnsupportedMutation(
-        f"{written} is written, and {other} lies in its memory",
-        why="in a functional graph they are two values, and one would not see the other change",
-        remedy="keep one of them, and take the view of it in the step",
-    )
 
 
 def _refuse_outside(program: Program, known: Set[int]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ReferenceType
 
 from torch import Tensor, fx
 
@@ -37,14 +38,15 @@ class StepNotes:
     """What is noted of a step: passes of autograd, and what became of gradients.
 
     `before` are gradients that were there when it began, by the identity of the tensor, `taken` those of them
-    that are inputs. `cleared` and
-    `assumed` are parameters whose gradient was taken away, or was absent, before the first one arrived.
+    that are inputs. `cleared` and `assumed` are parameters whose gradient was taken away, or was absent,
+    before the first one arrived.
     `forgotten` says of parameters among the `assumed` how many operations there were when their gradient was
     taken away again, `asked` of which ones Python asked for the gradient before one arrived. `zeroed` are
-    parameters whose gradient of before was filled with zeros. `tracked` are operations after a backward that
-    autograd may go through again. `counting` are the numbers that are inputs, `rates` those of them that are
-    learning rates, `cycled` momenta that a schedule moves, too. `arriving` is how much had been recorded when
-    a gradient arrived last. While the optimizer runs, the step `reads_numbers`. `scheduling` has the calls of
+    the zeros in the place of gradients of before that were filled with them, by parameter. `tracked` are
+    operations after a backward that autograd may go through again. `counting` are the numbers that are
+    inputs, `rates` those of them that are learning rates, `cycled` momenta that a schedule moves, too.
+    `arriving` is how much had been recorded when a gradient arrived last. While the optimizer runs, the step
+    `reads_numbers`. `scheduling` has the calls of
     schedules. The optimizer `begins` where it has no state yet.
     """
 
@@ -61,7 +63,7 @@ class StepNotes:
     arrived: set[int] = field(default_factory=set)
     forgotten: dict[int, int] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
-    zeroed: set[int] = field(default_factory=set)
+    zeroed: dict[int, ReferenceType[Tensor]] = field(default_factory=dict)
     tracked: set[fx.Node] = field(default_factory=set)
     arriving: int = 0
     scheduling: Scheduling = field(default_factory=Scheduling)

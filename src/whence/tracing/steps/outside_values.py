@@ -104,30 +104,34 @@ def _is_unchanged(row: Outside) -> bool:
 
 
 class OutsideReads:
-    """Notes what a step reads that is neither its own, nor an argument, nor the model's."""
+    """Notes what a step reads that is neither its own, nor an argument, nor the model's; `hooks` are
+    functions that its backward calls."""
 
-    def __init__(self, subject: Subject, observer: ReadObserver, enclosed: Enclosed) -> None:
+    def __init__(
+        self, subject: Subject, observer: ReadObserver, enclosed: Enclosed, hooks: Iterable[Any] = ()
+    ) -> None:
         self._enclosed = enclosed
         self._observer = observer
-        self._call = subject.call
+        self._calls = (subject.call, *hooks)
         self._place = Place(None, subject.place.line)
         self._inside = {id(row.tensor) for row in subject.state}
         self._inside |= {id(module) for _, module in subject.named_modules()}
         self._places: dict[int, Outside] = {}
         self._rows: dict[tuple[int, str], Outside] = {}
         self._functions: dict[CodeType, FunctionType] = {}
-        self._packages = {_package(function) for function in functions_of(subject.call)}
+        self._packages = {_package(function) for call in self._calls for function in functions_of(call)}
 
     def begin(self, inputs: Iterable[Tensor]) -> None:
         """Look at the step's variables, and watch what it belongs to, while reads are observed; `inputs` are
         no constants."""
         self._inside |= {id(tensor) for tensor in inputs}
-        for function in (*wrappers_of(self._call), *functions_of(self._call)):
-            self._follow(function)
-        for name, owner in owners_of(self._call):
-            self._look(owner, Outside(name, owner, (), None))
-            if isinstance(owner, nn.Module):
-                self._watch(owner, Outside(name, owner, (), None))
+        for call in self._calls:
+            for function in (*wrappers_of(call), *functions_of(call)):
+                self._follow(function)
+            for name, owner in owners_of(call):
+                self._look(owner, Outside(name, owner, (), None))
+                if isinstance(owner, nn.Module):
+                    self._watch(owner, Outside(name, owner, (), None))
 
     def found(self, place: Place) -> tuple[Outside, ...]:
         """Everything, in the order it was met; raises `UnsupportedStep` for what has changed since."""
@@ -180,7 +184,7 @@ class OutsideReads:
             return
         if _is_iterator(value):
             raise self._taken_from(way)
-        if is_looked_at_whole(value) or issubclass(kind, CONTAINERS):
+        if is_looked_at_whole(value) or issubclass(kind, (*CONTAINERS, SimpleNamespace)):
             self._enclosed.reach(way.path, value)
         if issubclass(kind, (*_PLAIN, Tensor)):
             self._note(value, way)

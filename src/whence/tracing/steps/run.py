@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.autograd.replaced_data import lies_under_another
+from whence._torch.observe.hooks import gradient_hooks, hooks_on_gradient
 from whence._torch.observe.training_steps import engine_code, observed_step
+from whence._torch.pytrees import tree_flatten, tree_unflatten
 from whence._torch.tensors import tensors_restored
-from whence.errors import Place, UnsupportedStep
+from whence.errors import Place, SideEffect, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import (
     EVERYWHERE,
     OWN,
     CycledSlot,
     GroupSlot,
+    Outside,
     Setting,
     StateSlot,
     Step,
@@ -27,7 +30,7 @@ from whence.program.arguments.optimizer_arguments import (
 )
 from whence.program.names import as_name
 from whence.program.signature import Input
-from whence.schema import InputKind
+from whence.schema import InputKind, Phase
 from whence.tracing.log.events import InputNamed
 from whence.tracing.recording.backward import Backward
 from whence.tracing.recording.partial import keeping_what_was_recorded
@@ -59,14 +62,14 @@ from whence.tracing.steps.first_step import (
     refuse_unbegun,
 )
 from whence.tracing.steps.host.around import Around, HostRun
-from whence.tracing.steps.host.memory import memory_of, refuse_alias
+from whence.tracing.steps.host.memory import refuse_alias
 from whence.tracing.steps.optimizer import RATE, OptimizerEntry, Optimizing, optimizer_restored, own_states
 from whence.tracing.steps.outside_values import OutsideReads
-from whence.tracing.steps.session import StepSession, new_step_session
+from whence.tracing.steps.session import GradientRead, StepSession, new_step_session
 from whence.tracing.target.changed_containers import containers_in, refuse_changes
 from whence.tracing.target.eligibility import refuse_kinds
 from whence.tracing.target.example import Example
-from whence.tracing.target.placeholders import Prepared, refuse_own_parameters
+from whence.tracing.target.placeholders import Prepared, refuse_own_parameters, refuse_turned
 from whence.tracing.target.subject import Subject
 
 
@@ -105,7 +108,7 @@ def record_step(
     outside.look_at_modules(type(subject.roots[0][1]).__name__, subject.named_modules())
     session.step.begins = not any(found.pieces())
     host = HostRun(outside, wish.host, session)
-    flags = _flags(subject)
+    flags, hooks = _flags(subject), _hooks(subject)
     undoing.later(outside.way_back())  # gone last: others look at these things when stand-ins are there
 
     def run() -> RecordedStep:
@@ -115,7 +118,8 @@ def record_step(
             own = [*own_states(found.optimizer)]
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
             undoing.later(session.step.scheduling.undo)
-            reads = OutsideReads(subject, session.run.reads.observer, outside)
+            called = [hook for row in hooks for hook in row.value]
+            reads = OutsideReads(subject, session.run.reads.observer, outside, called)
 
             def take() -> _Taken:
                 taken = _taken(session, found, wish)
@@ -124,14 +128,18 @@ def record_step(
                 return replace(taken, rows=rows, twins=tuple(host.twins))
 
             taken, recorded = _run(session, undoing, example, take, reads)
+            if clocks := session.run.reads.reachable.sources.faults():
+                raise SideEffect.of(clocks)  # or the next run would seem to be another step
             session.step.scheduling.finish(fixed_rates=wish.fixed_rates)
             now = _flags(subject)
-            turned = (path for path, flag in flags.items() if now.get(path, flag) is not flag)
+            turned = [path for path, flag in flags.items() if now.get(path, flag) is not flag]
+            turned += [row.path for row in hooks if row.now() != row.value]
             refuse_changed(turned, place, always=True)
+            refuse_turned(example, recorded.prepared, place)
             around, settled = host.settle(place), replace(wish, host=wish.host.settled)
             refuse_changes_of_its_own(own, found, settled, place)
             recorded = _recorded(session, found, settled, taken, recorded, around)
-            step = replace(recorded.step, outside=reads.found(place))
+            step = replace(recorded.step, outside=(*hooks, *reads.found(place)), hooked=_in_words(subject))
             refuse_another_first_step(session, found, wish.operations)
             return replace(recorded, step=step)
 
@@ -143,6 +151,20 @@ def _flags(subject: Subject) -> dict[str, bool]:
     modules = {str(path.child("training")): module.training for path, module in subject.named_modules()}
     rows = (row for row in subject.state if row.is_parameter)
     return modules | {f"{row.paths[0]}.requires_grad": row.tensor.requires_grad for row in rows}
+
+
+def _hooks(subject: Subject) -> list[Outside]:
+    """The hooks that autograd calls when gradients of parameters arrive."""
+    return [
+        Outside(f"the gradient hooks of {row.paths[0]}", row.tensor, (hooks_on_gradient,), hooks)
+        for row in subject.state
+        if (hooks := hooks_on_gradient(row.tensor))
+    ]
+
+
+def _in_words(subject: Subject) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    rows = ((str(row.paths[0]), tuple(gradient_hooks(row.tensor))) for row in subject.state)
+    return tuple((name, words) for name, words in rows if words)
 
 
 def _run(
@@ -164,6 +186,9 @@ def _run(
         active.enter_context(values_deciding(session, example, prepared, begun))
         given = containers_in(prepared.arguments)
         result = run_subject(session, subject, prepared.arguments)
+        if session.step.scheduling.calls:
+            leaves, spec = tree_flatten(result)
+            result = tree_unflatten([*map(session.step.scheduling.deferred, leaves)], spec)
         refuse_changes(subject, given, result)
         recorded = forward_half(session, subject, prepared, result)
         session.replay.check(recorded.result_nodes)
@@ -182,12 +207,12 @@ def _recorded(
     subject, leaves = session.run.subject, _leaves(recorded.prepared)
     counted = _advanced(session, found, taken)
     refuse_unbegun(session, found, taken.before, counted, wish)
-    if not session.step.runs:
+    if not session.step.runs and session.run.running.phase is not Phase.OPTIMIZER:
         raise UnsupportedStep(
-            f"{subject.name} runs no backward",
+            f"{subject.name} runs no backward and no optimizer",
             where=subject.place,
             why="a training step is forward, backward, and what follows",
-            remedy="call loss.backward() in it, or use whence.capture",
+            remedy="call loss.backward() in it, or optimizer.step(); or use whence.capture",
         )
     held = {row.name: getattr(recorded, row.name) for row in fields(recorded)}
     held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken), *around.pairs)
@@ -202,7 +227,7 @@ def _recorded(
 
 def _gradients(session: StepSession) -> Iterator[tuple[Input, fx.Node]]:
     """Inputs for the gradients that parameters have."""
-    memory = memory_of(row.tensor for row in session.run.subject.state)
+    memory = [row.tensor for row in session.run.subject.state]
     for row in session.run.subject.state:
         if row.is_parameter and row.tensor.grad is not None:
             refuse_alias(row.tensor.grad, memory, f"the gradient of {row.paths[0]}")
@@ -408,6 +433,9 @@ def _backward(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) ->
         for tensor, node in leaves
         if (gradient := tensor.grad) is not None and gradient is not session.step.before.get(id(tensor))
     ]
+    for tensor, node in leaves:
+        if (zeros := session.step.zeroed.get(id(tensor))) is not None and tensor.grad is not zeros():
+            raise GradientRead(session.log.inputs[node], session.run.places.here())
     _refuse_one_for_several(session, leaves)
     roots = tuple((seed, seed) for run in session.step.runs for _, seed in run.roots)
     return Backward(

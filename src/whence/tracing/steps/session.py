@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, fx, nn
@@ -78,7 +79,7 @@ class StepCalls(ModuleCalls):
     ) -> Iterator[ObservedCall]:
         if self.run.running.phase is Phase.OPTIMIZER and not self.step.reads_numbers:
             self.run.running.enter_phase(Phase.FORWARD)
-            self.run.objections.distrust(SEVERAL)
+            self.run.objections.give_up(SEVERAL)
         with super()._call(module, args, kwargs) as call:
             yield call
 
@@ -264,7 +265,7 @@ class StepPasses(Passes):
         ]
         self._belated(roots)
         if self.step.runs:
-            self.run.objections.distrust(SEVERAL)
+            self.run.objections.give_up(SEVERAL)
         start = self._seeds_begin([gradient for _, _, gradient in pairs])
         self.running.pass_begins([key for key, *_ in pairs])
         own = tuple((key, gradient) for key, _, gradient in pairs)
@@ -331,7 +332,13 @@ class StepPasses(Passes):
                 continue
             with torch.no_grad():
                 parameter.grad = torch.zeros_like(parameter)
-            self.step.zeroed.add(id(parameter))
+            self.step.zeroed[id(parameter)] = ref(parameter.grad)
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """A hook on a parameter is the step's own code: it may run an optimizer, or write gradients."""
+        with self.running.in_phase(Phase.OPTIMIZER), self.recorder.watching_functions():
+            yield
 
     @contextmanager
     def stepping(self, optimizer: Optimizer) -> Iterator[None]:
@@ -344,13 +351,9 @@ class StepPasses(Passes):
     @contextmanager
     def closing(self) -> Iterator[None]:
         """The optimizer asks for the loss and its gradients: a forward and a backward of the step."""
-        phase = self.running.phase
-        self.running.enter_phase(Phase.OPTIMIZER if self.step.runs else Phase.FORWARD)
-        try:
-            with self.step.optimizing(reads_numbers=False):
-                yield
-        finally:
-            self.running.enter_phase(phase)
+        phase = Phase.OPTIMIZER if self.step.runs else Phase.FORWARD
+        with self.running.in_phase(phase), self.step.optimizing(reads_numbers=False):
+            yield
 
     def scheduling(self, schedule: LRScheduler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A schedule is called, which runs when the step is bound, and not now."""
@@ -418,7 +421,9 @@ def new_step_session(
 
 
 def _is_alike(parameter: Tensor, gradient: Tensor) -> bool:
-    """Whether zeros like the parameter are like the gradient, too."""
+    """Whether zeros like the parameter are like the gradient, too, which is nobody else's memory."""
     if gradient.layout is not torch.strided or gradient.dtype != parameter.dtype:
+        return False
+    if gradient.untyped_storage().nbytes() != gradient.nbytes:
         return False
     return gradient.stride() == torch.empty_like(parameter, device="meta").stride()

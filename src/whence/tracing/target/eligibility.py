@@ -30,7 +30,7 @@ def refuse_kinds(subject: Subject, *, differentiates: bool) -> None:
         _refuse_averaging(subject)
 
 
-def refuse_gradient_hooks(subject: Subject, *, why: str, remedy: str) -> None:
+def refuse_gradient_hooks(subject: Subject) -> None:
     """Raise `UnsupportedHook` for hooks that fire when the gradient of a parameter arrives, naming all."""
     hooked = [
         f"{row.paths[0]} ({', '.join(names)})"
@@ -39,7 +39,10 @@ def refuse_gradient_hooks(subject: Subject, *, why: str, remedy: str) -> None:
     ]
     if hooked:
         raise UnsupportedHook(
-            f"there are gradient hooks on parameters: {'; '.join(hooked)}", why=why, remedy=remedy
+            f"there are gradient hooks on parameters: {'; '.join(hooked)}",
+            why="the captured backward would contain what they do, and autograd would run them once more",
+            remedy="remove them for the capture and register them again afterwards: the program's modules "
+            "share the parameters, so they fire there as they do in eager",
         )
 
 

@@ -19,12 +19,13 @@ from whence.errors import Fault, InputMismatch, InvalidShapes, UnsupportedInput
 from whence.program.arguments.binding import binding_faults
 from whence.program.arguments.convention import argument_parts, names_of, paths_of, whole_paths_of
 from whence.program.arguments.open_sizes import Dimension, Sizes
+from whence.program.calls import Deferred
 from whence.program.signature import Part
 from whence.provenance import Source
 from whence.tracing.target.dynamic_shapes import Asked, asked_sizes
 from whence.tracing.target.subject import Subject
 
-_CONSTANTS = (*PLAIN_IN_WHOLE, enum.Enum, torch.Generator, nn.Module)
+_CONSTANTS = (*PLAIN_IN_WHOLE, enum.Enum, torch.Generator, nn.Module, Deferred)
 
 
 Numbers = tuple[Sizes, Mapping[str, int]]

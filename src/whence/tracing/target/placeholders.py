@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from whence._torch.autograd.nodes import gradient_key
 from whence._torch.pytrees import whole_leaves, with_whole_leaves
 from whence._torch.subclasses.wrapper_subclasses import is_composed, plain_parts
-from whence.errors import Fault, UnsupportedInput
+from whence.errors import Fault, Place, UnsupportedInput, UnsupportedStep
 from whence.tracing.attribution.wrapper_subclasses import Composed
 from whence.tracing.target.example import Example
 from whence.tracing.target.subject import StateTensor, Subject, plain_tensors
@@ -57,6 +57,23 @@ def refuse_own_parameters(subject: Subject, example: Example) -> None:
     ]
     if faults:
         raise UnsupportedInput.of(faults)
+
+
+def refuse_turned(example: Example, prepared: Prepared, place: Place) -> None:
+    """Raise `UnsupportedStep` for arguments that a step lets require a gradient, or no more."""
+    rows = zip(example.paths, prepared.originals, prepared.leaves, strict=True)
+    turned = [
+        path
+        for path, given, leaf in rows
+        if isinstance(given, Tensor) and given.requires_grad is not leaf.requires_grad
+    ]
+    if turned:
+        raise UnsupportedStep(
+            f"the step turns requires_grad of {', '.join(turned)}",
+            where=place,
+            why="it stays turned, and holds a gradient, where the caller has it; a run leaves it alone",
+            remedy="turn that of a copy: x = x.detach().clone().requires_grad_(); or turn it back",
+        )
 
 
 def refuse_returned_parameters(

@@ -28,10 +28,10 @@ from whence.tracing.log.events import InputNamed
 from whence.tracing.recording.run import PutValue
 from whence.tracing.steps.enclosed_state import Enclosed, refuse_changed
 from whence.tracing.steps.host.changes import HostChange, changes_of, is_of_modules, places_in
-from whence.tracing.steps.host.memory import memory_of, refuse_alias, refuse_shared_memory
+from whence.tracing.steps.host.memory import lies_in, refuse_alias, refuse_shared_memory
 from whence.tracing.steps.host.operations import Operations, operations_of
 from whence.tracing.steps.host.schedules import refuse_read_by_schedules
-from whence.tracing.steps.host.stand_ins import Growing, Unread, growing
+from whence.tracing.steps.host.stand_ins import Growing, Later, Unread, growing, left_at
 from whence.tracing.steps.session import StepSession
 
 Key = tuple[int, Any]
@@ -111,7 +111,7 @@ class HostRun:
         """Put inputs and stand-ins where the step will look."""
         for key, place in self._assumed.numbers.items():
             yield self._number(key, place)
-        memory = memory_of(row.tensor for row in self._session.run.subject.state)
+        memory = [row.tensor for row in self._session.run.subject.state]
         for place in self._assumed.tensors.values():
             yield from self._tensors(place, memory)
         for place, _ in self._assumed.replaced.values():
@@ -131,7 +131,7 @@ class HostRun:
         self._inputs[key] = place, node
         return Input(node.name, InputKind.STEP_STATE, place.path, value=value), node
 
-    def _tensors(self, place: HostPlace, memory: set[int]) -> Iterator[tuple[Input, fx.Node]]:
+    def _tensors(self, place: HostPlace, memory: list[Tensor]) -> Iterator[tuple[Input, fx.Node]]:
         """Inputs for a tensor, or those of a container: twins of theirs lie there while the step runs."""
         leaves, spec = tree_flatten(place.now())
         for at, leaf in enumerate(leaves):
@@ -190,6 +190,7 @@ class HostRun:
         then = self._assumed
         numbers, tensors = dict(then.numbers), dict(then.tensors)
         replaced, grown = dict(then.replaced), dict(then.grown)
+        memory = [row.tensor for row in self._session.run.subject.state]
         for row in unknown:
             key = row.place.identity
             if row.appended:
@@ -198,7 +199,9 @@ class HostRun:
                 grown[key] = _Grown(row.place, holders, self._shape(row, place))
             elif row.is_of_numbers and is_number(row.after):
                 numbers[key] = row.place
-            elif _is_of_tensors(row):
+            elif _is_of_tensors(row) and not any(
+                lies_in(leaf, memory) for leaf in tree_flatten(row.before)[0]
+            ):
                 tensors[key] = row.place
             else:
                 replaced[key] = row.place, self._shape(row, place)
@@ -256,7 +259,7 @@ class HostRun:
         for inner, leaf in pairs:
             node = self._session.tensors.held(leaf)
             if node is None:
-                leaves.append(Constant(leaf))
+                leaves.append(Constant(self._session.step.scheduling.deferred(leaf)))
                 continue
             name = f"put_{len(kept)}_{as_name(path)}"
             kept.append(PutValue(name, f"{path}{spelled(inner)}", node))
@@ -302,6 +305,8 @@ def _shape_of(value: Any, path: str, place: Place) -> tuple[TreeSpec, _Shape]:
 
 
 def _kind_of(leaf: Any) -> Any:
+    if type(leaf) is Later:
+        return left_at(leaf)[0]
     if _is_computed(leaf):
         return _NUMBER
     return type(leaf) if isinstance(leaf, Tensor) else leaf
@@ -325,7 +330,7 @@ def _is_given(leaf: object) -> bool:
 
 
 def _is_kept(leaf: object) -> bool:
-    return _is_given(leaf) or type(leaf) in PLAIN
+    return _is_given(leaf) or type(leaf) in (*PLAIN, Later)
 
 
 def _reaches_operators(node: fx.Node) -> bool:

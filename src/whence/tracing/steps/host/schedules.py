@@ -18,8 +18,9 @@ from whence._torch.observe.training_steps import moved_by, schedules_in
 from whence.dependence.snapshots import CONTAINERS, VARIABLE, values_of
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.host_state import HostPlace
+from whence.program.calls import Deferred
 from whence.tracing.steps.enclosed_state import variables_of
-from whence.tracing.steps.host.stand_ins import Unread
+from whence.tracing.steps.host.stand_ins import Later, left_at
 
 _MOVED = ("lr", "betas", "momentum")
 _DEEP = 6
@@ -60,7 +61,27 @@ class Scheduling:
         for place in places:
             if place.key in place.holder:
                 self._ways.append(place.way_back())
-                place.put(Unread(place.path, refuse))
+                held, number = place.now(), len(self.calls)
+                place.put(
+                    [Later(place.path, refuse, Deferred(place, at), number) for at in range(len(held))]
+                    if type(held) is list
+                    else Later(place.path, refuse, Deferred(place), number)
+                )
+
+    def deferred(self, value: Any) -> Any:
+        """What a run leaves in the place of what a schedule moves, if that is the last that does; else the
+        value."""
+        if type(value) is not Later:
+            return value
+        at, left, number = left_at(value)
+        if number != len(self.calls):
+            raise UnsupportedStep(
+                f"the step hands on {at} and calls another schedule after it",
+                where=self.calls[number].place,
+                why="a bound step calls schedules when all else is done, and sees what the last one leaves",
+                remedy="read it when all of them have been called; or call them after the captured step",
+            )
+        return left
 
     def finish(self, *, fixed_rates: bool) -> None:
         """The step is over; raises `UnsupportedStep` where it is of one learning rate only."""

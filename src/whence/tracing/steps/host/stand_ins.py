@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
+from whence._torch.pytrees import tree_flatten
+from whence.program.calls import Deferred
 from whence.tracing.reads.attribute_reads import StandIn
 
 Refuse = Callable[[str], Exception]
@@ -37,8 +39,30 @@ class Unread(StandIn):
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = __bool__ = __len__ = _read
     __iter__ = __contains__ = __getitem__ = __setitem__ = __delitem__ = __call__ = __getattr__ = _read
     __int__ = __float__ = __complex__ = __index__ = __round__ = __str__ = __repr__ = __format__ = _read
-    __array__ = __setattr__ = __delattr__ = __enter__ = __torch_function__ = _read
+    __array__ = __setattr__ = __delattr__ = __enter__ = _read
     __class__ = property(_class_of)
+
+    @classmethod
+    def __torch_function__(cls, _function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _read(next(leaf for leaf in tree_flatten((args, kwargs))[0] if issubclass(type(leaf), Unread)))
+
+
+class Later(Unread):
+    """Stands for what a schedule leaves: it may be handed on, and a run puts there what is left.
+
+    `number` is how many schedules had been called by then.
+    """
+
+    def __init__(self, path: str, refuse: Refuse, left: Deferred, number: int) -> None:
+        super().__init__(path, refuse)
+        object.__setattr__(self, "left", left)
+        object.__setattr__(self, "number", number)
+
+
+def left_at(later: Later) -> tuple[str, Deferred, int]:
+    """Which place it is, what is left there, and after how many calls."""
+    at, left, number = (object.__getattribute__(later, name) for name in ("at", "left", "number"))
+    return at, left, number
 
 
 class _Appended(StandIn):
