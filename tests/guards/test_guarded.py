@@ -103,12 +103,13 @@ def test_raises_for_inputs_of_another_shape() -> None:
 def test_looks_without_a_run() -> None:
     """What a call would find, whatever an earlier look remembers."""
     model, (args, _) = make("llama"), inputs_of("llama")
-    guarded = whence.capture(model, args).guarded(model)
+    program = whence.capture(model, args)
+    guarded = program.guarded(model)
     assert guarded.check(args) == guarded.check(args) == []
     model.get_submodule("model.norm").variance_epsilon = 0.5  # type: ignore[assignment]
     found = guarded.check(args)
     assert found
-    assert found == guarded.program.check(model, args)
+    assert found == program.check(model, args)
 
 
 def test_warns_and_runs_the_model_itself() -> None:

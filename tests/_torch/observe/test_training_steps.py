@@ -52,6 +52,11 @@ class Listener:
         self.told.append(leaf.grad)
 
     @contextmanager
+    def hooked(self) -> Iterator[None]:
+        self.told.append("hooked")
+        yield
+
+    @contextmanager
     def stepping(self, optimizer: Optimizer) -> Iterator[None]:
         self.told.append(type(optimizer))
         yield

@@ -36,7 +36,7 @@ def test_batch_norm_is_laid_out_as_by_the_kernel(layout: str) -> None:
     mode = FakeTensorMode()
     arguments = [mode.from_tensor(a) if isinstance(a, Tensor) else a for a in batch_norm_arguments(x)]
     with mode:
-        corrected = laid_out(target, tuple(arguments), target(*arguments))
+        corrected = laid_out(target, tuple(arguments), {}, target(*arguments))
     assert corrected[0].stride() == real[0].stride()
 
 
@@ -59,7 +59,7 @@ def test_dimension_of_size_one_is_laid_out_as_by_the_kernel(
     fake = (mode := FakeTensorMode()).from_tensor(x)
     with mode:
         result = aten.view.default(fake, list(wanted))
-        corrected = laid_out(aten.view.default, (fake, list(wanted)), result)
+        corrected = laid_out(aten.view.default, (fake, list(wanted)), {}, result)
     assert corrected.stride() == x.view(wanted).stride()
     assert corrected.untyped_storage()._cdata == fake.untyped_storage()._cdata
 
@@ -70,7 +70,7 @@ def test_number_leaves_the_layout(function: OpOverload) -> None:
     x = torch.randn(1, 64, 32).transpose(1, 2).view(1, 32, 8, 8)
     with FakeTensorMode():
         fake = torch.empty_strided(x.shape, x.stride())
-        corrected = laid_out(function, (fake, 2.0), function(fake, 2.0))
+        corrected = laid_out(function, (fake, 2.0), {}, function(fake, 2.0))
     assert corrected.stride() == function(x, 2.0).stride()
 
 
@@ -100,7 +100,7 @@ def test_other_operators_are_left_alone() -> None:
     """An operator without a rule keeps its fake result."""
     result = torch.ones(2)
     assert said_of(aten.mm.default).layout is None
-    assert laid_out(aten.mm.default, (), result) is result
+    assert laid_out(aten.mm.default, (), {}, result) is result
 
 
 class Pyramid(nn.Module):
@@ -129,3 +129,80 @@ def test_a_picture_of_one_pixel_that_is_written(activation: nn.Module, backward:
     assert result.ok, str(result)
     with torch.no_grad():
         assert torch.equal(program.unflatten()(x), model(x))
+
+
+EITHER_WAY = {
+    "one pixel": ((2, 8, 1, 1), (8, 1, 8, 8)),
+    "one pixel, odd": ((2, 8, 1, 1), (8, 1, 1, 8)),
+    "one picture of one pixel": ((1, 8, 1, 1), (1, 1, 1, 1)),
+    "one channel": ((2, 1, 4, 4), (16, 1, 4, 1)),
+    "one row": ((2, 8, 1, 4), (32, 1, 32, 8)),
+    "channels last": ((2, 8, 4, 4), (128, 1, 32, 8)),
+    "one voxel": ((2, 8, 1, 1, 1), (8, 1, 8, 8, 8)),
+}
+ON_PICTURES: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "sum": lambda x: x + x,
+    "sum with a number": lambda x: x + 1,
+    "sum with a contiguous one": lambda x: x + x.new_ones(x.shape),
+    "comparison": lambda x: (x > 0).float(),
+    "mask": lambda x: x.masked_fill(x > 0, 0.0),
+    "choice": lambda x: torch.where(x > 0, x, -x),
+    "other dtype": lambda x: x.double(),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2, mode="nearest"),
+    "nearest of the same size": lambda x: F.interpolate(x, size=x.shape[2:], mode="nearest"),
+    "exactly nearest": lambda x: F.interpolate(x, scale_factor=2, mode="nearest-exact"),
+    "linear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear" if x.dim() == 4 else "trilinear"),
+    "group norm": lambda x: F.group_norm(x, 1),
+    "batch norm": lambda x: F.batch_norm(x, x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])),
+    "layer norm": lambda x: F.layer_norm(x, x.shape[1:]),
+    "pool": lambda x: F.adaptive_avg_pool2d(x, 1) if x.dim() == 4 else F.adaptive_avg_pool3d(x, 1),
+    "roll": lambda x: x.roll(1, 1),
+    "flip": lambda x: x.flip(2),
+    "sort": lambda x: x.sort(1)[0],
+    "softmax": lambda x: x.softmax(1),
+    "triangle": lambda x: x.tril(),
+    "joined": lambda x: torch.cat([x, x], 1),
+    "mean": lambda x: x.mean((2, 3), keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", ON_PICTURES)
+def test_what_could_lie_either_way_lies_as_the_kernel_has_it(name: str) -> None:
+    """Contiguous and channels last at once: whichever it is, later kernels go by it."""
+    function = ON_PICTURES[name]
+    for shape, strides in EITHER_WAY.values():
+        numbers = torch.randn(2 * 8 * 16)
+
+        def placed(x: Tensor, shape: tuple[int, ...] = shape, strides: tuple[int, ...] = strides) -> Tensor:
+            return function(x.as_strided(shape, strides))
+
+        program = whence.capture(placed, (numbers,))
+        (row,) = program.signature.outputs
+        assert row.node is not None
+        assert program.node(row.node).meta["val"].stride() == placed(numbers).stride(), shape
+
+
+class Levels(nn.Module):
+    """A pyramid of features, the finer level added to the coarser one in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.side = nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 1)
+        self.last = nn.Conv2d(64, 64, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        coarse = self.stem(x.transpose(1, 2).reshape(2, 64, 1, 1))
+        level = F.interpolate(coarse, size=(1, 1), mode="nearest")
+        level += self.side(coarse)
+        return self.last(level)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_level_of_one_pixel_that_is_added_to(backward: bool) -> None:
+    """It stays channels last, as resampling has left it."""
+    x, model = torch.randn(2, 1, 64), Levels()
+    program = whence.capture(model, (x,), backward=backward)
+    result = program.verify(model, (x,))
+    assert result.ok, str(result)

@@ -4,7 +4,8 @@ A fake tensor with other strides than the real kernel gives leads the model down
 view in the capture and a copy in eager, or the other way round. Each rule says what the CPU kernel does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,17 +21,18 @@ LayoutRule = Callable[[tuple[Any, ...], Any], Any]
 """From the arguments of a call and the result of its fake kernel to what the real one gives."""
 
 
-def follows(position: int, argument: int) -> LayoutRule:
-    """A result is laid out as an argument is: contiguous, or channels last, never a permutation."""
+def follows(argument: int) -> LayoutRule:
+    """A result, the first of several, is laid out as an argument is: contiguous, or channels last, never a
+    permutation."""
 
     def laid_out(args: tuple[Any, ...], result: Any) -> Any:
-        found = result[position]
-        if not isinstance(found, Tensor):
+        first, *others = result if isinstance(result, tuple) else (result,)
+        if not isinstance(first, Tensor):
             return result
-        expected = torch.empty_like(found, memory_format=suggest_memory_format(args[argument]))
-        if expected.stride() == found.stride():
+        expected = torch.empty_like(first, memory_format=suggest_memory_format(args[argument]))
+        if expected.stride() == first.stride():
             return result
-        return (*result[:position], expected, *result[position + 1 :])
+        return (expected, *others) if isinstance(result, tuple) else expected
 
     return laid_out
 
@@ -51,6 +53,79 @@ def as_on_meta(func: Any) -> LayoutRule:
         return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
 
     return laid_out
+
+
+def as_the_kernel_lays_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """Results where an argument or one of them could be contiguous and channels last at once.
+
+    Fake kernels go by rules of their own there, so the kernel itself runs, on ones.
+    """
+    given = _tensors((*args, *kwargs.values()))
+    found = _tensors((result,))
+    if not any(map(_could_be_either, (*given, *found))) or not _gives_its_own(func):
+        return result
+    is_addressing = any(not (tensor.is_floating_point() or tensor.dtype is torch.bool) for tensor in given)
+    if is_addressing or any(map(has_open_sizes, given)) or not all(map(_is_small, (*given, *found))):
+        return result  # a kernel may trust whole numbers to be addresses
+    try:
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            real = func(*map(_ones, args), **{name: _ones(value) for name, value in kwargs.items()})
+    except _REFUSED:
+        return result
+    return _with_strides_of(real, result)
+
+
+_BY_DATA = frozenset(
+    {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+)
+_LARGE = 1 << 20
+"""Elements from which on a kernel would take its time."""
+
+_REFUSED = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError)
+"""What a kernel raises that cannot be run on ones."""
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    return [
+        part
+        for value in values
+        for part in (value if isinstance(value, list | tuple) else (value,))
+        if isinstance(part, Tensor)
+    ]
+
+
+def _could_be_either(tensor: Tensor) -> bool:
+    """Whether the sizes of a picture leave open how it lies: one channel, or one pixel."""
+    sizes = tensor.shape
+    return len(sizes) in (4, 5) and (sizes[1] == 1 or all(size == 1 for size in sizes[2:]))
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.numel() <= _LARGE
+
+
+@cache
+def _gives_its_own(func: Any) -> bool:
+    """Whether an operator of PyTorch's draws nothing, and gives new tensors whose sizes no data decide."""
+    if func.namespace != "aten" or func._schema.is_mutable or not _BY_DATA.isdisjoint(func.tags):
+        return False
+    return all(each.alias_info is None for each in func._schema.returns)
+
+
+def _ones(given: Any) -> Any:
+    if isinstance(given, list | tuple):
+        return type(given)(map(_ones, given))
+    if not isinstance(given, Tensor):
+        return given
+    return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="cpu").fill_(1)
+
+
+def _with_strides_of(real: Any, result: Any) -> Any:
+    if isinstance(result, list | tuple):
+        return type(result)(map(_with_strides_of, real, result))
+    if not isinstance(result, Tensor) or real.shape != result.shape or real.stride() == result.stride():
+        return result
+    return torch.empty_strided(real.shape, real.stride(), dtype=result.dtype, device=result.device)
 
 
 def is_laid_out_two_ways(tensor: Any) -> bool:

@@ -115,10 +115,12 @@ _SCATTERED = views.scattered(aten.as_strided_scatter.default)
 ROWS: Mapping[OpOverload, Operator] = {
     # Normalisation and noise: they write statistics, or noise, and do so only in training.
     aten.native_batch_norm.default: Operator(
-        writes=(3, 4), training=5, twin=aten._native_batch_norm_legit_functional.default, layout=follows(0, 0)
+        writes=(3, 4), training=5, twin=aten._native_batch_norm_legit_functional.default, layout=follows(0)
     ),
     aten.cudnn_batch_norm.default: Operator(writes=(3, 4), training=5),
-    aten.native_batch_norm_backward.default: Operator(layout=follows(0, 1)),
+    aten.roll.default: Operator(layout=follows(0)),
+    aten.native_channel_shuffle.default: Operator(layout=follows(0)),
+    aten.native_batch_norm_backward.default: Operator(layout=follows(1)),
     aten._native_batch_norm_legit.default: Operator(twin=aten._native_batch_norm_legit_functional.default),
     aten._batch_norm_with_update.default: Operator(twin=aten._batch_norm_with_update_functional.default),
     aten.rrelu_with_noise.default: Operator(training=4, twin=aten.rrelu_with_noise_functional.default),
@@ -190,7 +192,7 @@ ROWS: Mapping[OpOverload, Operator] = {
         getattr(aten, name).vec: Operator(kernel=symbolic_kernels.resampled(operator))
         for name, operator in _named(_RESAMPLED)
     },
-    **{operator: Operator(takes_symbols=True) for _, operator in _named(_RESAMPLED)},
+    **{operator: Operator(takes_symbols=True, layout=follows(0)) for _, operator in _named(_RESAMPLED)},
     aten.dropout.default: Operator(training=2, kernel=symbolic_kernels.dropout),
     aten.lstm.input: Operator(kernel=symbolic_kernels.lstm_in_layers),
     aten.gru.input: Operator(kernel=symbolic_kernels.stepwise(aten.gru.input, gru_cell)),

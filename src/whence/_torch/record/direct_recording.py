@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, snapshot_fake
 
+from whence._torch.operators.fake_layouts import as_the_kernel_lays_out
 from whence._torch.operators.schemas import has_size_of_data, is_composite
 from whence._torch.operators.table import said_of
 from whence._torch.record.annotations import note_function
@@ -24,10 +25,11 @@ def unaliased(result: Any) -> Any:
     return type(result)(parts)
 
 
-def laid_out(func: Any, args: tuple[Any, ...], result: Any) -> Any:
+def laid_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """`result` of a fake kernel with the strides that the real kernel gives, as tensors of their own."""
     rule = said_of(func).layout
-    return unaliased(result if rule is None else rule(args, result))
+    found = result if rule is None else rule(args, result)
+    return unaliased(as_the_kernel_lays_out(func, args, kwargs, found))
 
 
 def _is_first(part: Any, seen: set[int]) -> bool:

@@ -452,7 +452,7 @@ class Recorder(ProxyTorchDispatchMode):
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = None if self.environment is None else rule_on_symbols(func)
         given = rule(func, args, kwargs, self.environment) if rule else func(*args, **kwargs)
-        return laid_out(func, args, given)
+        return laid_out(func, args, kwargs, given)
 
     def track(self, result: Any, node: fx.Node, shown: Any = None) -> None:
         """Let a result be known as the value of a node."""
