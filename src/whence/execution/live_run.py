@@ -16,6 +16,7 @@ from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
 from whence.execution.outside_values import AGAIN, other_values
 from whence.program import Program
+from whence.program.arguments.convention import refuse_overlap
 from whence.program.arguments.host_state import HostNumber
 from whence.program.arguments.optimizer_arguments import (
     OWN,
@@ -29,7 +30,6 @@ from whence.program.arguments.optimizer_arguments import (
     inside,
     put_inside,
 )
-from whence.program.arguments.overlap import refuse_overlap
 from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
 

@@ -9,7 +9,7 @@ from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.plain_values import same_constant
 from whence.errors import Fault
 from whence.program.arguments.optimizer_arguments import Outside
-from whence.program.guards.in_words import InWords
+from whence.program.names import InWords
 
 AGAIN = "capture again"
 _WIDTH = 100

@@ -17,9 +17,9 @@ from whence.guards.memory import Remembered
 from whence.program import Program
 from whence.program.guards.expectations import Entries, Expectation, ExpectedConstant, Items
 from whence.program.guards.guards import Guards
-from whence.program.guards.in_words import NamedOnly
 from whence.program.guards.observed import Left, Observed
 from whence.program.guards.rows import Unguarded, Violation
+from whence.program.names import NamedOnly
 from whence.program.queries.same_operations import same_operations
 from whence.program.state import bound_state
 from whence.schema import OnViolation, OutputKind

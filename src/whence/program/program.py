@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from whence._torch.graphs import nested_graph
 from whence._torch.pytrees import TreeSpec
 from whence.errors import SelectionError
-from whence.program.arguments.asked_modes import AskedMode
 from whence.program.arguments.convention import Convention
+from whence.program.arguments.fitting import AskedMode
 from whence.program.arguments.optimizer_arguments import Step
 from whence.program.calls import Call, Calls, Structure
 from whence.program.guards.guards import Guards
@@ -22,7 +22,7 @@ from whence.program.queries.decisions import DecisionByValue, decisions_in
 from whence.program.queries.draws import Draw, draws_in
 from whence.program.queries.finding import find_input, find_output
 from whence.program.queries.history import PassEntry
-from whence.program.queries.notebook import OpensInNotebook
+from whence.program.queries.plain import OpensInNotebook
 from whence.program.queries.printing import page
 from whence.program.queries.selecting import select
 from whence.program.queries.shapes import Shapes, shapes_of

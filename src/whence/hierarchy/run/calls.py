@@ -34,9 +34,8 @@ from whence.hierarchy.swap.refusal import Refusal
 from whence.hierarchy.swap.state import Replacing, Touched, newcomers, places, refuse_half, touched_of
 from whence.hierarchy.swap.unpreserved import refuse_lost
 from whence.hierarchy.value_shapes import described
-from whence.program.arguments.asked_modes import refuse_other_modes
-from whence.program.arguments.fitting import Misfit, other_autocast
-from whence.program.arguments.overlap import refuse_overlap
+from whence.program.arguments.convention import refuse_overlap
+from whence.program.arguments.fitting import Misfit, other_autocast, refuse_other_modes
 from whence.program.program import Program
 from whence.program.queries.printing import marked
 from whence.provenance import ModulePath

@@ -15,9 +15,8 @@ from whence._torch.operators.schemas import reads_memory
 from whence._torch.pytrees import TreeSpec, tree_flatten
 from whence._torch.record.annotations import said_of
 from whence.errors import Fault, UnsupportedGraph
-from whence.interop.attached.arguments import Arguments, arguments_of
+from whence.interop.attached.arguments import Arguments, arguments_of, open_sizes
 from whence.interop.attached.attribution import Modules, Phases, calls_of, phases_of, write_origins
-from whence.interop.attached.open_sizes import open_sizes
 from whence.interop.attached.roles import GraphWords, Result, Slot, Told, told
 from whence.interop.exported.call_boundaries import with_structures
 from whence.interop.exported.read import functional_form

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import fx
 
-from whence.provenance import ROOT, ModulePath
+from whence._torch.files import TORCH
+from whence.provenance import ROOT, ModulePath, Source
 
 STACK = "nn_module_stack"
 _ROOTS = frozenset({"L['self']", "L__self__", "_export_root", "self", "L['fn']", "L__fn__"})
@@ -195,3 +196,14 @@ def _can_be_counted(segment: str, names: list[str]) -> bool:
 
 def _contradicts(counted: Spelling, raw: str, read: ModulePath | None) -> bool:
     return read is not None and not read.is_within(counted.path(raw))
+
+
+_ENTRY = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+def source_of(node: fx.Node) -> Source | None:
+    """The innermost line that is not PyTorch's own, or else the innermost; None where nothing was kept."""
+    found = _ENTRY.findall(str(node.meta.get("stack_trace") or ""))
+    lines = [Source(file, int(line), function) for file, line, function in found]
+    own = [line for line in lines if not line.file.startswith(TORCH)]
+    return next(reversed(own or lines), None)

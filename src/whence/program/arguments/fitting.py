@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence._torch.autograd.mode_questions import mode_now
 from whence._torch.sizes.exported_sizes import is_open
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic
 from whence._torch.tensors import autocast_in_words
-from whence.errors import CallError
+from whence.errors import CallError, Place
 from whence.program.arguments.open_sizes import SizeRule, Sizes, found_of, shape_of
 from whence.program.arguments.quick_check import LeafConditions, Look, value_at
 from whence.program.calls import Absent
 from whence.program.signature import describe
+from whence.provenance import Source
 
 
 class Misfit(enum.Enum):
@@ -183,3 +185,36 @@ def _of_size(rule: SizeRule, flat: Sequence[Any]) -> ArgumentFault:
     positions = tuple(row.position for row in rule.dimensions)
     words = f"{found}, and must be {rule.words}: {rule.by}"
     return ArgumentFault(Misfit.SIZE, str(rule.dimensions[0]), rule, found, words, positions)
+
+
+@dataclass(frozen=True)
+class AskedMode:
+    """A mode that the model asked for: how it was, and the call and the line that asked."""
+
+    name: str
+    value: bool
+    call: str
+    source: Source | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the mode is now as it was."""
+        return mode_now(self.name) == self.value
+
+
+def refuse_other_modes(asked: Sequence[AskedMode]) -> None:
+    """Raise `CallError` where a mode is not as it was."""
+    for mode in asked:
+        if not mode.holds:
+            raise _other_mode(mode)
+
+
+def _other_mode(asked: AskedMode) -> CallError:
+    was, now = ("on", "off") if asked.value else ("off", "on")
+    return CallError(
+        f"{asked.name} was {was} at capture, and is {now}",
+        where=Place(asked.call, None if asked.source is None else str(asked.source)),
+        why="the model asks for it there, and what it computes then is part of the captured graph",
+        remedy="call it in the mode of the capture; capture again in this mode; or call "
+        'program.guarded(model, on_violation="recapture"), which does so where a mode has changed',
+    )

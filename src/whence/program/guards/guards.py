@@ -8,8 +8,7 @@ from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import Reference
 from whence.program.guards.page import page
 from whence.program.guards.rows import Guard, Holder, Unguarded
-from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import plain_fields
+from whence.program.queries.plain import OpensInNotebook, plain_fields
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -11,7 +11,7 @@ from torch import fx
 
 from whence._torch.operators.schemas import op_name
 from whence._torch.record.annotations import said_of
-from whence.errors import SelectionError
+from whence.errors import Fault, SelectionError
 from whence.program.calls import Call, Calls
 from whence.program.node_records import origin_of
 from whence.program.queries.marks import marked
@@ -21,6 +21,7 @@ from whence.schema import Aspect, InputKind, Phase
 
 if TYPE_CHECKING:
     from whence.program.program import Program
+
 
 SEPARATOR = "::"
 TYPE, KIND = "type=", "kind="
@@ -221,3 +222,21 @@ def near_paths(pattern: str, calls: Calls) -> str:
 def _suggest(wanted: str, candidates: Sequence[str]) -> str:
     close = get_close_matches(wanted, candidates, n=3, cutoff=0.4) or list(candidates[:5])
     return f"there are {', '.join(text or '(root)' for text in close)}"
+
+
+def preserved_calls(calls: Calls, patterns: Sequence[str], entry: int) -> frozenset[int]:
+    """The numbers of the calls whose path fits a pattern, without `entry`, the model itself.
+
+    Raises `SelectionError` naming every pattern that fits no call, and near misses.
+    """
+    found: set[int] = set()
+    faults: list[Fault] = []
+    for text in patterns:
+        pattern = PathPattern.parse(text)
+        fitting = {row.number for row in calls if row.number != entry and pattern.matches(row.site.path)}
+        found |= fitting
+        if not fitting:
+            faults.append(Fault(f"no module that is called fits {text!r}", remedy=near_paths(text, calls)))
+    if faults:
+        raise SelectionError.of(faults)
+    return frozenset(found)

@@ -31,14 +31,14 @@ from whence.program import (
     Whole,
 )
 from whence.program.arguments.convention import repeated_positions
-from whence.program.arguments.preserving import preserved_calls
 from whence.program.calls import Leaf
 from whence.program.node_records import origin_of, set_origin, write_facts
+from whence.program.queries.selecting import preserved_calls
 from whence.provenance import ModulePath
 from whence.rewriting.cut_gradients import cut_gradients
-from whence.rewriting.dead_code import drop_unused, order_placeholders, placeholders_of
 from whence.rewriting.functionalize import Functional
 from whence.rewriting.layouts import inputs_behind
+from whence.rewriting.simplify import drop_unused, order_placeholders, placeholders_of
 from whence.schema import Phase
 from whence.tracing.assembling.leaves import BETWEEN_RESULTS, mark_leaves
 from whence.tracing.assembling.reshapes import decide_again, rule_out_ones
