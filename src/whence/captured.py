@@ -466,7 +466,6 @@ def _captured_at(
     reuse: bool,
     numbers: tuple[tracing.Numbers, ...],
 ) -> Program:
-    """The program where these sizes are numbers."""
     numbered = replace(given, numbers=numbers)
     return _traced(partial(tracing.capture, model, numbered, backward, reuse=reuse))
 

@@ -301,7 +301,6 @@ def _is_as_it_was(row: Setting, now: object) -> bool:
 
 
 def _kind(value: object) -> str:
-    """A tensor, a number, or what else it is."""
     kinds = {float: "a number", int: "a number"}
     return "a tensor" if isinstance(value, Tensor) else kinds.get(type(value), f"a {type(value).__name__}")
 

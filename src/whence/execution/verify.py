@@ -182,7 +182,6 @@ def _reached(program: Program, names: Sequence[str], run: Callable[[Program], Ru
 
 
 def _filled(program: Program, names: Sequence[str], number: float) -> Program:
-    """The program with a number in that memory; where NaN is none, with 0."""
     module = own_copy(program.graph_module)
     for node in [node for node in module.graph.nodes if node.name in names]:
         dtype = node.meta["val"].dtype

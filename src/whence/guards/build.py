@@ -243,7 +243,6 @@ class _Builder:
 
 
 def _table_of(held: Mapping[str, Any], name: str) -> str | None:
-    """The table of a module that has a name."""
     for table in _TABLES:
         if name in held[table]:
             return table

@@ -216,7 +216,6 @@ def _is_immutable(expected: Expectation) -> bool:
 
 
 def _is_tensor(expected: Expectation, walk: Walk) -> bool:
-    """Whether the facts about the tensor itself are all that is expected of it."""
     if not isinstance(expected, ExpectedTensor) or expected.parts or expected.attributes:
         return False
     if expected.facts.strides is None:

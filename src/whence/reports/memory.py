@@ -217,7 +217,6 @@ def _kept(storages: Storages) -> Iterator[Kept]:
 
 
 def _parts(storages: Storages, at: int) -> dict[str, int]:
-    """What is alive at a node, by kind."""
     program = storages.program
     rows = (*program.signature.inputs, *program.signature.attributes)
     kinds = {row.name: _KINDS.get(row.kind, "inputs") for row in rows}

@@ -100,7 +100,6 @@ class Splice:
         return self._computed(size, found)
 
     def _computed(self, size: Any, found: Any) -> fx.Node:
-        """A size that is computed from those of the arguments."""
         known: dict[Any, Any] = {}
         for source, value in self._sizes.items():
             for axis, extent in enumerate(value.shape if isinstance(value, Tensor) else ()):

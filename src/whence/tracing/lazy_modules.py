@@ -67,7 +67,6 @@ class _Initialisation:
         self._session: Session | None = None
 
     def run(self, example: Example, state: list[StateTensor], interrupts: Interrupts) -> None:
-        """Run the model on fake tensors."""
         rehearse(self._subject, example, state, self._observing, interrupts)
 
     def unless_initialised(self, module: nn.Module) -> WayBack:
@@ -88,7 +87,6 @@ class _Initialisation:
     def called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[ObservedCall]:
-        """A module call; a lazy module is initialised in it."""
         session = self._running()
         with session.calls.called(module, args, kwargs) as call:
             if not is_waiting(module):
@@ -99,7 +97,6 @@ class _Initialisation:
                 yield call
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
-        """A submodule was reached."""
         self._running().calls.accessed(parent, name, child)
 
     def _running(self) -> Session:

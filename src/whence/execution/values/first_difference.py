@@ -79,7 +79,6 @@ class _Watcher:
             yield ObservedCall(lambda result: self._note(site, result))
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
-        """A submodule was read."""
         self._names.reached(parent, name, child)
 
     def _note(self, site: CallSite, result: Any) -> None:

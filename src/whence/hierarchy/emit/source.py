@@ -57,7 +57,6 @@ class _BodyWriter:
     origins: dict[int, UserLine | None] = field(default_factory=dict)
 
     def local(self, name: str) -> str:
-        """The variable of a value."""
         if name not in self.locals:
             self.locals[name] = f"v{len(self.locals)}"
         return self.locals[name]

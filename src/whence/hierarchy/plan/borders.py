@@ -77,7 +77,6 @@ class _Router:
             step, call = call, self.layout.parents[phase][call]
 
     def use(self, value: str, user: BodyPart) -> None:
-        """A part reads `value`."""
         phase, call = user.region
         if value in self.layout.state_paths:
             self._read_state(value, user.region)
@@ -89,7 +88,6 @@ class _Router:
             self._across_phases(value, maker.region[1], call)
 
     def give_back(self, value: str) -> None:
-        """The program returns `value`."""
         if value in self.makers:
             phase, call = self.makers[value].region
             self._export(value, phase, call, ROOT_CALL)

@@ -45,7 +45,6 @@ def plan(program: Program, *, flat: bool = False) -> Plan:
 def _orders(
     layout: NodeLayout, parts: Parts, borders: Borders
 ) -> tuple[dict[Region, tuple[str | int, ...]], dict[Region, str]]:
-    """The steps of each region in order, and the calls that have none, with the reason."""
     rank = {phase: ranks(layout, parts, phase) for phase in PHASES}
     orders: dict[Region, tuple[str | int, ...]] = {}
     circles: dict[Region, str] = {}

@@ -259,10 +259,8 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(_ctx: Any, value: Tensor, _tensor: Tensor) -> Tensor:
-        """The number."""
         return value.view_as(value)
 
     @staticmethod
     def backward(_ctx: Any, received: Tensor) -> Any:
-        """The gradient, for the history."""
         return None, received

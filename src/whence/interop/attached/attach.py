@@ -189,7 +189,6 @@ class _Inputs:
         self.rows[node.name] = Input(node.name, InputKind.TANGENT, slot.path, value=node.meta["val"])
 
     def named(self, path: str) -> Input:
-        """The input at a path, or a name of state."""
         return next(row for row in self.rows.values() if path in (row.path, *row.aliases))
 
 

@@ -107,7 +107,17 @@ def _flat(exported: ExportedProgram, rows: Sequence[State]) -> tuple[Flat, list[
         value = known.meta["val"] if known is not None else fake(row.tensor)
         held |= dict.fromkeys((row.name, *row.placeholders), placeholder(graph, row.name, {"val": value}))
     users = [
-        placeholder(graph, spec.arg.name, {"val": _value(old[spec.arg.name], spec.arg)})
+        placeholder(
+            graph,
+            spec.arg.name,
+            {
+                "val": (
+                    spec.arg.value
+                    if isinstance(spec.arg, ConstantArgument)
+                    else old[spec.arg.name].meta["val"]
+                )
+            },
+        )
         for spec in exported.graph_signature.input_specs
         if spec.kind is InputKind.USER_INPUT
     ]
@@ -126,10 +136,6 @@ def _objects(exported: ExportedProgram) -> dict[str, Any]:
     kinds = (InputKind.CUSTOM_OBJ, InputKind.TOKEN)
     specs = (spec for spec in exported.graph_signature.input_specs if spec.kind in kinds)
     return {spec.arg.name: exported.constants.get(spec.target or "") for spec in specs}
-
-
-def _value(node: fx.Node, argument: Any) -> Any:
-    return argument.value if isinstance(argument, ConstantArgument) else node.meta["val"]
 
 
 def _sites(exported: ExportedProgram, flat: Flat, rows: Sequence[State]) -> tuple[Sites, list[Chain]]:

@@ -237,7 +237,7 @@ def read_through_one(flat: Flat, rows: Sequence[State], placeholders: Mapping[st
     In a functional graph two inputs are two values, and neither would see the other change.
     """
     groups = in_one_memory(rows)
-    if not groups or not _writes(flat.graph):
+    if not groups or not any(written_by(node) for node in flat.graph.nodes if node.op == "call_function"):
         return
     for group in groups:
         whole = whole_of(group)
@@ -247,10 +247,6 @@ def read_through_one(flat: Flat, rows: Sequence[State], placeholders: Mapping[st
         for row in group:
             if row is not whole and placeholders[row.name].users:
                 _look_through(flat.graph, placeholders[row.name], placeholders[whole.name], row)
-
-
-def _writes(graph: fx.Graph) -> bool:
-    return any(written_by(node) for node in graph.nodes if node.op == "call_function")
 
 
 def _look_through(graph: fx.Graph, placeholder: fx.Node, whole: fx.Node, row: State) -> None:

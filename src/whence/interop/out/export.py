@@ -251,7 +251,6 @@ def _held(program: Program, *, persistent: bool) -> dict[str, Any]:
 
 
 def _unowned(program: Program, known: Mapping[str, Tensor], *, persistent: bool) -> dict[str, Tensor]:
-    """Tensors that no module holds."""
     rows = [row for row in program.signature.state if row.path not in known]
     return {
         row.path: program.state[row.name]
@@ -313,7 +312,6 @@ def with_metadata(program: Program, node: fx.Node, classes: Mapping[str, str]) -
 
 
 def _stack(program: Program, call: Call, classes: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The calls around a node."""
     rows = [row for row in reversed(program.calls.chain(call)) if row.site.path]
     stack = {ROOT_KEY: ("", classes.get("", program.calls.program.site.type))}
     for row in rows:

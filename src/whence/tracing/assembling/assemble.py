@@ -269,7 +269,6 @@ class _Names(dict[str, Leaf]):
         return default if name in self.present else Absent("nothing in the program uses this value")
 
     def name(self, name: str) -> str | None:
-        """The present name of a recorded one, or None."""
         moved = super().get(name)
         if moved is None:
             return name if name in self.present else None

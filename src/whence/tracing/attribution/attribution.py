@@ -142,7 +142,6 @@ def attribute_rest(log: Log, sites: Sequence[CallSite], gradients: GradientSums,
 
 
 def _seed_end(log: Log, recorded: Recorded) -> int:
-    """The position after the seed of the loss, if there is one."""
     seeds = [tangent for _, tangent in recorded.backward.roots if tangent.op != "placeholder"]
     return log.order.index(seeds[-1]) + 1 if seeds else _backward_start(log)
 

@@ -459,7 +459,6 @@ class _Closing:
 
 
 def _finished(recorder: BranchRecorder, returned: Any) -> fx.GraphModule:
-    """The graph of a function that returns these nodes."""
     graph = recorder.graph
     graph.output(returned)
     drop_unused(
@@ -469,7 +468,6 @@ def _finished(recorder: BranchRecorder, returned: Any) -> fx.GraphModule:
 
 
 def _wanted(operands: Any) -> bool:
-    """Whether a gradient is wanted for one of these."""
     return any(isinstance(value, Tensor) and value.requires_grad for value in tree_flatten(operands)[0])
 
 

@@ -2,8 +2,7 @@
 
 import dis
 from collections.abc import Sequence
-from functools import lru_cache
-from types import CodeType, FrameType
+from types import FrameType
 
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "YIELD_VALUE", "RERAISE"})
 _CONVERTS = frozenset({"COMPARE_OP", "TO_BOOL", "UNARY_NOT"})
@@ -17,7 +16,7 @@ def required(frame: FrameType | None, *, called: bool) -> bool | None:
     """
     if frame is None:
         return None
-    rows = _rows(frame.f_code)
+    rows = list(dis.get_instructions(frame.f_code))
     at = next((n for n, row in enumerate(rows) if row.offset == frame.f_lasti), len(rows))
     passed = _CALLS | _CONVERTS if called else _CONVERTS
     jump = next((n for n in range(at, len(rows)) if rows[n].opname not in passed), None)
@@ -27,11 +26,6 @@ def required(frame: FrameType | None, *, called: bool) -> bool | None:
     negated = any(row.opname == "UNARY_NOT" for row in rows[at:jump])
     going_on = [value != negated for value, start in sides.items() if not _only_raises(rows, start)]
     return going_on[0] if len(going_on) == 1 else None
-
-
-@lru_cache(maxsize=32)
-def _rows(code: CodeType) -> Sequence[dis.Instruction]:
-    return list(dis.get_instructions(code))
 
 
 def _target(rows: Sequence[dis.Instruction], at: int) -> int:

@@ -373,7 +373,6 @@ def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:
 
 
 def _with_parts(tensor: Tensor) -> Iterator[tuple[Sequence[str], Tensor]]:
-    """A tensor, and those that it is made of with how to reach them."""
     yield (), tensor
     yield from plain_parts(tensor)
 
