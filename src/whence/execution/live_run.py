@@ -14,7 +14,7 @@ from whence._torch.observe.training_steps import note_step, optimizer_hooks, own
 from whence._torch.plain_values import same_objects
 from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
-from whence.execution.outside_values import AGAIN, other_values
+from whence.execution.validity import AGAIN, other_values
 from whence.program import Program
 from whence.program.arguments.convention import refuse_overlap
 from whence.program.arguments.host_state import HostNumber

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from whence._torch.graphs import graph_module, nested_graph, placeholder
 from whence._torch.record.recorder import FakeTensor
 from whence.errors import Fault, UsageError
-from whence.program.arguments.variants import with_variants
+from whence.program.arguments.open_sizes import with_variants
 from whence.program.program import Program
 from whence.program.signature import Input
 from whence.schema import STATE_KINDS

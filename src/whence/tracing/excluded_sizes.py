@@ -16,7 +16,7 @@ from whence.program import Program
 from whence.program.arguments.open_sizes import SizeRule, Sizes
 from whence.program.guards.observed import Observed
 from whence.program.queries.same_operations import same_operations
-from whence.tracing.open_numbers import with_open_numbers
+from whence.tracing.decisions import with_open_numbers
 from whence.tracing.target.example import Given, Numbers
 
 Captured = tuple[Program, Observed]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from whence.dependence.asking import Failed, attempt
 from whence.errors import Fault, WhenceError
 from whence.program import Program
-from whence.program.arguments.variants import in_words
+from whence.program.arguments.open_sizes import in_words
 from whence.tracing.excluded_sizes import excluded_sizes
 from whence.tracing.target.example import Numbers
 

@@ -8,7 +8,7 @@ from whence.program.replay import known_of
 from whence.rewriting.functionalize import functionalize
 from whence.tracing.assembling.assemble import assemble
 from whence.tracing.assembling.size_rules import with_sizes
-from whence.tracing.attribution.branch_origins import attribute_branches
+from whence.tracing.attribution.attribution import attribute_branches
 from whence.tracing.attribution.gradient_edges import GradientSums
 from whence.tracing.recording.run import Recorded
 from whence.tracing.replay.records.expand import expand

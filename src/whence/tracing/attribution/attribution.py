@@ -9,13 +9,15 @@ holds a gradient.
 
 from collections.abc import Mapping, Sequence
 
-from torch import fx
+from torch import fx, nn
 from torch.autograd.graph import Node
 
 from whence._torch.autograd.nodes import is_custom_function, nodes_below, sequence_number
-from whence._torch.operators.schemas import brings_derivative
+from whence._torch.graphs import nested_graph
+from whence._torch.higher_order.function_graphs import stop_playing
+from whence._torch.operators.schemas import HigherOrderOperator, brings_derivative
 from whence._torch.record.annotations import annotate_like
-from whence.program.node_records import set_origin
+from whence.program.node_records import has_origin, origin_of, set_origin
 from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase, Quality
@@ -149,3 +151,27 @@ def _seed_end(log: Log, recorded: Recorded) -> int:
 def _backward_start(log: Log) -> int:
     backward = (index for index, node in enumerate(log.order) if log.marks[node].phase is Phase.BACKWARD)
     return next(backward, len(log.order))
+
+
+def attribute_branches(graph: fx.Graph, nested: nn.Module) -> None:
+    """Give what functions compute to the call that runs the operator, with an origin where it has none."""
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, HigherOrderOperator):
+            continue
+        origin = origin_of(node)
+        for reader in node.all_input_nodes:
+            if (inner := nested_graph(reader, nested)) is not None:
+                set_origin(reader, origin)
+                stop_playing(inner)
+                _attribute_inside(inner.graph, origin)
+                attribute_branches(inner.graph, inner)
+
+
+def _attribute_inside(graph: fx.Graph, of: Origin) -> None:
+    for node in graph.nodes:
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        if has_origin(node) and origin_of(node).phase is of.phase:
+            set_origin(node, origin_of(node)._replace(place=of.place))
+        else:
+            set_origin(node, of._replace(quality=Quality.INFERRED))

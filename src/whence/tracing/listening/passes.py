@@ -9,7 +9,7 @@ from torch.autograd.graph import Node
 from whence._torch.autograd.derivatives import as_eager_takes_it
 from whence._torch.autograd.nodes import keys_out
 from whence._torch.record.recorder import Recorder
-from whence.tracing.attribution.own_gradients import as_own_nodes
+from whence.tracing.attribution.gradient_edges import as_own_nodes
 from whence.tracing.attribution.wrapper_subclasses import in_parts
 from whence.tracing.listening.running import Running
 from whence.tracing.log.events import Stepped

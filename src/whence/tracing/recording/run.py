@@ -21,8 +21,7 @@ from whence._torch.higher_order.function_graphs import functions_traced, operato
 from whence._torch.observe.attribute_reads import ReadListener
 from whence._torch.observe.checkpoints import observed_checkpoints
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
-from whence._torch.observe.module_calls import CallObserver, observed_modules
-from whence._torch.observe.module_writes import observed_writes
+from whence._torch.observe.module_calls import CallObserver, observed_modules, observed_writes
 from whence._torch.patching import patches_undone
 from whence._torch.pytrees import TreeSpec, tree_flatten, whole_leaves
 from whence._torch.record.recorder import FakeTensorMode
