@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from whence._torch.observe.compile_flags import constant_to_tracers
 from whence.errors import CallError
 from whence.hierarchy.plan.plan import Plan
-from whence.program.copying import refuse_pickling
+from whence.program.state import refuse_pickling
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:

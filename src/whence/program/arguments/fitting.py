@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence._torch.autograd.mode_questions import mode_now
+from whence._torch.autograd.grad_modes import mode_now
 from whence._torch.sizes.exported_sizes import is_open
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic
 from whence._torch.tensors import autocast_in_words

@@ -15,9 +15,8 @@ from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
 from whence.tracing.answers import Answers, with_eager_answers
-from whence.tracing.assembling.finish import finished
+from whence.tracing.assembling.assemble import finished
 from whence.tracing.decisions import DECIDES, with_decisions
-from whence.tracing.excluded_sizes import captured_for_sizes
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.reuse import Reuse
@@ -40,6 +39,7 @@ from whence.tracing.target.eligibility import (
 from whence.tracing.target.example import Example, Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding
 from whence.tracing.target.subject import Subject, step_subject
+from whence.tracing.variants import captured_for_sizes
 
 
 def capture_step(
