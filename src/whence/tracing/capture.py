@@ -25,7 +25,7 @@ from whence.tracing.recording.session import Session
 from whence.tracing.replay.objections import CompositeOpened, Doubt
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
-from whence.tracing.sandbox.interrupts import Interrupts
+from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_inference_mode
 from whence.tracing.target.elsewhere import moved
 from whence.tracing.target.example import Given, example_of

@@ -27,9 +27,8 @@ from whence.errors import DataDependent
 from whence.provenance import ModulePath
 from whence.tracing.recording.run import rehearse
 from whence.tracing.recording.session import Session
-from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.module_snapshot import kept_of, way_back
-from whence.tracing.sandbox.undo import Undoing, WayBack
+from whence.tracing.sandbox.undo import Interrupts, Undoing, WayBack
 from whence.tracing.target.example import Example
 from whence.tracing.target.subject import StateTensor, Subject, subject_of
 

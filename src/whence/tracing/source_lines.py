@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from whence._torch.autograd.grad_modes import is_given_back
+from whence._torch.autograd.mode_questions import is_given_back
 from whence._torch.files import ALGEBRA, TORCH, WHENCE, is_standard_library
 from whence._torch.observe.hooks import CALL_OF_MODULE, calls_a_hook
 from whence.provenance import Source
@@ -22,7 +22,7 @@ _COMPILER = f"{Path(torch.__file__).parent / 'compiler'}{os.sep}"
 _ANSWERING = frozenset(
     str(Path(WHENCE, place))
     for place in (
-        *("_torch/autograd/grad_modes.py", "_torch/observe/compile_flags.py"),
+        *("_torch/autograd/mode_questions.py", "_torch/observe/compile_flags.py"),
         *("_torch/record/function_mode.py", "_torch/record/step_recorder.py"),
         *("_torch/function_tracer.py", "tracing/listening/model_acts.py", "tracing/answers.py"),
     )

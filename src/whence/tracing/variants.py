@@ -1,4 +1,4 @@
-"""Single sizes that a branch excludes: rules that nobody needs go, others get a variant, a program of its own."""
+"""Single sizes that a branch excludes: a rule that nobody needs goes, for others there is a variant."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

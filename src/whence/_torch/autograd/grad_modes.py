@@ -1,22 +1,18 @@
-"""Follow what a model does to the grad mode on one thread, and what it asks about its modes.
+"""Follow what a model does to the grad mode on one thread, also where that is off already.
 
 Where a capture runs without gradients, `torch.is_grad_enabled()` says nothing about what the model wants: its
 `no_grad` changes nothing. The contexts are classes of Python's, which are looked at when they are entered.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from dis import get_instructions
-from types import FrameType, MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import overrides
 
-from whence._torch.autograd.switches import READ
 from whence._torch.patching import patched
 
 _CONTEXTS: dict[type, Callable[[Any], bool]] = {
@@ -96,70 +92,3 @@ def observed_grad_modes(modes: GradModes) -> Iterator[None]:
         decorates = modes.ends(torch.set_grad_enabled, "__call__")
         patches.enter_context(patched(torch.set_grad_enabled, "__call__", decorates))
         yield
-
-
-GRAD, INFERENCE = "grad mode", "inference mode"
-_QUESTIONS = MappingProxyType({GRAD: "is_grad_enabled", INFERENCE: "is_inference_mode_enabled"})
-_LOOKERS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-
-Pair = tuple[Any, Any]
-"""A function of torch's, and what is put in its place."""
-
-
-def mode_now(name: str) -> bool:
-    """How a mode is that code may ask for."""
-    return bool(READ[name][0]())
-
-
-@contextmanager
-def answered_questions(
-    asked: Callable[[str], None], counts: Callable[[], bool], unwatched: Callable[[], Any]
-) -> Iterator[Sequence[Pair]]:
-    """Tell of every mode that this thread asks for inside the block.
-
-    These are functions of torch's that no function mode sees. Whether somebody looks at torch functions is a
-    question, too: PyTorch's modules take a slower way where the answer is yes, and a recording looks. Where
-    it `counts` who asks, those who look are left out of the answer, by `unwatched`. Gives what was replaced,
-    for names that files have for it.
-    """
-    here = threading.get_ident()
-
-    def question(mode: str, function: Callable[[], bool]) -> Callable[[], bool]:
-        def answer() -> bool:
-            if threading.get_ident() == here:
-                asked(mode)
-            return function()
-
-        return answer
-
-    def looker(function: Callable[..., bool]) -> Callable[..., bool]:
-        def answer(*args: Any) -> bool:
-            if threading.get_ident() != here or not counts():
-                return function(*args)
-            with unwatched():
-                return function(*args)
-
-        return answer
-
-    held: list[tuple[Any, str, Callable[..., Any]]] = [
-        *((torch, name, question(mode, getattr(torch, name))) for mode, name in _QUESTIONS.items()),
-        *((overrides, name, looker(getattr(overrides, name))) for name in _LOOKERS),
-    ]
-    pairs = [(getattr(owner, name), answer) for owner, name, answer in held]
-    with ExitStack() as patches:
-        for owner, name, answer in held:
-            patches.enter_context(patched(owner, name, answer))
-        yield pairs
-
-
-def is_given_back(frame: FrameType) -> bool:
-    """Whether code that calls for the grad mode does nothing with the answer but set that mode again."""
-    if "set_grad_enabled" not in frame.f_code.co_names:
-        return False
-    rows = [row for row in get_instructions(frame.f_code) if row.opname not in ("PRECALL", "NOP")]
-    at = max(at for at, row in enumerate(rows) if row.offset <= frame.f_lasti)  # a call has room behind it
-    if not rows[at].opname.startswith("CALL"):
-        return False
-    then = rows[at + 1]
-    is_argument = then.opname.startswith("CALL") and then.arg == 1
-    return is_argument and any(row.argval == "set_grad_enabled" for row in rows[max(0, at - 9) : at])

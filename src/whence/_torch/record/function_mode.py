@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 
-from whence._torch.autograd.grad_modes import INFERENCE
+from whence._torch.autograd.mode_questions import INFERENCE
 from whence._torch.autograd.nodes import below_autograd
 from whence._torch.autograd.replaced_data import replace_data
 from whence._torch.deciding.packed_rows import with_known_rows

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
-from whence._torch.autograd.grad_modes import mode_now
+from whence._torch.autograd.mode_questions import mode_now
 from whence._torch.observe.compile_flags import constant_to_tracers
 from whence._torch.pytrees import KeyPath, TreeSpec, tree_flatten, tree_flatten_with_path
 from whence._torch.sizes.exported_sizes import order_of
@@ -26,7 +26,7 @@ from whence.hierarchy.swap.state import places
 from whence.hierarchy.swap.unpreserved import Unpreserved, in_place_of, name_of_repeated
 from whence.program import Convention
 from whence.program.arguments.binding import CallSpelling, spelling_of
-from whence.program.arguments.quick_check import Look
+from whence.program.arguments.fitting import Look
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from whence.hierarchy.plan.facts import PHASES, NodeLayout
-from whence.hierarchy.plan.parts import BodyPart, Parts
+from whence.hierarchy.plan.facts import PHASES, BodyPart, NodeLayout, Parts
 from whence.hierarchy.plan.plan import ROOT_CALL, Region, pack_of
 from whence.provenance import ModulePath
 from whence.schema import Phase

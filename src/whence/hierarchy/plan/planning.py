@@ -6,8 +6,7 @@ from typing import TypeVar
 
 from whence.hierarchy.plan.borders import Borders, trace_borders
 from whence.hierarchy.plan.equal_calls import CallPlans
-from whence.hierarchy.plan.facts import PHASES, NodeLayout, layout_of
-from whence.hierarchy.plan.parts import Parts, parts_of
+from whence.hierarchy.plan.facts import PHASES, NodeLayout, Parts, layout_of, parts_of
 from whence.hierarchy.plan.plan import ROOT_CALL, Body, CallPlan, Flattened, Plan, Region
 from whence.program import Program
 from whence.schema import Phase

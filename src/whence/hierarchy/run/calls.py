@@ -16,9 +16,8 @@ from whence._torch.subclasses.fully_sharded import whole
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients
 from whence._torch.tensors import autocast_state, without_autocast
 from whence.errors import CallError
-from whence.hierarchy.emit.for_interpreter import interpreted
 from whence.hierarchy.emit.generated_call import GeneratedCall, carries_gradient, generated_call
-from whence.hierarchy.emit.graphs import as_graph
+from whence.hierarchy.emit.graphs import as_graph, interpreted
 from whence.hierarchy.emit.source import FunctionSource, write
 from whence.hierarchy.emit.traced_calls import Alone, alone, on_proxies, plain_body, plain_call
 from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region

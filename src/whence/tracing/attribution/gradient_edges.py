@@ -12,7 +12,8 @@ from itertools import repeat, zip_longest
 import torch
 from torch import Tensor, fx, is_grad_enabled
 
-from whence._torch.autograd.grad_modes import INFERENCE, GradModes, mode_now
+from whence._torch.autograd.grad_modes import GradModes
+from whence._torch.autograd.mode_questions import INFERENCE, mode_now
 from whence._torch.autograd.nodes import GradientKey, inside_custom_function
 from whence._torch.record.recorder import Recorder
 from whence._torch.subclasses.wrapper_subclasses import is_composed

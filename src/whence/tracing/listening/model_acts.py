@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence._torch.autograd.grad_modes import GRAD, mode_now
+from whence._torch.autograd.mode_questions import GRAD, mode_now
 from whence._torch.record.recorder import Recorder
 from whence.errors import CaptureError, Place, UnsupportedMutation
 from whence.program import AskedMode

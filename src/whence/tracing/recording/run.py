@@ -42,7 +42,6 @@ from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.session import Session, new_session
 from whence.tracing.replay.records.rehearsal import rehearsed
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.leftovers import RunValues
 from whence.tracing.sandbox.module_snapshot import (
     Lines,
@@ -52,7 +51,7 @@ from whence.tracing.sandbox.module_snapshot import (
     way_back,
 )
 from whence.tracing.sandbox.side_effects import SideEffects
-from whence.tracing.sandbox.undo import Undoing
+from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.source_lines import SourceFinder, beginning_of
 from whence.tracing.target.changed_containers import containers_in, refuse_changes
 from whence.tracing.target.eligibility import refuse_kinds

@@ -10,7 +10,7 @@ from weakref import ref
 
 from torch import Tensor
 
-from whence._torch.autograd.grad_modes import Pair, answered_questions
+from whence._torch.autograd.mode_questions import Pair, answered_questions
 from whence._torch.deciding.decider import Decider
 from whence._torch.higher_order.function_graphs import functions_unwatched
 from whence._torch.observe.generators import (

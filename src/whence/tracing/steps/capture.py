@@ -21,7 +21,7 @@ from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
-from whence.tracing.sandbox.interrupts import Interrupts
+from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.enclosed_state import begin_scales, scales_of
 from whence.tracing.steps.first_step import StepAssumptions, Unbegun

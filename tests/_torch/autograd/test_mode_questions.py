@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import overrides
 
-from whence._torch.autograd.grad_modes import GRAD, INFERENCE, answered_questions, mode_now
+from whence._torch.autograd.mode_questions import GRAD, INFERENCE, answered_questions, mode_now
 from whence._torch.higher_order.function_graphs import functions_unwatched
 
 
