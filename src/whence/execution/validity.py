@@ -33,6 +33,8 @@ from whence.tracing.sandbox.leftovers import probed
 from whence.tracing.target.subject import subject_of, tensors_by_name
 
 Capture = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Program]
+AGAIN = "capture again"
+_WIDTH = 100
 
 
 def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[Program, Observed]]) -> Guards:
@@ -222,10 +224,6 @@ def _checked(
 def _module(model: Any, current: Program) -> Callable[..., Any]:
     state = bound_state(current, tensors_by_name(subject_of(model)))
     return hierarchy.flat_module(current.with_changes(state=state, variants=()))
-
-
-AGAIN = "capture again"
-_WIDTH = 100
 
 
 def other_values(rows: Iterable[Outside]) -> list[Fault]:

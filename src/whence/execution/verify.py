@@ -29,6 +29,8 @@ from whence.tracing.answers import told_to
 from whence.tracing.target.eligibility import refuse_uninitialised
 from whence.tracing.target.subject import subject_of, tensors_by_name
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -163,11 +165,12 @@ def _summary(kind: str, rows: Sequence[Comparison]) -> str:
     return f"{kind:<10} {equal} of {len(rows)} bitwise equal"
 
 
-aten = torch.ops.aten
-
-
 def uninitialised_reads(program: Program, run: Callable[[Program], Run]) -> tuple[str, ...]:
-    """Where a program takes memory that is read before it is written, and what that reaches."""
+    """Where a program takes memory that is read before it is written, and what that reaches.
+
+    Whether all of it is written first, piece by piece, no graph says. So the program is run with one number
+    in that memory, and with another.
+    """
     names = [node.name for node in program.graph.nodes if said_of(node.target).gives_memory and node.users]
     if not names or not _reached(program, names, run):
         return ()

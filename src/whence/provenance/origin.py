@@ -11,6 +11,7 @@ GENERATED_FILE = "<whence>"
 """The file name of code that whence writes for captured bodies."""
 GENERATED_LINES = "whence_lines"
 """The global name under which such code carries the user's line behind each of its own."""
+_LATEST = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,6 @@ class Origin(NamedTuple):
         return " · ".join(parts)
 
 
-_LATEST = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 Around = Callable[[Sequence[CallSite | None]], CallSite | None]
 """The innermost call around several; None is the program."""
 

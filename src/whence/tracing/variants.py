@@ -19,6 +19,11 @@ from whence.tracing.target.example import Given, Numbers
 P = TypeVar("P", bound=Program)
 _MOST = 16
 """A model that branches by more sizes than this is left with its rules, and a warning says so."""
+Captured = tuple[Program, Observed]
+_FEW = 2
+"""A branch that excludes more sizes than this is about ranges, and is left alone."""
+_LARGEST = 4096
+"""Further up no excluded size is looked for."""
 
 
 def variant_faults(variants: object, dynamic_shapes: object, strict: bool) -> list[Fault]:
@@ -87,13 +92,8 @@ def _captured(at: _Excluded, again: Callable[[tuple[Numbers, ...]], P]) -> P | N
     return None
 
 
-Captured = tuple[Program, Observed]
 Again = Callable[[Numbers], Captured]
 """Captures once more, with these numbers."""
-_FEW = 2
-"""A branch that excludes more sizes than this is about ranges, and is left alone."""
-_LARGEST = 4096
-"""Further up no excluded size is looked for."""
 
 
 def captured_for_sizes(given: Given, capture: Callable[[Given], Captured]) -> Captured:

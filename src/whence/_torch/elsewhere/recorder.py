@@ -27,6 +27,8 @@ _aten = torch.ops.aten
 OF_THE_DEVICE = (_aten.silu_backward, _aten.mish_backward, _aten._fused_rms_norm)
 """Operators with a kernel on the device, which a PyTorch without that device would take apart."""
 _MOVE = torch.ops.aten._to_copy.default
+_TENSOR: Any = Tensor
+Answer = Callable[..., Any]
 
 
 class ElsewhereFunctionMode(FunctionMode):
@@ -142,9 +144,6 @@ def recorder_for(
     return recorder
 
 
-_TENSOR: Any = Tensor
-
-
 def _is(kind: str, _elsewhere: Elsewhere, tensor: Tensor) -> bool:
     return tensor.device.type == kind
 
@@ -180,7 +179,6 @@ def _is_number_of(elsewhere: Elsewhere, device: Any) -> bool:
     return device == elsewhere.device.index if isinstance(device, int) else elsewhere.is_here(device)
 
 
-Answer = Callable[..., Any]
 ANSWERS: Mapping[Any, Answer] = {
     _TENSOR.is_cuda.__get__: partial(_is, "cuda"),
     _TENSOR.is_cpu.__get__: partial(_is, "cpu"),

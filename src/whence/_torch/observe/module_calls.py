@@ -19,6 +19,13 @@ from whence._torch.function_tracer import Untold, untold
 from whence._torch.observe.wrappers import call_through, inner_module
 from whence._torch.patching import patched
 
+_REGISTERING = (
+    "register_forward_pre_hook",
+    "register_forward_hook",
+    "register_full_backward_pre_hook",
+    "register_full_backward_hook",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ObservedCall:
@@ -170,14 +177,6 @@ class _Items(ItemsView[str, Any]):
 
     def __reversed__(self) -> Iterator[tuple[str, Any]]:
         return zip(tuple(reversed(self._held)), reversed(self._values), strict=True)
-
-
-_REGISTERING = (
-    "register_forward_pre_hook",
-    "register_forward_hook",
-    "register_full_backward_pre_hook",
-    "register_full_backward_hook",
-)
 
 
 class WriteObserver(Protocol):

@@ -29,6 +29,9 @@ Weights = Sequence[Tensor | None]
 """Of the inputs and of the hidden state, then the biases of both, None where there are none."""
 Cell = Callable[[Tensor, Any, Weights], Any]
 """The next state, from what the inputs' weights made of a step and from the state before."""
+_INPUT_SIZE = 2
+SymbolRule = Callable[[Any, tuple[Any, ...], dict[str, Any], "SizeEnvironment | None"], Any]
+"""What an operator gives on arguments with open sizes; the choice of a real kernel decides nothing."""
 
 
 def gru_cell(step: Tensor, hidden: Tensor, weights: Weights) -> Tensor:
@@ -227,11 +230,6 @@ def stepwise(operator: Any, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
         return recurrent(cell, inputs, *rest)
 
     return kernel
-
-
-_INPUT_SIZE = 2
-SymbolRule = Callable[[Any, tuple[Any, ...], dict[str, Any], "SizeEnvironment | None"], Any]
-"""What an operator gives on arguments with open sizes; the choice of a real kernel decides nothing."""
 
 
 def convolution(tensor: int, weight: int, transposed: int, groups: int) -> SymbolRule:

@@ -22,7 +22,7 @@ from whence.hierarchy.emit.source import FunctionSource, write
 from whence.hierarchy.emit.traced_calls import Alone, alone, on_proxies, plain_body, plain_call
 from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region
 from whence.hierarchy.plan.planning import plan as plan_of
-from whence.hierarchy.run.differentiable import Differentiation, laid_out, run_differentiably
+from whence.hierarchy.run.differentiable import CapturedFunction, Differentiation, laid_out
 from whence.hierarchy.run.differentiated_state import HeldTensors
 from whence.hierarchy.run.gradient_pieces import GradientPieces, pieces_of
 from whence.hierarchy.run.inner_calls import ChildCall, child_call
@@ -318,7 +318,9 @@ class CallBody(_OfThisProcess):
         half = Half.IN_PIECES if inside or replacing.modules else Half.BACKWARD
         watched = tuple(held.watched(module, parameters))
         run = Differentiation(self, module, self.call_plan, gradients, watched, half, own, tied)
-        outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
+        outputs = dict(
+            zip(names, CapturedFunction.apply(run, *map(whole, parameters), *inputs, *run.new), strict=True)
+        )
         return self._unreached_refused(interface, gradients, outputs)
 
     @cached_property

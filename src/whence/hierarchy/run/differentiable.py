@@ -51,15 +51,8 @@ class Differentiation:
         return (*(name for name, _ in self.gradients.parameters), *self.plan.forward.inputs)
 
 
-def run_differentiably(
-    run: Differentiation, parameters: Sequence[Tensor], values: Sequence[Any]
-) -> tuple[Any, ...]:
-    """The outputs of the body, connected to `parameters` and `values` through the captured backward."""
-    return CapturedFunction.apply(run, *parameters, *values, *run.new)  # type: ignore[no-any-return]
-
-
 class CapturedFunction(torch.autograd.Function):
-    """A captured call as one node of autograd's graph."""
+    """A captured call as one node of autograd's graph: the outputs of a body over parameters and values."""
 
     @staticmethod
     def forward(ctx: Any, run: Differentiation, *tensors: Any) -> tuple[Any, ...]:

@@ -18,6 +18,8 @@ from whence.program.arguments.open_sizes import Asker, Dimension, SizeRule, Size
 from whence.schema import InputKind
 from whence.tracing.target.subject import Subject
 
+_FIXED = "trace the graph with fixed sizes, or capture or export the model with dynamic_shapes"
+
 
 @dataclass(frozen=True)
 class ArgumentLeaf:
@@ -123,9 +125,6 @@ def _name(slot: Slot) -> str:
     """The word that was said, or the name that the graph has."""
     word = slot.path if slot.path.isidentifier() else str(slot.node.target)
     return re.sub(r"\W", "_", word)
-
-
-_FIXED = "trace the graph with fixed sizes, or capture or export the model with dynamic_shapes"
 
 
 def open_sizes(ready: fx.GraphModule, leaves: Sequence[ArgumentLeaf]) -> tuple[Sizes | None, list[Fault]]:

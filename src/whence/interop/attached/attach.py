@@ -150,16 +150,15 @@ class _Inputs:
 
     def _add_state(self, row: StateTensor, slots: Sequence[Slot]) -> None:
         first, *others = row.paths
-        kind = InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER
         value = slots[0].node.meta.get("val") if slots else None
         value = self._fake(row.tensor) if value is None else value
         if value.is_leaf and value.requires_grad is not row.tensor.requires_grad:
             value = value.detach().requires_grad_(row.tensor.requires_grad)
-        node = self._placeholder(state_name(kind, first), value, slots)
+        node = self._placeholder(state_name(row.kind, first), value, slots)
         self.state[node.name] = row.tensor
         self.rows[node.name] = Input(
             node.name,
-            kind,
+            row.kind,
             str(first),
             tuple(map(str, others)),
             first.parent,

@@ -44,6 +44,8 @@ from whence.schema import Phase, Quality
 _NONE: Mapping[str, Tensor] = MappingProxyType({})
 _DECOMPOSE = "call run_decompositions({}) on the exported program first"
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+_AS_EXPORTED = "TRAINING"
+"""The dialect of a program that nobody decomposed."""
 
 
 def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor] = _NONE) -> Program:
@@ -340,10 +342,6 @@ def _side(
 
 def _now(functional: Functional, value: Any) -> Any:
     return functional.value_of(value) if isinstance(value, fx.Node) else value
-
-
-_AS_EXPORTED = "TRAINING"
-"""The dialect of a program that nobody decomposed."""
 
 
 def made_by_decomposition(dialect: str, nodes: Sequence[fx.Node]) -> frozenset[fx.Node]:

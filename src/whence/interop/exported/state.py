@@ -29,6 +29,9 @@ _KINDS = {
     ExportedKind.CONSTANT_TENSOR: InputKind.CONSTANT,
 }
 _ORDER = tuple(_KINDS.values())
+LITERAL = "lifted_tensor_"
+"""How torch.export names tensors that were written down in forward: each call has its own."""
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -178,10 +181,6 @@ def _end(tensor: Tensor) -> int:
     return int(tensor.storage_offset()) + last + 1
 
 
-LITERAL = "lifted_tensor_"
-"""How torch.export names tensors that were written down in forward: each call has its own."""
-
-
 @dataclass(frozen=True)
 class ModuleState:
     """The state of one module."""
@@ -226,9 +225,6 @@ def held_by(rows: Iterable[State]) -> dict[ModulePath, ModuleState]:
                 case _:
                     own.tensors.append((path.name, row.name))
     return found
-
-
-aten = torch.ops.aten
 
 
 def read_through_one(flat: Flat, rows: Sequence[State], placeholders: Mapping[str, fx.Node]) -> None:

@@ -23,6 +23,7 @@ _PATCHED = re.compile(r"(^|\.)forward\.__self__(?=\.|$)")
 _OUTSIDE = re.compile(r"G\[|.*\.__closure__\[")
 """How it calls a module that a global variable or a closure holds: a part of its caller."""
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
+_ENTRY = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 @dataclass(frozen=True)
@@ -196,9 +197,6 @@ def _can_be_counted(segment: str, names: list[str]) -> bool:
 
 def _contradicts(counted: Spelling, raw: str, read: ModulePath | None) -> bool:
     return read is not None and not read.is_within(counted.path(raw))
-
-
-_ENTRY = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def source_of(node: fx.Node) -> Source | None:

@@ -47,6 +47,7 @@ _WRITTEN = {
     InputKind.BUFFER: ExportedOutput.BUFFER_MUTATION,
     InputKind.USER: ExportedOutput.USER_INPUT_MUTATION,
 }
+ROOT_KEY = "L__self__"
 
 
 def to_exported_program(program: Program) -> ExportedProgram:
@@ -280,9 +281,6 @@ def _argument_names(program: Program) -> list[str]:
     args, kwargs = program.convention.unflatten(program.convention.leaves)
     names = list(program.convention.parameters.parameters) if program.convention.parameters else []
     return [*(names[at] if at < len(names) else f"args_{at}" for at in range(len(args))), *kwargs]
-
-
-ROOT_KEY = "L__self__"
 
 
 def classes_of(program: Program) -> dict[str, str]:

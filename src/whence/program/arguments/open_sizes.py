@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Sized = int | str
 """A size: a number, or Python source over the names of sizes."""
+P = TypeVar("P", bound="Program")
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +338,6 @@ def _own_sizes(leaf: Any) -> Iterator[tuple[int | None, Any]]:
         yield from enumerate(leaf.shape)
     else:
         yield None, leaf
-
-
-P = TypeVar("P", bound="Program")
 
 
 def fitting(program: P, args: Any, kwargs: Any) -> P:

@@ -10,6 +10,15 @@ from whence.program.guards.rows import Guard, Holder, Unguarded
 from whence.program.queries.plain import OpensInNotebook, plain_fields
 from whence.schema import GuardKind
 
+_COMMON = (GuardKind.CLASS, GuardKind.SUBMODULE, GuardKind.CODE, GuardKind.TRAINING)
+_SECTIONS = {
+    "called": (GuardKind.CALLABLE,),
+    "variables": (GuardKind.VARIABLE,),
+    "inputs": (GuardKind.INPUT, GuardKind.SIZE, GuardKind.ALIASING),
+    "process": (GuardKind.MODE, GuardKind.HOOKS),
+}
+_WIDTH = 72
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Guards(Sequence[Guard], OpensInNotebook):
@@ -58,16 +67,6 @@ class Guards(Sequence[Guard], OpensInNotebook):
             "guards": [guard.to_dict() for guard in self.rows],
             "unguarded": [plain_fields(row, "what", "why") for row in self.unguarded],
         }
-
-
-_COMMON = (GuardKind.CLASS, GuardKind.SUBMODULE, GuardKind.CODE, GuardKind.TRAINING)
-_SECTIONS = {
-    "called": (GuardKind.CALLABLE,),
-    "variables": (GuardKind.VARIABLE,),
-    "inputs": (GuardKind.INPUT, GuardKind.SIZE, GuardKind.ALIASING),
-    "process": (GuardKind.MODE, GuardKind.HOOKS),
-}
-_WIDTH = 72
 
 
 @dataclass(frozen=True)

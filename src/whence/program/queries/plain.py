@@ -5,6 +5,8 @@ from enum import StrEnum
 from html import escape
 from typing import Any
 
+_MOST_LINES = 60
+
 
 def plain_fields(record: object, *names: str) -> dict[str, Any]:
     """What a record says under these names."""
@@ -23,9 +25,6 @@ def plain(value: Any) -> Any:
         return {str(key): plain(held) for key, held in value.items()}
     is_row = type(value) in (tuple, list)  # a path of a module is a text
     return [plain(each) for each in value] if is_row else str(value)
-
-
-_MOST_LINES = 60
 
 
 def opening_html(line: str, page: str) -> str:

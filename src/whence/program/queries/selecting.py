@@ -27,6 +27,7 @@ SEPARATOR = "::"
 TYPE, KIND = "type=", "kind="
 NOT_OPERATIONS = frozenset({"placeholder", "output"})
 _SAID = re.compile(r"(\w+)=(.*)", re.DOTALL)
+Row = TypeVar("Row", Input, Output)
 
 
 @dataclass(frozen=True)
@@ -240,9 +241,6 @@ def preserved_calls(calls: Calls, patterns: Sequence[str], entry: int) -> frozen
     if faults:
         raise SelectionError.of(faults)
     return frozenset(found)
-
-
-Row = TypeVar("Row", Input, Output)
 
 
 def find_input(signature: Signature, name: str) -> Input:

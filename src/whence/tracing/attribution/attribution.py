@@ -29,6 +29,8 @@ from whence.tracing.log.log import Log, first_of_each_moment, maker_of
 from whence.tracing.recording.run import Recorded
 from whence.tracing.replay.differentiating import is_stand_in
 
+Redraws = Mapping[fx.Node, fx.Node | None]
+
 
 def attribute(recorded: Recorded) -> GradientSums:
     """Write an origin on every recorded node; return the gradients that values were given."""
@@ -177,9 +179,6 @@ def _attribute_inside(graph: fx.Graph, of: Origin) -> None:
             set_origin(node, origin_of(node)._replace(place=of.place))
         else:
             set_origin(node, of._replace(quality=Quality.INFERRED))
-
-
-Redraws = Mapping[fx.Node, fx.Node | None]
 
 
 def reuse_random_draws(functional: Functional, redraws: Redraws) -> frozenset[fx.Node]:

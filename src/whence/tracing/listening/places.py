@@ -17,6 +17,8 @@ from whence.tracing.recording.data_dependence import refused_size
 from whence.tracing.refusals import fake_failed
 from whence.tracing.source_lines import SourceFinder
 
+_SHOWN = 3
+
 
 @dataclass(frozen=True)
 class Places:
@@ -65,9 +67,6 @@ class Places:
         """A call and a line; no call for code outside any module."""
         module = None if scope == PROGRAM else str(self.running.log.scopes[scope].site)
         return Place(module, str(source) if source else None)
-
-
-_SHOWN = 3
 
 
 class CaptureNoting(AbstractContextManager[None]):

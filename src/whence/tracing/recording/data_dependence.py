@@ -26,6 +26,9 @@ _INSIDE = (
     "a function that an operator runs (cond, while_loop, map) is recorded for whatever a run gives it: the "
     "example takes one way through it, or none, and nothing in it is decided"
 )
+_ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "YIELD_VALUE", "RERAISE"})
+_CONVERTS = frozenset({"COMPARE_OP", "TO_BOOL", "UNARY_NOT"})
+_CALLS = frozenset({"CALL", "PRECALL", "CALL_KW"})
 
 
 class Need(Enum):
@@ -208,11 +211,6 @@ def _roots(node: fx.Node) -> list[fx.Node]:
         waiting += [source for source in sources if source not in seen]
         seen.update(sources)
     return sorted(found for found in seen if found.op == "placeholder")
-
-
-_ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "YIELD_VALUE", "RERAISE"})
-_CONVERTS = frozenset({"COMPARE_OP", "TO_BOOL", "UNARY_NOT"})
-_CALLS = frozenset({"CALL", "PRECALL", "CALL_KW"})
 
 
 def required(frame: FrameType | None, *, called: bool) -> bool | None:

@@ -221,7 +221,7 @@ def prepare(session: Session, example: Example, state: Sequence[StateTensor]) ->
     described = [
         (node, f"{INPUT} `{node.name}` ({path})") for node, path in zip(nodes, example.paths, strict=True)
     ]
-    described += [(node, f"the {_kind_of(row).value} {row.paths[0]}") for row, node in adopted]
+    described += [(node, f"the {row.kind.value} {row.paths[0]}") for row, node in adopted]
     for node, words in described:
         session.log.add(InputNamed(node, words))
     arguments, twins = fake_arguments(example, leaves)
@@ -275,11 +275,7 @@ def mode_of(example: Example, state: Sequence[StateTensor]) -> FakeTensorMode:
 
 
 def _name_of(row: StateTensor) -> str:
-    return state_name(_kind_of(row), row.paths[0])
-
-
-def _kind_of(row: StateTensor) -> InputKind:
-    return InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER
+    return state_name(row.kind, row.paths[0])
 
 
 def _user_placeholders(session: Session, example: Example) -> tuple[list[Any], list[fx.Node]]:

@@ -29,6 +29,7 @@ _MANY = 500
 """How many more entries a container gets that every run fills further, as after so many runs."""
 Named = tuple[str, str | None]
 """What a thing is called, and the line that changed it, or that reads it."""
+_DEEP = 6
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,6 @@ def _drew(name: str, line: str | None) -> Fault:
 def _follows_from(node: fx.Node, given: Container[fx.Node]) -> bool:
     """Whether a value follows from one of the nodes `given`, or from random numbers."""
     return any(found in given or is_drawn(found) for found in leading_to([node]))
-
-
-_DEEP = 6
 
 
 def take_out(tensors: Sequence[Tensor]) -> list[str]:

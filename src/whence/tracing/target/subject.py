@@ -20,6 +20,7 @@ from whence.errors import Fault, NotCallable, Place
 from whence.program import ModuleRecord
 from whence.program.names import modules_within
 from whence.provenance import ROOT, ModulePath
+from whence.schema import InputKind
 from whence.tracing.source_lines import beginning_of
 
 _KEPT_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
@@ -299,6 +300,11 @@ class StateTensor:
     owner: str
     access: tuple[str, ...] = ()
     whole: "StateTensor | None" = None
+
+    @property
+    def kind(self) -> InputKind:
+        """What it is as an input of a program."""
+        return InputKind.PARAMETER if self.is_parameter else InputKind.BUFFER
 
     @property
     def is_initialised(self) -> bool:
