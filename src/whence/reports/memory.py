@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from whence._torch.graphs import nodes_in
 from whence._torch.operators.schemas import op_name
 from whence.program import Program
 from whence.program.node_records import origin_of, place_of
@@ -139,7 +140,7 @@ class Storages:
             viewed_in = isinstance(source, fx.Node) and viewed_argument(source.target) is not None
             return known[source] if viewed_in and isinstance(source, fx.Node) else (node,)
         if viewed is not None and len(node.args) > viewed:
-            return tuple(base for source in _nodes(node.args[viewed]) for base in known[source])
+            return tuple(base for source in nodes_in(node.args[viewed]) for base in known[source])
         return (node,)
 
     @cached_property
@@ -165,14 +166,6 @@ class Storages:
             for base in self.bases[node]:
                 found[base] = len(self.nodes)
         return found
-
-
-def _nodes(argument: Any) -> Iterator[fx.Node]:
-    if isinstance(argument, fx.Node):
-        yield argument
-    elif isinstance(argument, (list, tuple)):
-        for item in argument:
-            yield from _nodes(item)
 
 
 def _alive(storages: Storages) -> Iterator[int]:
