@@ -26,11 +26,10 @@ from whence.guards import Guarded, GuardPlan, plan_of
 from whence.guards.check import Checked
 from whence.hierarchy import Tree
 from whence.program import Program as _Program
-from whence.program.arguments.variants import fitting
-from whence.program.copying import deep_copy
+from whence.program.arguments.open_sizes import fitting
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Violation
-from whence.program.state import refuse_elsewhere, view_faults, with_state
+from whence.program.state import deep_copy, refuse_elsewhere, view_faults, with_state
 from whence.reported import Reported
 from whence.rewriting import Edit, GraphPass, Pass
 from whence.schema import OnViolation
@@ -466,7 +465,6 @@ def _captured_at(
     reuse: bool,
     numbers: tuple[tracing.Numbers, ...],
 ) -> Program:
-    """The program where these sizes are numbers."""
     numbered = replace(given, numbers=numbers)
     return _traced(partial(tracing.capture, model, numbered, backward, reuse=reuse))
 

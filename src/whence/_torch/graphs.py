@@ -250,3 +250,10 @@ class Appender:
         self._graph._root._prepend(made)
         self._graph._len += 1
         return made
+
+
+def nodes_in(argument: Any) -> list[fx.Node]:
+    """The nodes that an argument of a node is, or holds."""
+    found: list[fx.Node] = []
+    fx.map_arg(argument, found.append)
+    return found

@@ -84,5 +84,4 @@ def _fish_option(command: Command, option: Option) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text as every shell takes it, whatever is in it."""
     return "'" + text.replace("'", "'\\''") + "'"

@@ -6,14 +6,39 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from whence.cli.commands import COMMANDS
-from whence.cli.completion import script
-from whence.cli.parsing import parser
+from whence.cli.commands import COMMANDS, JSON
+from whence.cli.completion import SHELLS, script
 from whence.cli.printing import FAILED, OK, USAGE
 from whence.errors import CaptureError, SelectionError, UsageError, WhenceError
+from whence.execution.doctor import version_of
 
 _PIPED_WIDTH = 200
 _LAST_LINES = 12
+_PURPOSE = "Capture what a PyTorch model computes, and know where every value came from."
+_HELP = """\
+models:
+  package.module:factory      a function that returns (module, args) or (module, args, kwargs)
+  hf:Architecture(option=1)   one of transformers' architectures, with random weights
+  file.whence                 a program that program.save wrote (show, report, diff, view, graph)
+
+examples:
+  whence demo
+  whence show my_package.models:make --backward --depth 2
+  whence show my_package.models:make --select "layers.*.mlp :: aten.mm :: backward"
+  whence report "hf:LlamaForCausalLM(num_hidden_layers=2, hidden_size=64)" --device h100 --sort "kept bytes"
+  whence diff before.whence after.whence --html diff.html
+  whence graph my_package.models:make --format dot | dot -Tsvg > model.svg
+  whence verify my_package.models:make --json
+
+exit status:
+  0  all is well
+  1  a check failed, or the model could not be captured
+  2  bad usage
+
+completion:
+  eval "$(whence --completion bash)"   in ~/.bashrc, and likewise zsh in ~/.zshrc
+  whence --completion fish | source    in ~/.config/fish/config.fish
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,3 +74,25 @@ def _last_recorded(error: WhenceError) -> list[str]:
     """The end of what had been recorded when a capture stopped."""
     partial = error.partial if isinstance(error, CaptureError) else None
     return [] if partial is None else ["", "…", *str(partial).splitlines()[-_LAST_LINES:]]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands; `run` of what it finds is the command's function, None without one."""
+    made = argparse.ArgumentParser(
+        prog="whence",
+        description=_PURPOSE,
+        epilog=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--version", action="version", version=f"whence {version_of('whence')}")
+    made.add_argument(
+        "--completion", choices=SHELLS, help="print what teaches a shell to complete commands and options"
+    )
+    made.set_defaults(run=None)
+    commands = made.add_subparsers(title="commands", metavar="COMMAND")
+    for each in COMMANDS:
+        command = commands.add_parser(each.name, help=each.purpose, description=each.purpose)
+        command.set_defaults(run=each.run)
+        for option in (*each.options, JSON):
+            command.add_argument(*option.names, **option.settings)
+    return made

@@ -14,8 +14,9 @@ from whence._torch.observe.training_steps import note_step, optimizer_hooks, own
 from whence._torch.plain_values import same_objects
 from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
-from whence.execution.outside_values import AGAIN, other_values
+from whence.execution.validity import AGAIN, other_values
 from whence.program import Program
+from whence.program.arguments.convention import refuse_overlap
 from whence.program.arguments.host_state import HostNumber
 from whence.program.arguments.optimizer_arguments import (
     OWN,
@@ -29,7 +30,6 @@ from whence.program.arguments.optimizer_arguments import (
     inside,
     put_inside,
 )
-from whence.program.arguments.overlap import refuse_overlap
 from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
 
@@ -318,7 +318,6 @@ def _is_as_it_was(row: Setting, now: object) -> bool:
 
 
 def _kind(value: object) -> str:
-    """A tensor, a number, or what else it is."""
     kinds = {float: "a number", int: "a number"}
     return "a tensor" if isinstance(value, Tensor) else kinds.get(type(value), f"a {type(value).__name__}")
 

@@ -12,21 +12,24 @@ from typing import Any
 import torch
 
 from whence import hierarchy
+from whence._torch.graphs import own_copy
 from whence._torch.observe.compile_flags import compiling_on_this_thread
+from whence._torch.operators.table import said_of
 from whence.errors import UsageError
 from whence.execution.compare import Comparison, compare
 from whence.execution.running import Run, run_eager, run_module, same_start, seed_of_its_way
-from whence.execution.uninitialised import uninitialised_reads
-from whence.execution.values.first_difference import first_divergence
+from whence.execution.values.first import first_divergence
 from whence.program import Program
-from whence.program.arguments.variants import alone
-from whence.program.queries.notebook import opening_html
-from whence.program.queries.plain import plain_fields
+from whence.program.arguments.open_sizes import alone
+from whence.program.node_records import place_of
+from whence.program.queries.plain import opening_html, plain_fields
 from whence.program.state import bound_state, refuse_elsewhere, state_of_loss
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
 from whence.tracing.target.eligibility import refuse_uninitialised
 from whence.tracing.target.subject import subject_of, tensors_by_name
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -160,3 +163,37 @@ def _verdict(result: Verification) -> str:
 def _summary(kind: str, rows: Sequence[Comparison]) -> str:
     equal = sum(row.equal for row in rows)
     return f"{kind:<10} {equal} of {len(rows)} bitwise equal"
+
+
+def uninitialised_reads(program: Program, run: Callable[[Program], Run]) -> tuple[str, ...]:
+    """Where a program takes memory that is read before it is written, and what that reaches.
+
+    Whether all of it is written first, piece by piece, no graph says. So the program is run with one number
+    in that memory, and with another.
+    """
+    names = [node.name for node in program.graph.nodes if said_of(node.target).gives_memory and node.users]
+    if not names or not _reached(program, names, run):
+        return ()
+    reached = {name: _reached(program, [name], run) for name in names}
+    return tuple(_told(program, name, found) for name, found in reached.items() if found)
+
+
+def _reached(program: Program, names: Sequence[str], run: Callable[[Program], Run]) -> list[str]:
+    """What differs when other numbers lie in the memory that these nodes give."""
+    rows = compare(run(_filled(program, names, 1)), run(_filled(program, names, torch.nan)))
+    return [f"{row.kind} {row.name}" for row in rows if not row.equal]
+
+
+def _filled(program: Program, names: Sequence[str], number: float) -> Program:
+    module = own_copy(program.graph_module)
+    for node in [node for node in module.graph.nodes if node.name in names]:
+        dtype = node.meta["val"].dtype
+        held = number if dtype.is_floating_point or dtype.is_complex else int(number == 1)
+        with module.graph.inserting_before(node):
+            given = module.graph.node_copy(node, lambda source: source)
+        node.target, node.args, node.kwargs = aten.fill.Scalar, (given, held), {}
+    return program.with_changes(graph_module=module)
+
+
+def _told(program: Program, name: str, reached: Sequence[str]) -> str:
+    return f"{name} ({place_of(program.node(name))}) reaches {', '.join(reached)}"

@@ -70,7 +70,6 @@ def runs_itself(program: Program, model: object, optimizer: object) -> bool:
 
 
 def _other_state(program: Program, subject: Subject) -> list[str]:
-    """Parameters and buffers that are not those of the step."""
     tensors = tensors_by_name(subject)
     rows = [row for row in program.signature.state if row.path in tensors]
     return [row.path for row in rows if tensors[row.path] is not program.state[row.name]]

@@ -16,8 +16,7 @@ from whence.dependence.asking import Failed, ask
 from whence.dependence.describe import shown
 from whence.dependence.lookup import class_attribute, same_class
 from whence.dependence.matching import Walk, difference, found_in_place
-from whence.guards.memory import Remembered
-from whence.guards.module_values import found_in_module
+from whence.guards.memory import Remembered, found_in_module
 from whence.guards.plan import GuardPlan, HolderPlan
 from whence.guards.switches import mode_violations
 from whence.program.guards.expectations import ExpectedFunction, ExpectedTensor, Hooks, Snapshot

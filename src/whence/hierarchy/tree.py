@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from whence.errors import CallError
 from whence.hierarchy.run.captured import KEY, Captured, run_captured, tell_of_mode
-from whence.program.copying import copy_results
+from whence.program.state import copy_results
 from whence.schema import Phase
 
 if TYPE_CHECKING:

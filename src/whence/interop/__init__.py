@@ -3,10 +3,10 @@
 from whence.interop.archive.cache import Cache, key_of
 from whence.interop.archive.cache import option_faults as cache_faults
 from whence.interop.archive.saved import bytes_of, content_of, program_of, saved_to
-from whence.interop.args_adapters import adapted
 from whence.interop.attached.attach import attach
 from whence.interop.attached.roles import GraphWords
 from whence.interop.exported.read import from_exported_program
+from whence.interop.exported.signature import adapted
 from whence.interop.out.export import to_exported_program
 from whence.interop.strict import strict_program
 

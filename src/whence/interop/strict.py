@@ -13,7 +13,7 @@ from whence._torch.sizes.exported_sizes import Limits, is_number, multiple_of
 from whence.errors import NotCallable, NotDifferentiable, Noting, Place
 from whence.interop.exported.read import from_exported_program
 from whence.program import ModuleRecord, Program
-from whence.program.arguments.preserving import preserved_calls
+from whence.program.queries.selecting import preserved_calls
 from whence.tracing.target.example import example_of
 from whence.tracing.target.subject import module_records, subject_of
 

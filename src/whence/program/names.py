@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from torch import nn
 
 from whence._torch.observe.wrappers import seen_through
+from whence.errors import CallError
 from whence.provenance import ModulePath
 from whence.schema import InputKind
 
@@ -39,3 +42,35 @@ def modules_within(
     for name, child in module._modules.items():
         if child is not None and id(seen_through(child)) not in above:
             yield from modules_within(path.child(name), seen_through(child), (*above, id(module)))
+
+
+class NamedOnly:
+    """Base of the classes that stand for those of a model, in a program that was loaded without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfClass:
+    """Stands for an object of a class, of which a file keeps nothing else."""
+
+    kind: type
+
+    def __repr__(self) -> str:
+        return f"a {self.kind.__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class InWords:
+    """Stands for a value that a file does not hold; it is equal to no value of a model."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """A function that was kept in words cannot run; raises `CallError`."""
+        raise CallError(
+            f"{self.text} cannot run: the program was loaded from a file, which keeps of it only its name",
+            remedy="give the program the function: program.under(loss_function=...), "
+            "or whence.capture the model again",
+        )

@@ -11,25 +11,45 @@ from torch import Tensor, fx
 from whence._torch.graphs import nested_graph
 from whence._torch.pytrees import TreeSpec
 from whence.errors import SelectionError
-from whence.program.arguments.asked_modes import AskedMode
 from whence.program.arguments.convention import Convention
+from whence.program.arguments.fitting import AskedMode
 from whence.program.arguments.optimizer_arguments import Step
 from whence.program.calls import Call, Calls, Structure
 from whence.program.guards.guards import Guards
 from whence.program.layers import Layers, layers_of
 from whence.program.node_records import GraphFacts, constant_origin, facts_in, origin_of
-from whence.program.queries.decisions import DecisionByValue, decisions_in
-from whence.program.queries.draws import Draw, draws_in
-from whence.program.queries.finding import find_input, find_output
-from whence.program.queries.history import PassEntry
-from whence.program.queries.notebook import OpensInNotebook
+from whence.program.queries.decisions import DecisionByValue, Draw, decisions_in, draws_in
+from whence.program.queries.plain import OpensInNotebook, plain_fields
 from whence.program.queries.printing import page
-from whence.program.queries.selecting import select
+from whence.program.queries.selecting import find_input, find_output, select
 from whence.program.queries.shapes import Shapes, shapes_of
 from whence.program.replay import Replays
 from whence.program.signature import Input, Output, Signature
 from whence.provenance import ModulePath, Origin, Source
 from whence.schema import InputKind
+
+
+@dataclass(frozen=True)
+class PassEntry:
+    """One pass: its name, the pass as it is printed, and how many operations it left.
+
+    `added` are those that it made or gave another operation, `removed` those that are gone. What a block of
+    `track` did is not printed: `options` is empty.
+    """
+
+    name: str
+    options: str
+    operations: int
+    added: int
+    removed: int
+
+    def __str__(self) -> str:
+        told = f" ({self.options})" if self.options else ""
+        return f"{self.name}{told}: {self.removed:,} gone, {self.added:,} new, {self.operations:,} operations"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return plain_fields(self, "name", "options", "operations", "added", "removed")
 
 
 @dataclass(frozen=True)
@@ -189,7 +209,6 @@ class Program(OpensInNotebook):
 
     @cached_property
     def _constants(self) -> frozenset[str]:
-        """The nodes that read constants."""
         rows = self.signature.state
         return frozenset(row.name for row in rows if row.kind is InputKind.CONSTANT)
 

@@ -57,7 +57,6 @@ def figures_of(
 
 
 def _named(module: fx.GraphModule, around: str = "") -> Iterator[tuple[str, fx.Node]]:
-    """All nodes, in the order of `Program.nodes`."""
     for node in module.graph.nodes:
         yield f"{around}{node.name}", node
         if (inner := nested_graph(node)) is not None:

@@ -26,24 +26,10 @@ aten = torch.ops.aten
 BUILTIN_KINDS = (BuiltinFunctionType, FunctionType)
 Sizes = Mapping[str, int]
 _MULTIPLIES = frozenset(
-    [
-        "mm",
-        "bmm",
-        "attention",
-        "linalg",
-        "fft",
-        "rnn",
-        "lstm",
-        "gru",
-        "solve",
-        "cholesky",
-        "cdist",
-        "trilinear",
-        "convolution",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-    ]
+    (
+        *("mm", "bmm", "attention", "linalg", "fft", "rnn", "lstm", "gru", "solve", "cholesky", "cdist"),
+        *("trilinear", "convolution", "conv1d", "conv2d", "conv3d"),
+    )
 )
 """Words in names of operators that multiply."""
 

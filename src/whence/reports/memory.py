@@ -13,11 +13,12 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from whence._torch.graphs import nodes_in
 from whence._torch.operators.schemas import op_name
 from whence.program import Program
 from whence.program.node_records import origin_of, place_of
 from whence.program.queries.marks import READS_NO_VALUE
-from whence.program.queries.notebook import OpensInNotebook
+from whence.program.queries.plain import OpensInNotebook
 from whence.reports.cost import checked_sizes, data_named, viewed_argument
 from whence.reports.flops import bytes_at
 from whence.reports.numbers import scaled
@@ -139,7 +140,7 @@ class Storages:
             viewed_in = isinstance(source, fx.Node) and viewed_argument(source.target) is not None
             return known[source] if viewed_in and isinstance(source, fx.Node) else (node,)
         if viewed is not None and len(node.args) > viewed:
-            return tuple(base for source in _nodes(node.args[viewed]) for base in known[source])
+            return tuple(base for source in nodes_in(node.args[viewed]) for base in known[source])
         return (node,)
 
     @cached_property
@@ -165,14 +166,6 @@ class Storages:
             for base in self.bases[node]:
                 found[base] = len(self.nodes)
         return found
-
-
-def _nodes(argument: Any) -> Iterator[fx.Node]:
-    if isinstance(argument, fx.Node):
-        yield argument
-    elif isinstance(argument, (list, tuple)):
-        for item in argument:
-            yield from _nodes(item)
 
 
 def _alive(storages: Storages) -> Iterator[int]:
@@ -217,7 +210,6 @@ def _kept(storages: Storages) -> Iterator[Kept]:
 
 
 def _parts(storages: Storages, at: int) -> dict[str, int]:
-    """What is alive at a node, by kind."""
     program = storages.program
     rows = (*program.signature.inputs, *program.signature.attributes)
     kinds = {row.name: _KINDS.get(row.kind, "inputs") for row in rows}

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import groupby
 from typing import Any
 
 from torch import Tensor
 
-from whence.program import Call, Program
+from whence.program import Program
 from whence.program.node_records import origin_of
 from whence.schema import InputKind, Phase
 
@@ -87,18 +87,8 @@ def _runs(subtrees: Sequence[tuple[ModuleRow, ...]]) -> Iterator[list[tuple[Modu
 
 def _shape(subtree: tuple[ModuleRow, ...]) -> tuple[object, ...]:
     """What must be equal for two subtrees to be shown as one: everything but their own names."""
-    return tuple(
-        (
-            r.type,
-            r.depth,
-            r.forward,
-            r.backward,
-            r.parameters,
-            r.figures,
-            r.path.rpartition(".")[2] if r.depth > subtree[0].depth else "",
-        )
-        for r in subtree
-    )
+    top = subtree[0].depth
+    return tuple((astuple(r)[2:], r.path.rpartition(".")[2] if r.depth > top else "") for r in subtree)
 
 
 def _shown(group: list[tuple[ModuleRow, ...]]) -> Iterator[FoldedRow]:
@@ -118,31 +108,21 @@ def _counts_by_call(program: Program) -> Counter[tuple[int, Phase]]:
 
 
 def _sizes_by_path(program: Program) -> list[tuple[tuple[str, ...], int]]:
-    rows = program.signature.state
-    tensors = [
-        (row, row.value) for row in rows if row.kind is InputKind.PARAMETER and isinstance(row.value, Tensor)
-    ]
-    return [(tuple(path.split(".")), value.numel()) for row, value in tensors for path in (row.path,)]
+    rows = (row for row in program.signature.state if row.kind is InputKind.PARAMETER)
+    return [(tuple(row.path.split(".")), row.value.numel()) for row in rows if isinstance(row.value, Tensor)]
 
 
 def _rows(
     program: Program, counts: Counter[tuple[int, Phase]], sizes: list[tuple[tuple[str, ...], int]]
 ) -> Iterator[ModuleRow]:
-    def row(call: Call, depth: int) -> ModuleRow:
+    for call in program.calls.rows:
         path = call.site.path
-        return ModuleRow(
+        yield ModuleRow(
             path=str(path),
             index=call.site.index,
             type=call.site.type,
-            depth=depth,
+            depth=len(program.calls.chain(call)),
             forward=counts[call.number, Phase.FORWARD],
             backward=counts[call.number, Phase.BACKWARD],
             parameters=sum(size for held, size in sizes if held[: len(path)] == tuple(path)),
         )
-
-    def walk(call: Call, depth: int) -> Iterator[ModuleRow]:
-        yield row(call, depth)
-        for child in program.calls.children(call):
-            yield from walk(child, depth + 1)
-
-    yield from walk(program.calls.program, 0)

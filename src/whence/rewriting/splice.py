@@ -2,7 +2,7 @@
 
 import importlib
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -100,7 +100,6 @@ class Splice:
         return self._computed(size, found)
 
     def _computed(self, size: Any, found: Any) -> fx.Node:
-        """A size that is computed from those of the arguments."""
         known: dict[Any, Any] = {}
         for source, value in self._sizes.items():
             for axis, extent in enumerate(value.shape if isinstance(value, Tensor) else ()):
@@ -135,3 +134,19 @@ def replace_by(node: fx.Node, replacement: Any) -> list[tuple[fx.Node, Any]]:
     for each, _ in gone:
         each.graph.erase_node(each)
     return gone
+
+
+def computed_of(node: fx.Node, known: Callable[[fx.Node], fx.Node]) -> Hashable:
+    """The arguments of a node, among which each value is the one that is `known` for it."""
+    return _key(node.args, known), _key(node.kwargs, known)
+
+
+def _key(argument: Any, known: Callable[[fx.Node], fx.Node]) -> Hashable:
+    """1, 1.0 and True are not the same argument, and neither are 0.0 and -0.0."""
+    if isinstance(argument, fx.Node):
+        return known(argument)
+    if isinstance(argument, (list, tuple)):
+        return (type(argument).__name__, *(_key(item, known) for item in argument))
+    if isinstance(argument, Mapping):
+        return tuple((name, _key(item, known)) for name, item in argument.items())
+    return type(argument), repr(argument)

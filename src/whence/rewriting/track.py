@@ -11,8 +11,8 @@ from typing_extensions import TypeVar
 from whence._torch.graphs import fake_result, own_copy, replacements_told
 from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageError
 from whence.program import Program
-from whence.program.arguments.variants import alone
-from whence.program.queries.history import PassEntry
+from whence.program.arguments.open_sizes import alone
+from whence.program.program import PassEntry
 from whence.program.wellformed import Broken, shown
 from whence.program.wellformed import faults as rules_broken
 from whence.rewriting.edits.after import After, Told, after
@@ -141,7 +141,6 @@ def _finished(edit: Edit[P], old: WorkingCopy, told: Told) -> P:
 
 
 def _entry(edit: Edit[P], old: WorkingCopy, now: After, sources: NodeSources) -> PassEntry:
-    """What the history says of the edits."""
     left = sum(node.op == "call_function" for node in now.graph.nodes)
     removed = sum(name not in now.kept for name in old.nodes)
     return PassEntry(edit.name, edit.options, left, len(sources.of), removed)

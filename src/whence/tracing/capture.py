@@ -14,11 +14,10 @@ from whence.program import Program
 from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.tracing.answers import Answers, with_eager_answers
-from whence.tracing.assembling.finish import finished
+from whence.tracing.assembling.assemble import finished
 from whence.tracing.attribution.attribution import attribute
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED
 from whence.tracing.decisions import DECIDES, with_decisions
-from whence.tracing.excluded_sizes import captured_for_sizes
 from whence.tracing.lazy_modules import materialised
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import mode_of, record
@@ -26,12 +25,13 @@ from whence.tracing.recording.session import Session
 from whence.tracing.replay.objections import CompositeOpened, Doubt
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
-from whence.tracing.sandbox.interrupts import Interrupts
+from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_inference_mode
 from whence.tracing.target.elsewhere import moved
 from whence.tracing.target.example import Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding, with_shards
 from whence.tracing.target.subject import subject_of
+from whence.tracing.variants import captured_for_sizes
 
 
 def capture(

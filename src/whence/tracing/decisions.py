@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from whence.dependence.asking import Failed, attempt
-from whence.errors import DataDependent, SideEffect
-from whence.tracing.open_numbers import further
+from whence.errors import DataDependent, SideEffect, WhenceError
 from whence.tracing.target.example import Given
 
 Result = TypeVar("Result")
@@ -37,3 +36,26 @@ def with_decisions(given: Given, capture: Callable[[Given], Result]) -> Result:
     if given.dynamic_shapes is None and not isinstance(last, DataDependent):
         raise last  # every value was known
     raise further(error, last) from error.__cause__
+
+
+def with_open_numbers(given: Given, capture: Callable[[Given], Result]) -> Result:
+    """What `capture` gives; raises `DataDependent` where a symbol does not help either.
+
+    A capture without open sizes is quicker, and most models read no number from a tensor. So one is tried
+    first. Where the model needs such a number it is captured once more, with symbols for those.
+    """
+    if given.dynamic_shapes is not None:
+        return capture(given)
+    try:
+        return capture(given)
+    except DataDependent as needed:
+        found = attempt(lambda: capture(replace(given, dynamic_shapes={})))
+        if not isinstance(found, Failed):
+            return found  # type: ignore[no-any-return]
+        raise further(needed, found.error) from needed.__cause__
+
+
+def further(needed: WhenceError, then: Exception) -> Exception:
+    """Of two errors the one that says what is in the way: the second, where the first line was got over."""
+    is_elsewhere = isinstance(then, DataDependent) and then.where.line not in (None, needed.where.line)
+    return then if is_elsewhere else needed

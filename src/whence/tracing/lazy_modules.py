@@ -27,9 +27,8 @@ from whence.errors import DataDependent
 from whence.provenance import ModulePath
 from whence.tracing.recording.run import rehearse
 from whence.tracing.recording.session import Session
-from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.module_snapshot import kept_of, way_back
-from whence.tracing.sandbox.undo import Undoing, WayBack
+from whence.tracing.sandbox.undo import Interrupts, Undoing, WayBack
 from whence.tracing.target.example import Example
 from whence.tracing.target.subject import StateTensor, Subject, subject_of
 
@@ -67,7 +66,6 @@ class _Initialisation:
         self._session: Session | None = None
 
     def run(self, example: Example, state: list[StateTensor], interrupts: Interrupts) -> None:
-        """Run the model on fake tensors."""
         rehearse(self._subject, example, state, self._observing, interrupts)
 
     def unless_initialised(self, module: nn.Module) -> WayBack:
@@ -88,7 +86,6 @@ class _Initialisation:
     def called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[ObservedCall]:
-        """A module call; a lazy module is initialised in it."""
         session = self._running()
         with session.calls.called(module, args, kwargs) as call:
             if not is_waiting(module):
@@ -99,7 +96,6 @@ class _Initialisation:
                 yield call
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
-        """A submodule was reached."""
         self._running().calls.accessed(parent, name, child)
 
     def _running(self) -> Session:

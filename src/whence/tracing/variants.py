@@ -1,20 +1,29 @@
-"""Variants: what a model computes at single sizes that a branch excludes, each a program of its own."""
+"""Single sizes that a branch excludes: a rule that nobody needs goes, for others there is a variant."""
 
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
 from typing import Any, TypeVar
 
+from whence._torch.sizes.symbols import admit
 from whence.dependence.asking import Failed, attempt
 from whence.errors import Fault, WhenceError
 from whence.program import Program
-from whence.program.arguments.variants import in_words
-from whence.tracing.excluded_sizes import excluded_sizes
-from whence.tracing.target.example import Numbers
+from whence.program.arguments.open_sizes import SizeRule, Sizes, in_words
+from whence.program.guards.observed import Observed
+from whence.program.queries.same_operations import same_operations
+from whence.tracing.decisions import with_open_numbers
+from whence.tracing.target.example import Given, Numbers
 
 P = TypeVar("P", bound=Program)
 _MOST = 16
 """A model that branches by more sizes than this is left with its rules, and a warning says so."""
+Captured = tuple[Program, Observed]
+_FEW = 2
+"""A branch that excludes more sizes than this is about ranges, and is left alone."""
+_LARGEST = 4096
+"""Further up no excluded size is looked for."""
 
 
 def variant_faults(variants: object, dynamic_shapes: object, strict: bool) -> list[Fault]:
@@ -81,3 +90,115 @@ def _captured(at: _Excluded, again: Callable[[tuple[Numbers, ...]], P]) -> P | N
         first = str(other.error).partition("\n")[0]
         warnings.warn(f"there is no variant where {at}, which stays excluded: {first}", stacklevel=5)
     return None
+
+
+Again = Callable[[Numbers], Captured]
+"""Captures once more, with these numbers."""
+
+
+def captured_for_sizes(given: Given, capture: Callable[[Given], Captured]) -> Captured:
+    """What `capture` gives, with symbols for what data decide and for all sizes for which it is right."""
+    found = with_open_numbers(given, capture)
+    if given.dynamic_shapes is None:
+        return found
+    told = found[0].asked
+    known = given.numbers
+    return without_needless_rules(
+        found, lambda numbers: capture(replace(given, numbers=(*known, numbers), told=told))
+    )
+
+
+def without_needless_rules(captured: Captured, again: Again) -> Captured:
+    """The program without rules that exclude single sizes for which it computes what the model does.
+
+    Code that compares a size with 1 goes one way for 1 and another for all others, and often both ways
+    compute the same. So the model is captured once more with the size that is excluded.
+    """
+    program, observed = captured
+    sizes = program.convention.sizes
+    if sizes is None:
+        return captured
+    known: dict[tuple[str, int], bool] = {}
+
+    def is_same_at(at: Mapping[str, int]) -> bool:
+        with warnings.catch_warnings(action="ignore"):  # they were given already
+            other = attempt(lambda: again((sizes, at)))
+        return not isinstance(other, Failed) and _is_same(captured, other, at)
+
+    def is_same(name: str, size: int) -> bool:
+        if (name, size) not in known:
+            admitted = [pair for pair, is_admitted in known.items() if is_admitted]
+            known[name, size] = all(map(is_same_at, _combined((name, size), admitted)))
+            if known[name, size]:
+                admit((row.value for row in program.signature.inputs), name, size)
+        return known[name, size]
+
+    rules = tuple(left for rule in sizes.rules for left in _needed(rule, sizes, is_same))
+    convention = replace(program.convention, sizes=replace(sizes, rules=rules))
+    return program.with_changes(convention=convention), observed
+
+
+def _combined(pair: tuple[str, int], admitted: Sequence[tuple[str, int]]) -> Iterator[Mapping[str, int]]:
+    """A size alone, and together with those that were admitted before: what code does may depend on both."""
+    others = [other for other in admitted if other[0] != pair[0]]
+    for count in range(len(others) + 1):
+        for chosen in combinations(others, count):
+            if len({name for name, _ in chosen}) == count:
+                yield dict([pair, *chosen])
+
+
+def _needed(rule: SizeRule, sizes: Sizes, is_same: Callable[[str, int], bool]) -> Iterator[SizeRule]:
+    """What is left of a rule."""
+    name, excluded = _excluded(rule, sizes)
+    left = [size for size in excluded if not is_same(name, size)]
+    if len(left) == len(excluded):
+        yield rule
+        return
+    for size in left:
+        words = "at least 1" if size == 0 else f"other than {size}"
+        yield replace(rule, condition=f"{name} != {size}", words=words)
+
+
+def _excluded(rule: SizeRule, sizes: Sizes) -> tuple[str, list[int]]:
+    """The size that code compared with numbers, and the values that it excludes where nothing else does."""
+    name, broken = _compared(rule)
+    others = [other for other in sizes.rules if other is not rule and other.names == rule.names]
+    return name, [size for size in broken if all(other.holds({name: size}) for other in others)]
+
+
+def _compared(rule: SizeRule) -> tuple[str, list[int]]:
+    """The size that code compared with numbers, and the few values that this excludes."""
+    names = rule.names
+    if rule.by.asked or len(names) != 1 or rule.dimensions[0].dim is None:
+        return "", []
+    (name,) = names
+    all_broken = (size for size in range(_LARGEST) if not rule.holds({name: size}))
+    broken = list(islice(all_broken, _FEW + 1))
+    return name, broken if len(broken) <= _FEW else []
+
+
+def excluded_sizes(sizes: Sizes) -> Iterator[Mapping[str, int]]:
+    """The single sizes, each by name, that branches exclude, and that were asked for."""
+    asked = [rule for rule in sizes.rules if rule.by.asked and len(rule.names) == 1]
+    compared = dict.fromkeys((name, size) for name, few in map(_compared, sizes.rules) for size in few)
+    for name, size in compared:
+        if all(rule.holds({name: size}) for rule in asked if name in rule.names):
+            yield {name: size}
+
+
+def _is_same(open_: Captured, fixed: Captured, at: Mapping[str, int]) -> bool:
+    """Whether a program does, at these sizes, what another does that was captured there."""
+    (program, observed), (other, seen) = open_, fixed
+    if not _read(seen) <= _read(observed) or bool(seen.left) is not bool(observed.left):
+        return False
+    if [str(call.site) for call in program.calls] != [str(call.site) for call in other.calls]:
+        return False
+    rules = {rule.condition for rule in program.convention.sizes.rules}  # type: ignore[union-attr]
+    if not all(rule.condition in rules for rule in other.convention.sizes.rules):  # type: ignore[union-attr]
+        return False
+    return same_operations(program, other, at)
+
+
+def _read(observed: Observed) -> set[tuple[int | str, str]]:
+    variables = {(found.path, "") for found, _ in observed.variables}
+    return {*((id(read.holder), read.name) for read in observed.reads), *variables}

@@ -1,6 +1,5 @@
 """Plain data about one program, or two, as one page that needs no server and no network."""
 
-from whence.viewer.page import page
-from whence.viewer.writing import file_name, written
+from whence.viewer.page import file_name, page, written
 
 __all__ = ["file_name", "page", "written"]

@@ -7,10 +7,13 @@ the page inserts it as text alone.
 import base64
 import html
 import json
+import re
+import tempfile
 import zlib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from whence.viewer.columns import columns
@@ -48,3 +51,15 @@ def packed(data: Mapping[str, Any]) -> str:
 def escaped(data: Any) -> str:
     """JSON that may stand in a script element, whatever its texts are."""
     return json.dumps(data).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def written(text: str, name: str, path: str | Path | None) -> Path:
+    """Write a page about the program of that name, into a new folder where no path is given."""
+    found = Path(tempfile.mkdtemp(prefix="whence-")) / file_name(name) if path is None else Path(path)
+    found.write_text(text, encoding="utf-8")
+    return found
+
+
+def file_name(name: str) -> str:
+    """A name that is one on every system: `whence-GPT.html`."""
+    return f"whence-{re.sub(r'[^A-Za-z0-9_-]+', '', name) or 'program'}.html"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from tests.hierarchy.plan.test_parts import chain, with_the_last_given_to_the_first
+from tests.hierarchy.plan.test_facts_parts import chain, with_the_last_given_to_the_first
 from tests.hierarchy.swap.test_preserved import Counting, X, check_swap, newcomer, same, trained
 from tests.program.small import sine_loss
 

@@ -17,7 +17,7 @@ from transformers import ConvNextConfig, ConvNextModel
 import whence
 from tests.checks import differing, gradients, state
 from tests.hierarchy.swap.test_preserved import WIDTH, X
-from tests.hierarchy.swap.test_results import llama
+from tests.hierarchy.swap.test_preserved_results import llama
 
 Operation = Callable[[Any, Tensor], Tensor]
 

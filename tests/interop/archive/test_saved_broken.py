@@ -18,7 +18,7 @@ from tests.interop.archive.programs import KINDS, content
 from whence.captured import loaded
 from whence.errors import UnreadableFile
 from whence.program import wellformed
-from whence.program.guards.in_words import NamedOnly
+from whence.program.names import NamedOnly
 
 MANY = 100_000 // len(KINDS) + 1
 

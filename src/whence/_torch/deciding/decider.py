@@ -91,7 +91,7 @@ class Decider:
         if found is ABSENT:
             recorder.graph.erase_node(node)
             return None
-        if not _is_plain(found):
+        if not isinstance(found, (bool, int, float, complex)):
             return self._sized(node, found)
         node.meta["val"] = found
         recorder.listener.size_recorded(node)
@@ -193,10 +193,6 @@ def _number(node: fx.Node) -> str:
     """How a number is called that is read of a tensor, or was drawn."""
     held: Any = node.args[0]
     return spelled_number(held) if held.target is DRAWN else held.name
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, complex))
 
 
 def _reads_values(func: Any, args: Any, *, symbols_stand: bool) -> bool:

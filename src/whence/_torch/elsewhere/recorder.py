@@ -1,27 +1,34 @@
 """A recording of what a model does on a device that need not be here."""
 
-from collections.abc import Callable, Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.amp import autocast
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence._torch.elsewhere.asked import ANSWERS
 from whence._torch.elsewhere.kernels import RULES, UNSAID, There
-from whence._torch.elsewhere.machine import asked_of_the_machine
 from whence._torch.elsewhere.target import Elsewhere
 from whence._torch.fakes import DEVICE
 from whence._torch.operators.composites import calls_composites, in_sight
+from whence._torch.patching import patched
 from whence._torch.record.annotations import note_function
 from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.recorder import Recorder, RecordingListener
+from whence.errors import UnsupportedOperator
 
 _aten = torch.ops.aten
 OF_THE_DEVICE = (_aten.silu_backward, _aten.mish_backward, _aten._fused_rms_norm)
 """Operators with a kernel on the device, which a PyTorch without that device would take apart."""
 _MOVE = torch.ops.aten._to_copy.default
+_TENSOR: Any = Tensor
+Answer = Callable[..., Any]
 
 
 class ElsewhereFunctionMode(FunctionMode):
@@ -135,3 +142,82 @@ def recorder_for(
     recorder = ElsewhereRecorder(listening, fake_mode, **options)
     recorder.for_device(elsewhere)
     return recorder
+
+
+def _is(kind: str, _elsewhere: Elsewhere, tensor: Tensor) -> bool:
+    return tensor.device.type == kind
+
+
+def _index(_elsewhere: Elsewhere, tensor: Tensor) -> int:
+    return -1 if tensor.device.index is None else tensor.device.index
+
+
+def _to(elsewhere: Elsewhere, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Where a tensor is to go to the device that it is on, the device is left out of it."""
+    if not elsewhere.is_here(tensor.device):
+        return UNSAID
+    kept = [each for each in args if not _is_device(elsewhere, each)]
+    named = {name: each for name, each in kwargs.items() if name != "device" or not elsewhere.is_here(each)}
+    if len(kept) == len(args) and len(named) == len(kwargs):
+        return UNSAID
+    others = [each for each in (*kept, *named.values()) if not isinstance(each, bool)]
+    if not others and not named.get("copy", False) and True not in kept[1:]:
+        return tensor
+    return tensor.to(*kept, **named)
+
+
+def _is_device(elsewhere: Elsewhere, given: Any) -> bool:
+    return isinstance(given, (str, torch.device)) and elsewhere.is_here(given)
+
+
+def _cuda(elsewhere: Elsewhere, tensor: Tensor, device: Any = None, *_args: Any, **_kwargs: Any) -> Any:
+    stays = elsewhere.is_here(tensor.device) and (device is None or _is_number_of(elsewhere, device))
+    return tensor if stays else UNSAID
+
+
+def _is_number_of(elsewhere: Elsewhere, device: Any) -> bool:
+    return device == elsewhere.device.index if isinstance(device, int) else elsewhere.is_here(device)
+
+
+ANSWERS: Mapping[Any, Answer] = {
+    _TENSOR.is_cuda.__get__: partial(_is, "cuda"),
+    _TENSOR.is_cpu.__get__: partial(_is, "cpu"),
+    _TENSOR.is_meta.__get__: partial(_is, "meta"),
+    _TENSOR.get_device: _index,
+    _TENSOR.to: _to,
+    _TENSOR.cuda: _cuda,
+}
+
+
+@contextmanager
+def asked_of_the_machine(elsewhere: Elsewhere) -> Iterator[None]:
+    """Inside the block this thread's questions for a device are noted, and autocast there is refused."""
+    here = threading.get_ident()
+    available, begin = torch.cuda.is_available, autocast.__init__
+
+    def is_available() -> bool:
+        asking = sys._getframe(1)
+        if threading.get_ident() == here and not _is_of_torch(asking.f_globals.get("__name__", "")):
+            where = f"{asking.f_code.co_filename}:{asking.f_lineno}"
+            elsewhere.presume(f"torch.cuda.is_available() answered as on this machine, at {where}")
+        return available()
+
+    def starts(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == here and device_type != "cpu" and _is_on(*args, **kwargs):
+            raise UnsupportedOperator(
+                f"autocast({device_type!r}) cannot be recorded for {elsewhere.device.type} yet",
+                why="which dtypes it gives there is decided below what is recorded",
+                remedy="capture a model in the dtype that it shall compute in: model.to(torch.bfloat16)",
+            )
+        begin(self, device_type, *args, **kwargs)
+
+    with patched(torch.cuda, "is_available", is_available), patched(autocast, "__init__", starts):
+        yield
+
+
+def _is_of_torch(name: str) -> bool:
+    return name.partition(".")[0] == "torch"
+
+
+def _is_on(_dtype: Any = None, enabled: bool = True, _cache: Any = None, **_named: Any) -> bool:
+    return enabled

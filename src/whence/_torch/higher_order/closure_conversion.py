@@ -183,7 +183,6 @@ class _Undifferentiated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Callable[[], Any], refused: Callable[[], Exception], *_: Any) -> Any:
-        """What the operator gives."""
         ctx.refused = refused
         return call()
 

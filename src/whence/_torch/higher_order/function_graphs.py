@@ -43,12 +43,10 @@ class _TracerStandIn:
 
     @property
     def is_here(self) -> bool:
-        """Whether the thread that asks is the one that records."""
         return threading.get_ident() == self._thread and not self.is_over
 
     @property
     def fake_tensor_mode(self) -> Any:
-        """The mode that examples are made in."""
         if self.is_here:
             return self._mode
         return None if self._before is None else self._before.fake_tensor_mode

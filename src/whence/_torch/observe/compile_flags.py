@@ -60,7 +60,6 @@ class _AnsweredOnThread:
         return not self.is_over and threading.get_ident() == self._thread and not self._unless()
 
     def answer(self, asking: CodeType) -> bool:
-        """What the code that asks is told."""
         if not self.is_in_force:
             return self._answer_before(asking)
         if asking in self._ignored:
@@ -175,7 +174,6 @@ class _EagerOnThread:
 
     @property
     def stance(self) -> str:
-        """The name of the stance for the thread that asks."""
         elsewhere: str = self._before.stance
         here = threading.get_ident() == self._thread and not self.is_over
         return "force_eager" if here and not (self._spares and utils._in_hop_compile()) else elsewhere

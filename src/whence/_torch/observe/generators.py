@@ -254,31 +254,17 @@ def _drawing_functions() -> list[tuple[Kind, ModuleType, list[tuple[str, Callabl
     """What moves the generators of Python and NumPy, each with the module that it is found in."""
     numpy = sys.modules.get("numpy.random")
     found: list[tuple[Kind, ModuleType, list[tuple[str, Callable[..., Any]]]]] = []
-    found.append(("python", random, _functions_of_python()))
-    return found if numpy is None else [*found, ("numpy", numpy, _functions_of_numpy())]
+    found.append(("python", random, _functions_moving(random, "getstate")))
+    return found if numpy is None else [*found, ("numpy", numpy, _functions_moving(numpy, "get_state"))]
 
 
-def _functions_of_python() -> list[tuple[str, Callable[..., Any]]]:
-    """The functions of the module `random` that change the state of its generator."""
-    generator = random.random.__self__  # type: ignore[attr-defined]
-    bound = [(name, held) for name, held in vars(random).items() if callable(held)]
+def _functions_moving(module: ModuleType, reader: str) -> list[tuple[str, Callable[..., Any]]]:
+    """The functions of a module that change the state of the generator which its `reader` reads."""
+    generator = getattr(module, reader).__self__
     return [
         (name, held)
-        for name, held in bound
-        if getattr(held, "__self__", None) is generator and name != "getstate"
-    ]
-
-
-def _functions_of_numpy() -> list[tuple[str, Callable[..., Any]]]:
-    """The functions of `numpy.random` that change the state of its generator; none where it is not loaded."""
-    loaded = sys.modules.get("numpy.random")
-    if loaded is None:
-        return []
-    generator = loaded.get_state.__self__
-    return [
-        (name, held)
-        for name, held in vars(loaded).items()
-        if callable(held) and getattr(held, "__self__", None) is generator and name != "get_state"
+        for name, held in vars(module).items()
+        if callable(held) and getattr(held, "__self__", None) is generator and name != reader
     ]
 
 

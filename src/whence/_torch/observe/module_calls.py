@@ -18,6 +18,13 @@ from whence._torch.function_tracer import Untold, untold
 from whence._torch.observe.wrappers import call_through, inner_module
 from whence._torch.patching import patched
 
+_REGISTERING = (
+    "register_forward_pre_hook",
+    "register_forward_hook",
+    "register_full_backward_pre_hook",
+    "register_full_backward_hook",
+)
+
 
 class ObservedCall(NamedTuple):
     """A call of a module that is being made.
@@ -56,92 +63,80 @@ def observed_modules(observer: CallObserver) -> Iterator[None]:
 
     with ExitStack() as patches:
         patches.callback(end)
-        patches.enter_context(_wrapped(nn.Module, "__call__", _observed_call(observer, is_observed)))
-        patches.enter_context(_wrapped(nn.Module, "__getattr__", _observed_getattr(observer, is_observed)))
-        for container in (nn.Sequential, nn.ModuleList):
-            patches.enter_context(_wrapped(container, "__iter__", _observed_iter(observer, is_observed)))
-            patches.enter_context(_wrapped(container, "__getitem__", _observed_index(observer, is_observed)))
-        patches.enter_context(_wrapped(nn.ModuleDict, "__getitem__", _observed_index(observer, is_observed)))
-        for view in ("values", "items"):
-            patches.enter_context(_wrapped(nn.ModuleDict, view, _observed_view(observer, is_observed)))
+        for owner, name, observed in _OBSERVED:
+            patches.enter_context(patched(owner, name, observed(vars(owner)[name], observer, is_observed)))
         yield
 
 
-def _wrapped(owner: type, name: str, wrap: Callable[[Any], Any]) -> AbstractContextManager[None]:
-    return patched(owner, name, wrap(vars(owner)[name]))
+def _observed_call(call: Any, observer: CallObserver, is_observed: Callable[[], bool]) -> Any:
+    def observed_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if not is_observed():
+            return call(module, *args, **kwargs)
+        if (inner := inner_module(module)) is not None:
+            return call_through(call, module, inner, args, kwargs)
+        with Untold(observer.called(module, args, kwargs)) as observed:
+            if observed.answer is not None:
+                return observed.answer[0]
+            result = call(module, *args, **kwargs)
+            untold(observed.returned, result)
+        return result
+
+    return observed_call
 
 
-def _observed_call(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
-    def wrap(call: Any) -> Any:
-        def observed_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if not is_observed():
-                return call(module, *args, **kwargs)
-            if (inner := inner_module(module)) is not None:
-                return call_through(call, module, inner, args, kwargs)
-            with Untold(observer.called(module, args, kwargs)) as observed:
-                if observed.answer is not None:
-                    return observed.answer[0]
-                result = call(module, *args, **kwargs)
-                untold(observed.returned, result)
-            return result
+def _observed_getattr(lookup: Any, observer: CallObserver, is_observed: Callable[[], bool]) -> Any:
+    def observed_getattr(module: nn.Module, name: str) -> Any:
+        found = lookup(module, name)
+        if isinstance(found, nn.Module) and is_observed():
+            untold(observer.accessed, module, name, found)
+        return found
 
-        return observed_call
-
-    return wrap
+    return observed_getattr
 
 
-def _observed_getattr(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
-    def wrap(lookup: Any) -> Any:
-        def observed_getattr(module: nn.Module, name: str) -> Any:
-            found = lookup(module, name)
-            if isinstance(found, nn.Module) and is_observed():
-                untold(observer.accessed, module, name, found)
-            return found
+def _observed_iter(iterate: Any, observer: CallObserver, is_observed: Callable[[], bool]) -> Any:
+    def observed_iter(container: nn.Module) -> Iterator[nn.Module | None]:
+        children: Iterator[nn.Module | None] = iterate(container)
+        if not is_observed():
+            return children
+        return _announced(partial(observer.accessed, container), children, tuple(container._modules))
 
-        return observed_getattr
-
-    return wrap
+    return observed_iter
 
 
-def _observed_iter(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
-    def wrap(iterate: Any) -> Any:
-        def observed_iter(container: nn.Module) -> Iterator[nn.Module | None]:
-            children: Iterator[nn.Module | None] = iterate(container)
-            if not is_observed():
-                return children
-            return _announced(partial(observer.accessed, container), children, tuple(container._modules))
+def _observed_index(index: Any, observer: CallObserver, is_observed: Callable[[], bool]) -> Any:
+    def observed_index(container: nn.Module, key: Any) -> Any:
+        found = index(container, key)
+        if isinstance(found, nn.Module) and not isinstance(key, slice) and is_observed():
+            name = key if isinstance(key, str) else list(container._modules)[key]
+            observer.accessed(container, name, found)
+        return found
 
-        return observed_iter
-
-    return wrap
+    return observed_index
 
 
-def _observed_index(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
-    def wrap(index: Any) -> Any:
-        def observed_index(container: nn.Module, key: Any) -> Any:
-            found = index(container, key)
-            if isinstance(found, nn.Module) and not isinstance(key, slice) and is_observed():
-                name = key if isinstance(key, str) else list(container._modules)[key]
-                observer.accessed(container, name, found)
-            return found
+def _observed_view(view: Any, observer: CallObserver, is_observed: Callable[[], bool]) -> Any:
+    kind = _Values if view.__name__ == "values" else _Items
 
-        return observed_index
+    def observed_view(container: nn.ModuleDict) -> Any:
+        if not is_observed():
+            return view(container)
+        return kind(container._modules, partial(observer.accessed, container))
 
-    return wrap
+    return observed_view
 
 
-def _observed_view(observer: CallObserver, is_observed: Callable[[], bool]) -> Callable[[Any], Any]:
-    def wrap(view: Any) -> Any:
-        kind = _Values if view.__name__ == "values" else _Items
-
-        def observed_view(container: nn.ModuleDict) -> Any:
-            if not is_observed():
-                return view(container)
-            return kind(container._modules, partial(observer.accessed, container))
-
-        return observed_view
-
-    return wrap
+_OBSERVED: tuple[tuple[type, str, Callable[..., Any]], ...] = (
+    (nn.Module, "__call__", _observed_call),
+    (nn.Module, "__getattr__", _observed_getattr),
+    (nn.Sequential, "__iter__", _observed_iter),
+    (nn.Sequential, "__getitem__", _observed_index),
+    (nn.ModuleList, "__iter__", _observed_iter),
+    (nn.ModuleList, "__getitem__", _observed_index),
+    (nn.ModuleDict, "__getitem__", _observed_index),
+    (nn.ModuleDict, "values", _observed_view),
+    (nn.ModuleDict, "items", _observed_view),
+)
 
 
 def _announced(
@@ -180,3 +175,40 @@ class _Items(ItemsView[str, Any]):
 
     def __reversed__(self) -> Iterator[tuple[str, Any]]:
         return zip(tuple(reversed(self._held)), reversed(self._values), strict=True)
+
+
+class WriteObserver(Protocol):
+    """What is told about changes of modules."""
+
+    def attribute_set(self, module: nn.Module, name: str) -> None:
+        """The attribute `name` of `module` has been set."""
+
+    def module_hook_registered(self) -> None:
+        """A hook has been put on a module."""
+
+
+@contextmanager
+def observed_writes(observer: WriteObserver) -> Iterator[None]:
+    """Report attributes that are set and hooks that are registered on the calling thread."""
+    here = threading.get_ident()
+    before: dict[str, Any] = {name: vars(nn.Module)[name] for name in ("__setattr__", *_REGISTERING)}
+
+    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+        before["__setattr__"](module, name, value)
+        if threading.get_ident() == here:
+            observer.attribute_set(module, name)
+
+    def registering(register: Callable[..., Any]) -> Callable[..., Any]:
+        def registered(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == here:
+                observer.module_hook_registered()
+            return register(module, *args, **kwargs)
+
+        return registered
+
+    changed: dict[str, Any] = {name: registering(before[name]) for name in _REGISTERING}
+    changed["__setattr__"] = set_attribute
+    with ExitStack() as patches:
+        for name, function in changed.items():
+            patches.enter_context(patched(nn.Module, name, function))
+        yield

@@ -100,7 +100,6 @@ class Samples:
         return int(number)
 
     def _like(self, found: Tensor, sizes: Sequence[Any], samples: Sequence[_Sample]) -> Tensor:
-        """A fake tensor for what was found on numbers."""
         layout = comparable(sizes), found.stride()
         alike = next((row.tensor for row in samples if (row.sizes, row.strides) == layout), None)
         if alike is not None and alike.dtype == found.dtype:

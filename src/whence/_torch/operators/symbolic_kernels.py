@@ -2,19 +2,136 @@
 
 PyTorch has such kernels for its python dispatcher, and a capture with symbols needs it. Those of resampling
 and of recurrent networks compute otherwise than eager does, in other steps and so with other last bits. Here
-are kernels that call what eager calls, in `recurrent_cells` those of a network's cells; PyTorch's own come
-back when the capture is over (`record/symbolic_dispatch.py`).
+are kernels that call what eager calls; PyTorch's own come back when the capture is over
+(`record/symbolic_dispatch.py`). Those of recurrent cells work in place, on pieces of one tensor: a kernel
+gives other last bits on a piece than on a copy of it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp.decompositions import lstm_impl, upsample_compute_output_size
+from torch._prims_common import suggest_memory_format
+from torch.nn.functional import linear
 
-from whence._torch.operators.recurrent_cells import Cell, lstm, recurrent
+from whence._torch.sizes.symbols import comparable, without_decisions
+
+if TYPE_CHECKING:
+    from whence._torch.sizes.environment import SizeEnvironment
+
+
+Weights = Sequence[Tensor | None]
+"""Of the inputs and of the hidden state, then the biases of both, None where there are none."""
+Cell = Callable[[Tensor, Any, Weights], Any]
+"""The next state, from what the inputs' weights made of a step and from the state before."""
+_INPUT_SIZE = 2
+SymbolRule = Callable[[Any, tuple[Any, ...], dict[str, Any], "SizeEnvironment | None"], Any]
+"""What an operator gives on arguments with open sizes; the choice of a real kernel decides nothing."""
+
+
+def gru_cell(step: Tensor, hidden: Tensor, weights: Weights) -> Tensor:
+    reset_in, update_in, new_in = step.unsafe_chunk(3, 1)
+    reset, update, new = _of_hidden(hidden, weights).unsafe_chunk(3, 1)
+    reset.add_(reset_in).sigmoid_()
+    update.add_(update_in).sigmoid_()
+    found = new_in.add(new.mul_(reset)).tanh_()
+    return (hidden - found).mul_(update).add_(found)
+
+
+def simple_cell(
+    nonlinearity: Callable[[Tensor], Tensor], step: Tensor, hidden: Tensor, weights: Weights
+) -> Tensor:
+    return nonlinearity(_of_hidden(hidden, weights).add_(step))
+
+
+def _of_hidden(hidden: Tensor, weights: Weights) -> Tensor:
+    held: Any = weights
+    return linear(hidden, held[1], held[3])
+
+
+def lstm_cell(step: Tensor, state: Any, weights: Weights) -> tuple[Tensor, Tensor]:
+    """One step of an LSTM, whose state is the hidden state and the cell; a projection shortens the first."""
+    hidden, cell = state
+    pieces = _of_hidden(hidden, weights).add_(step).unsafe_chunk(4, 1)
+    taken, kept, found, shown = (
+        pieces[0].sigmoid_(),
+        pieces[1].sigmoid_(),
+        pieces[2].tanh_(),
+        pieces[3].sigmoid_(),
+    )
+    cell = (kept * cell).add_(taken * found)
+    hidden = shown * cell.tanh()
+    projection: Any = weights[4] if len(weights) > 4 else None
+    return (hidden if projection is None else hidden.matmul(projection.t())), cell
+
+
+def recurrent(
+    cell: Cell, inputs: Tensor, hidden: Tensor, params: Sequence[Tensor], *options: Any
+) -> tuple[Tensor, Tensor]:
+    """What `torch.gru` and its like give: all results, and the last hidden states.
+
+    `options` are `has_biases, layers, dropout, train, bidirectional, batch_first`.
+    """
+    rows = _rows(params, 2, has_biases=options[0])
+    results, ends = _stacked(cell, inputs, hidden.unbind(0), rows, options[1:])
+    return results, torch.stack(ends)
+
+
+def lstm(
+    inputs: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], *options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `torch.lstm` gives where no layer runs in oneDNN: all results, last hidden states and cells."""
+    projects = hidden[0].shape[2] != hidden[1].shape[2]
+    rows = _rows(params, 3 if projects else 2, has_biases=options[0])
+    states = list(zip(hidden[0].unbind(0), hidden[1].unbind(0), strict=True))
+    results, ends = _stacked(lstm_cell, inputs, states, rows, options[1:])
+    return results, torch.stack([last for last, _ in ends]), torch.stack([cell for _, cell in ends])
+
+
+def _stacked(
+    cell: Cell, inputs: Tensor, states: Sequence[Any], rows: Sequence[Weights], options: Sequence[Any]
+) -> tuple[Tensor, list[Any]]:
+    """Layer upon layer; `options` are `layers, dropout, train, bidirectional, batch_first`."""
+    layers, dropout, train, bidirectional, batch_first = options
+    current = inputs.transpose(0, 1) if batch_first else inputs
+    ends: list[Any] = []
+    directions = 2 if bidirectional else 1
+    for layer in range(layers):
+        found = [
+            _direction(cell, current, states[row], rows[row], is_reversed=bool(row % directions))
+            for row in range(layer * directions, (layer + 1) * directions)
+        ]
+        ends += [last for _, last in found]
+        current = torch.cat([all_steps for all_steps, _ in found], -1) if bidirectional else found[0][0]
+        if dropout and train and layer < layers - 1:
+            current = torch.dropout(current, dropout, train=True)
+    return (current.transpose(0, 1) if batch_first else current), ends
+
+
+def _rows(params: Sequence[Tensor], matrices: int, *, has_biases: bool) -> list[Weights]:
+    """The weights of each layer and direction: two matrices, two biases or None, and the third matrix."""
+    count = matrices + 2 if has_biases else matrices
+    rows: list[Weights] = [params[at : at + count] for at in range(0, len(params), count)]
+    return rows if has_biases else [(*row[:2], None, None, *row[2:]) for row in rows]
+
+
+def _direction(
+    cell: Cell, inputs: Tensor, state: Any, weights: Weights, *, is_reversed: bool
+) -> tuple[Tensor, Any]:
+    """All hidden states of a layer in one direction, in the order of the inputs, and the state made last."""
+    held: Any = weights
+    steps = list(linear(inputs, held[0], held[2]).unbind(0))
+    found: list[Tensor] = []
+    for step in reversed(steps) if is_reversed else steps:
+        state = cell(step, state, weights)
+        found.append(state[0] if isinstance(state, tuple) else state)
+    return torch.stack(found[::-1] if is_reversed else found), state
+
 
 aten = torch.ops.aten
 _LSTM = 2
@@ -113,3 +230,65 @@ def stepwise(operator: Any, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
         return recurrent(cell, inputs, *rest)
 
     return kernel
+
+
+def convolution(tensor: int, weight: int, transposed: int, groups: int) -> SymbolRule:
+    """The positions of the input, the weight, whether it is transposed, and the groups.
+
+    Fake convolutions ask for the backend to know the memory format of the result: oneDNN is not taken for a
+    batch below 16. Which kernel runs is chosen anew in every run, by the program as by eager, so the question
+    is not to limit sizes. What the operator really requires of sizes is required here.
+    """
+
+    def rule(
+        func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], environment: "SizeEnvironment | None"
+    ) -> Any:
+        kernel = args[weight]
+        taken = kernel.shape[0] if args[transposed] else kernel.shape[1] * args[groups]
+        torch._check(args[tensor].shape[1] == taken)
+        with without_decisions(environment):
+            return func(*args, **kwargs)
+
+    return rule
+
+
+def resampling_backward(
+    _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any], environment: "SizeEnvironment | None"
+) -> Any:
+    """It has no fake kernel for symbols; its result has the size of an argument."""
+    with without_decisions(environment):
+        layout = suggest_memory_format(args[0])
+        size = args[_INPUT_SIZE]
+        return torch.empty(size, dtype=args[0].dtype, device=args[0].device, memory_format=layout)
+
+
+def attention_on_cpu(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], environment: "SizeEnvironment | None"
+) -> Any:
+    """For an empty sequence eager takes another kernel; this one divides by its length: the process ends."""
+    if environment is not None:
+        environment.require_filled(*(tensor.shape[-2] for tensor in args[:2]))
+    return func(*args, **kwargs)
+
+
+def write_in_place(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], environment: "SizeEnvironment | None"
+) -> Any:
+    """Whether what is written to overlaps with itself is not to be asked."""
+    with _overlap_undecided(args, environment):
+        return func(*args, **kwargs)
+
+
+@cache
+def writes_in_place(func: Any) -> bool:
+    """Whether an operator writes what belongs at each place to its first argument."""
+    written = func._schema.is_mutable and func._schema.name.endswith("_")
+    return written and (func is aten.copy_.default or torch.Tag.pointwise in func.tags)
+
+
+def _overlap_undecided(
+    args: tuple[Any, ...], environment: "SizeEnvironment | None"
+) -> AbstractContextManager[Any]:
+    """Decides nothing where all tensors have the same sizes; otherwise some are broadcast to the first."""
+    sizes = {comparable(value.shape) for value in args if isinstance(value, Tensor)}
+    return without_decisions(environment) if len(sizes) == 1 else nullcontext()

@@ -15,15 +15,16 @@ from torch._ops import OpOverload
 
 from whence._torch.operators import symbolic_kernels, views
 from whence._torch.operators.fake_layouts import LayoutRule, as_on_meta, follows
-from whence._torch.operators.kernel_choices import (
+from whence._torch.operators.symbolic_kernels import (
     SymbolRule,
     attention_on_cpu,
     convolution,
+    gru_cell,
     resampling_backward,
+    simple_cell,
     write_in_place,
     writes_in_place,
 )
-from whence._torch.operators.recurrent_cells import gru_cell, simple_cell
 from whence._torch.operators.views import ViewInverse
 
 aten = torch.ops.aten

@@ -30,7 +30,6 @@ class _Writing(fx.proxy.GraphAppendingTracer):
     def create_proxy(  # type: ignore[override]
         self, _kind: str, target: Any, args: Any, kwargs: Any, *_rest: Any, **_options: Any
     ) -> fx.Proxy:
-        """A proxy of the node that is written."""
         args, kwargs = self.create_arg(args), self.create_arg(kwargs)
         values: Any = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
         return fx.Proxy(self._write(target, args, kwargs, values), self)

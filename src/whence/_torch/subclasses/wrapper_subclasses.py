@@ -136,7 +136,6 @@ def sizes_are_known(layout: Composition) -> bool:
 
 
 def _tensors_of(tensor: Any) -> list[tuple[str, Tensor]]:
-    """The attributes of a composed tensor that hold tensors."""
     names, _ = tensor.__tensor_flatten__()
     held = [(name, getattr(tensor, name)) for name in names]
     return [(name, value) for name, value in held if isinstance(value, Tensor)]

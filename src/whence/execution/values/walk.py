@@ -1,7 +1,7 @@
 """A program's graph, node by node, over real values."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -61,12 +61,8 @@ def _value(program: Program, node: fx.Node, inputs: Mapping[str, Any], values: M
     if node.op == "get_attr":
         return whole(program.state[node.name].detach())
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])
-    with _mode(program):
+    with torch.enable_grad() if _holds_gradients(program) else nullcontext():
         return run_as(node.target)(*args, **kwargs)
-
-
-def _mode(program: Program) -> AbstractContextManager[Any]:
-    return torch.enable_grad() if _holds_gradients(program) else nullcontext()
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[str]]:

@@ -18,8 +18,7 @@ from whence.hierarchy.run.captured import captured_of
 from whence.hierarchy.run.variants import keep_variant
 from whence.hierarchy.tree import Tree
 from whence.program import Program, wellformed
-from whence.program.copying import copy_results
-from whence.program.state import refuse_elsewhere
+from whence.program.state import copy_results, refuse_elsewhere
 from whence.provenance import CallSite
 from whence.schema import Phase
 

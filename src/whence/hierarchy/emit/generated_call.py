@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from whence._torch.subclasses.fully_sharded import whole
-from whence.hierarchy.run.converted_state import refuse_moved
+from whence.hierarchy.run.captured import refuse_moved
 from whence.hierarchy.run.interface import Interface, readable
 from whence.hierarchy.run.wrapper_subclasses import attribute_of
 from whence.program import Structure

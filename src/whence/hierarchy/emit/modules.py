@@ -62,7 +62,6 @@ def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
 
 
 def _trees(program: Program, called: Mapping[ModulePath, object]) -> dict[ModulePath, nn.Module]:
-    """A captured module for each of the model."""
     first = {record.path: record.same_as for record in program.modules if record.same_as is not None}
     are_called = {first.get(path, path) for path in called}
     made: dict[ModulePath, nn.Module] = {ROOT: _root(program)}

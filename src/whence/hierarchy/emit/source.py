@@ -19,7 +19,7 @@ from whence._torch.operators.schemas import OpOverload, entry_point
 from whence._torch.subclasses.fully_sharded import is_distributed, whole
 from whence.hierarchy.plan.plan import Body, Plan
 from whence.hierarchy.run import gradient_pieces as pieces
-from whence.hierarchy.run.converted_state import refuse_moved
+from whence.hierarchy.run.captured import refuse_moved
 from whence.hierarchy.run.differentiable import straight_through, with_gradients
 from whence.hierarchy.run.gradient_pieces import GradientPieces
 from whence.hierarchy.tree import TAKEN_NAMES
@@ -57,7 +57,6 @@ class _BodyWriter:
     origins: dict[int, UserLine | None] = field(default_factory=dict)
 
     def local(self, name: str) -> str:
-        """The variable of a value."""
         if name not in self.locals:
             self.locals[name] = f"v{len(self.locals)}"
         return self.locals[name]

@@ -26,7 +26,7 @@ from whence.hierarchy.swap.state import places
 from whence.hierarchy.swap.unpreserved import Unpreserved, in_place_of, name_of_repeated
 from whence.program import Convention
 from whence.program.arguments.binding import CallSpelling, spelling_of
-from whence.program.arguments.quick_check import Look
+from whence.program.arguments.fitting import Look
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:

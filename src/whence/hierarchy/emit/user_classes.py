@@ -40,7 +40,6 @@ def instances(program: Program, model: object) -> dict[ModulePath, nn.Module]:
 
 
 def _modules_of(program: Program, model: object) -> dict[ModulePath, nn.Module]:
-    """Every module of the model under every name."""
     if program.calls.entry == ROOT_CALL:
         raise UsageError(
             f"{program.name} is no module, so it has no class to unflatten onto",

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from whence.hierarchy.plan.facts import PHASES, NodeLayout
-from whence.hierarchy.plan.parts import BodyPart, Parts
+from whence.hierarchy.plan.facts import PHASES, BodyPart, NodeLayout, Parts
 from whence.hierarchy.plan.plan import ROOT_CALL, Region, pack_of
 from whence.provenance import ModulePath
 from whence.schema import Phase
@@ -77,7 +76,6 @@ class _Router:
             step, call = call, self.layout.parents[phase][call]
 
     def use(self, value: str, user: BodyPart) -> None:
-        """A part reads `value`."""
         phase, call = user.region
         if value in self.layout.state_paths:
             self._read_state(value, user.region)
@@ -89,7 +87,6 @@ class _Router:
             self._across_phases(value, maker.region[1], call)
 
     def give_back(self, value: str) -> None:
-        """The program returns `value`."""
         if value in self.makers:
             phase, call = self.makers[value].region
             self._export(value, phase, call, ROOT_CALL)

@@ -1,15 +1,25 @@
 """Make a plan: lay the program out, follow values across borders, put the steps of each body in order."""
 
+import heapq
 from collections.abc import Mapping
+from typing import TypeVar
 
 from whence.hierarchy.plan.borders import Borders, trace_borders
 from whence.hierarchy.plan.equal_calls import CallPlans
-from whence.hierarchy.plan.facts import PHASES, NodeLayout, layout_of
-from whence.hierarchy.plan.order import CyclicError, topological
-from whence.hierarchy.plan.parts import Parts, parts_of
+from whence.hierarchy.plan.facts import PHASES, NodeLayout, Parts, layout_of, parts_of
 from whence.hierarchy.plan.plan import ROOT_CALL, Body, CallPlan, Flattened, Plan, Region
 from whence.program import Program
 from whence.schema import Phase
+
+Part = TypeVar("Part", bound=str | int)
+
+
+class CyclicError(ValueError):
+    """Some parts wait for each other in a circle; `parts` are those on one."""
+
+    def __init__(self, parts: frozenset[str | int]) -> None:
+        super().__init__(f"parts wait for each other: {sorted(map(str, parts))}")
+        self.parts = parts
 
 
 def plan(program: Program, *, flat: bool = False) -> Plan:
@@ -34,7 +44,6 @@ def plan(program: Program, *, flat: bool = False) -> Plan:
 def _orders(
     layout: NodeLayout, parts: Parts, borders: Borders
 ) -> tuple[dict[Region, tuple[str | int, ...]], dict[Region, str]]:
-    """The steps of each region in order, and the calls that have none, with the reason."""
     rank = {phase: ranks(layout, parts, phase) for phase in PHASES}
     orders: dict[Region, tuple[str | int, ...]] = {}
     circles: dict[Region, str] = {}
@@ -123,3 +132,35 @@ def _root_inputs(layout: NodeLayout, phase: Phase) -> tuple[str, ...]:
     if phase is Phase.FORWARD:
         return tuple(name for name in rows if name in layout.users)
     return tuple(name for name in (*rows, layout.program.facts.seed) if name in layout.tangents)
+
+
+def topological(waits: Mapping[Part, set[Part]], rank: Mapping[str | int, int]) -> tuple[Part, ...]:
+    """The parts in order, the lowest rank first among those that are ready; raises `CyclicError`."""
+    missing = {part: len(sources) for part, sources in waits.items()}
+    followers: dict[Part, list[Part]] = {part: [] for part in waits}
+    for part, sources in waits.items():
+        for source in sources:
+            followers[source].append(part)
+    ready = [(rank[part], position, part) for position, part in enumerate(waits) if not missing[part]]
+    heapq.heapify(ready)
+    ordered: list[Part] = []
+    while ready:
+        _, _, part = heapq.heappop(ready)
+        ordered.append(part)
+        for follower in followers[part]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, (rank[follower], len(ordered) + len(waits), follower))
+    if len(ordered) < len(waits):
+        raise CyclicError(_circle(waits, frozenset(ordered)))
+    return tuple(ordered)
+
+
+def _circle(waits: Mapping[Part, set[Part]], done: frozenset[Part]) -> frozenset[str | int]:
+    """The parts of one circle, found by walking back along what is still waited for."""
+    part = next(part for part in waits if part not in done)
+    walked: list[Part] = []
+    while part not in walked:
+        walked.append(part)
+        part = next(source for source in waits[part] if source not in done)
+    return frozenset(walked[walked.index(part) :])

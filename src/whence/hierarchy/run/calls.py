@@ -16,14 +16,13 @@ from whence._torch.subclasses.fully_sharded import whole
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients
 from whence._torch.tensors import autocast_state, without_autocast
 from whence.errors import CallError
-from whence.hierarchy.emit.for_interpreter import interpreted
 from whence.hierarchy.emit.generated_call import GeneratedCall, carries_gradient, generated_call
-from whence.hierarchy.emit.graphs import as_graph
+from whence.hierarchy.emit.graphs import as_graph, interpreted
 from whence.hierarchy.emit.source import FunctionSource, write
 from whence.hierarchy.emit.traced_calls import Alone, alone, on_proxies, plain_body, plain_call
 from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region
 from whence.hierarchy.plan.planning import plan as plan_of
-from whence.hierarchy.run.differentiable import Differentiation, laid_out, run_differentiably
+from whence.hierarchy.run.differentiable import CapturedFunction, Differentiation, laid_out
 from whence.hierarchy.run.differentiated_state import HeldTensors
 from whence.hierarchy.run.gradient_pieces import GradientPieces, pieces_of
 from whence.hierarchy.run.inner_calls import ChildCall, child_call
@@ -34,9 +33,8 @@ from whence.hierarchy.swap.refusal import Refusal
 from whence.hierarchy.swap.state import Replacing, Touched, newcomers, places, refuse_half, touched_of
 from whence.hierarchy.swap.unpreserved import refuse_lost
 from whence.hierarchy.value_shapes import described
-from whence.program.arguments.asked_modes import refuse_other_modes
-from whence.program.arguments.fitting import Misfit, other_autocast
-from whence.program.arguments.overlap import refuse_overlap
+from whence.program.arguments.convention import refuse_overlap
+from whence.program.arguments.fitting import Misfit, other_autocast, refuse_other_modes
 from whence.program.program import Program
 from whence.program.queries.printing import marked
 from whence.provenance import ModulePath
@@ -320,7 +318,9 @@ class CallBody(_OfThisProcess):
         half = Half.IN_PIECES if inside or replacing.modules else Half.BACKWARD
         watched = tuple(held.watched(module, parameters))
         run = Differentiation(self, module, self.call_plan, gradients, watched, half, own, tied)
-        outputs = dict(zip(names, run_differentiably(run, [*map(whole, parameters)], inputs), strict=True))
+        outputs = dict(
+            zip(names, CapturedFunction.apply(run, *map(whole, parameters), *inputs, *run.new), strict=True)
+        )
         return self._unreached_refused(interface, gradients, outputs)
 
     @cached_property

@@ -1,20 +1,23 @@
 """What a module of a tree runs: captured calls, held by a `Tree` or by an instance of the user's class."""
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from whence._torch.observe.compile_flags import constant_to_tracers
 from whence.errors import CallError
 from whence.hierarchy.plan.plan import Plan
-from whence.program.copying import refuse_pickling
+from whence.program.state import refuse_pickling
+from whence.provenance import ModulePath
 
 if TYPE_CHECKING:
     from whence.hierarchy.run.calls import CallBody
     from whence.hierarchy.run.variants import VariantTree
+
 
 KEY = "_whence_captured"
 """The attribute under which a module holds its captured calls."""
@@ -220,3 +223,29 @@ def tell_of_mode(module: nn.Module, mode: bool) -> None:
         "graphs stay so: capture again in the other mode to change what dropout and batch normalisation do",
         stacklevel=3,
     )
+
+
+def refuse_moved(
+    module: nn.Module, path: Iterable[str], held: object, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise `CallError` where what `module` holds at `path` has another dtype, or is on another
+    kind of device.
+
+    What `torch.fx` puts in the place of a tensor has neither.
+    """
+    if not isinstance(held, Tensor) or (held.dtype is dtype and held.device.type == device.type):
+        return
+    now, then = f"{held.dtype} on {held.device}", f"{dtype} on {device}"
+    raise CallError(
+        f"{_path_of(module, path)} is {now} now, and was {then} at capture",
+        why="the casts, constants and kernels in the graph are those of the capture",
+        remedy="convert the model and capture again, or convert this module back",
+    )
+
+
+def _path_of(module: nn.Module, path: Iterable[str]) -> str:
+    """The path from the root, which every module of a tree knows by the calls that it holds."""
+    holder = captured_of(module)
+    call = None if holder is None else next(iter(holder.bodies.values()), None)
+    around = () if call is None else call.plan.site(call.number).path
+    return str(ModulePath((*around, *path)))

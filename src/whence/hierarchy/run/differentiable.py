@@ -51,15 +51,8 @@ class Differentiation:
         return (*(name for name, _ in self.gradients.parameters), *self.plan.forward.inputs)
 
 
-def run_differentiably(
-    run: Differentiation, parameters: Sequence[Tensor], values: Sequence[Any]
-) -> tuple[Any, ...]:
-    """The outputs of the body, connected to `parameters` and `values` through the captured backward."""
-    return CapturedFunction.apply(run, *parameters, *values, *run.new)  # type: ignore[no-any-return]
-
-
 class CapturedFunction(torch.autograd.Function):
-    """A captured call as one node of autograd's graph."""
+    """A captured call as one node of autograd's graph: the outputs of a body over parameters and values."""
 
     @staticmethod
     def forward(ctx: Any, run: Differentiation, *tensors: Any) -> tuple[Any, ...]:
@@ -259,10 +252,8 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(_ctx: Any, value: Tensor, _tensor: Tensor) -> Tensor:
-        """The number."""
         return value.view_as(value)
 
     @staticmethod
     def backward(_ctx: Any, received: Tensor) -> Any:
-        """The gradient, for the history."""
         return None, received

@@ -136,7 +136,6 @@ class SwapTrial:
         return bool(parts) and all(part.scope in inside for part in parts)
 
     def _is_inside(self, value: str) -> bool:
-        """Whether the original computed a value."""
         _, call = self.plan.regions.get(value, (None, -1))
         return call in self.plan.program.calls.within(self.number)
 

@@ -15,9 +15,8 @@ from whence._torch.operators.schemas import reads_memory
 from whence._torch.pytrees import TreeSpec, tree_flatten
 from whence._torch.record.annotations import said_of
 from whence.errors import Fault, UnsupportedGraph
-from whence.interop.attached.arguments import Arguments, arguments_of
+from whence.interop.attached.arguments import Arguments, arguments_of, open_sizes
 from whence.interop.attached.attribution import Modules, Phases, calls_of, phases_of, write_origins
-from whence.interop.attached.open_sizes import open_sizes
 from whence.interop.attached.roles import GraphWords, Result, Slot, Told, told
 from whence.interop.exported.call_boundaries import with_structures
 from whence.interop.exported.read import functional_form
@@ -151,16 +150,15 @@ class _Inputs:
 
     def _add_state(self, row: StateTensor, slots: Sequence[Slot]) -> None:
         first, *others = row.paths
-        kind = InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER
         value = slots[0].node.meta.get("val") if slots else None
         value = self._fake(row.tensor) if value is None else value
         if value.is_leaf and value.requires_grad is not row.tensor.requires_grad:
             value = value.detach().requires_grad_(row.tensor.requires_grad)
-        node = self._placeholder(state_name(kind, first), value, slots)
+        node = self._placeholder(state_name(row.kind, first), value, slots)
         self.state[node.name] = row.tensor
         self.rows[node.name] = Input(
             node.name,
-            kind,
+            row.kind,
             str(first),
             tuple(map(str, others)),
             first.parent,
@@ -190,7 +188,6 @@ class _Inputs:
         self.rows[node.name] = Input(node.name, InputKind.TANGENT, slot.path, value=node.meta["val"])
 
     def named(self, path: str) -> Input:
-        """The input at a path, or a name of state."""
         return next(row for row in self.rows.values() if path in (row.path, *row.aliases))
 
 

@@ -18,8 +18,7 @@ from torch import fx
 from whence._torch.record.annotations import said_of
 from whence.interop.graphs.call_sites import ROOT_MODULE, Sites, sites_of
 from whence.interop.graphs.faults import refusal, scope_faults
-from whence.interop.graphs.frames import STACK, Frame, Spelling, frames_in, frames_of
-from whence.interop.graphs.source_lines import source_of
+from whence.interop.graphs.frames import STACK, Frame, Spelling, frames_in, frames_of, source_of
 from whence.program.node_records import set_origin
 from whence.provenance import ModulePath, Origin
 from whence.provenance.places import common_ancestor

@@ -188,8 +188,7 @@ class Teller:
 
 
 def _state_slot(node: fx.Node, row: StateTensor) -> Slot:
-    kind = InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER
-    return Slot(node, kind, str(row.paths[0]), state=row)
+    return Slot(node, row.kind, str(row.paths[0]), state=row)
 
 
 def _dynamo_tail(name: str) -> str:

@@ -57,7 +57,6 @@ def _held_by(program: Program) -> StateUses:
 
 
 def _whole_call(program: Program) -> KeptConvention:
-    """What the program itself takes and returns."""
     users = tuple(Named(row.name) for row in program.signature.inputs_of(InputKind.USER))
     return KeptConvention(Structure(program.convention.spec, users), program.result)
 

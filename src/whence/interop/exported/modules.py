@@ -7,9 +7,8 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from whence._torch.operators.table import said_of
-from whence.interop.exported.held_state import ModuleState, held_by
 from whence.interop.exported.shared_modules import Chain, instances_of
-from whence.interop.exported.state import State
+from whence.interop.exported.state import ModuleState, State, held_by
 from whence.interop.graphs.frames import segments
 from whence.program import ModuleRecord
 from whence.provenance import ROOT, ModulePath

@@ -1,5 +1,6 @@
 """A torch.export.ExportedProgram becomes a Program, step by step."""
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -9,15 +10,13 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
-from whence._torch.export.programs import fakes_like
+from whence._torch.export.programs import came_through, fakes_like, ran_for
 from whence._torch.graphs import graph_module, nested_graph, placeholder
 from whence._torch.higher_order.function_graphs import is_of_transform
 from whence.errors import Fault, UnsupportedGraph, UnsupportedMutation
 from whence.interop.exported.call_boundaries import KeptConvention, leaf_of, leaves_of, with_structures
-from whence.interop.exported.decomposed import made_by_decomposition
 from whence.interop.exported.modules import module_paths, records_of, training_flags
 from whence.interop.exported.refusals import refuse_unsupported
-from whence.interop.exported.shared_memory import read_through_one
 from whence.interop.exported.shared_modules import Chain
 from whence.interop.exported.signature import (
     convention_of,
@@ -27,15 +26,13 @@ from whence.interop.exported.signature import (
     user_inputs,
     user_outputs,
 )
-from whence.interop.exported.state import State, state_of
-from whence.interop.exported.state_values import histories
+from whence.interop.exported.state import State, histories, read_through_one, state_of
 from whence.interop.graphs.call_sites import ROOT_MODULE, Sites, sites_of
 from whence.interop.graphs.decompose_composites import with_casts, without_hidden_writes
 from whence.interop.graphs.faults import refusal, scope_faults
-from whence.interop.graphs.frames import frames_of, root_type, spelling_of
+from whence.interop.graphs.frames import frames_of, root_type, source_of, spelling_of
 from whence.interop.graphs.inline import Flat, Region, flattened
 from whence.interop.graphs.no_op_casts import Echo, echoes, meant, without
-from whence.interop.graphs.source_lines import source_of
 from whence.program import GraphFacts, ModuleRecord, Program, Signature, Structure
 from whence.program.node_records import set_origin, write_facts
 from whence.program.wellformed import check
@@ -47,6 +44,8 @@ from whence.schema import Phase, Quality
 _NONE: Mapping[str, Tensor] = MappingProxyType({})
 _DECOMPOSE = "call run_decompositions({}) on the exported program first"
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+_AS_EXPORTED = "TRAINING"
+"""The dialect of a program that nobody decomposed."""
 
 
 def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor] = _NONE) -> Program:
@@ -110,7 +109,17 @@ def _flat(exported: ExportedProgram, rows: Sequence[State]) -> tuple[Flat, list[
         value = known.meta["val"] if known is not None else fake(row.tensor)
         held |= dict.fromkeys((row.name, *row.placeholders), placeholder(graph, row.name, {"val": value}))
     users = [
-        placeholder(graph, spec.arg.name, {"val": _value(old[spec.arg.name], spec.arg)})
+        placeholder(
+            graph,
+            spec.arg.name,
+            {
+                "val": (
+                    spec.arg.value
+                    if isinstance(spec.arg, ConstantArgument)
+                    else old[spec.arg.name].meta["val"]
+                )
+            },
+        )
         for spec in exported.graph_signature.input_specs
         if spec.kind is InputKind.USER_INPUT
     ]
@@ -129,10 +138,6 @@ def _objects(exported: ExportedProgram) -> dict[str, Any]:
     kinds = (InputKind.CUSTOM_OBJ, InputKind.TOKEN)
     specs = (spec for spec in exported.graph_signature.input_specs if spec.kind in kinds)
     return {spec.arg.name: exported.constants.get(spec.target or "") for spec in specs}
-
-
-def _value(node: fx.Node, argument: Any) -> Any:
-    return argument.value if isinstance(argument, ConstantArgument) else node.meta["val"]
 
 
 def _sites(exported: ExportedProgram, flat: Flat, rows: Sequence[State]) -> tuple[Sites, list[Chain]]:
@@ -337,3 +342,19 @@ def _side(
 
 def _now(functional: Functional, value: Any) -> Any:
     return functional.value_of(value) if isinstance(value, fx.Node) else value
+
+
+def made_by_decomposition(dialect: str, nodes: Sequence[fx.Node]) -> frozenset[fx.Node]:
+    """The operations that were not in the exported program: their modules are deduced.
+
+    One that came through as it was is where it was called. What another one was decomposed into has taken
+    over its metadata, and what a region held (`no_grad`, autocast) that of the region.
+    """
+    if dialect == _AS_EXPORTED or not any(map(ran_for, nodes)):
+        return frozenset()
+    made: set[fx.Node] = set()
+    for node in nodes:
+        is_item = node.target is operator.getitem
+        if (node.args[0] in made) if is_item else not came_through(node):
+            made.add(node)
+    return frozenset(made)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 
-from whence.interop.exported.held_state import ModuleState
+from whence.interop.exported.state import ModuleState
 from whence.interop.graphs.frames import Frame
 from whence.provenance import ROOT, ModulePath
 

@@ -2,17 +2,18 @@
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from keyword import iskeyword
 from typing import Any
 
 from torch import fx
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, FlatArgsAdapter
 
 from whence._torch.operators.schemas import reads_memory
 from whence._torch.pytrees import TreeSpec, key_segments, spelled, tree_flatten_with_path, tree_unflatten
 from whence._torch.sizes.exported_sizes import limits_of
 from whence.interop.exported.state import State
-from whence.program import Constant, Convention, Input, Named, Output, Structure
+from whence.program import Constant, Convention, Input, Named, Output, Program, Structure
 from whence.program.arguments.convention import paths_of
 from whence.program.calls import Leaf
 from whence.provenance import ModulePath
@@ -93,3 +94,10 @@ def _parameters(
         kwargs
     )
     return inspect.Signature([inspect.Parameter(name, kind) for name, kind in zip(names, kinds, strict=True)])
+
+
+def adapted(program: Program, adapter: FlatArgsAdapter | None) -> Program:
+    """The program with an adapter for its own arguments; itself where there is none."""
+    if adapter is None:
+        return program
+    return program.with_changes(convention=replace(program.convention, adapter=adapter.adapt))

@@ -3,11 +3,11 @@
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import fx
 
 from whence._torch.export.programs import looks_into
+from whence._torch.graphs import nodes_in
 from whence._torch.operators.schemas import written_arguments
 
 
@@ -45,15 +45,9 @@ def looked_into(node: fx.Node) -> Iterator[fx.Node]:
     """The values that the results of an operation may look into, as its schema says."""
     positions = (0,) if node.target is operator.getitem else looks_into(node.target)
     for position in positions:
-        yield from _nodes_in(node.args[position] if position < len(node.args) else None)
+        yield from nodes_in(node.args[position] if position < len(node.args) else None)
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:
     """The values that an operation writes to."""
-    return [*_nodes_in(written_arguments(node.target, node.args, node.kwargs))]
-
-
-def _nodes_in(value: Any) -> Iterator[fx.Node]:
-    found: list[fx.Node] = []
-    fx.map_arg(value, found.append)
-    return iter(found)
+    return nodes_in(written_arguments(node.target, node.args, node.kwargs))

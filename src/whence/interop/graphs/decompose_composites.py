@@ -53,7 +53,6 @@ def with_casts(flat: Flat) -> None:
 
 
 def _dtypes(value: Any) -> list[Any]:
-    """The dtypes of a value, or of several, in order."""
     if isinstance(value, (tuple, list)):
         return [dtype for item in value for dtype in _dtypes(item)]
     return [value] if isinstance(value, torch.dtype) else [value.dtype] if isinstance(value, Tensor) else []

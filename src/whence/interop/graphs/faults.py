@@ -6,8 +6,7 @@ from types import MappingProxyType
 from torch import fx
 
 from whence.errors import Fault, Place, UnsupportedGraph
-from whence.interop.graphs.frames import STACK, Frame, segments
-from whence.interop.graphs.source_lines import source_of
+from whence.interop.graphs.frames import STACK, Frame, segments, source_of
 from whence.program.queries.printing import marked
 from whence.provenance import ModulePath
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import fx
 
-from whence.provenance import ROOT, ModulePath
+from whence._torch.files import TORCH
+from whence.provenance import ROOT, ModulePath, Source
 
 STACK = "nn_module_stack"
 _ROOTS = frozenset({"L['self']", "L__self__", "_export_root", "self", "L['fn']", "L__fn__"})
@@ -22,6 +23,7 @@ _PATCHED = re.compile(r"(^|\.)forward\.__self__(?=\.|$)")
 _OUTSIDE = re.compile(r"G\[|.*\.__closure__\[")
 """How it calls a module that a global variable or a closure holds: a part of its caller."""
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
+_ENTRY = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 @dataclass(frozen=True)
@@ -195,3 +197,11 @@ def _can_be_counted(segment: str, names: list[str]) -> bool:
 
 def _contradicts(counted: Spelling, raw: str, read: ModulePath | None) -> bool:
     return read is not None and not read.is_within(counted.path(raw))
+
+
+def source_of(node: fx.Node) -> Source | None:
+    """The innermost line that is not PyTorch's own, or else the innermost; None where nothing was kept."""
+    found = _ENTRY.findall(str(node.meta.get("stack_trace") or ""))
+    lines = [Source(file, int(line), function) for file, line, function in found]
+    own = [line for line in lines if not line.file.startswith(TORCH)]
+    return next(reversed(own or lines), None)

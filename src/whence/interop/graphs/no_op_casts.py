@@ -73,7 +73,6 @@ def _source_of(node: fx.Node, sites: Sites, inside: range) -> fx.Node | None:
 
 
 def _given_back(node: fx.Node) -> fx.Node | None:
-    """The value that a cast gives back as it is."""
     if not gives_back(node.target, node.args, node.kwargs):
         return None
     (source, *_), made = node.all_input_nodes, node.meta["val"]

@@ -1,5 +1,6 @@
 """A forward Program becomes a torch.export.ExportedProgram: graph, signature and state in upstream's form."""
 
+import linecache
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,17 +21,20 @@ from torch.export.graph_signature import OutputKind as ExportedOutput
 from whence._torch.export.programs import Verifier, in_a_mode_for_all
 from whence._torch.graphs import name_exactly, nested_graph
 from whence._torch.observe.scripted import object_among, takes_objects
-from whence._torch.operators.schemas import OpOverload, acts, op_name
+from whence._torch.operators.schemas import OpOverload, acts, op_name, short_name
 from whence._torch.pytrees import spelled, tree_flatten_with_path
 from whence._torch.sizes.exported_sizes import is_number, like, ranges_of, say_where
 from whence.errors import Fault, NotExportable
+from whence.interop.graphs.frames import STACK
 from whence.interop.out.decisions import asserted, decision_faults
-from whence.interop.out.metadata import classes_of, with_metadata
-from whence.program import Input, Output, Program
-from whence.program.arguments.variants import alone
+from whence.program import Call, Input, Output, Program
+from whence.program.arguments.open_sizes import alone
+from whence.program.guards.expectations import ExpectedHolder
+from whence.program.node_records import RECORD
 from whence.program.queries.decisions import is_decision
 from whence.program.state import with_state
-from whence.schema import InputKind, OutputKind
+from whence.provenance import Source
+from whence.schema import GuardKind, InputKind, OutputKind
 
 _INPUTS = {
     InputKind.PARAMETER: ExportedInput.PARAMETER,
@@ -43,6 +47,7 @@ _WRITTEN = {
     InputKind.BUFFER: ExportedOutput.BUFFER_MUTATION,
     InputKind.USER: ExportedOutput.USER_INPUT_MUTATION,
 }
+ROOT_KEY = "L__self__"
 
 
 def to_exported_program(program: Program) -> ExportedProgram:
@@ -247,7 +252,6 @@ def _held(program: Program, *, persistent: bool) -> dict[str, Any]:
 
 
 def _unowned(program: Program, known: Mapping[str, Tensor], *, persistent: bool) -> dict[str, Tensor]:
-    """Tensors that no module holds."""
     rows = [row for row in program.signature.state if row.path not in known]
     return {
         row.path: program.state[row.name]
@@ -277,3 +281,44 @@ def _argument_names(program: Program) -> list[str]:
     args, kwargs = program.convention.unflatten(program.convention.leaves)
     names = list(program.convention.parameters.parameters) if program.convention.parameters else []
     return [*(names[at] if at < len(names) else f"args_{at}" for at in range(len(args))), *kwargs]
+
+
+def classes_of(program: Program) -> dict[str, str]:
+    """The full names of the classes of modules by path, as guards know them or the exporter said them."""
+    guarded = {}
+    for row in program.guards:
+        if isinstance(row.expected, ExpectedHolder):
+            path, kind = row.what if row.kind is GuardKind.SUBMODULE else "", row.expected.type
+            guarded[path] = f"{kind.__module__}.{kind.__qualname__}"
+    stacks = (node.meta.get(STACK) or {} for node in program.graph.nodes)
+    return guarded | {str(path): str(kind) for stack in stacks for path, kind, *_ in stack.values()}
+
+
+def with_metadata(program: Program, node: fx.Node, classes: Mapping[str, str]) -> dict[str, Any]:
+    """The metadata of a node with its origin as torch.export writes it, in place of ours."""
+    meta = {key: value for key, value in node.meta.items() if key not in (RECORD, STACK, "stack_trace")}
+    if nested_graph(node) is not None:
+        user = next(iter(node.users))
+        return meta | {STACK: with_metadata(program, user, classes)[STACK]}
+    if node.op != "call_function":
+        return meta
+    origin = program.where(node)
+    meta[STACK] = _stack(program, program.call_of(node), classes)
+    meta.setdefault("torch_fn", (f"{short_name(node.target)}_1", f"OpOverload.{op_name(node.target)}"))
+    trace = node.meta.get("stack_trace") or (origin.source and _trace(origin.source))
+    return meta | ({"stack_trace": trace} if trace else {})
+
+
+def _stack(program: Program, call: Call, classes: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    rows = [row for row in reversed(program.calls.chain(call)) if row.site.path]
+    stack = {ROOT_KEY: ("", classes.get("", program.calls.program.site.type))}
+    for row in rows:
+        path = str(row.site.path)
+        stack[f"{ROOT_KEY}{row.site}"] = (path, classes.get(path, row.site.type))
+    return stack
+
+
+def _trace(source: Source) -> str:
+    text = linecache.getline(source.file, source.line).strip()
+    function = source.function.rpartition(".")[2]
+    return f'File "{source.file}", line {source.line}, in {function}\n    {text}'

@@ -14,7 +14,7 @@ from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_a
 from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.sizes.numbers import is_recorded
 from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber, HostPlace
-from whence.program.guards.in_words import OfClass
+from whence.program.names import OfClass
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,23 @@
 """What a capture assumed, as data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from whence.program.arguments.optimizer_arguments import Outside
-from whence.program.guards.expectations import Reference
-from whence.program.guards.page import page
+from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, Reference
 from whence.program.guards.rows import Guard, Holder, Unguarded
-from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import plain_fields
+from whence.program.queries.plain import OpensInNotebook, plain_fields
+from whence.schema import GuardKind
+
+_COMMON = (GuardKind.CLASS, GuardKind.SUBMODULE, GuardKind.CODE, GuardKind.TRAINING)
+_SECTIONS = {
+    "called": (GuardKind.CALLABLE,),
+    "variables": (GuardKind.VARIABLE,),
+    "inputs": (GuardKind.INPUT, GuardKind.SIZE, GuardKind.ALIASING),
+    "process": (GuardKind.MODE, GuardKind.HOOKS),
+}
+_WIDTH = 72
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,3 +67,134 @@ class Guards(Sequence[Guard], OpensInNotebook):
             "guards": [guard.to_dict() for guard in self.rows],
             "unguarded": [plain_fields(row, "what", "why") for row in self.unguarded],
         }
+
+
+@dataclass(frozen=True)
+class Group:
+    """Guards on modules (or other objects) of one class, and how many of those there are."""
+
+    owner: type
+    paths: tuple[str, ...]
+    guards: tuple[Guard, ...]
+
+
+def page(
+    guards: Sequence[Guard],
+    holders: Sequence[Holder],
+    unguarded: Sequence[Unguarded],
+    settled: Sequence[Guard] = (),
+) -> str:
+    """All guards, folded: a model of many equal layers prints as one of them."""
+    lines = [f"{len(guards):,} guards"]
+    for group in _groups(guards, holders):
+        lines += ["", *_group_lines(group)]
+    others = [guard for guard in guards if guard.owner is None]
+    for title, kinds in _SECTIONS.items():
+        rows = [guard for guard in others if guard.kind in kinds]
+        lines += ["", title, *_section_lines(rows)] if rows else []
+    lines += _settled_lines(guards, settled)
+    lines += ["", "not guarded", *(f"  {row}" for row in unguarded)] if unguarded else []
+    return "\n".join(lines)
+
+
+def _section_lines(rows: Sequence[Guard]) -> Iterator[str]:
+    """A line for each, and one for all functions that variables hold."""
+    functions = [row.what for row in rows if _is_function(row)]
+    yield from (_line(guard.what, guard, 1, 1) for guard in rows if not _is_function(guard))
+    yield from [f"  {'functions':<24} {', '.join(functions)}"] if functions else []
+
+
+def _is_function(guard: Guard) -> bool:
+    return guard.kind is GuardKind.VARIABLE and isinstance(guard.expected, ExpectedFunction)
+
+
+def _settled_lines(guards: Sequence[Guard], settled: Sequence[Guard]) -> list[str]:
+    """What the model's first run changes of what it read; the capture holds before and after."""
+    before = {guard.what: str(guard.expected) for guard in guards}
+    changed = [guard for guard in settled if before.get(guard.what, "") != str(guard.expected)]
+    if not changed:
+        return []
+    return ["", "or, once the model has run,", *(_line(guard.what, guard, 1, 1) for guard in changed)]
+
+
+def _groups(guards: Sequence[Guard], holders: Sequence[Holder]) -> Iterator[Group]:
+    paths: dict[type, list[str]] = {}
+    for holder in holders:
+        paths.setdefault(holder.type, []).append(holder.path)
+    rows: dict[type, list[Guard]] = {}
+    for guard in guards:
+        if guard.owner is not None:
+            rows.setdefault(guard.owner, []).append(guard)
+    for kind, found in rows.items():
+        yield Group(kind, tuple(paths.get(kind, ())), tuple(found))
+
+
+def _group_lines(group: Group) -> Iterator[str]:
+    count = len(group.paths)
+    yield " · ".join(
+        [group.owner.__name__, *([f"{count} of them"] if count > 1 else []), _where(group.paths)]
+    )
+    common = _common_line(group)
+    yield from [f"  {common}"] if common else []
+    folded: dict[tuple[str, str], list[Guard]] = {}
+    for guard in group.guards:
+        if guard.kind not in _COMMON and not _is_unhooked(guard):
+            folded.setdefault((_short(guard), str(guard.expected)), []).append(guard)
+    for (name, _), same in folded.items():
+        yield _line(name, same[0], len(same), count)
+
+
+def _common_line(group: Group) -> str:
+    """Class, code, mode and hooks in one line: what is guarded for every module that was called."""
+    training = {guard.expected for guard in group.guards if guard.kind is GuardKind.TRAINING}
+    code = [guard for guard in group.guards if _is_notable(guard)]
+    own = [guard.name for guard in code if str(guard.expected).endswith(f".{guard.name}")]
+    words = [f"code of {', '.join(own)}"] if own else []
+    words += [f"{guard.name} is {guard.expected}" for guard in code if guard.name not in own]
+    modes = sorted("training" if mode == ExpectedConstant(True) else "eval" for mode in training)
+    words += [f"{' and '.join(modes)} mode"] if modes else []
+    words += ["no hooks"] if any(map(_is_unhooked, group.guards)) else []
+    return " · ".join(words)
+
+
+def _is_notable(guard: Guard) -> bool:
+    """Whether code is worth a word: not when a class calls what Module gives it."""
+    return guard.kind is GuardKind.CODE and "_wrapped_call_impl" not in str(guard.expected)
+
+
+def _is_unhooked(guard: Guard) -> bool:
+    return guard.kind is GuardKind.HOOKS and str(guard.expected) == "none"
+
+
+def _short(guard: Guard) -> str:
+    if guard.kind is GuardKind.STRUCTURE:
+        return guard.what.partition(" of ")[0]
+    if guard.kind is GuardKind.ALIASING:
+        return guard.what
+    return guard.name
+
+
+def _line(name: str, guard: Guard, times: int, of: int) -> str:
+    expected = str(guard.expected)
+    shown = expected if len(expected) <= _WIDTH else f"{expected[:_WIDTH]}…"
+    words = [f"  {name:<24} {shown}"]
+    words += [f"in {times}"] if 1 < times < of or (times == 1 and of > 1) else []
+    words += [] if guard.source is None else [guard.source.short]
+    return "  ".join(words)
+
+
+def _where(paths: Sequence[str]) -> str:
+    """Paths that differ in single segments as one pattern; otherwise the first of them."""
+    if not paths:
+        return "a base class"
+    if len(paths) == 1:
+        return paths[0] or "the model"
+    split = [path.split(".") for path in paths]
+    if len({len(segments) for segments in split}) == 1:
+        return ".".join(_either(column) for column in zip(*split, strict=True))
+    return f"{paths[0]} … {paths[-1]}"
+
+
+def _either(segments: Iterable[str]) -> str:
+    distinct = list(dict.fromkeys(segments))
+    return distinct[0] if len(distinct) == 1 else "*"

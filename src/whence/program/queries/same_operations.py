@@ -94,7 +94,7 @@ def _computing(module: fx.GraphModule, at: Sizes | None, passed: dict[fx.Node, f
     for node in module.graph.nodes:
         if _gives_its_argument(node, at):
             passed[node] = passed.get(node.args[0], node.args[0])
-        elif not _is_size(node):
+        elif not (node.op == "call_function" and isinstance(node.meta.get("val"), SYMBOLIC)):
             rows.append(node)
     return rows
 
@@ -109,11 +109,6 @@ def _gives_its_argument(node: fx.Node, at: Sizes) -> bool:
         return False
     steps = zip(found.shape, found.stride(), given.stride(), strict=True)
     return all(are_same_at(size, 1, at) or are_same_at(step, other, at) for size, step, other in steps)
-
-
-def _is_size(node: fx.Node) -> bool:
-    """Whether a node only computes with sizes."""
-    return node.op == "call_function" and isinstance(node.meta.get("val"), SYMBOLIC)
 
 
 def _are_same(left: Any, right: Any, partner: Mapping[fx.Node, fx.Node], at: Sizes) -> bool:

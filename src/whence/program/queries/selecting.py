@@ -5,27 +5,29 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import fx
 
 from whence._torch.operators.schemas import op_name
 from whence._torch.record.annotations import said_of
-from whence.errors import SelectionError
+from whence.errors import Fault, SelectionError
 from whence.program.calls import Call, Calls
 from whence.program.node_records import origin_of
 from whence.program.queries.marks import marked
-from whence.program.signature import Input
+from whence.program.signature import Input, Output, Signature
 from whence.provenance import CallSite, ModulePath, PathPattern
 from whence.schema import Aspect, InputKind, Phase
 
 if TYPE_CHECKING:
     from whence.program.program import Program
 
+
 SEPARATOR = "::"
 TYPE, KIND = "type=", "kind="
 NOT_OPERATIONS = frozenset({"placeholder", "output"})
 _SAID = re.compile(r"(\w+)=(.*)", re.DOTALL)
+Row = TypeVar("Row", Input, Output)
 
 
 @dataclass(frozen=True)
@@ -221,3 +223,66 @@ def near_paths(pattern: str, calls: Calls) -> str:
 def _suggest(wanted: str, candidates: Sequence[str]) -> str:
     close = get_close_matches(wanted, candidates, n=3, cutoff=0.4) or list(candidates[:5])
     return f"there are {', '.join(text or '(root)' for text in close)}"
+
+
+def preserved_calls(calls: Calls, patterns: Sequence[str], entry: int) -> frozenset[int]:
+    """The numbers of the calls whose path fits a pattern, without `entry`, the model itself.
+
+    Raises `SelectionError` naming every pattern that fits no call, and near misses.
+    """
+    found: set[int] = set()
+    faults: list[Fault] = []
+    for text in patterns:
+        pattern = PathPattern.parse(text)
+        fitting = {row.number for row in calls if row.number != entry and pattern.matches(row.site.path)}
+        found |= fitting
+        if not fitting:
+            faults.append(Fault(f"no module that is called fits {text!r}", remedy=near_paths(text, calls)))
+    if faults:
+        raise SelectionError.of(faults)
+    return frozenset(found)
+
+
+def find_input(signature: Signature, name: str) -> Input:
+    """By placeholder name, fully qualified name, alias or pytree path; raises `SelectionError`.
+
+    The name of a tensor that is made of several finds its part where there is only one, and else names them.
+    """
+    rows = (*signature.attributes, *signature.inputs)
+    ways = (lambda row: (row.name,), lambda row: (row.path, *row.aliases), _whole)
+    known = [text for row in rows for text in (row.name, row.path, *row.aliases)]
+    return _only("input", name, _called(name, rows, ways), known)
+
+
+def _whole(row: Input | Output) -> tuple[str, ...]:
+    return () if row.part is None else (row.part.whole,)
+
+
+def find_output(signature: Signature, name: str) -> Output:
+    """By name, path or node, or through the input it belongs to; raises `SelectionError`."""
+    rows = signature.outputs
+    ways = (lambda row: (row.name,), lambda row: (row.path,), lambda row: (row.node,), _whole)
+    owner = next((row.name for row in signature.inputs if name in (row.name, row.path, *row.aliases)), None)
+    belonging = [row for row in rows if owner is not None and row.of == owner]
+    known = [text for row in rows for text in (row.name, row.path)]
+    return _only("output", name, _called(name, rows, ways) or belonging, known)
+
+
+def _called(name: str, rows: Sequence[Row], ways: Iterable[Callable[[Row], Iterable[Any]]]) -> list[Row]:
+    """What is called so in the first of these ways in which anything is."""
+    return next(filter(None, ([row for row in rows if name in way(row)] for way in ways)), [])
+
+
+def _only(what: str, name: str, found: Sequence[Row], known: Sequence[str]) -> Row:
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(row.name for row in found)
+        raise SelectionError(f"{name!r} fits several: {names}", remedy="use one of these names")
+    close = get_close_matches(name, known, n=3)
+    remedy = (
+        f"did you mean {', '.join(close)}?"
+        if close
+        else f"the {what}s are listed by print(program.signature)"
+    )
+    raise SelectionError(f"no {what} is called {name!r}", remedy=remedy)

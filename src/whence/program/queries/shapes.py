@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from whence._torch.sizes.symbols import is_symbolic, names_of_sizes
-from whence.program.arguments.open_sizes import Sized, SizeRule, sized
-from whence.program.arguments.variants import in_words
+from whence.program.arguments.open_sizes import Sized, SizeRule, in_words, sized
 from whence.program.queries.plain import plain_fields
-from whence.program.signature import SHORT_DTYPES, Input, Output
+from whence.program.signature import SHORT_DTYPES, Output
 from whence.schema import InputKind, OutputKind
 
 if TYPE_CHECKING:
@@ -107,7 +106,10 @@ def shapes_of(program: "Program") -> Shapes:
     readings = () if sizes is None else sizes.readings
     names = {row.name: row.in_words for row in readings if not row.name.startswith("_")}
     users = enumerate(row for row in program.signature.inputs if row.kind is InputKind.USER)
-    inputs = [_input(row, tuple(r for r in rules if r.dimensions[0].position == at)) for at, row in users]
+    inputs = [
+        _described("input", row.path, row.value, tuple(r for r in rules if r.dimensions[0].position == at))
+        for at, row in users
+    ]
     kinds = (OutputKind.LOSS, OutputKind.USER, OutputKind.GRADIENT)
     outputs = [_output(program, row) for row in program.signature.outputs_of(*kinds)]
     names |= _unread(program, names)
@@ -132,10 +134,6 @@ def _range(low: int | None, high: int | None) -> str:
     words = [f"at least {low}"] if low else []
     words += [] if high is None else [f"at most {high}"]
     return f": {' and '.join(words)}" if words else ""
-
-
-def _input(row: Input, rules: tuple[SizeRule, ...]) -> Shape:
-    return _described("input", row.path, row.value, rules)
 
 
 def _output(program: "Program", row: Output) -> Shape:

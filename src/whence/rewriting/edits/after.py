@@ -17,7 +17,7 @@ from torch import fx
 
 from whence._torch.operators.schemas import keeps_its_place
 from whence.rewriting.edits.before import WorkingCopy, mark_of
-from whence.rewriting.value_numbers import computed_of
+from whence.rewriting.splice import computed_of
 
 aten = torch.ops.aten
 Told = list[tuple[fx.Node, str]]

@@ -15,7 +15,7 @@ from whence._torch.graphs import nested_graph
 from whence.program.equality import NOT_PLACED
 from whence.program.node_records import has_origin, record_of, set_origin
 from whence.provenance import CallSite, Origin
-from whence.provenance.merging import merged
+from whence.provenance.origin import merged
 from whence.provenance.places import common_ancestor
 from whence.rewriting.edits.after import After
 from whence.rewriting.edits.before import WorkingCopy

@@ -13,6 +13,7 @@ from whence._torch.autograd.switches import Switches
 from whence._torch.graphs import graph_module
 from whence._torch.observe.hooks import has_backward_hooks
 from whence._torch.operators.schemas import differentiated_by_result, reads_memory, short_name
+from whence._torch.sizes.symbols import without_decisions
 from whence._torch.tensors import autocast_state
 from whence.program import (
     Absent,
@@ -31,27 +32,34 @@ from whence.program import (
     Whole,
 )
 from whence.program.arguments.convention import repeated_positions
-from whence.program.arguments.preserving import preserved_calls
 from whence.program.calls import Leaf
 from whence.program.node_records import origin_of, set_origin, write_facts
+from whence.program.queries.selecting import preserved_calls
+from whence.program.replay import known_of
 from whence.provenance import ModulePath
 from whence.rewriting.cut_gradients import cut_gradients
-from whence.rewriting.dead_code import drop_unused, order_placeholders, placeholders_of
-from whence.rewriting.functionalize import Functional
+from whence.rewriting.functionalize import Functional, functionalize
 from whence.rewriting.layouts import inputs_behind
+from whence.rewriting.simplify import drop_unused, order_placeholders, placeholders_of
 from whence.schema import Phase
 from whence.tracing.assembling.leaves import BETWEEN_RESULTS, mark_leaves
 from whence.tracing.assembling.reshapes import decide_again, rule_out_ones
 from whence.tracing.assembling.shared_memory import refuse_shared_writes, refuse_tied
 from whence.tracing.assembling.signature_rows import GraphValues, signature_of, wholes_of
-from whence.tracing.attribution.attribution import custom_functions, without_operators
-from whence.tracing.attribution.recomputation import reuse_random_draws
+from whence.tracing.assembling.size_rules import with_sizes
+from whence.tracing.attribution.attribution import (
+    attribute_branches,
+    custom_functions,
+    reuse_random_draws,
+    without_operators,
+)
+from whence.tracing.attribution.gradient_edges import GradientSums
 from whence.tracing.attribution.wrapper_subclasses import OPAQUE
 from whence.tracing.log.events import Opened
 from whence.tracing.log.log import Log, ran_without
 from whence.tracing.recording.call_names import CallNames
 from whence.tracing.recording.run import Recorded
-from whence.tracing.replay.records.expand import Exchanged
+from whence.tracing.replay.records.expand import Exchanged, expand
 from whence.tracing.target.example import Example
 from whence.tracing.target.subject import Subject, module_records
 
@@ -269,7 +277,6 @@ class _Names(dict[str, Leaf]):
         return default if name in self.present else Absent("nothing in the program uses this value")
 
     def name(self, name: str) -> str | None:
-        """The present name of a recorded one, or None."""
         moved = super().get(name)
         if moved is None:
             return name if name in self.present else None
@@ -425,3 +432,17 @@ def _renamed_adjoints(adjoints: Mapping[str, Adjoint], names: "_Names") -> dict[
         if (now := names.name(value)) is not None and len(parts) == len(adjoint.contributions):
             renamed[now] = Adjoint(tuple(parts))
     return renamed
+
+
+def finished(example: Example, recorded: Recorded, gradients: GradientSums) -> Program:
+    """The program of an attributed run; raises `Doubt` where a record cannot be used after all."""
+    session = recorded.session
+    recorder = session.recorder
+    attribute_branches(recorder.graph, recorder.nested)
+    with without_decisions(recorder.environment):  # recorded writes have decided already
+        functional = functionalize(recorder.graph, recorder.sizes)
+    exchanged = expand(session.replay.records, session.log, functional, gradients)
+    program = assemble(session.run.subject, example, recorded, functional, exchanged)
+    program = with_sizes(program, example, recorded)
+    known = known_of(program.graph, exchanged.copies)
+    return program.with_changes(replay=replace(program.replay, known=known))

@@ -79,7 +79,7 @@ def _state_row(row: StateTensor, node: fx.Node) -> Input:
     whole = row.whole or row
     return Input(
         name=node.name,
-        kind=InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER,
+        kind=row.kind,
         path=str(first),
         aliases=tuple(map(str, others)),
         module=whole.paths[0].parent,
@@ -230,6 +230,5 @@ def _whole(whole: Composed, state: Mapping[int, StateTensor], recorded: Recorded
     row = state.get(id(whole.tensor))
     if row is None:
         return Whole(whole.path, whole.path, parts, gradient=gradient)
-    kind = InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER
     aliases = tuple(map(str, row.paths[1:]))
-    return Whole(state_name(kind, row.paths[0]), whole.path, parts, whole.tensor, gradient, aliases)
+    return Whole(state_name(row.kind, row.paths[0]), whole.path, parts, whole.tensor, gradient, aliases)

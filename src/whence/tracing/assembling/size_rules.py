@@ -152,7 +152,6 @@ def _decided(settled: Settled, found: "Found") -> SizeRule | None:
 
 
 def _filled(settled: Settled) -> Iterator[SizeRule]:
-    """Sizes that must not be 0."""
     for symbol, (module, source) in settled.environment.filled.items():
         name = settled.environment.spelled(symbol)
         concerned = tuple(at for at, known in settled.names.items() if known == name)

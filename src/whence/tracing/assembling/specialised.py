@@ -175,7 +175,6 @@ def _place(by: Asker) -> Place:
 
 
 def _remedy(rows: Sequence[Restriction], suggestion: str) -> str:
-    """The options, one in a line."""
     small, others = any(row.zero_one for row in rows), any(not row.zero_one for row in rows)
     options = [
         "capture with an example of 2 or more where it has 0 or 1" if small else "",

@@ -9,21 +9,27 @@ holds a gradient.
 
 from collections.abc import Mapping, Sequence
 
-from torch import fx
+from torch import fx, nn
 from torch.autograd.graph import Node
 
 from whence._torch.autograd.nodes import is_custom_function, nodes_below, sequence_number
-from whence._torch.operators.schemas import brings_derivative
+from whence._torch.graphs import nested_graph
+from whence._torch.higher_order.function_graphs import stop_playing
+from whence._torch.operators.schemas import HigherOrderOperator, brings_derivative, op_name
 from whence._torch.record.annotations import annotate_like
-from whence.program.node_records import set_origin
+from whence.errors import Place, UnmatchedRecomputation
+from whence.program.node_records import has_origin, origin_of, set_origin
 from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
+from whence.rewriting.functionalize import Functional
 from whence.schema import Phase, Quality
 from whence.tracing.attribution.gradient_edges import GradientSums, Sum, follow
 from whence.tracing.log.events import Stepped
 from whence.tracing.log.log import Log, first_of_each_moment, maker_of
 from whence.tracing.recording.run import Recorded
 from whence.tracing.replay.differentiating import is_stand_in
+
+Redraws = Mapping[fx.Node, fx.Node | None]
 
 
 def attribute(recorded: Recorded) -> GradientSums:
@@ -142,7 +148,6 @@ def attribute_rest(log: Log, sites: Sequence[CallSite], gradients: GradientSums,
 
 
 def _seed_end(log: Log, recorded: Recorded) -> int:
-    """The position after the seed of the loss, if there is one."""
     seeds = [tangent for _, tangent in recorded.backward.roots if tangent.op != "placeholder"]
     return log.order.index(seeds[-1]) + 1 if seeds else _backward_start(log)
 
@@ -150,3 +155,67 @@ def _seed_end(log: Log, recorded: Recorded) -> int:
 def _backward_start(log: Log) -> int:
     backward = (index for index, node in enumerate(log.order) if log.marks[node].phase is Phase.BACKWARD)
     return next(backward, len(log.order))
+
+
+def attribute_branches(graph: fx.Graph, nested: nn.Module) -> None:
+    """Give what functions compute to the call that runs the operator, with an origin where it has none."""
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, HigherOrderOperator):
+            continue
+        origin = origin_of(node)
+        for reader in node.all_input_nodes:
+            if (inner := nested_graph(reader, nested)) is not None:
+                set_origin(reader, origin)
+                stop_playing(inner)
+                _attribute_inside(inner.graph, origin)
+                attribute_branches(inner.graph, inner)
+
+
+def _attribute_inside(graph: fx.Graph, of: Origin) -> None:
+    for node in graph.nodes:
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        if has_origin(node) and origin_of(node).phase is of.phase:
+            set_origin(node, origin_of(node)._replace(place=of.place))
+        else:
+            set_origin(node, of._replace(quality=Quality.INFERRED))
+
+
+def reuse_random_draws(functional: Functional, redraws: Redraws) -> frozenset[fx.Node]:
+    """Let every repeated draw read the result of the one it repeats; returns the draws that may go.
+
+    Eager rewinds the random number generator for a checkpoint that runs its forward again. This gives the
+    same numbers, and the same state of the generator afterwards.
+    """
+    pairs = [
+        (again, first)
+        for again, first in redraws.items()
+        if first is not None and first.target is again.target
+    ]
+    if len(pairs) < len(redraws):
+        raise _unmatched([node for node in redraws if node not in dict(pairs)])
+    for again, first in pairs:
+        now = functional.value_of(again)
+        now.replace_all_uses_with(functional.value_of(_first(redraws, first)))
+    repeated = {*redraws}
+    return frozenset(repeated | {made for made, source in functional.sources.items() if source in repeated})
+
+
+def _first(redraws: Redraws, node: fx.Node) -> fx.Node:
+    """The draw at the start of a chain: a checkpoint inside a checkpoint repeats a repetition."""
+    while (before := redraws.get(node)) is not None:
+        node = before
+    return node
+
+
+def _unmatched(draws: Sequence[fx.Node]) -> UnmatchedRecomputation:
+    origin = origin_of(draws[0])
+    names = ", ".join(dict.fromkeys(op_name(node.target) for node in draws))
+    return UnmatchedRecomputation(
+        f"a recomputed {names} cannot be matched with the draw it repeats",
+        where=Place(
+            str(origin.place) if origin.place else None, str(origin.source) if origin.source else None
+        ),
+        why="the checkpoint did not draw the same random numbers the second time as the first",
+        remedy="let the region draw alike each time it runs, or turn checkpointing off for the capture",
+    )

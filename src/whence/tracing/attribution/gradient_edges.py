@@ -10,9 +10,14 @@ from functools import cached_property
 from itertools import repeat, zip_longest
 from typing import NamedTuple
 
-from torch import fx
+import torch
+from torch import Tensor, fx, is_grad_enabled
 
-from whence._torch.autograd.nodes import GradientKey
+from whence._torch.autograd.grad_modes import GradModes
+from whence._torch.autograd.mode_questions import INFERENCE, mode_now
+from whence._torch.autograd.nodes import GradientKey, inside_custom_function
+from whence._torch.record.recorder import Recorder
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.provenance.places import PROGRAM, accumulation_place
 from whence.schema import Phase
 from whence.tracing.log.log import Log
@@ -112,3 +117,64 @@ def _deliver(
             contributors = tuple(scope for arrival in held for scope in arrival.scopes)
             place = accumulation_place(producers.parents, contributors, producers.scope(key))
             gradients.sums[total] = Sum(place, contributors, key)
+
+
+def as_own_nodes(
+    recorder: Recorder,
+    log: Log,
+    keys: Sequence[GradientKey | None],
+    start: int,
+    produced: Sequence[Tensor | None],
+) -> Sequence[Tensor | None]:
+    """What an autograd node hands on to the places `keys`; `start` is where its operations begin.
+
+    Another module may take the place of a preserved call. What it hands to what is around it is its own then,
+    and it may return what it was given: so a gradient that is handed on as it came, to a value that modules
+    exchange or to a leaf, gets a node that does nothing, made when it arrives.
+    """
+    new, edges = set(log.order[start:]), zip(keys, produced, strict=True)
+    return [
+        _own(recorder, gradient, new) if _is_told_apart(log, key) else gradient for key, gradient in edges
+    ]
+
+
+def _is_told_apart(log: Log, key: GradientKey | None) -> bool:
+    return key is not None and (key in log.exchanged or key[1] < 0)
+
+
+def _own(recorder: Recorder, gradient: Tensor | None, new: set[fx.Node]) -> Tensor | None:
+    """A gradient as a node that nothing else stands for: each of the `new` ones is taken once."""
+    if gradient is None or is_composed(gradient) or (made := recorder.node_of(gradient)) is None:
+        return gradient
+    if made not in new:
+        again: Tensor = torch.ops.aten.alias.default(gradient)
+        return again
+    new.remove(made)
+    return gradient
+
+
+@dataclass
+class Cuts(GradModes):
+    """The grad modes of a run that records gradients, or does not."""
+
+    @property
+    def stops(self) -> bool:
+        """Whether gradients stop here in every run, because the model has turned them off."""
+        return self.is_off or ((self.records or self.is_on) and not is_grad_enabled())
+
+    @property
+    def starts(self) -> bool:
+        """Whether gradients are recorded here in every run, because the model has turned them on."""
+        return self.is_on and is_grad_enabled()
+
+    def is_caller_s(self, mode: str) -> bool:
+        """Whether a mode that code asks for now is that of who called the model."""
+        if mode == INFERENCE:
+            return mode_now(INFERENCE) == self.infers
+        return not (self.is_on or self.is_off or inside_custom_function())
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody knows what gradients do here: the backward of a custom function, which is not made
+        where nothing is recorded anyway."""
+        return not self.records and not is_grad_enabled() and inside_custom_function()

@@ -17,8 +17,7 @@ from whence.tracing.attribution.wrapper_subclasses import COMPOSED, refuse_lost_
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.log.events import LayoutRead, Lost, MetComposed, ModeAsked
 from whence.tracing.recording.branches import Branches
-from whence.tracing.recording.data_dependence import data_dependent, tensors_read, value_of
-from whence.tracing.recording.raising_branches import required
+from whence.tracing.recording.data_dependence import data_dependent, required, tensors_read, value_of
 from whence.tracing.refusals import casts_inside, data_replaced, nested_met, object_met
 from whence.tracing.replay.objections import CompositeOpened
 from whence.tracing.source_lines import frame_outside

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from whence._torch.record.recorder import Recorder
-from whence.tracing.listening.passes import Passes
 from whence.tracing.listening.run_state import RunState
+from whence.tracing.listening.running import Passes
 from whence.tracing.listening.tensors import RunTensors
 from whence.tracing.log.log import Log
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from whence.tracing.answers import Answers
-from whence.tracing.attribution.stopped_gradients import Cuts
+from whence.tracing.attribution.gradient_edges import Cuts
 from whence.tracing.listening.hook_lines import Watch
 from whence.tracing.listening.marking import Marking
 from whence.tracing.listening.places import Places
@@ -14,9 +14,9 @@ from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.recording.call_names import CallNames
 from whence.tracing.replay.objections import Objections
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.module_snapshot import Lines
 from whence.tracing.sandbox.random_states import RandomStates
+from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.source_lines import SourceFinder
 from whence.tracing.target.subject import Subject
 

@@ -42,8 +42,8 @@ from whence.program.node_records import has_origin, origin_of, set_origin
 from whence.provenance import Origin
 from whence.provenance.places import PROGRAM
 from whence.rewriting.cut_gradients import cut_gradients
-from whence.rewriting.dead_code import drop_unused, order_placeholders
 from whence.rewriting.functionalize import Functional, functionalize
+from whence.rewriting.simplify import drop_unused, order_placeholders
 from whence.schema import Phase
 from whence.tracing.assembling.aliases import memory_of
 from whence.tracing.listening.run_state import RunState
@@ -459,7 +459,6 @@ class _Closing:
 
 
 def _finished(recorder: BranchRecorder, returned: Any) -> fx.GraphModule:
-    """The graph of a function that returns these nodes."""
     graph = recorder.graph
     graph.output(returned)
     drop_unused(
@@ -469,7 +468,6 @@ def _finished(recorder: BranchRecorder, returned: Any) -> fx.GraphModule:
 
 
 def _wanted(operands: Any) -> bool:
-    """Whether a gradient is wanted for one of these."""
     return any(isinstance(value, Tensor) and value.requires_grad for value in tree_flatten(operands)[0])
 
 

@@ -21,8 +21,7 @@ from whence._torch.higher_order.function_graphs import functions_traced, operato
 from whence._torch.observe.attribute_reads import ReadListener
 from whence._torch.observe.checkpoints import observed_checkpoints
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
-from whence._torch.observe.module_calls import CallObserver, observed_modules
-from whence._torch.observe.module_writes import observed_writes
+from whence._torch.observe.module_calls import CallObserver, observed_modules, observed_writes
 from whence._torch.patching import patches_undone
 from whence._torch.pytrees import TreeSpec, tree_flatten, whole_leaves
 from whence._torch.record.recorder import FakeTensorMode
@@ -43,7 +42,6 @@ from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.session import Session, new_session
 from whence.tracing.replay.records.rehearsal import rehearsed
 from whence.tracing.replay.reuse import Reuse
-from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.leftovers import RunValues
 from whence.tracing.sandbox.module_snapshot import (
     Lines,
@@ -53,7 +51,7 @@ from whence.tracing.sandbox.module_snapshot import (
     way_back,
 )
 from whence.tracing.sandbox.side_effects import SideEffects
-from whence.tracing.sandbox.undo import Undoing
+from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.source_lines import SourceFinder, beginning_of
 from whence.tracing.target.changed_containers import containers_in, refuse_changes
 from whence.tracing.target.eligibility import refuse_kinds
@@ -223,7 +221,7 @@ def prepare(session: Session, example: Example, state: Sequence[StateTensor]) ->
     described = [
         (node, f"{INPUT} `{node.name}` ({path})") for node, path in zip(nodes, example.paths, strict=True)
     ]
-    described += [(node, f"the {_kind_of(row).value} {row.paths[0]}") for row, node in adopted]
+    described += [(node, f"the {row.kind.value} {row.paths[0]}") for row, node in adopted]
     for node, words in described:
         session.log.add(InputNamed(node, words))
     arguments, twins = fake_arguments(example, leaves)
@@ -277,11 +275,7 @@ def mode_of(example: Example, state: Sequence[StateTensor]) -> FakeTensorMode:
 
 
 def _name_of(row: StateTensor) -> str:
-    return state_name(_kind_of(row), row.paths[0])
-
-
-def _kind_of(row: StateTensor) -> InputKind:
-    return InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER
+    return state_name(row.kind, row.paths[0])
 
 
 def _user_placeholders(session: Session, example: Example) -> tuple[list[Any], list[fx.Node]]:

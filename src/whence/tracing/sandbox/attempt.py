@@ -15,9 +15,8 @@ from whence.program import Program
 from whence.program.guards.observed import Observed
 from whence.tracing.recording.session import Session
 from whence.tracing.sandbox.capture_lock import take_turn
-from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.side_effects import take_out_kept
-from whence.tracing.sandbox.undo import Undoing
+from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.target.example import Given
 
 S = TypeVar("S", bound=Session)

@@ -1,21 +1,25 @@
 """What a run left behind: named, with tensors in the place of those of the run, which are shapes alone."""
 
+import gc
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import _lru_cache_wrapper
 from operator import is_
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.pytrees import whole_leaves, with_whole_leaves
 from whence._torch.record.recorder import FakeTensor, Recorder
 from whence._torch.sizes.symbols import is_symbolic
 from whence.dependence.snapshots import Saved
 from whence.errors import Fault, Place, SideEffect
-from whence.program.guards.observed import Change, Left
+from whence.program.guards.observed import Change, Left, Read
 from whence.program.queries.marks import is_drawn, leading_to
 from whence.tracing.log.events import Marked
 from whence.tracing.reads.probes import probing
@@ -25,6 +29,7 @@ _MANY = 500
 """How many more entries a container gets that every run fills further, as after so many runs."""
 Named = tuple[str, str | None]
 """What a thing is called, and the line that changed it, or that reads it."""
+_DEEP = 6
 
 
 @dataclass(frozen=True)
@@ -160,3 +165,49 @@ def _drew(name: str, line: str | None) -> Fault:
 def _follows_from(node: fx.Node, given: Container[fx.Node]) -> bool:
     """Whether a value follows from one of the nodes `given`, or from random numbers."""
     return any(found in given or is_drawn(found) for found in leading_to([node]))
+
+
+def take_out(tensors: Sequence[Tensor]) -> list[str]:
+    """Take tensors out of everything that holds them; the kinds of things from which they cannot be taken.
+
+    What code of the user can reach has been given back. This is for what is left: things that nobody knew of,
+    found by asking Python's collector who holds a tensor.
+    """
+    ours = {id(tensors)}
+    lost = [kind for tensor in tensors for kind in _taken_out(tensor, ours, _DEEP)]
+    return list(dict.fromkeys(lost))
+
+
+def _taken_out(held: Any, ours: set[int], depth: int) -> Iterator[str]:
+    """From every holder of a thing; where that is a tuple, the tuple from its holders."""
+    holders = [holder for holder in gc.get_referrers(held) if not isinstance(holder, FrameType)]
+    ours = ours | {id(holders)}
+    for holder in holders:
+        if id(holder) in ours or id(holder) == id(held):
+            continue
+        if isinstance(holder, Read):  # what is noted of a run is needed after it
+            yield "note of what was read"
+        elif isinstance(holder, _lru_cache_wrapper):
+            holder.cache_clear()
+        elif isinstance(holder, tuple) and depth:
+            yield from _taken_out(holder, ours, depth - 1)
+        elif not _removed(held, holder):
+            yield type(holder).__name__
+
+
+def _removed(held: Any, holder: Any) -> bool:
+    if isinstance(holder, dict):
+        for key in [key for key, value in dict.items(holder) if value is held]:
+            dict.__delitem__(holder, key)
+    elif isinstance(holder, list | deque):
+        kept = [value for value in holder if value is not held]
+        holder.clear()
+        holder.extend(kept)
+    elif isinstance(holder, set):
+        holder.discard(held)
+    else:
+        names = [name for name, value in own_attributes(holder).items() if value is held]
+        for name in names:
+            object.__delattr__(holder, name)
+        return bool(names)
+    return True

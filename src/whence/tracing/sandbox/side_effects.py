@@ -26,7 +26,7 @@ from whence._torch.tensors import writes_to
 from whence.errors import Fault, LostState, Place, SideEffect
 from whence.tracing.recording.session import Session
 from whence.tracing.replay.objections import Doubt
-from whence.tracing.sandbox.leaks import take_out
+from whence.tracing.sandbox.leftovers import take_out
 from whence.tracing.target.subject import Subject
 
 

@@ -5,10 +5,13 @@ the middle of undoing. So each way back is noted before the change is made, can 
 from one `finally`, which begins anew when it is interrupted itself.
 """
 
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import FrameType
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -63,3 +66,38 @@ def _leave_contexts(*, interrupted: bool) -> None:
         _ = (
             frame.f_locals
         )  # under a debugger a frame has a copy of its variables, renewed when it is looked at
+
+
+class Interrupts:
+    """Holds the first Ctrl-C until `let_in` or the end of the capture; a second one comes at once.
+
+    PyTorch asks fake tensors about themselves from C++ that lets no exception out: an interrupt there would
+    end the process. So, as asyncio does, a capture in the main thread puts its own handler there.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+
+    def hold(self, undoing: Undoing) -> None:
+        """From now on; where somebody handles interrupts in a way of his own, that way stays."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return
+        undoing.later(self.let_in, self._give_back)
+        signal.signal(signal.SIGINT, self._arrived)
+
+    def let_in(self) -> None:
+        """Now an interrupt may come."""
+        if self._came:
+            self._came = False
+            raise KeyboardInterrupt
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._came:
+            signal.default_int_handler(number, frame)
+        self._came = True
+
+    def _give_back(self) -> None:
+        if signal.getsignal(signal.SIGINT) == self._arrived:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

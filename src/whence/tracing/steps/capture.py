@@ -16,14 +16,13 @@ from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
 from whence.tracing.answers import Answers, with_eager_answers
-from whence.tracing.assembling.finish import finished
+from whence.tracing.assembling.assemble import finished
 from whence.tracing.decisions import DECIDES, with_decisions
-from whence.tracing.excluded_sizes import captured_for_sizes
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
-from whence.tracing.sandbox.interrupts import Interrupts
+from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.enclosed_state import begin_scales, scales_of
 from whence.tracing.steps.first_step import StepAssumptions, Unbegun
@@ -36,6 +35,7 @@ from whence.tracing.target.eligibility import refuse_inference_mode, refuse_unin
 from whence.tracing.target.example import Example, Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding
 from whence.tracing.target.subject import Subject, step_subject
+from whence.tracing.variants import captured_for_sizes
 
 HOOKED = "parameters have gradient hooks, which run between autograd's nodes"
 """Why calls are not replayed."""

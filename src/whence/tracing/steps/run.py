@@ -47,9 +47,8 @@ from whence.tracing.recording.run import (
     values_deciding,
 )
 from whence.tracing.refusals import data_replaced
-from whence.tracing.sandbox.interrupts import Interrupts
 from whence.tracing.sandbox.module_snapshot import Lines
-from whence.tracing.sandbox.undo import Undoing
+from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.steps.counters import Counter, GroupKey, changed_settings, first_guess, replaced_numbers
 from whence.tracing.steps.cycled import cycled
 from whence.tracing.steps.enclosed_state import enclosed_by, refuse_changed

@@ -46,9 +46,8 @@ def tensors_of_loss(loss: Callable[..., Any], subject: Subject) -> dict[int, Los
         for key, (path, owner) in attribute_names(around).items()
     }
     for row in state_tensors(around):
-        kind = InputKind.PARAMETER if row.is_parameter else InputKind.BUFFER
         paths = tuple(_below(above, path) for path in row.paths)
-        found[id(row.tensor)] = LossTensor(kind, paths, row.owner)
+        found[id(row.tensor)] = LossTensor(row.kind, paths, row.owner)
     return found
 
 

@@ -20,6 +20,7 @@ from whence.errors import Fault, NotCallable, Place
 from whence.program import ModuleRecord
 from whence.program.names import modules_within
 from whence.provenance import ROOT, ModulePath
+from whence.schema import InputKind
 from whence.tracing.source_lines import beginning_of
 
 _KEPT_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
@@ -300,6 +301,11 @@ class StateTensor(NamedTuple):
     whole: "StateTensor | None" = None
 
     @property
+    def kind(self) -> InputKind:
+        """What it is as an input of a program."""
+        return InputKind.PARAMETER if self.is_parameter else InputKind.BUFFER
+
+    @property
     def is_initialised(self) -> bool:
         """Whether it has a shape; what belongs to a lazy module gets one in its first call."""
         return not is_lazy(self.tensor)
@@ -372,7 +378,6 @@ def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:
 
 
 def _with_parts(tensor: Tensor) -> Iterator[tuple[Sequence[str], Tensor]]:
-    """A tensor, and those that it is made of with how to reach them."""
     yield (), tensor
     yield from plain_parts(tensor)
 

@@ -40,7 +40,7 @@ from whence.interop.archive.records.checked import (
 from whence.interop.archive.records.names import CodePrint, class_name, looked_up
 from whence.interop.archive.records.values import first_words
 from whence.program import Absent, Constant, Named
-from whence.program.guards.in_words import InWords, OfClass
+from whence.program.names import InWords, OfClass
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from whence.dependence.code import fingerprint, function_in, globals_in
 from whence.dependence.describe import itself
 from whence.dependence.snapshots import content_of_cell
 from whence.program.guards.expectations import ExpectedFunction, Reference
-from whence.program.guards.in_words import InWords, NamedOnly
+from whence.program.names import InWords, NamedOnly
 from whence.tracing.reads.named_values import held_attribute
 
 _CONTENT = "cell_contents"

@@ -32,7 +32,7 @@ from whence.interop.archive.records.checked import (
     raise_unless,
     text,
 )
-from whence.program.guards.in_words import InWords
+from whence.program.names import InWords
 
 if TYPE_CHECKING:
     from whence.interop.archive.records.reading import Reader

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from whence import CallSite, ModulePath, Origin, Phase, Quality, Source
-from whence.provenance.merging import merged
+from whence.provenance.origin import merged
 
 LEFT, RIGHT = (CallSite(ModulePath.parse(name), 0, "Linear") for name in ("left", "right"))
 

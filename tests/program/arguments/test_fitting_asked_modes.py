@@ -59,7 +59,9 @@ def test_another_mode_is_refused() -> None:
             pytest.raises(CallError, match="grad mode was on at capture, and is off") as met,
         ):
             run(X)
-        assert re.search(r"in module inner, at .*test_asked_modes.py:\d+ in Inner.forward", str(met.value))
+        assert re.search(
+            r"in module inner, at .*test_fitting_asked_modes.py:\d+ in Inner.forward", str(met.value)
+        )
     with torch.no_grad():
         (violation,) = program.check(Outer())
     assert violation.guard.what == "grad mode"

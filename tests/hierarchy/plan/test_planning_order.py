@@ -1,6 +1,6 @@
 import pytest
 
-from whence.hierarchy.plan.order import CyclicError, topological
+from whence.hierarchy.plan.planning import CyclicError, topological
 
 
 def ranked(*parts: str | int) -> dict[str | int, int]:

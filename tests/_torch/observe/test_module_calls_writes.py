@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from whence._torch.observe.module_writes import observed_writes
+from whence._torch.observe.module_calls import observed_writes
 
 
 class Observer:

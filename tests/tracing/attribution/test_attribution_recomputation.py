@@ -142,7 +142,7 @@ def test_reentrant_checkpoint_in_the_backward_is_refused() -> None:
     for backward in (True, lambda outputs: outputs.sum()):
         with pytest.raises(whence.SideEffect, match="use_reentrant=False") as caught:
             whence.capture(model, (X,), backward=backward)
-        assert "test_recomputation.py" in str(caught.value.where.line)
+        assert "test_attribution_recomputation.py" in str(caught.value.where.line)
 
 
 def test_hooks_of_a_checkpoint_are_not_the_models() -> None:

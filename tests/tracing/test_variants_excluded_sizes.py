@@ -140,7 +140,7 @@ def test_another_side_stays_a_rule(function: Any, backward: Any) -> None:
     """What the program does not compute it refuses, with the line that decided."""
     model, program = captured(function, backward)
     size, words = REFUSED[function]
-    with pytest.raises(whence.CallError, match=rf"must be {words}: test_excluded_sizes.py:\d+"):
+    with pytest.raises(whence.CallError, match=rf"must be {words}: test_variants_excluded_sizes.py:\d+"):
         program.verify(model, (torch.randn(size, 4),))
     assert program.verify(model, (torch.randn(6, 4),)).ok
 
