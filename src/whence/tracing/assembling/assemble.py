@@ -371,9 +371,8 @@ def _opaque(
         for node in nodes
         if (source := functional.sources.get(node)) is not None and differentiated_by_result(source)
     }
-    named = [f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())]
     return (
-        *named,
+        *dict.fromkeys(functions.values()),
         *(() if recorded.session.run.grad_modes.records else _backward_hooks(recorded.session.run.subject)),
         *log.lost,
         *([BETWEEN_RESULTS] if between else []),
