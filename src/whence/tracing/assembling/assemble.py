@@ -362,7 +362,7 @@ def _opaque(
     nodes = list(functional.graph.nodes)
     reasons = {
         "a backward pass inside the model": unpacked,
-        "rrelu in training": any(node.target is _RRELU for node in nodes),
+        "rrelu in training": any(node.target is _RRELU and node.args[4:5] == (True,) for node in nodes),
         "a write through as_strided": any(node.target is _SCATTER for node in nodes),
         OPAQUE: bool(log.composed),
     }
