@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import whence
 from tests.checks import verified
+from tests.releases import SCRIPT_IS_DEPRECATED
 
 X = torch.randn(2, 4)
 
@@ -148,3 +149,32 @@ def test_what_a_tree_shows_of_itself_is_small() -> None:
     with pytest.warns(UserWarning, match=r"^61 module\(s\) were captured in training mode") as told:
         tree.eval()
     assert len(told) == 1
+
+
+def doubled(x: Tensor) -> Tensor:
+    """The double of a sine."""
+    return x.sin() * 2.0
+
+
+def test_function_that_torchscript_has_optimized() -> None:
+    """Its derivative is TorchScript's by then: in a joint program, and refused where a forward is differentiated."""
+    with pytest.warns(SCRIPT_IS_DEPRECATED):
+        scripted = torch.jit.script(doubled)
+    model = Doing(lambda m, x: scripted(m.linear(x)))
+    for _ in range(3):
+        model(X).sum().backward()
+    verified(model, X, backward=torch.sum)
+    result = whence.capture(model, (X,)).module()(X)
+    assert torch.equal(result, model(X))
+    with pytest.raises(whence.NotDifferentiable, match="TorchScript, of a function that it has optimized"):
+        result.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_branches_of_a_capture_without_gradients() -> None:
+    """What whence does to record them turns no gradients on, neither in its program nor in a call of that."""
+    model = Doing(lambda m, x: torch.cond(x.sum() > 0, m.linear, torch.cos, (x,)))
+    with torch.no_grad():
+        program = verified(model, X)
+        assert not program.module()(X).requires_grad
+    assert not program.facts.turned_on

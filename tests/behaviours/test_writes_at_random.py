@@ -156,6 +156,16 @@ def leaky_relu_with_random_slopes(m: Writer, x: Tensor) -> Tensor:
 
 
 @bodies.add
+def leaky_relu_with_random_slopes_in_place(m: Writer, x: Tensor) -> Tensor:
+    return F.rrelu_(m.linear(x), training=True) * 2  # type: ignore[attr-defined]
+
+
+@bodies.add
+def leaky_relu_in_place(m: Writer, x: Tensor) -> Tensor:
+    return F.rrelu(m.linear(x), training=False, inplace=True) * 2
+
+
+@bodies.add
 def gumbel_softmax(m: Writer, x: Tensor) -> Tensor:
     return F.gumbel_softmax(m.linear(x), hard=True)
 

@@ -1,5 +1,7 @@
 """Operations that are told where to write their result."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -110,6 +112,27 @@ def into_a_buffer(m: Writer, x: Tensor) -> Tensor:
 def test_write_to_out(body: Body, mode: str) -> None:
     """`out=` writes show wherever the tensor is read afterwards, with eager's bits and gradients."""
     check(body, mode)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("rows", [0, 2])
+@pytest.mark.parametrize(
+    "write",
+    [lambda x, out: torch.cat([x, x], out=out), lambda _, out: out.resize_(8, 8)],
+    ids=["out", "resize_"],
+)
+def test_a_buffer_does_not_grow(write: Callable[[Tensor, Tensor], Tensor], rows: int) -> None:
+    """Whoever holds it would have a tensor of another shape; the buffer is as it was."""
+
+    def body(m: Writer, x: Tensor) -> Tensor:
+        write(x.detach(), m.scratch)
+        return m.linear(m.scratch)
+
+    model = Writer(body)
+    model.register_buffer("scratch", torch.ones(rows, 8))
+    with pytest.raises(whence.UnsupportedMutation, match="whoever holds b_scratch would have"):
+        whence.capture(model, (torch.randn(4, 8),))
+    assert torch.equal(model.scratch, torch.ones(rows, 8))
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")

@@ -277,6 +277,18 @@ def test_write_to_a_sequence(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["forward", "tangents", "loss"])
+def test_zeros_to_a_sequence(mode: str) -> None:
+    """What led to values that are zeroed together has a gradient of zeros, as where each is zeroed alone."""
+
+    def body(m: Writer, x: Tensor) -> Tensor:
+        first, second = m.linear(x), x * m.weight
+        torch._foreach_zero_([first[0], second])
+        return first * 2 + second
+
+    check(body, mode)
+
+
+@pytest.mark.parametrize("mode", ["forward", "tangents", "loss"])
 def test_every_write_without_a_form_is_named(mode: str) -> None:
     """Two writes that are refused are one error, each with its line and reason; their gradients are not."""
 

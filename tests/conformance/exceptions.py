@@ -40,7 +40,6 @@ OPERATORS = (
         "WH105",
         "in place it has no functional form with the same arguments",
         *(f"polygamma.polygamma_n_{order}" for order in range(5)),
-        "nn.functional.rrelu",
     ),
     _rows(
         "WH203",

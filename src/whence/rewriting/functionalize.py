@@ -313,6 +313,9 @@ def _each(written: Any, value: fx.Node, writer: _NodeWriter) -> list[tuple[fx.No
     """What is written, each with its new value: a tensor, or those of a list."""
     if isinstance(written, fx.Node):
         return [(written, value)]
+    if value.target is aten._foreach_zero.default:  # it has no derivative, and that of one tensor has
+        now: Any = value.args[0]
+        return [(part, writer(aten.zero.default, each)) for part, each in zip(written, now, strict=True)]
     return [(part, writer(operator.getitem, value, at)) for at, part in enumerate(written)]
 
 

@@ -87,6 +87,16 @@ def casts_inside(function: object, where: Place) -> UnsupportedOperator:
     )
 
 
+def resized(name: str, where: Place) -> UnsupportedMutation:
+    """The error for a tensor of the model's that `out=` or `resize_` gives another shape."""
+    return UnsupportedMutation(
+        "the model gives one of its own tensors another shape",
+        where=where,
+        why=f"whoever holds {name} would have a tensor of another shape afterwards",
+        remedy="let it have its shape from the beginning, or assign a new tensor to the attribute",
+    )
+
+
 def nested_met(where: Place) -> DataDependent:
     """The error for an encoder that packs its input into a nested tensor."""
     return DataDependent(

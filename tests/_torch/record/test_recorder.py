@@ -132,6 +132,9 @@ class Listener:
     def casts_inside(self, function: object) -> Exception:
         return LookupError(str(function))
 
+    def resized(self, name: str) -> Exception:
+        return LookupError(name)
+
     def nested_met(self) -> Exception:
         return LookupError("a nested tensor")
 

@@ -13,6 +13,7 @@ from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 from torch.autograd.graph import Node
 
 LEAF_SEQUENCE_NUMBER = 2**64 - 1
+_SCRIPTED = "DifferentiableGraphBackward"
 
 GradientKey = tuple[int, ...]
 """Where the gradient of a tensor is collected: a node and an input of it, or a leaf tensor and -1.
@@ -97,6 +98,16 @@ def inside_backward() -> bool:
 def is_custom_function(node: Node) -> bool:
     """Whether `node` is the backward of a `torch.autograd.Function` written in Python."""
     return isinstance(node, torch._C._FunctionBase)
+
+
+def derivative_of_its_own(node: Node) -> str:
+    """Who differentiates what `node` stands for by code that no graph contains; "" for an operator.
+
+    TorchScript does where it has optimized a function, which it does once that has run twice with gradients.
+    """
+    if is_custom_function(node):
+        return f"the custom autograd function {node.name().removesuffix('Backward')}"
+    return "TorchScript, of a function that it has optimized" if node.name().endswith(_SCRIPTED) else ""
 
 
 def nodes_below(roots: Sequence[Node], since: int = 0) -> list[Node]:
@@ -303,10 +314,15 @@ def below_autograd() -> Iterator[None]:
     """Run operations as autograd runs them: recording nothing, with grad mode on.
 
     Some kernels look at grad mode to decide what to keep for their backward (oneDNN's LSTM does), so
-    `no_grad` would change what they return.
+    `no_grad` would change what they return. The contexts of `torch` would say that the model had turned it on.
     """
-    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
-        yield
+    before = is_grad_enabled()
+    torch._C._set_grad_enabled(True)
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            yield
+    finally:
+        torch._C._set_grad_enabled(before)
 
 
 @contextmanager

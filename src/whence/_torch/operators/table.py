@@ -125,6 +125,7 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten._native_batch_norm_legit.default: Operator(twin=aten._native_batch_norm_legit_functional.default),
     aten._batch_norm_with_update.default: Operator(twin=aten._batch_norm_with_update_functional.default),
     aten.rrelu_with_noise.default: Operator(training=4, twin=aten.rrelu_with_noise_functional.default),
+    aten.rrelu_with_noise_.default: Operator(twin=aten.rrelu_with_noise_functional.default),
     **dict.fromkeys(
         (aten.batch_norm.default, aten.instance_norm.default), Operator(writes=(3, 4), training=5)
     ),

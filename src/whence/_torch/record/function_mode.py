@@ -68,7 +68,18 @@ class FunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator) and ProxyTorchDispatchMode in func.python_key_table:
             return self.recorder.listener.model.branches.called(func, args, kwargs or {})
-        return untold(self._heard, func, args, kwargs or {})
+        result = untold(self._heard, func, args, kwargs or {})
+        if func is Tensor.resize_ or (kwargs and "out" in kwargs):
+            self._keeps_shapes(args[0] if func is Tensor.resize_ else kwargs["out"])
+        return result
+
+    def _keeps_shapes(self, written: Any) -> None:
+        """Raise where a tensor of the model's would have another shape now."""
+        held = self.recorder.adopted
+        for tensor in tree_flatten(written)[0]:
+            stand_in = held.stand_ins.get(id(tensor))
+            if stand_in is not None and stand_in.shape != tensor.shape and id(tensor) in held.nodes:
+                raise self.recorder.listener.model.resized(held.nodes[id(tensor)].name)
 
     def _heard(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         func, args = self._with_numbers(func, args)

@@ -69,6 +69,9 @@ class ModelListener(Protocol):
     def history_asked(self, tensor: Tensor) -> None:
         """Python asks whether a tensor has a history."""
 
+    def resized(self, name: str) -> Exception:
+        """The error for a tensor of the model's that is given another shape."""
+
     def nested_met(self) -> Exception:
         """A nested tensor would be made, whose sizes values decide; make the error to raise."""
 

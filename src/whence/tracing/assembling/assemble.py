@@ -369,7 +369,7 @@ def _opaque(
     nodes = list(functional.graph.nodes)
     reasons = {
         "a backward pass inside the model": unpacked,
-        "rrelu in training": any(node.target is _RRELU for node in nodes),
+        "rrelu in training": any(node.target is _RRELU and node.args[4:5] == (True,) for node in nodes),
         "a write through as_strided": any(node.target is _SCATTER for node in nodes),
         OPAQUE: bool(log.composed),
     }
@@ -378,9 +378,8 @@ def _opaque(
         for node in nodes
         if (source := functional.sources.get(node)) is not None and differentiated_by_result(source)
     }
-    named = [f"the custom autograd function {name}" for name in dict.fromkeys(functions.values())]
     return (
-        *named,
+        *dict.fromkeys(functions.values()),
         *(() if recorded.session.run.grad_modes.records else _backward_hooks(recorded.session.run.subject)),
         *log.lost,
         *([BETWEEN_RESULTS] if between else []),

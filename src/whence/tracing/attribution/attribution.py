@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx, nn
 from torch.autograd.graph import Node
 
-from whence._torch.autograd.nodes import is_custom_function, nodes_below, sequence_number
+from whence._torch.autograd.nodes import derivative_of_its_own, nodes_below, sequence_number
 from whence._torch.graphs import nested_graph
 from whence._torch.higher_order.function_graphs import stop_playing
 from whence._torch.operators.schemas import HigherOrderOperator, brings_derivative, op_name
@@ -62,11 +62,11 @@ def attribute_steps(
 
 
 def custom_functions(results: Sequence[Node]) -> dict[int, str]:
-    """The custom autograd functions that lead to `results`, by the moment each was applied."""
+    """What has a derivative of its own among what leads to `results`, by the moment it was applied."""
     return {
-        number: type(node).__name__.removesuffix("Backward")
+        number: name
         for node in nodes_below(results)
-        if is_custom_function(node)
+        if (name := derivative_of_its_own(node))
         and not is_stand_in(node)
         and (number := sequence_number(node)) is not None
     }

@@ -18,7 +18,7 @@ from whence.tracing.listening.run_state import RunState
 from whence.tracing.log.events import LayoutRead, Lost, MetComposed, ModeAsked
 from whence.tracing.recording.branches import Branches
 from whence.tracing.recording.data_dependence import data_dependent, required, tensors_read, value_of
-from whence.tracing.refusals import casts_inside, data_replaced, nested_met, object_met
+from whence.tracing.refusals import casts_inside, data_replaced, nested_met, object_met, resized
 from whence.tracing.replay.objections import CompositeOpened
 from whence.tracing.source_lines import frame_outside
 
@@ -94,6 +94,10 @@ class ModelActs:
     def casts_inside(self, function: object) -> CaptureError:
         """The error for an operator inside of which autocast casts."""
         return casts_inside(function, self.here())
+
+    def resized(self, name: str) -> CaptureError:
+        """The error for a tensor of the model's that is given another shape."""
+        return resized(name, self.here())
 
     def nested_met(self) -> CaptureError:
         """The error for an encoder that packs its input."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.autograd.nodes import is_custom_function, made_since, next_sequence_number, sequence_number
+from whence._torch.autograd.nodes import derivative_of_its_own, made_since, next_sequence_number, sequence_number
 from whence._torch.graphs import graph_module
 from whence._torch.higher_order.closure_conversion import (
     BranchRecorder,
@@ -249,9 +249,8 @@ class Branches:
             known = target is not None and brings_derivative(target)
             if known:
                 found.add(sequence_number(made) or -1)
-            elif is_custom_function(made) and not indexes_for_attention(made):
-                name = type(made).__name__.removesuffix("Backward")
-                why = f"its derivative would not be that of the custom autograd function {name}"
+            elif (name := derivative_of_its_own(made)) and not indexes_for_attention(made):
+                why = f"its derivative would not be that of {name}"
                 raise self.refused(seen.operator, why)
         return frozenset(found)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from whence._torch.autograd.nodes import is_custom_function, made_since
+from whence._torch.autograd.nodes import derivative_of_its_own, made_since
 from whence._torch.autograd.switches import modes_now
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import has_hooks
@@ -113,7 +113,7 @@ def _about_functions(trial: WatchedCall, outcome: Outcome, *, differentiates: bo
     """The backward of a custom function is Python code that nobody watches."""
     tensors = [leaf for leaf in outcome.leaves if isinstance(leaf, Tensor)] if differentiates else []
     made = made_since(trial.start.moment, tensors)
-    if any(is_custom_function(node) and not is_stand_in(node) for node in made):
+    if any(derivative_of_its_own(node) and not is_stand_in(node) for node in made):
         yield "a custom autograd function runs inside it"
 
 
