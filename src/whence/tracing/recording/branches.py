@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.autograd.nodes import derivative_of_its_own, made_since, next_sequence_number, sequence_number
+from whence._torch.autograd.nodes import (
+    derivative_of_its_own,
+    made_since,
+    next_sequence_number,
+    sequence_number,
+)
 from whence._torch.graphs import graph_module
 from whence._torch.higher_order.closure_conversion import (
     BranchRecorder,
