@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import whence
 from tests.checks import taken, verified
@@ -158,3 +159,32 @@ def test_container_called_by_its_second_name() -> None:
     tree = verified(model, x).unflatten()
     assert torch.equal(tree(x), model(x))
     assert tree.get_submodule("first.0") is tree.get_submodule("second.0")
+
+
+class Packed(nn.Module):
+    """Runs a layer, or a recurrent one, on packed rows."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.layer = kind(4, 4)
+
+    def forward(self, rows: PackedSequence) -> Any:
+        if isinstance(self.layer, nn.GRU):
+            return self.layer(rows)
+        return PackedSequence(self.layer(rows.data), rows.batch_sizes, rows.sorted_indices)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("kind", [nn.Linear, nn.GRU])
+def test_packed_rows(kind: type[nn.Module], backward: bool) -> None:
+    """A named tuple with a constructor that looks at its fields comes in and goes out as itself."""
+    rows = pack_sequence([torch.randn(length, 4) for length in (2, 3, 1)], enforce_sorted=False)
+    model = Packed(kind)
+    program = whence.capture(model, (rows,), backward=backward, decide="example")
+    assert program.input("args[0].data").kind == "user"
+    assert (found := program.verify(model, (rows,))).ok, str(found)
+    result, expected = program.unflatten()(rows), model(rows)
+    if kind is nn.GRU:
+        result, expected = result[0], expected[0]
+    assert type(result) is PackedSequence
+    assert torch.equal(result.data, expected.data)

@@ -1,6 +1,9 @@
 """Whatever decides beside the attributes of modules is compared, or named as not guarded."""
 
 import functools
+import importlib
+import operator
+import sys
 import threading
 from array import array
 from collections import OrderedDict
@@ -170,6 +173,9 @@ class Other:
 CONFIG, PAIR, ARRAY = Config(), Pair(2.0, 1.0), array("d", [2.0])
 ORDERED: Any = OrderedDict(factor=2.0)
 LOCAL = threading.local()
+FUNCTIONS: dict[str, Any] = {"sine": torch.sin, "cosine": torch.cos}
+NUMBERS: dict[Any, Any] = {0: 1.0, 1: 2.0, "thing": object()}
+CHOSEN, ATTRIBUTE, PLACE, FACTOR, ACTIVATION = "sine", "shift", 1, 2.0, F.relu
 
 
 def _helper(x: Tensor) -> Tensor:
@@ -231,6 +237,48 @@ AROUND: dict[str, tuple[Run, Change]] = {
     ),
     "array": (lambda self, x: self.linear(x) * ARRAY[0], lambda _: ARRAY.__setitem__(0, 3.0)),
     "local_of_a_thread": (lambda self, x: self.linear(x) * LOCAL.factor, lambda _: _set_local(3.0)),
+    "function_under_a_key": (
+        lambda self, x: FUNCTIONS[CHOSEN](self.linear(x)),
+        lambda patch: patch.setitem(FUNCTIONS, "sine", torch.cos),
+    ),
+    "function_that_is_asked_for": (
+        lambda self, x: FUNCTIONS.get(CHOSEN, torch.tan)(self.linear(x)),
+        lambda patch: patch.setitem(FUNCTIONS, "sine", F.silu),
+    ),
+    "function_of_torch": (
+        lambda self, x: ACTIVATION(self.linear(x)),
+        lambda patch: patch.setitem(globals(), "ACTIVATION", F.elu),
+    ),
+    "number_under_a_key": (
+        lambda self, x: self.linear(x) * NUMBERS[PLACE],
+        lambda patch: patch.setitem(NUMBERS, 1, 3.0),
+    ),
+    "attribute_by_a_name_in_a_variable": (
+        lambda self, x: self.linear(x) * getattr(CONFIG, ATTRIBUTE),
+        lambda patch: patch.setattr(CONFIG, "shift", 3.0),
+    ),
+    "attribute_by_a_getter": (
+        lambda self, x: self.linear(x) * operator.attrgetter(ATTRIBUTE)(CONFIG),
+        lambda patch: patch.setattr(CONFIG, "shift", 3.0),
+    ),
+    "attribute_among_variables": (
+        lambda self, x: self.linear(x) * vars(Other)["factor"],
+        lambda patch: patch.setattr(Other, "factor", 3.0),
+    ),
+    "variable_among_variables": (
+        lambda self, x: self.linear(x) * globals()["FACTOR"],
+        lambda patch: patch.setitem(globals(), "FACTOR", 3.0),
+    ),
+    "module_among_modules": (
+        lambda self, x: self.linear(x) * sys.modules["tests.behaviours.constructions_of_values"].FACTOR,
+        lambda patch: patch.setattr(constructions_of_values, "FACTOR", 3.0, raising=False),
+    ),
+    "module_by_its_name": (
+        lambda self, x: (
+            self.linear(x) * importlib.import_module("tests.behaviours.constructions_of_values").FACTOR
+        ),
+        lambda patch: patch.setattr(constructions_of_values, "FACTOR", 3.0, raising=False),
+    ),
     "import_in_a_function": (
         _imported,
         lambda patch: patch.setattr(constructions_of_values, "FACTOR", 3.0, raising=False),
@@ -262,6 +310,28 @@ def _by_held_local(_: World) -> Any:
     model.held = held = threading.local()  # type: ignore[assignment]
     held.scale = 2.0
     return model, None, lambda _: setattr(held, "scale", 3.0)
+
+
+class Keyed(nn.Module):
+    """Looks up by texts that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.entry = "scale", 1
+
+    def forward(self, x: Tensor) -> Any:
+        return x * getattr(CONFIG, self.key) + NUMBERS[self.entry]
+
+
+def _by_held_name(_: World) -> Any:
+    return Keyed(), None, lambda patch: patch.setattr(CONFIG, "scale", 3.0)
+
+
+def _by_held_number(_: World) -> Any:
+    """Of two models of a class each looks up for itself."""
+    first, second = Keyed(), Keyed()
+    first.entry = 0
+    return nn.Sequential(first, second), None, lambda patch: patch.setitem(NUMBERS, 1, 3.0)
 
 
 def _by_default(_: World) -> Any:
@@ -347,7 +417,17 @@ CAUGHT: dict[str, Callable[[World], Any]] = {
     each.__name__.strip("_"): each
     for each in (
         *(_by_context, _by_held_context, _by_empty_context, _by_object, _by_class, _by_nested, _by_default),
-        *(_by_item, _by_items, _by_weight, _by_buffer, _edited, _by_held_dict, _by_held_local),
+        *(
+            _by_held_name,
+            _by_held_number,
+            _by_item,
+            _by_items,
+            _by_weight,
+            _by_buffer,
+            _edited,
+            _by_held_dict,
+            _by_held_local,
+        ),
         *(_loss_closure, _loss_object, _loss_method, _loss_module, _loss_partial),
     )
 }
@@ -374,7 +454,7 @@ def _changed(make: Callable[[World], Any], patch: Any) -> tuple[whence.Program, 
     return program, program.check(model, (X,))
 
 
-@pytest.mark.sample(34)
+@pytest.mark.sample(46)
 @pytest.mark.parametrize("name", CAUGHT)
 def test_change_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Context variables, objects and classes around the code, attributes of tensors, all that a loss uses."""
@@ -383,13 +463,21 @@ def test_change_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert program.guards.about(violations[0].guard.what)
 
 
-@pytest.mark.parametrize("name", ["attribute_that_a_helper_reads", "what_an_object_that_is_called_reads"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("attribute_that_a_helper_reads", "what_an_object_that_is_called_reads"),
+        *("function_under_a_key", "number_under_a_key"),
+    ],
+)
 def test_what_no_code_names_may_change(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another attribute of an object, and an entry that nobody asks for."""
     model, _, _ = _around(name)(World())
     program = whence.capture(model, (X,))
     monkeypatch.setattr(CONFIG, "unread", 5)
     monkeypatch.setitem(CONFIG.mixed, "unread", 5)
+    monkeypatch.setitem(FUNCTIONS, "unread", torch.tan)
+    monkeypatch.setitem(NUMBERS, 0, 5.0)
     assert program.check(model, (X,)) == []
 
 

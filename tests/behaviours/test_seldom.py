@@ -157,7 +157,7 @@ def doubled(x: Tensor) -> Tensor:
 
 
 def test_function_that_torchscript_has_optimized() -> None:
-    """Its derivative is TorchScript's by then: in joint programs, and refused in forward ones."""
+    """Its derivative is TorchScript's by then: joint programs have it, and forward programs refuse."""
     with pytest.warns(SCRIPT_IS_DEPRECATED):
         scripted = torch.jit.script(doubled)
     model = Doing(lambda m, x: scripted(m.linear(x)))

@@ -157,7 +157,7 @@ def leaky_relu_with_random_slopes(m: Writer, x: Tensor) -> Tensor:
 
 @bodies.add
 def leaky_relu_with_random_slopes_in_place(m: Writer, x: Tensor) -> Tensor:
-    return F.rrelu_(m.linear(x), training=True) * 2  # type: ignore[attr-defined]
+    return F.rrelu_(m.linear(x), training=True) * 2
 
 
 @bodies.add

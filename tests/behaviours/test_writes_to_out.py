@@ -125,14 +125,14 @@ def test_a_buffer_does_not_grow(write: Callable[[Tensor, Tensor], Tensor], rows:
     """Whoever holds it would have a tensor of another shape; the buffer is as it was."""
 
     def body(m: Writer, x: Tensor) -> Tensor:
-        write(x.detach(), m.scratch)
-        return m.linear(m.scratch)
+        write(x.detach(), m.table)
+        return m.linear(m.table)
 
     model = Writer(body)
-    model.register_buffer("scratch", torch.ones(rows, 8))
-    with pytest.raises(whence.UnsupportedMutation, match="whoever holds b_scratch would have"):
+    model.table = torch.ones(rows, 8)
+    with pytest.raises(whence.UnsupportedMutation, match="whoever holds b_table would have"):
         whence.capture(model, (torch.randn(4, 8),))
-    assert torch.equal(model.scratch, torch.ones(rows, 8))
+    assert torch.equal(model.table, torch.ones(rows, 8))
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")

@@ -4,6 +4,7 @@
 their containers in; `optree` or `torch.utils.pytree` would not see those registrations.
 """
 
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ __all__ = [
     "tree_unflatten",
     "whole_flatten",
     "whole_leaves",
+    "whole_paths",
     "with_tensors_flattened",
     "with_whole_leaves",
 ]
@@ -53,12 +55,20 @@ def tree_flatten(value: Any) -> tuple[list[Any], TreeSpec]:
 
 
 def tree_unflatten(leaves: Iterable[Any], spec: TreeSpec) -> Any:
-    """The value with these leaves; a `torch.Size` comes back as one, which PyTorch makes a tuple of."""
-    return _built(iter(leaves), spec) if _holds_sizes(spec) else _pytree.tree_unflatten(leaves, spec)
+    """The value with these leaves; a `torch.Size` comes back as one, which PyTorch makes a tuple of.
+
+    A named tuple is made of its fields, whatever its class does with them: a `PackedSequence` looks at them.
+    """
+    return _built(iter(leaves), spec) if _is_own(spec) else _pytree.tree_unflatten(leaves, spec)
 
 
-def _holds_sizes(spec: TreeSpec) -> bool:
-    return spec.type is torch.Size or any(map(_holds_sizes, spec.children()))
+def _is_own(spec: TreeSpec) -> bool:
+    return spec.type is torch.Size or _is_written(spec) or any(map(_is_own, spec.children()))
+
+
+def _is_written(spec: TreeSpec) -> bool:
+    """Whether it is of a named tuple whose class somebody has written, above the one that Python makes."""
+    return spec.type is namedtuple and spec.context.__bases__ != (tuple,)
 
 
 def _built(leaves: Iterator[Any], spec: TreeSpec) -> Any:
@@ -67,6 +77,8 @@ def _built(leaves: Iterator[Any], spec: TreeSpec) -> Any:
     children = [_built(leaves, child) for child in spec.children()]
     if spec.type is torch.Size and all(isinstance(child, int | torch.SymInt) for child in children):
         return torch.Size(children)
+    if _is_written(spec):
+        return tuple.__new__(spec.context, children)
     return SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
 
 
@@ -75,6 +87,11 @@ def tree_flatten_with_path(value: Any) -> tuple[list[tuple[KeyPath, Any]], TreeS
     leaves, spec = tree_flatten(value)
     paths = [path for path, _ in _paths(with_tensors_flattened(value))]
     return list(zip(paths, leaves, strict=True)), spec
+
+
+def whole_paths(value: Any) -> list[KeyPath]:
+    """The accesses of its `whole_leaves`."""
+    return [path for path, _ in _paths(value)]
 
 
 def _paths(value: Any, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

@@ -20,9 +20,14 @@ from whence._torch.plain_values import PLAIN_IN_WHOLE
 _NETWORKS = f"{Path(torch.nn.__file__).parent}{os.sep}"
 _IMPORT, _LOAD_GLOBAL, _EXTENDED = opmap["IMPORT_NAME"], opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
 _BY_NAME = frozenset({opmap["LOAD_NAME"], opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
-_BY_TEXT = frozenset(
-    ("getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller", "import_module")
+BY_TEXT = frozenset(
+    (
+        *("getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller", "import_module"),
+        *("vars", "globals", "__dict__", "modules"),
+    )
 )
+"""Names with which code looks up others that it has as text."""
+_BY_NAME_OF_MODULE = frozenset({"import_module", "modules"})
 _ASKING = frozenset(
     (
         *("id", "hash", "vars", "globals", "locals", "dir", "eval", "exec", "compile", "print", "input"),
@@ -112,9 +117,11 @@ def is_importing(frame: FrameType) -> bool:
 def names_in(code: CodeType) -> frozenset[str]:
     """Every name that the code looks up; also those it has as text, where it looks up by text."""
     names = frozenset(code.co_names)
-    if names.isdisjoint(_BY_TEXT):
-        return names
-    return names | {text for text in code.co_consts if isinstance(text, str)}
+    return names if names.isdisjoint(BY_TEXT) else names.union(_texts_in(code))
+
+
+def _texts_in(code: CodeType) -> Iterator[str]:
+    return (text for text in code.co_consts if isinstance(text, str))
 
 
 def globals_in(code: CodeType) -> frozenset[str]:
@@ -125,7 +132,7 @@ def globals_in(code: CodeType) -> frozenset[str]:
             found.add(code.co_names[argument >> 1])  # the lowest bit says something else
         elif operation in _BY_NAME:
             found.add(code.co_names[argument])
-    return frozenset(found)
+    return frozenset(found.union(_texts_in(code)) if "globals" in found else found)
 
 
 def _operations(code: CodeType) -> Iterator[tuple[int, int]]:
@@ -151,7 +158,10 @@ def asked_of_builtins(
 
 
 def imported(code: CodeType, variables: Mapping[str, Any]) -> Iterator[ModuleType]:
-    """The modules that the code imports while it runs."""
+    """The modules that the code imports while it runs, or has by their names."""
+    if not _BY_NAME_OF_MODULE.isdisjoint(code.co_names):
+        named = (sys.modules.get(text) for text in _texts_in(code))
+        yield from (module for module in named if isinstance(module, ModuleType))
     if _IMPORT not in code.co_code[::2]:
         return
     package = str(variables.get("__package__") or "")

@@ -314,7 +314,7 @@ def below_autograd() -> Iterator[None]:
     """Run operations as autograd runs them: recording nothing, with grad mode on.
 
     Some kernels look at grad mode to decide what to keep for their backward (oneDNN's LSTM does), so
-    `no_grad` would change what they return. Contexts of `torch` would say that the model had turned it on.
+    `no_grad` would change what they return. The contexts of `torch` would say that the model turned it on.
     """
     before = is_grad_enabled()
     torch._C._set_grad_enabled(True)

@@ -16,6 +16,7 @@ from torch import Size, Tensor
 from torch.nn import Parameter
 
 from whence._torch.pytrees import (
+    KeyPath,
     TreeSpec,
     composition_of,
     key_segments,
@@ -23,8 +24,7 @@ from whence._torch.pytrees import (
     tree_flatten,
     tree_flatten_with_path,
     tree_unflatten,
-    whole_leaves,
-    with_whole_leaves,
+    whole_paths,
 )
 from whence._torch.sizes.exported_sizes import Limits, is_open
 from whence._torch.tensors import share_memory
@@ -222,7 +222,11 @@ def repeated_positions(keys: Sequence[Hashable | None]) -> tuple[tuple[int, int]
 def paths_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
     """The spelled access of every leaf: `args[0]['mask']`, `kwargs['ids']`."""
     pairs, _ = tree_flatten_with_path((args, kwargs))
-    return tuple(("args", "kwargs")[path[0].idx] + spelled(path[1:]) for path, _ in pairs)  # type: ignore[attr-defined]
+    return tuple(_argument(path) for path, _ in pairs)
+
+
+def _argument(path: KeyPath) -> str:
+    return ("args", "kwargs")[path[0].idx] + spelled(path[1:])  # type: ignore[attr-defined]
 
 
 def argument_parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Part | None, ...]:
@@ -242,8 +246,7 @@ def parts_in(value: Any, root: str) -> list[Part | None]:
 
 def whole_paths_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
     """As `paths_of`, with one path for a tensor that is made of others."""
-    leaves = whole_leaves((args, kwargs))
-    return paths_of(*with_whole_leaves((args, kwargs), [0] * len(leaves)))
+    return tuple(map(_argument, whole_paths((args, kwargs))))
 
 
 def names_of(

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import _lru_cache_wrapper, partial
 from operator import itemgetter
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -61,6 +69,10 @@ class CodeWords(NamedTuple):
         keys = (each for part in inner for each in part.co_consts if type(each) in (str, int))
         return cls(frozenset[str]().union(*map(names_in, inner)), frozenset(keys))
 
+    def and_held(self, held: frozenset[Any]) -> "CodeWords":
+        """What code spells, and texts and numbers by which it may look up that it holds."""
+        return CodeWords(self.names.union(text for text in held if type(text) is str), self.keys | held)
+
     def with_(self, other: "CodeWords") -> "CodeWords":
         """What two codes spell."""
         return CodeWords(self.names | other.names, self.keys | other.keys)
@@ -101,7 +113,7 @@ class NamedValues:
         value = found.value
         if _is_of_run(value):
             return
-        if is_plain(value) or self._stands_alone(value):
+        if is_plain(value) or self._stands_alone(found):
             self._note(found, _beginning(code))
         elif left and self._is_entered(value) and self._is_new((id(value), spelling), value):
             spelling = self._with_methods(value, spelling)
@@ -123,9 +135,17 @@ class NamedValues:
         if self._is_new(key, (value, found.root)):
             self.add(found, source)
 
-    def _stands_alone(self, value: object) -> bool:
-        """Whether a value is a function of the user's that closes over nothing: its code says all."""
-        return type(value) is FunctionType and not value.__closure__ and self._is_user(value.__code__)
+    def _stands_alone(self, found: Outside) -> bool:
+        """Whether a value is a function that closes over nothing: it says all by what it is.
+
+        One that is not the user's stays what it is, but there may be another one in its place.
+        """
+        value = found.value
+        if type(value) is BuiltinFunctionType:
+            is_free = value.__self__ is None or isinstance(value.__self__, ModuleType | type)
+            return is_free and bool(found.way)
+        is_free = type(value) is FunctionType and not value.__closure__
+        return is_free and (bool(found.way) or self._is_user(value.__code__))
 
     def _is_entered(self, value: object) -> bool:
         return not issubclass(type(value), _NOT_ENTERED) and not self._is_inside(value)

@@ -27,7 +27,7 @@ from whence._torch.files import is_library
 from whence._torch.observe.attribute_reads import NOTHING, is_observable
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
 from whence._torch.record.recorder import FakeTensor
-from whence.dependence.code import behind, codes_in, function_in, globals_in, imported, names_in
+from whence.dependence.code import BY_TEXT, behind, codes_in, function_in, globals_in, imported, names_in
 from whence.dependence.snapshots import (
     ATTRIBUTES,
     CACHED,
@@ -96,6 +96,7 @@ class Reachable:
         self._is_user = is_user
         self._is_inside = is_inside
         self._seen: dict[object, object] = {}
+        self._looking_up: dict[int, frozenset[str]] = {}
 
     # --- code ----------------------------------------------------------------------------------------
 
@@ -106,7 +107,7 @@ class Reachable:
             function = function.func
         if type(function) is not FunctionType:
             return
-        self._function(function, function.__name__, _DEEP)
+        self._function(function, function.__name__, _DEEP, self._held_words(function, value))
         owner = type(value.__self__) if type(value) is MethodType else None
         if owner is not None and self._is_new(("called", owner, function), function):
             self._class(owner, function.__code__, names_in(function.__code__), _DEEP)
@@ -128,9 +129,26 @@ class Reachable:
             self._walk("an argument of the loss", value, function.__code__)
         self._walk("the loss", owner, function.__code__)
 
-    def _function(self, function: FunctionType, path: str, depth: int) -> None:
+    def _held_words(self, function: FunctionType, method: object) -> frozenset[Any]:
+        """Texts and numbers by which a function may look something up, of those that it names: what its
+        variables hold, and the object whose method it is."""
+        code = function.__code__
+        if (names := self._looking_up.get(id(code))) is None:
+            names = self._looking_up[id(code)] = _names_if_it_looks_up(function)
+        if not names:
+            return frozenset()
+        held = [function.__globals__.get(name) for name in names]
+        held += [content_of_cell(cell) for cell in function.__closure__ or ()]
+        if type(method) is MethodType:
+            held += [held_attribute(method.__self__, name) for name in names]
+        return frozenset(each for each in held if type(each) in (str, int))
+
+    def _function(
+        self, function: FunctionType, path: str, depth: int, held: frozenset[Any] | None = None
+    ) -> None:
         code, cells = function.__code__, function.__closure__ or ()
-        if not self._is_user(code) or not self._is_new((id(code), *map(id, cells)), (function, cells)):
+        held = self._held_words(function, None) if held is None else held
+        if not self._is_user(code) or not self._is_new((id(code), *map(id, cells), held), (function, cells)):
             return
         names, inner = frozenset[str](), list(codes_in(code))
         for each in inner:
@@ -149,17 +167,15 @@ class Reachable:
         if depth > _DEEP - _NEAR:
             for module in imported(code, function.__globals__):
                 self._follow(module, module.__name__, (code, module.__name__), names, depth)
-            self._name(function, path)
+            self._name(function, path, CodeWords.of(code).and_held(held))
 
-    def _name(self, function: FunctionType, path: str) -> None:
+    def _name(self, function: FunctionType, path: str, spelling: CodeWords) -> None:
         """What a function near the model names: its values are compared."""
-        code, variables = function.__code__, function.__globals__
-        spelling, cells = CodeWords.of(code), function.__closure__ or ()
+        code, variables, cells = function.__code__, function.__globals__, function.__closure__ or ()
         used = frozenset[str]().union(*map(globals_in, codes_in(code)))
         for name in sorted(used & variables.keys()):
             found = Outside(f"global {name}", variables, (itemgetter(name),), variables[name])
-            if not _is_torch(found.value):
-                self._named.walk(found, code, spelling)
+            self._named.walk(found, code, spelling)
         for name, cell in zip(code.co_freevars, cells, strict=True):
             way = (attrgetter("cell_contents"),)
             if name != "__class__" and (held := content_of_cell(cell)) is not NOTHING:
@@ -329,6 +345,15 @@ class Reachable:
         """Where code that reads it names it."""
         reader = self.readers.get(id(row.thing))
         return None if reader is None else line_of(reader)
+
+
+def _names_if_it_looks_up(function: FunctionType) -> frozenset[str]:
+    """The names of a function that looks up attributes by text, or has a variable that holds entries."""
+    names = names_in(function.__code__)
+    held = [function.__globals__.get(name) for name in globals_in(function.__code__)]
+    held += [content_of_cell(cell) for cell in function.__closure__ or ()]
+    is_looking = not names.isdisjoint(BY_TEXT) or any(isinstance(each, _HOLDING) for each in held)
+    return names if is_looking else frozenset()
 
 
 def _as_found(path: str, root: Any, step: Callable[[Any], Any]) -> Outside:
