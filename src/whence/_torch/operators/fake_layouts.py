@@ -97,7 +97,9 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 def _could_be_either(tensor: Tensor) -> bool:
     """Whether the sizes of a picture leave open how it lies: one channel, or one pixel."""
     sizes = tensor.shape
-    return len(sizes) in (4, 5) and (sizes[1] == 1 or all(size == 1 for size in sizes[2:]))
+    if len(sizes) not in (4, 5) or any(type(size) is not int for size in sizes):
+        return False  # of open sizes nothing is to be found out
+    return sizes[1] == 1 or all(size == 1 for size in sizes[2:])
 
 
 def _is_small(tensor: Tensor) -> bool:
