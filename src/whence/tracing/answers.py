@@ -55,8 +55,8 @@ class Answers:
 def with_eager_answers(told: Sequence[Source], capture: Callable[[Answers], Result]) -> Result:
     """What `capture` gives with as many of eager's answers as can be; `told` are lines that get another.
 
-    Raises what the last attempt raises, in which every line is told that it is compiled, or of two errors the
-    one that names a remedy; a class that pytree does not know stays unknown, whatever is told.
+    Raises what the last attempt raises, in which every line is told that it is compiled; a class that pytree
+    does not know stays unknown, whatever is told.
     """
     answers = Answers(frozenset(told))
     first = found = attempt(lambda: capture(answers))
@@ -68,19 +68,12 @@ def with_eager_answers(told: Sequence[Source], capture: Callable[[Answers], Resu
 
 
 def _beside(error: Exception, first: Exception) -> Exception:
-    """What to raise where code was told that it is compiled, with what came of the other answers."""
-    if error is first or isinstance(error, WhenceError):
-        return error
-    if not isinstance(first, WhenceError):
-        error.add_note(f"with eager's answers the capture ended otherwise: {_first_line(first)}")
-        return error
-    kind = type(error).__name__
-    first.add_note(f"told that it is compiled, the model fails by itself: {kind}: {_first_line(error)}")
-    return first
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    """An error of code that was told that it is compiled, with what came of eager's answers."""
+    if error is not first and not isinstance(error, WhenceError):
+        error.add_note(
+            f"with eager's answers the capture ended otherwise: {str(first).partition(chr(10))[0]}"
+        )
+    return error
 
 
 def _told_more(
