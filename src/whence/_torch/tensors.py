@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import inf
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -104,16 +104,21 @@ def _counts(tensor: Tensor) -> bool:
     return not tensor.is_inference()
 
 
-def share_memory(left: Tensor, right: Tensor) -> bool:
+def share_memory(left: object, right: object) -> bool:
     """Whether two tensors look into the same part of one storage, and one sees what is written to the other.
 
-    Storages are compared by identity, also without data; sparse tensors share none. What lies between the
-    elements of a tensor counts as its own, and all of the storage where sizes are not known.
+    Storages are compared by identity, also without data; sparse tensors share none, and what is no tensor.
+    What lies between the elements of a tensor counts as its own, and all of the storage where sizes are not
+    known.
     """
-    if left.layout is not torch.strided or right.layout is not torch.strided:
+    if not _is_strided(left) or not _is_strided(right) or storage_of(left) != storage_of(right):
         return False
     (begin, end), (other, last) = _reach_of(left), _reach_of(right)
-    return storage_of(left) == storage_of(right) and begin < last and other < end
+    return begin < last and other < end
+
+
+def _is_strided(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.layout is torch.strided
 
 
 def _reach_of(tensor: Tensor) -> tuple[float, float]:

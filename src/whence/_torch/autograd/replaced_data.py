@@ -73,8 +73,7 @@ def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
     return None
 
 
-def _taken(recorder: "Recorder") -> list[Tensor]:
+def _taken(recorder: "Recorder") -> list[Any]:
     """Everything that is there when the model begins, and what got other data."""
     held = [node.meta["val"] for node in _inputs(recorder)]
-    held += [recorder.stand_in(tensor) for tensor, _ in recorder.adopted.replaced.values()]
-    return [value for value in held if isinstance(value, Tensor)]
+    return held + [recorder.stand_in(tensor) for tensor, _ in recorder.adopted.replaced.values()]

@@ -107,7 +107,7 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 def has_gradient_hooks(tensor: Tensor) -> bool:
     """Whether anything is told of the gradient of `tensor` when it arrives."""
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+    return any(hooks_of_leaf(tensor))
 
 
 def gradient_hooks(tensor: Tensor) -> list[str]:

@@ -301,7 +301,7 @@ def refuse_overlap(convention: Convention, written: Sequence[int], flat: Sequenc
         )
         for at in written
         for other, leaf in enumerate(flat)
-        if other != at and frozenset((at, other)) not in same and isinstance(leaf, Tensor)
+        if other != at and frozenset((at, other)) not in same
         if not (other in written and other < at)
         if share_memory(leaf, flat[at])
     ]

@@ -41,15 +41,11 @@ def refuse_tied(recorded: Recorded, in_place: Collection[fx.Node]) -> None:
         )
         for placeholder, _ in recorded.reassigned
         for other, lies in memory.items()
-        if other is not placeholder and _is_shared(lies, memory.get(placeholder))
+        if other is not placeholder and share_memory(lies, memory.get(placeholder))
         if placeholder in in_place or other in in_place
     ]
     if faults:
         raise UnsupportedMutation.of(faults[:1])
-
-
-def _is_shared(left: object, right: object) -> bool:
-    return isinstance(left, Tensor) and isinstance(right, Tensor) and share_memory(left, right)
 
 
 def _written_again(placeholder: fx.Node, value: fx.Node) -> Iterator[Fault]:

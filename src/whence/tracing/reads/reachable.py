@@ -137,8 +137,7 @@ class Reachable:
             names = self._looking_up[id(code)] = _names_if_it_looks_up(function)
         if not names:
             return frozenset()
-        held = [function.__globals__.get(name) for name in names]
-        held += [content_of_cell(cell) for cell in function.__closure__ or ()]
+        held = _variables(function, names)
         if type(method) is MethodType:
             held += [held_attribute(method.__self__, name) for name in names]
         return frozenset(each for each in held if type(each) in (str, int))
@@ -350,10 +349,15 @@ class Reachable:
 def _names_if_it_looks_up(function: FunctionType) -> frozenset[str]:
     """The names of a function that looks up attributes by text, or has a variable that holds entries."""
     names = names_in(function.__code__)
-    held = [function.__globals__.get(name) for name in globals_in(function.__code__)]
-    held += [content_of_cell(cell) for cell in function.__closure__ or ()]
+    held = _variables(function, globals_in(function.__code__))
     is_looking = not names.isdisjoint(BY_TEXT) or any(isinstance(each, _HOLDING) for each in held)
     return names if is_looking else frozenset()
+
+
+def _variables(function: FunctionType, names: Iterable[str]) -> list[Any]:
+    """What globals of these names hold, and the variables that the function closes over."""
+    cells = map(content_of_cell, function.__closure__ or ())
+    return [*(function.__globals__.get(name) for name in names), *cells]
 
 
 def _as_found(path: str, root: Any, step: Callable[[Any], Any]) -> Outside:

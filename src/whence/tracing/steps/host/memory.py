@@ -29,8 +29,7 @@ def _value(node: fx.Node) -> object:
 
 def lies_in(value: object, others: Iterable[object]) -> bool:
     """Whether a value is a tensor in the memory of one of these."""
-    tensors = (other for other in others if isinstance(other, Tensor))
-    return isinstance(value, Tensor) and any(share_memory(value, other) for other in tensors)
+    return any(share_memory(value, other) for other in others)
 
 
 def refuse_alias(tensor: Tensor, taken: list[Tensor], name: str) -> None:
