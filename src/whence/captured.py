@@ -26,7 +26,7 @@ from whence.guards import Guarded, GuardPlan, plan_of
 from whence.guards.check import Checked
 from whence.hierarchy import Tree
 from whence.program import Program as _Program
-from whence.program.arguments.open_sizes import fitting
+from whence.program.arguments.variants import fitting
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Violation
 from whence.program.state import deep_copy, refuse_elsewhere, view_faults, with_state

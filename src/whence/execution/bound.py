@@ -16,16 +16,15 @@ from whence._torch.observe.training_steps import Optimizers, as_one_optimizer, i
 from whence._torch.sizes.numbers import stays
 from whence._torch.tensors import autocast_state, without_autocast
 from whence.errors import CallError, CaptureError, Fault, StaleCapture, UsageError
-from whence.execution.live_run import Live, of
+from whence.execution.live_run import AGAIN, Live, of
 from whence.execution.running import take
-from whence.execution.validity import AGAIN
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
 from whence.hierarchy.run.differentiable import laid_out
 from whence.hierarchy.value_shapes import described
 from whence.program import Program
 from whence.program.arguments.fitting import other_autocast
-from whence.program.arguments.open_sizes import alone
+from whence.program.arguments.variants import alone
 from whence.program.state import with_state
 from whence.schema import InputKind, OutputKind
 from whence.tracing.target.subject import Subject, subject_of, tensors_by_name

@@ -1,6 +1,6 @@
 """One run of a program on live state: what it takes, and where it puts what it gives."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,9 @@ from torch.optim import Optimizer
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import described, gradient_hooks
 from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
-from whence._torch.plain_values import same_objects
+from whence._torch.plain_values import same_constant, same_objects
 from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
-from whence.execution.validity import AGAIN, other_values
 from whence.program import Program
 from whence.program.arguments.convention import refuse_overlap
 from whence.program.arguments.host_state import HostNumber
@@ -22,6 +21,7 @@ from whence.program.arguments.optimizer_arguments import (
     OWN,
     GroupSlot,
     Initial,
+    Outside,
     Setting,
     StateHome,
     StateSlot,
@@ -30,10 +30,13 @@ from whence.program.arguments.optimizer_arguments import (
     inside,
     put_inside,
 )
+from whence.program.names import InWords
 from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
 
+AGAIN = "capture again"
 _HANDED_OUT = (OutputKind.USER, OutputKind.EFFECT)
+_WIDTH = 100
 
 
 class Live:
@@ -358,3 +361,34 @@ def _made(initial: Initial) -> Any:
         return initial.value
     empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
     return empty.fill_(initial.value)
+
+
+def other_values(rows: Iterable[Outside]) -> list[Fault]:
+    """What has changed, by name."""
+    pairs = [(row, row.now()) for row in rows]
+    return [
+        Fault(
+            _said(row, now),
+            why="the step reads it outside of itself, where it is a constant of the program",
+            remedy=f"pass it as an argument of the step, or {AGAIN}",
+        )
+        for row, now in pairs
+        if not same_constant(row.value, now)
+    ]
+
+
+def _said(row: Outside, now: Any) -> str:
+    if isinstance(row.value, InWords):
+        return f"the step reads `{row.path}`, which is not in a file"
+    if isinstance(row.value, Tensor) and isinstance(now, Tensor):
+        return f"`{row.path}` is another tensor than at capture"
+    return f"`{row.path}` was {_spelled(row.value)} at capture, is {_spelled(now)} now"
+
+
+def _spelled(value: object) -> str:
+    if value is NOTHING:
+        return "absent"
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    text = getattr(value, "__qualname__", None) or repr(value)
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"

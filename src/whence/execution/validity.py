@@ -1,30 +1,25 @@
 """Does a captured program still stand for a model?"""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from whence import hierarchy
-from whence._torch.observe.attribute_reads import NOTHING
-from whence._torch.plain_values import same_constant
 from whence.dependence.asking import Failed, attempt
-from whence.errors import Fault, LostState, NotCallable, UsageError
+from whence.errors import LostState, NotCallable, UsageError
 from whence.guards import GuardPlan, guards_of
 from whence.guards.check import Checked, check_model
 from whence.guards.guarded import Guarded, Ways
 from whence.guards.inputs import input_violations, misfits, structure_guard
 from whence.guards.memory import Remembered
 from whence.program import Program
-from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import Entries, Expectation, ExpectedConstant, Items
 from whence.program.guards.guards import Guards
 from whence.program.guards.observed import Left, Observed
 from whence.program.guards.rows import Unguarded, Violation
-from whence.program.names import InWords, NamedOnly
+from whence.program.names import NamedOnly
 from whence.program.queries.same_operations import same_operations
 from whence.program.state import bound_state
 from whence.schema import OnViolation, OutputKind
@@ -33,8 +28,6 @@ from whence.tracing.sandbox.leftovers import probed
 from whence.tracing.target.subject import subject_of, tensors_by_name
 
 Capture = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Program]
-AGAIN = "capture again"
-_WIDTH = 100
 
 
 def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[Program, Observed]]) -> Guards:
@@ -225,34 +218,3 @@ def _checked(
 def _module(model: Any, current: Program) -> Callable[..., Any]:
     state = bound_state(current, tensors_by_name(subject_of(model)))
     return hierarchy.flat_module(current.with_changes(state=state, variants=()))
-
-
-def other_values(rows: Iterable[Outside]) -> list[Fault]:
-    """What has changed, by name."""
-    pairs = [(row, row.now()) for row in rows]
-    return [
-        Fault(
-            _said(row, now),
-            why="the step reads it outside of itself, where it is a constant of the program",
-            remedy=f"pass it as an argument of the step, or {AGAIN}",
-        )
-        for row, now in pairs
-        if not same_constant(row.value, now)
-    ]
-
-
-def _said(row: Outside, now: Any) -> str:
-    if isinstance(row.value, InWords):
-        return f"the step reads `{row.path}`, which is not in a file"
-    if isinstance(row.value, Tensor) and isinstance(now, Tensor):
-        return f"`{row.path}` is another tensor than at capture"
-    return f"`{row.path}` was {_spelled(row.value)} at capture, is {_spelled(now)} now"
-
-
-def _spelled(value: object) -> str:
-    if value is NOTHING:
-        return "absent"
-    if isinstance(value, Tensor):
-        return f"a tensor {list(value.shape)}"
-    text = getattr(value, "__qualname__", None) or repr(value)
-    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"

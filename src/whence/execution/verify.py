@@ -20,9 +20,10 @@ from whence.execution.compare import Comparison, compare
 from whence.execution.running import Run, run_eager, run_module, same_start, seed_of_its_way
 from whence.execution.values.first import first_divergence
 from whence.program import Program
-from whence.program.arguments.open_sizes import alone
+from whence.program.arguments.variants import alone
 from whence.program.node_records import place_of
-from whence.program.queries.plain import opening_html, plain_fields
+from whence.program.queries.notebook import opening_html
+from whence.program.queries.plain import plain_fields
 from whence.program.state import bound_state, refuse_elsewhere, state_of_loss
 from whence.schema import InputKind
 from whence.tracing.answers import told_to

@@ -10,7 +10,7 @@ from typing import Any
 from whence._torch.autograd.switches import Switches
 from whence._torch.pytrees import TreeSpec, tree_unflatten
 from whence.errors import SelectionError
-from whence.program.queries.plain import OpensInNotebook
+from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance import CallSite, ModulePath
 from whence.provenance.places import ancestors
 

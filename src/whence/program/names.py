@@ -1,4 +1,4 @@
-"""Names: of placeholders, which say what they are, and of the modules of a hierarchy."""
+"""Names: of placeholders, which say what they are, of modules, and of what a file has by its name alone."""
 
 import re
 from collections.abc import Iterator

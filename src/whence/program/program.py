@@ -19,7 +19,8 @@ from whence.program.guards.guards import Guards
 from whence.program.layers import Layers, layers_of
 from whence.program.node_records import GraphFacts, constant_origin, facts_in, origin_of
 from whence.program.queries.decisions import DecisionByValue, Draw, decisions_in, draws_in
-from whence.program.queries.plain import OpensInNotebook, plain_fields
+from whence.program.queries.notebook import OpensInNotebook
+from whence.program.queries.plain import plain_fields
 from whence.program.queries.printing import page
 from whence.program.queries.selecting import find_input, find_output, select
 from whence.program.queries.shapes import Shapes, shapes_of

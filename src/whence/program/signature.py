@@ -8,7 +8,7 @@ from torch import Tensor
 from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
 from whence._torch.subclasses.wrapper_subclasses import mesh_of, placements_of
-from whence.program.queries.plain import OpensInNotebook
+from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
 

@@ -12,7 +12,7 @@ from whence._torch.graphs import graph_module, nested_graph, own_copy, placehold
 from whence._torch.record.recorder import FakeTensor
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
 from whence.errors import CallError, Fault, UsageError
-from whence.program.arguments.open_sizes import with_variants
+from whence.program.arguments.variants import with_variants
 from whence.program.program import Program
 from whence.program.signature import Input, Whole
 from whence.schema import STATE_KINDS

@@ -15,7 +15,7 @@ from whence._torch.sizes.symbols import UnknownAtHand, names_of_sizes
 from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
-from whence.program.queries.plain import OpensInNotebook
+from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.devices import Device, device_of
 from whence.reports.flops import bytes_at, flops_of
 from whence.reports.numbers import scaled

@@ -14,7 +14,7 @@ from typing import Any
 from whence._torch.operators.schemas import op_name
 from whence.program import Program
 from whence.program.node_records import origin_of
-from whence.program.queries.plain import OpensInNotebook
+from whence.program.queries.notebook import OpensInNotebook
 from whence.program.signature import describe
 
 Operation = tuple[str, str]

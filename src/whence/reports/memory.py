@@ -18,7 +18,7 @@ from whence._torch.operators.schemas import op_name
 from whence.program import Program
 from whence.program.node_records import origin_of, place_of
 from whence.program.queries.marks import READS_NO_VALUE
-from whence.program.queries.plain import OpensInNotebook
+from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.cost import checked_sizes, data_named, viewed_argument
 from whence.reports.flops import bytes_at
 from whence.reports.numbers import scaled

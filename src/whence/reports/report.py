@@ -14,7 +14,7 @@ from rich.text import Text
 from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
-from whence.program.queries.plain import OpensInNotebook
+from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance import ModulePath, PathPattern
 from whence.reports.cost import RECOMPUTED, Cost, cost_of
 from whence.reports.devices import Device

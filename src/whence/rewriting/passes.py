@@ -8,7 +8,7 @@ from torch import fx
 
 from whence.errors import UsageError
 from whence.program import Program
-from whence.program.arguments.open_sizes import with_variants
+from whence.program.arguments.variants import with_variants
 from whence.rewriting.track import Edit, track
 
 P = TypeVar("P", bound=Program)

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 from whence._torch.graphs import fake_result, own_copy, replacements_told
 from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageError
 from whence.program import Program
-from whence.program.arguments.open_sizes import alone
+from whence.program.arguments.variants import alone
 from whence.program.program import PassEntry
 from whence.program.wellformed import Broken, shown
 from whence.program.wellformed import faults as rules_broken

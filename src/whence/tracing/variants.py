@@ -10,7 +10,8 @@ from whence._torch.sizes.symbols import admit
 from whence.dependence.asking import Failed, attempt
 from whence.errors import Fault, WhenceError
 from whence.program import Program
-from whence.program.arguments.open_sizes import SizeRule, Sizes, in_words
+from whence.program.arguments.open_sizes import SizeRule, Sizes
+from whence.program.arguments.variants import in_words
 from whence.program.guards.observed import Observed
 from whence.program.queries.same_operations import same_operations
 from whence.tracing.decisions import with_open_numbers

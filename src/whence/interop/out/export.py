@@ -28,7 +28,7 @@ from whence.errors import Fault, NotExportable
 from whence.interop.graphs.frames import STACK
 from whence.interop.out.decisions import asserted, decision_faults
 from whence.program import Call, Input, Output, Program
-from whence.program.arguments.open_sizes import alone
+from whence.program.arguments.variants import alone
 from whence.program.guards.expectations import ExpectedHolder
 from whence.program.node_records import RECORD
 from whence.program.queries.decisions import is_decision

@@ -7,7 +7,8 @@ from typing import Any
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, Reference
 from whence.program.guards.rows import Guard, Holder, Unguarded
-from whence.program.queries.plain import OpensInNotebook, plain_fields
+from whence.program.queries.notebook import OpensInNotebook
+from whence.program.queries.plain import plain_fields
 from whence.schema import GuardKind
 
 _COMMON = (GuardKind.CLASS, GuardKind.SUBMODULE, GuardKind.CODE, GuardKind.TRAINING)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from whence._torch.operators.schemas import op_name
-from whence.program.arguments.open_sizes import in_words
+from whence.program.arguments.variants import in_words
 from whence.program.node_records import origin_of
 from whence.program.signature import describe
 from whence.provenance import Origin

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from whence._torch.sizes.symbols import is_symbolic, names_of_sizes
-from whence.program.arguments.open_sizes import Sized, SizeRule, in_words, sized
+from whence.program.arguments.open_sizes import Sized, SizeRule, sized
+from whence.program.arguments.variants import in_words
 from whence.program.queries.plain import plain_fields
 from whence.program.signature import SHORT_DTYPES, Output
 from whence.schema import InputKind, OutputKind

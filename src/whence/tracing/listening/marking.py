@@ -8,7 +8,7 @@ from whence._torch.autograd.nodes import next_sequence_number
 from whence._torch.record.annotations import note_annotations
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
-from whence.tracing.attribution.gradient_edges import Cuts
+from whence.tracing.attribution.stopped_gradients import Cuts
 from whence.tracing.listening.hook_lines import Watch
 from whence.tracing.listening.running import Running
 from whence.tracing.log.events import Lost, Marked

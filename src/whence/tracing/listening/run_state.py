@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from whence.tracing.answers import Answers
-from whence.tracing.attribution.gradient_edges import Cuts
+from whence.tracing.attribution.stopped_gradients import Cuts
 from whence.tracing.listening.hook_lines import Watch
 from whence.tracing.listening.marking import Marking
 from whence.tracing.listening.places import Places

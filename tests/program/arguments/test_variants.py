@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import whence
 from tests.tracing.test_variants import Branching, captured, other_layer
-from whence.program.arguments.open_sizes import alone, fitting, in_words
+from whence.program.arguments.variants import alone, fitting, in_words
 from whence.rewriting import Decompose
 
 ONE, THREE = (torch.ones(1, 4),), (torch.ones(3, 4),)

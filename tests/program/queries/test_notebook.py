@@ -8,7 +8,7 @@ import torch
 
 from tests.viewer.reading import HOSTILE, Elements, Named
 from whence import capture
-from whence.program.queries.plain import opening_html
+from whence.program.queries.notebook import opening_html
 
 
 def test_all_that_prints_as_a_page_opens_to_it() -> None:
