@@ -423,7 +423,7 @@ AROUND: dict[str, tuple[Run, Change]] = {
         lambda patch: patch.setitem(globals(), "METHOD", Thing(3.0).scaled),
     ),
     "function_of_torch": (
-        lambda self, x: ACTIVATION(self.linear(x)),
+        lambda self, x: ACTIVATION(self.linear(x) - 9),
         lambda patch: patch.setitem(globals(), "ACTIVATION", F.elu),
     ),
     "number_under_a_key": (
@@ -482,11 +482,27 @@ def _by_held_dict(_: World) -> Any:
     return model, None, lambda _: setattr(held, "scale", 3.0)
 
 
+def _by_held_reference(_: World) -> Any:
+    model = Holding()
+    model.held = WEAKLY
+    return model, None, lambda patch: patch.setattr(CONFIG, "shift", 3.0)
+
+
 def _by_held_local(_: World) -> Any:
     model = Model(_held)
     model.held = held = threading.local()  # type: ignore[assignment]
     held.scale = 2.0
     return model, None, lambda _: setattr(held, "scale", 3.0)
+
+
+class Holding(nn.Module):
+    """Reads behind a reference that it holds."""
+
+    held: Any = None
+
+    def forward(self, x: Tensor) -> Any:
+        """Scaled."""
+        return x * self.held().shift
 
 
 class Keyed(nn.Module):
@@ -596,6 +612,7 @@ CAUGHT: dict[str, Callable[[World], Any]] = {
         *(_by_context, _by_held_context, _by_empty_context, _by_object, _by_class, _by_nested, _by_default),
         *(
             _by_static_method,
+            _by_held_reference,
             _by_held_name,
             _by_held_number,
             _by_item,

@@ -165,6 +165,8 @@ class Reads:
             MethodType,
         ):  # it will be called, and may use things outside of the model
             self.reachable.code_of(value)
+        if type(value) not in PLAIN and not isinstance(value, Tensor):
+            self.reachable.held_under(type(holder), value, name)
         is_held = own_attributes(holder).get(name) is value or class_attribute(type(holder), name) is value
         self._follow(value, (read.module or ModulePath()).child(name), is_held=is_held)
         return True

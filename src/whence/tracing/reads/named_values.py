@@ -28,7 +28,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from whence._torch.files import is_library
+from whence._torch.files import WHENCE, is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
 from whence._torch.record.recorder import FakeTensor
@@ -46,6 +46,8 @@ _SEQUENCES = (list, tuple, deque)
 _MAPPINGS = (dict, MappingProxyType, ChainMap, UserDict)
 _OF_CLASSES = (FunctionType, property, staticmethod, classmethod)
 _CALLING = (MethodType, partial, partialmethod, _lru_cache_wrapper, ref)
+_LEADING = (type, ref, FunctionType, MappingProxyType)
+"""What an attribute may hold that decides by what it leads to."""
 _IMPLIED = frozenset(
     (
         *("__call__", "__enter__", "__exit__", "__iter__", "__next__", "__getitem__", "__getattr__"),
@@ -121,7 +123,7 @@ class NamedValues:
     def walk(self, found: Outside, code: CodeType, spelling: CodeWords, left: int = _FAR) -> None:
         """Note a value that decides by itself; of any other, what the code spells of it."""
         value = found.value
-        if is_of_run(value):
+        if is_of_run(value) or _stands_for_another(value):
             return
         is_whole = is_plain(value)
         if is_whole or (found.way and _says_what_it_is(value)) or self._stands_alone(found):
@@ -132,6 +134,19 @@ class NamedValues:
                 spelling = spelling.with_(CodeWords.of(function.__code__))
             for part in _parts(found, spelling):
                 self.walk(part, code, spelling, left - 1)
+
+    def held(self, owner: type, value: object, path: str) -> None:
+        """Something that an instance of a class holds under an attribute, which is compared for itself: what
+        else its forward spells of it, and the methods that it may call of it."""
+        function = function_in(class_attribute(owner, "forward"))
+        if function is None:
+            return
+        spelling = self._with_methods(owner, CodeWords.of(function.__code__))
+        if isinstance(value, _LEADING):
+            self.walk(Outside(path, value, (), value), function.__code__, spelling)
+        elif _has_attributes(type(value)):
+            for part in _methods(type(value), spelling):
+                self.walk(part, function.__code__, spelling, 0)
 
     def module(self, module: ModuleType, code: CodeType, spelling: CodeWords) -> None:
         """A file of the user's that code imports."""
@@ -172,6 +187,11 @@ class NamedValues:
         if (known := self._own.get((kind, spelling))) is None:
             known = self._own[kind, spelling] = _with_methods(kind, spelling)
         return known
+
+
+def _stands_for_another(value: object) -> bool:
+    """Whether it is a function of ours, in the place of one whose calls are watched."""
+    return type(value) is FunctionType and value.__code__.co_filename.startswith(WHENCE)
 
 
 def is_of_run(value: object) -> bool:

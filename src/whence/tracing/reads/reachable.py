@@ -222,6 +222,11 @@ class Reachable:
 
     # --- things --------------------------------------------------------------------------------------
 
+    def held_under(self, owner: type, value: object, path: str) -> None:
+        """Name what an attribute of an instance leads to."""
+        if self._is_new(("under", owner, id(value)), value) and not self._is_inside(value):
+            self._named.held(owner, value, path)
+
     def held(
         self,
         value: object,
