@@ -355,8 +355,7 @@ def capture_step(
     Raises `UnsupportedStep` for what one program cannot repeat (what the step takes out of containers, or
     collects and reads), and everything that `capture` raises.
     """
-    if faults := decide_faults(decide):
-        raise UsageError.of(faults)
+    UsageError.refuse(decide_faults(decide))
     given = tracing.Given(args, kwargs, dynamic_shapes, decide=decide)
     held = one_module(model)
     run = partial(tracing.capture_step, step, given, held, optimizer, reuse=reuse)
@@ -448,8 +447,7 @@ def capture(
     """
     patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
     faults = [*option_faults(backward, strict, patterns, decide, device), *view_faults(state)]
-    if faults := [*faults, *tracing.variant_faults(variants, dynamic_shapes, strict)]:
-        raise UsageError.of(faults)
+    UsageError.refuse([*faults, *tracing.variant_faults(variants, dynamic_shapes, strict)])
     given = tracing.Given(args, kwargs, dynamic_shapes, patterns, decide=decide, device=device)
     at = partial(_captured_at, model, given, backward, reuse)
     program = full(interop.strict_program(model, given, backward)) if strict else at(())

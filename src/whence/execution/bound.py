@@ -152,8 +152,7 @@ class Bound:
             return StaleCapture.of(other)
         undo = begun.begin()
         values = begun.values()
-        if converted := self._converted(values):
-            raise StaleCapture.of(converted)
+        StaleCapture.refuse(self._converted(values))
         state = autocast_state()
         if state != program.circumstances.autocast:
             raise other_autocast(program.circumstances.autocast, state)
@@ -206,9 +205,7 @@ def _without_history(value: Any) -> Any:
 
 def _refuse(program: Program, subject: Subject, optimizer: object) -> None:
     """Raise `UsageError` naming what cannot be bound."""
-    faults = list(_faults(program, subject, optimizer))
-    if faults:
-        raise UsageError.of(faults)
+    UsageError.refuse(_faults(program, subject, optimizer))
 
 
 def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[Fault]:

@@ -63,12 +63,10 @@ class Live:
 
     def refuse(self) -> None:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""
-        if strangers := [*self._other_parameters()]:
-            raise StaleCapture.of(strangers)
+        StaleCapture.refuse(self._other_parameters())
         faults = [*self._other_settings(), *self._other_numbers(), *other_values(self.step.outside)]
         faults += [*self._hooked(), *self._other_state()]
-        if faults:
-            raise StaleCapture.of(faults)
+        StaleCapture.refuse(faults)
         names = [*self._leaves]
         rows = self.program.signature.outputs_of(OutputKind.MUTATION)
         written = [names.index(of(row)) for row in rows if row.of in self._leaves]

@@ -63,8 +63,7 @@ class Decompose:
             straight = facts.straight_through
             chosen = [node for node in graph.nodes if rules.concern(node) and node.name not in straight]
             faults += _lowered(graph, chosen, rules, GradientsSeen(carrying, facts.turned_on))
-        if faults:
-            raise UnsupportedOperator.of(faults)
+        UnsupportedOperator.refuse(faults)
 
 
 @dataclass(frozen=True)

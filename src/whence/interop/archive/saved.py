@@ -75,8 +75,7 @@ def _data_of(program: Program, *, weights: bool) -> tuple[dict[str, Any], bytes]
     plain = _plain(program, faults)
     if program.variants:
         plain["variants"] = [_plain(each, faults) for each in program.variants]
-    if faults:
-        raise NotStorable.of(faults)
+    NotStorable.refuse(faults)
     head = {
         "format": FORMAT,
         "version": VERSION,

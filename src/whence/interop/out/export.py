@@ -55,8 +55,7 @@ def to_exported_program(program: Program) -> ExportedProgram:
 
     Raises `NotExportable` naming everything that an exported program cannot hold.
     """
-    if faults := list(_faults(program)):
-        raise NotExportable.of(faults)
+    NotExportable.refuse(_faults(program))
     if straight := program.facts.straight_through:
         warnings.warn(
             "an exported program has no way to say that a gradient passes an operation unchanged, as it does "

@@ -293,7 +293,7 @@ def refuse_overlap(convention: Convention, written: Sequence[int], flat: Sequenc
     if not written:
         return
     paths, same = convention.paths, {frozenset(pair) for pair in convention.same}
-    faults = [
+    CallError.refuse(
         Fault(
             f"{paths[at]} and {paths[other]} share memory, and did not at capture",
             why=f"the program writes {paths[at]}, and {paths[other]} would not see it",
@@ -304,6 +304,4 @@ def refuse_overlap(convention: Convention, written: Sequence[int], flat: Sequenc
         if other != at and frozenset((at, other)) not in same
         if not (other in written and other < at)
         if share_memory(leaf, flat[at])
-    ]
-    if faults:
-        raise CallError.of(faults)
+    )

@@ -93,8 +93,7 @@ def refuse_unbegun(
     `before` is the state that it had, and `counted` such numbers in its groups. Raises `UnsupportedStep`
     where what it made is no constant.
     """
-    if faults := strange_state(found):
-        raise UnsupportedStep.of(faults[:1])
+    UnsupportedStep.refuse(strange_state(found)[:1])
     expected = assumed.operations
     advanced = _advanced_inside(found, before, Place(None, session.run.subject.place.line))
     if not advanced <= assumed.advanced:

@@ -278,8 +278,7 @@ def _refuse_values(found: Optimizing) -> None:
         for setting in found.settings()
         if not (is_plain(setting.value) or isinstance(setting.value, Tensor))
     ]
-    if faults:
-        raise UnsupportedStep.of(faults)
+    UnsupportedStep.refuse(faults)
 
 
 def strange_state(found: Optimizing) -> list[Fault]:

@@ -43,7 +43,7 @@ def refuse_changes(subject: Subject, given: Sequence[Container], result: Any) ->
     """
     changed = [(container, other) for container in given if (other := _others(container))]
     returned = {id(each.value) for each in _containers("", result, frozenset())} if changed else set()
-    faults = [
+    SideEffect.refuse(
         Fault(
             f"{subject.name} changes what `{container.path}` holds: {', '.join(other)}",
             where=subject.place,
@@ -53,9 +53,7 @@ def refuse_changes(subject: Subject, given: Sequence[Container], result: Any) ->
         )
         for container, other in changed
         if not container.around & returned
-    ]
-    if faults:
-        raise SideEffect.of(faults)
+    )
 
 
 def _containers(path: str, value: Any, around: frozenset[int]) -> Iterator[Container]:

@@ -87,8 +87,7 @@ def asked_sizes(
     leaves = {leaf.position: leaf for leaf in _leaves(layout)}
     faults += _value_faults(wishes, leaves)
     faults += _composed(wishes, argument_parts(args, dict(kwargs)))
-    if faults:
-        raise InvalidShapes.of(faults)
+    InvalidShapes.refuse(faults)
     free = {at: wish for at, wish in wishes.items() if wish.freedom is not Freedom.STATIC}
     return Asked(free, {at: leaves[at.position].size(at.dim) for at in free}, layout, further)
 

@@ -93,8 +93,7 @@ def _refuse_subclasses(subject: Subject) -> None:
         for path, tensor in held.items()
         if (found := untraceable(tensor))
     ]
-    if faults:
-        raise UnsupportedInput.of(faults)
+    UnsupportedInput.refuse(faults)
 
 
 def _refuse_averaging(subject: Subject) -> None:

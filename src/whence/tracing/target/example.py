@@ -86,9 +86,9 @@ def example_of(subject: Subject, given: Given) -> Example:
     args, kwargs = _checked(given.args, given.kwargs)
     _bind(subject, args, kwargs)
     held = whole_leaves((args, kwargs))
-    faults = [f for pair in zip(whole_paths_of(args, kwargs), held, strict=True) for f in _faults(*pair)]
-    if faults:
-        raise UnsupportedInput.of(faults)
+    UnsupportedInput.refuse(
+        f for pair in zip(whole_paths_of(args, kwargs), held, strict=True) for f in _faults(*pair)
+    )
     leaves, spec = tree_flatten((args, kwargs))
     paths = paths_of(args, kwargs)
     asked = asked_sizes(subject, paths, args, kwargs, given.dynamic_shapes)
@@ -136,7 +136,7 @@ def _asked_once(asked: Asked, leaves: Sequence[Any]) -> Asked:
     again = {at: first.get(id(leaves[at.position]), at.position) for at in asked.wishes}
     again = {at: there for at, there in again.items() if there != at.position}
     said = {(at.position, at.dim, wish.name) for at, wish in asked.wishes.items()}
-    faults = [
+    InvalidShapes.refuse(
         Fault(
             f"{asked.wishes[at].text} is asked of {at}, and something else of the same tensor elsewhere",
             why="one tensor is in several places of the example, and has one size",
@@ -144,9 +144,7 @@ def _asked_once(asked: Asked, leaves: Sequence[Any]) -> Asked:
         )
         for at, there in again.items()
         if (there, at.dim, (wish := asked.wishes[at]).name) not in said and wish.freedom is not Freedom.AUTO
-    ]
-    if faults:
-        raise InvalidShapes.of(faults)
+    )
     return replace(asked, wishes={at: wish for at, wish in asked.wishes.items() if at not in again})
 
 

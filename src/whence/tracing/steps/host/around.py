@@ -22,9 +22,7 @@ from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber
 from whence.program.arguments.optimizer_arguments import is_number
 from whence.program.calls import Constant, Named, Structure
 from whence.program.names import PREFIXES, as_name
-from whence.program.signature import Input
 from whence.schema import InputKind
-from whence.tracing.log.events import InputNamed
 from whence.tracing.recording.run import PutValue
 from whence.tracing.steps.enclosed_state import Enclosed, refuse_changed
 from whence.tracing.steps.host.changes import HostChange, changes_of, is_of_modules, places_in
@@ -32,7 +30,7 @@ from whence.tracing.steps.host.memory import lies_in, refuse_alias, refuse_share
 from whence.tracing.steps.host.operations import Operations, operations_of
 from whence.tracing.steps.host.schedules import refuse_read_by_schedules
 from whence.tracing.steps.host.stand_ins import Growing, Later, Unread, growing, left_at
-from whence.tracing.steps.session import StepSession
+from whence.tracing.steps.session import StepInput, StepSession
 
 Key = tuple[int, Any]
 _Shape = tuple[Any, ...]
@@ -107,7 +105,7 @@ class HostRun:
         for path, thing in assumed.things:
             enclosed.reach(path, thing)
 
-    def begin(self) -> Iterator[tuple[Input, fx.Node]]:
+    def begin(self) -> Iterator[StepInput]:
         """Put inputs and stand-ins where the step will look."""
         for key, place in self._assumed.numbers.items():
             yield self._number(key, place)
@@ -121,17 +119,17 @@ class HostRun:
             for holder in grown.holders:
                 holder.put(made)
 
-    def _number(self, key: Key, place: HostPlace) -> tuple[Input, fx.Node]:
-        value = place.now()
-        wanted = f"{PREFIXES[InputKind.STEP_STATE]}_{as_name(place.path)}"
-        number, node = self._session.recorder.number_input(self._session.log.free_name(wanted))
+    def _number(self, key: Key, place: HostPlace) -> StepInput:
+        name, kind = self._free_name(place.path), InputKind.STEP_STATE
+        number, row = self._session.number_input(name, place.path, place.now(), kind=kind)
         place.put(number)
-        self._session.step.counting.known[node] = value
-        self._session.log.add(InputNamed(node, place.path))
-        self._inputs[key] = place, node
-        return Input(node.name, InputKind.STEP_STATE, place.path, value=value), node
+        self._inputs[key] = place, row[1]
+        return row
 
-    def _tensors(self, place: HostPlace, memory: list[Tensor]) -> Iterator[tuple[Input, fx.Node]]:
+    def _free_name(self, path: str) -> str:
+        return self._session.log.free_name(f"{PREFIXES[InputKind.STEP_STATE]}_{as_name(path)}")
+
+    def _tensors(self, place: HostPlace, memory: list[Tensor]) -> Iterator[StepInput]:
         """Inputs for a tensor, or those of a container: twins of theirs lie there while the step runs."""
         leaves, spec = tree_flatten(place.now())
         for at, leaf in enumerate(leaves):
@@ -139,13 +137,11 @@ class HostRun:
                 continue
             refuse_alias(leaf, memory, place.path)
             path = place.path if len(leaves) == 1 else f"{place.path}, {at}"
-            wanted = f"{PREFIXES[InputKind.STEP_STATE]}_{as_name(path)}"
-            twin, node = self._session.recorder.fake_input(leaf, self._session.log.free_name(wanted))
+            twin, node = self._session.recorder.fake_input(leaf, self._free_name(path))
             self.twins.append(twin)
             leaves[at] = twin
-            self._session.log.add(InputNamed(node, path))
             self._parts.append(HostNumber(node.name, place, (type(leaf).__name__,), at, spec))
-            yield Input(node.name, InputKind.STEP_STATE, path, value=node.meta["val"]), node
+            yield self._session.input_row(node, path, kind=InputKind.STEP_STATE)
         place.put(tree_unflatten(leaves, spec))
 
     def _refused(self, path: str) -> UnsupportedStep:
