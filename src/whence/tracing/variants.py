@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, islice
 from typing import Any, TypeVar
 
@@ -14,7 +15,8 @@ from whence.program.arguments.open_sizes import SizeRule, Sizes
 from whence.program.arguments.variants import in_words
 from whence.program.guards.observed import Observed
 from whence.program.queries.same_operations import same_operations
-from whence.tracing.decisions import with_open_numbers
+from whence.tracing.answers import Answers, with_eager_answers
+from whence.tracing.decisions import with_decisions, with_open_numbers
 from whence.tracing.target.example import Given, Numbers
 
 P = TypeVar("P", bound=Program)
@@ -97,15 +99,21 @@ Again = Callable[[Numbers], Captured]
 """Captures once more, with these numbers."""
 
 
-def captured_for_sizes(given: Given, capture: Callable[[Given], Captured]) -> Captured:
+def captured_for_sizes(given: Given, capture: Callable[[Answers, Given], Captured]) -> Captured:
     """What `capture` gives, with symbols for what data decide and for all sizes for which it is right."""
-    found = with_open_numbers(given, capture)
+
+    def once(given: Given) -> Captured:
+        return with_eager_answers(
+            given.told, lambda answers: with_decisions(given, partial(capture, answers))
+        )
+
+    found = with_open_numbers(given, once)
     if given.dynamic_shapes is None:
         return found
     told = found[0].asked
     known = given.numbers
     return without_needless_rules(
-        found, lambda numbers: capture(replace(given, numbers=(*known, numbers), told=told))
+        found, lambda numbers: once(replace(given, numbers=(*known, numbers), told=told))
     )
 
 

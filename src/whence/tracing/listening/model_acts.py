@@ -19,7 +19,7 @@ from whence.tracing.log.events import LayoutRead, Lost, MetComposed, ModeAsked
 from whence.tracing.recording.branches import Branches
 from whence.tracing.recording.data_dependence import data_dependent, required, tensors_read, value_of
 from whence.tracing.refusals import casts_inside, data_replaced, nested_met, object_met, resized
-from whence.tracing.replay.objections import CompositeOpened
+from whence.tracing.replay.objections import composite_opened
 from whence.tracing.source_lines import frame_outside
 
 
@@ -55,7 +55,7 @@ class ModelActs:
 
     def composite_opened(self) -> Exception:
         """Its parts are not in the graph."""
-        return self.run.objections.remembered(CompositeOpened(None, "a composite is opened"))
+        return self.run.objections.remembered(composite_opened())
 
     def requires_set(self, tensor: Tensor, wanted: bool) -> None:
         """Of a tensor from outside a program cannot say it again: autograd looks when it runs."""

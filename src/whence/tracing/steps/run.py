@@ -170,7 +170,7 @@ def _recorded(
     recorded: Recorded,
     around: Around,
 ) -> RecordedStep:
-    """What was recorded, with the optimizer's part; raises `Unbegun` where another run has to assume more."""
+    """What was recorded, with the optimizer's part; raises `AnotherAttempt` where more has to be assumed."""
     subject, leaves = session.run.subject, _leaves(recorded.prepared)
     counted = _advanced(session, found, taken)
     refuse_unbegun(session, found, taken.before, counted, wish)

@@ -40,7 +40,7 @@ from whence.tracing.recording.branches import Branches
 from whence.tracing.recording.data_dependence import NO_NUMBERS, value_of
 from whence.tracing.recording.session import Session
 from whence.tracing.replay.replay import replay_of
-from whence.tracing.replay.reuse import Reuse
+from whence.tracing.replay.reuse import AnotherAttempt, Reuse
 from whence.tracing.steps.counters import roots_of
 from whence.tracing.steps.host.schedules import Scheduled
 from whence.tracing.steps.notes import BackwardRun, StepNotes
@@ -54,21 +54,22 @@ _ONES = torch.ops.aten.ones_like.default
 _OTHERWISE = "capture the model with backward=loss and let the optimizer run by itself"
 
 
-class RateRead(Exception):
-    """Somebody decides by the learning rate, or hands it on: the program holds for this one only."""
-
-
-class GradientRead(Exception):
+class GradientRead(AnotherAttempt):
     """The step reads a gradient of before: it is an input, where it is that of a parameter."""
 
     def __init__(self, of: str, where: Place) -> None:
-        super().__init__(of)
+        super().__init__(self._taken, of)
         self.refused = UnsupportedStep(
             f"{of} has a gradient when the step begins, and the step reads it or adds to it",
             where=where,
             why="gradients of parameters are inputs of the program, and no others",
             remedy="pass the tensor without a gradient, or a copy: tensor.detach().clone()",
         )
+
+    def _taken(self, assumed: Any) -> Any:
+        if assumed.takes_gradients:
+            raise self.refused from None
+        return replace(assumed, takes_gradients=True)
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class StepActs(ModelActs):
     def number_needed(self, node: fx.Node) -> Exception:
         """Python decides by a number of the optimizer, or of the step."""
         if roots_of(node) <= self.step.rates | self.step.cycled:
-            return RateRead()
+            return AnotherAttempt(lambda assumed: assumed.with_fixed_rates(), "a learning rate is read")
         if is_scaling():
             return self._scaling()
         value = value_of(node, self.run.places.made(node), self.run.log.inputs)

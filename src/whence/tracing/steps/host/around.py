@@ -24,6 +24,7 @@ from whence.program.calls import Constant, Named, Structure
 from whence.program.names import PREFIXES, as_name
 from whence.schema import InputKind
 from whence.tracing.recording.run import PutValue
+from whence.tracing.replay.reuse import AnotherAttempt
 from whence.tracing.steps.enclosed_state import Enclosed, refuse_changed
 from whence.tracing.steps.host.changes import HostChange, changes_of, is_of_modules, places_in
 from whence.tracing.steps.host.memory import lies_in, refuse_alias, refuse_shared_memory
@@ -70,14 +71,6 @@ class HostAssumptions:
     def knows(self, key: Key) -> bool:
         """Whether a place is among them."""
         return any(key in known for known in (self.numbers, self.tensors, self.replaced, self.grown))
-
-
-class HostFound(Exception):
-    """The step changes what was not known to change: run again with what is assumed now."""
-
-    def __init__(self, assumed: HostAssumptions) -> None:
-        super().__init__("the step changes things around it")
-        self.assumed = assumed
 
 
 @dataclass(frozen=True)
@@ -156,15 +149,18 @@ class HostRun:
     # --- afterwards --------------------------------------------------------------------------------------
 
     def settle(self, place: Place) -> Around:
-        """What the step did; raises `HostFound` where more has to be assumed, and `UnsupportedStep` for what
-        no program can do again."""
+        """What the step did; raises `AnotherAttempt` where more has to be assumed, and `UnsupportedStep` for
+        what no program can do again."""
         renewed = self.enclosed.renewed()
         changes = [row for row in changes_of(self.enclosed.rows) if row.place.path not in renewed]
         changes = [row for row in changes if not is_of_modules(row)]
         refuse_changed((path for path in self._unrepeatable(changes) if path not in renewed), place)
         unknown = [row for row in changes if not self._assumed.knows(row.place.identity)]
         if unknown:
-            raise HostFound(self._more(unknown, place))
+            more = self._more(unknown, place)
+            raise AnotherAttempt(
+                lambda assumed: replace(assumed, host=more), "the step changes things around it"
+            )
         changes += [
             HostChange(self._assumed.grown[key].place, appended=tuple(made.added))
             for key, made in self._stand_ins.items()
