@@ -273,7 +273,7 @@ def untraceable(tensor: Tensor) -> tuple[str, str] | None:
     kind = type(tensor)
     if kind in _PLAIN or is_lazy(tensor):
         return _odd_layout(tensor)
-    own = [name for name in _OWN_WAYS if not _is_ordinary(kind, name)]
+    own = [name for name in _OWN_WAYS if getattr(kind, name) is not getattr(nn.Parameter, name)]
     if not own:
         return _odd_layout(tensor)
     return (
@@ -329,11 +329,6 @@ def _odd_parts(tensor: Any) -> tuple[str, str] | None:
             why = f"its {name} is another tensor each time it is asked for, and is known by which it is"
             return why, f"let {type(tensor).__name__} keep it as an attribute"
     return next((found for _, part in parts if (found := untraceable(part))), None)
-
-
-def _is_ordinary(kind: type, name: str) -> bool:
-    """Whether a class leaves operations to torch: a parameter does, a mere subclass of Tensor does not."""
-    return getattr(kind, name) is getattr(nn.Parameter, name)
 
 
 register_pytree_node(

@@ -152,22 +152,18 @@ def _read(
     members: Mapping[str, bytes], name: str, subject: Subject | None
 ) -> tuple[Program, tuple[str, ...]]:
     data = mapping(json.loads(members[PROGRAM].decode()))
-    _refuse_other(data, name)
-    return _program(data, members.get(TENSORS), name, subject)
-
-
-def _why(error: BaseException) -> str:
-    words = " ".join(str(error).split())[:200]
-    return words if isinstance(error, Unreadable) else f"{type(error).__name__}: {words}"
-
-
-def _refuse_other(data: dict[str, Any], name: str) -> None:
     raise_unless(data["format"] == FORMAT, "it holds something else")
     if number(data["version"]) > VERSION:
         raise UnreadableFile(
             f"{name} is of version {data['version']}, and this release of whence reads up to {VERSION}",
             remedy="load it with the release of whence that saved it, or a newer one",
         )
+    return _program(data, members.get(TENSORS), name, subject)
+
+
+def _why(error: BaseException) -> str:
+    words = " ".join(str(error).split())[:200]
+    return words if isinstance(error, Unreadable) else f"{type(error).__name__}: {words}"
 
 
 def _program(

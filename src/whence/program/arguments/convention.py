@@ -260,7 +260,9 @@ def names_of(
     positional = _positional_names(parameters, len(args))
     names: dict[str, None] = {}
     for path, _ in pairs:
-        name = _leaf_name(positional, key_segments(path))
+        side, first, *rest = key_segments(path)
+        head = positional[int(first)] if side == "0" else first
+        name = "_".join([head, *rest])
         while name in names:
             name = "_".join([name, "again"])
         names[name] = None
@@ -274,12 +276,6 @@ def _positional_names(parameters: inspect.Signature | None, count: int) -> list[
     rest = next((row.name for row in rows if row.kind is inspect.Parameter.VAR_POSITIONAL), "args")
     names = arguments_by_name(parameters, range(count), {})
     return [f"{rest}_{name[1:]}" if name.startswith("*") else name for name in names]
-
-
-def _leaf_name(positional: Sequence[str], segments: Sequence[str]) -> str:
-    side, first, *rest = segments
-    head = positional[int(first)] if side == "0" else first
-    return "_".join([head, *rest])
 
 
 def shown_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -5,13 +5,12 @@ gradient into `.grad`, and what the optimizer computes, belongs to the module wh
 where that is certain: what it writes is that parameter, its gradient or its state, or it reads nothing else.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
-from whence._torch.operators.schemas import written_arguments
+from whence._torch.operators.schemas import written_nodes
 from whence.program.node_records import set_origin
 from whence.provenance import CallSite, ModulePath, Origin
 from whence.schema import Phase
@@ -88,7 +87,7 @@ class _Known:
 
     def of(self, node: fx.Node) -> Owner:
         """Whose an operation is: what it writes decides, or else all that it reads."""
-        written = list(_nodes(written_arguments(node.target, node.args, node.kwargs)))
+        written = written_nodes(node)
         sources = [source for source in written or node.all_input_nodes if source not in self.neutral]
         if not sources and node.all_input_nodes:
             self.neutral.add(node)
@@ -96,11 +95,3 @@ class _Known:
         found = owners.pop() if len(owners) == 1 else None
         self.owner[node] = found
         return found
-
-
-def _nodes(values: Iterable[Any]) -> Iterator[fx.Node]:
-    for value in values:
-        if isinstance(value, fx.Node):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _nodes(value)

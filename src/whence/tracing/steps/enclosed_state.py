@@ -181,9 +181,7 @@ def _inside(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """PyTorch's schedules and scalers that objects hold: nobody watches the code of theirs that runs."""
     for name, owner in held.items():
         inner = own_attributes(owner) if has_state(owner) and has_attributes(owner) else {}
-        for key, value in inner.items():
-            if isinstance(value, _THEIRS):
-                yield f"{name}.{key}", value
+        yield from ((f"{name}.{key}", value) for key, value in inner.items() if isinstance(value, _THEIRS))
 
 
 def scales_of(step: Callable[..., Any]) -> Iterator[Tensor]:
@@ -256,16 +254,11 @@ def owners_of(step: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"args[{at}]", value) for at, value in enumerate(step.args))
         yield from step.keywords.items()
         step = step.func
-    yield from _defaults(step)
-    owner = getattr(step, "__self__", None if isinstance(step, FunctionType) else step)
-    if owner is not None:
-        yield type(owner).__name__, owner
-
-
-def _defaults(step: Any) -> Iterator[tuple[str, Any]]:
-    """What arguments are where nobody gives them."""
     for function in functions_of(step):
         names = function.__code__.co_varnames[: function.__code__.co_argcount]
         defaults = function.__defaults__ or ()
         yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
         yield from (function.__kwdefaults__ or {}).items()
+    owner = getattr(step, "__self__", None if isinstance(step, FunctionType) else step)
+    if owner is not None:
+        yield type(owner).__name__, owner

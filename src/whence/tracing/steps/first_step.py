@@ -261,7 +261,5 @@ def _before(node: fx.Node) -> fx.Node | None:
     if node.target in PASSED_ON:
         first = node.args[0]
         return first if isinstance(first, fx.Node) else None
-    if node.op != "call_function":
-        return None
     written = written_arguments(node.target, node.args, node.kwargs)
     return written[0] if written and isinstance(written[0], fx.Node) else None

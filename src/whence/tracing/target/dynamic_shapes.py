@@ -262,17 +262,13 @@ def _value_faults(wishes: Mapping[Dimension, DimWish], leaves: Mapping[int, Aske
             yield Fault(f"{at} is {size}, and dynamic_shapes says that it is always {wish.value}")
         elif left:
             yield Fault(f"{at} is {size}, which is not of the form {wish.text}")
-        elif not _is_within(base, wish):
+        elif not ((wish.low is None or wish.low <= base) and (wish.high is None or base <= wish.high)):
             yield Fault(f"{at} is {size}, outside of {wish.text}", remedy=_EXAMPLE)
         elif wish.freedom is Freedom.NAMED:
             yield from _conflicts(first.setdefault(wish.name, (at, wish, base)), (at, wish, base))
 
 
 _EXAMPLE = "use an example inside the range, or widen the range"
-
-
-def _is_within(base: int, wish: DimWish) -> bool:
-    return (wish.low is None or wish.low <= base) and (wish.high is None or base <= wish.high)
 
 
 def _conflicts(

@@ -316,13 +316,8 @@ def _is_leaf_like(now: Any, then: Any) -> bool:
     return bool(now == then) or (now is _NUMBER and type(then) in (int, float))
 
 
-def _is_given(leaf: object) -> bool:
-    """Whether it is another one in every run."""
-    return isinstance(leaf, Tensor) or _is_computed(leaf)
-
-
 def _is_kept(leaf: object) -> bool:
-    return _is_given(leaf) or type(leaf) in (*PLAIN, Later)
+    return (isinstance(leaf, Tensor) or _is_computed(leaf)) or type(leaf) in (*PLAIN, Later)
 
 
 def _reaches_operators(node: fx.Node) -> bool:
