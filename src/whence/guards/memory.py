@@ -22,7 +22,6 @@ from whence.dependence.describe import Describer
 from whence.dependence.hooks import described_hooks, hook_rows
 from whence.dependence.lookup import NOTHING, class_attribute, module_attribute
 from whence.dependence.matching import Walk, difference, found_in_place
-from whence.guards.plan import GuardPlan, HolderPlan
 from whence.program.guards.expectations import (
     Expectation,
     ExpectedConstant,
@@ -33,6 +32,7 @@ from whence.program.guards.expectations import (
     Items,
     Missing,
 )
+from whence.program.guards.guards import GuardPlan, HolderPlan
 from whence.program.guards.rows import Guard
 from whence.schema import GuardKind
 
