@@ -223,7 +223,7 @@ class Live:
         for home, key, initial in (*begun, *empty):
             state = self._begun(home, made)
             if key not in state and initial is not None:
-                state[key] = _made(initial)
+                state[key] = initial.made()
                 made.append((state, key))
         for number in self.step.numbers:
             group = home_of(self.optimizer, number.group)
@@ -350,15 +350,6 @@ def _memory(value: Tensor) -> int:
 def _unmake(made: Sequence[tuple[dict[Any, Any], Any]]) -> None:
     for held, key in reversed(made):
         del held[key]
-
-
-def _made(initial: Initial) -> Any:
-    """A piece of state as an optimizer begins with it."""
-    like = initial.like
-    if like is None:
-        return initial.value
-    empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-    return empty.fill_(initial.value)
 
 
 def other_values(rows: Iterable[Outside]) -> list[Fault]:

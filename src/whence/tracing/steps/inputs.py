@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from whence.program.arguments.optimizer_arguments import (
@@ -74,9 +73,7 @@ def beginnings(found: Taken) -> Iterator[tuple[fx.Node, Tensor]]:
     nodes = {row.name: node for row, node in found.rows}
     for slot, _ in found.states:
         if slot.initial is not None and slot.initial.like is not None:
-            like = slot.initial.like
-            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-            yield nodes[slot.input], made.fill_(slot.initial.value)
+            yield nodes[slot.input], slot.initial.made()
 
 
 def gradients_of_before(session: StepSession) -> Iterator[StepInput]:

@@ -12,6 +12,7 @@ from whence._torch.autograd.replaced_data import lies_under_another
 from whence._torch.observe.hooks import gradient_hooks, hooks_on_gradient
 from whence._torch.observe.training_steps import engine_code, observed_step
 from whence._torch.pytrees import tree_flatten, tree_unflatten
+from whence._torch.refusals import data_replaced
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, SideEffect, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Outside, Step, is_number
@@ -30,7 +31,6 @@ from whence.tracing.recording.run import (
     surroundings_kept,
     values_deciding,
 )
-from whence.tracing.refusals import data_replaced
 from whence.tracing.sandbox.module_snapshot import Lines
 from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.steps.counters import Counter, GroupKey, changed_settings, first_guess, replaced_numbers
