@@ -25,6 +25,11 @@ def composite_opened() -> AnotherAttempt:
     return AnotherAttempt(lambda reuse: replace(reuse, composites=False), "a composite is opened")
 
 
+def result_opened() -> AnotherAttempt:
+    """A result has become a container of tensors: the capture begins again, and looks into it everywhere."""
+    return AnotherAttempt(lambda assumed: assumed, "a result is a container now")
+
+
 class Objections:
     """Collects doubts about records that were used, and faults of the calls that are being watched.
 
