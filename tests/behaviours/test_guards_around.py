@@ -28,8 +28,12 @@ class Thing:
 
     shared = 2.0
 
-    def __init__(self) -> None:
-        self.factor = 2.0
+    def __init__(self, factor: float = 2.0) -> None:
+        self.factor = factor
+
+    def scaled(self, out: Tensor) -> Tensor:
+        """Reads its object."""
+        return out * self.factor
 
     def loss(self, out: Tensor) -> Tensor:
         """A loss of its own."""
@@ -175,7 +179,15 @@ ORDERED: Any = OrderedDict(factor=2.0)
 LOCAL = threading.local()
 FUNCTIONS: dict[str, Any] = {"sine": torch.sin, "cosine": torch.cos}
 NUMBERS: dict[Any, Any] = {0: 1.0, 1: 2.0, "thing": object()}
+SCALED = functools.partial(torch.mul, other=2.0)
+ANSWER = functools.lru_cache(lambda: 2.0)
+METHOD: Any = Thing().scaled
+IN_A_DICT = {"scaled": functools.partial(torch.mul, other=2.0)}
 CHOSEN, ATTRIBUTE, PLACE, FACTOR, ACTIVATION = "sine", "shift", 1, 2.0, F.relu
+
+
+def _scaled(x: Tensor, scaled: Any = SCALED) -> Any:
+    return scaled(x)
 
 
 def _helper(x: Tensor) -> Tensor:
@@ -244,6 +256,38 @@ AROUND: dict[str, tuple[Run, Change]] = {
     "function_that_is_asked_for": (
         lambda self, x: FUNCTIONS.get(CHOSEN, torch.tan)(self.linear(x)),
         lambda patch: patch.setitem(FUNCTIONS, "sine", F.silu),
+    ),
+    "number_in_a_partial": (
+        lambda self, x: SCALED(self.linear(x)),
+        lambda patch: patch.setitem(globals(), "SCALED", functools.partial(torch.mul, other=3.0)),
+    ),
+    "default_of_a_function": (
+        lambda self, x: _scaled(self.linear(x)),
+        lambda patch: patch.setattr(_scaled, "__defaults__", (functools.partial(torch.mul, other=3.0),)),
+    ),
+    "function_in_a_partial": (
+        lambda self, x: SCALED(self.linear(x)),
+        lambda patch: patch.setitem(globals(), "SCALED", functools.partial(torch.sub, other=2.0)),
+    ),
+    "partial_in_a_dictionary": (
+        lambda self, x: IN_A_DICT["scaled"](self.linear(x)),
+        lambda patch: patch.setitem(IN_A_DICT, "scaled", functools.partial(torch.mul, other=3.0)),
+    ),
+    "another_in_the_place_of_a_cached_function": (
+        lambda self, x: self.linear(x) * ANSWER(),
+        lambda patch: patch.setitem(globals(), "ANSWER", lambda: 3.0),
+    ),
+    "another_cached_function": (
+        lambda self, x: self.linear(x) * ANSWER(),
+        lambda patch: patch.setitem(globals(), "ANSWER", functools.lru_cache(lambda: 3.0)),
+    ),
+    "object_of_a_bound_method": (
+        lambda self, x: METHOD(self.linear(x)),
+        lambda patch: patch.setattr(METHOD.__self__, "factor", 3.0),
+    ),
+    "method_of_another_object": (
+        lambda self, x: METHOD(self.linear(x)),
+        lambda patch: patch.setitem(globals(), "METHOD", Thing(3.0).scaled),
     ),
     "function_of_torch": (
         lambda self, x: ACTIVATION(self.linear(x)),

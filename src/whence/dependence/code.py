@@ -196,6 +196,11 @@ def behind(thing: Any) -> tuple[Any, ...]:
     return ()
 
 
+def defaults_of(function: FunctionType) -> tuple[Any, ...]:
+    """The defaults of its arguments, those of keywords last."""
+    return *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+
+
 def function_in(held: Any) -> FunctionType | None:
     """The function of a method, a property, or what caches one, as a class holds it."""
     if isinstance(held, classmethod | staticmethod):

@@ -31,7 +31,7 @@ from whence._torch.files import is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
 from whence._torch.record.recorder import FakeTensor
-from whence.dependence.code import behind, codes_in, function_in, names_in
+from whence.dependence.code import behind, codes_in, defaults_of, function_in, names_in
 from whence.dependence.snapshots import Saved, is_container, save
 from whence.dependence.values import content_of, is_constant
 from whence.program.arguments.optimizer_arguments import Outside
@@ -117,6 +117,8 @@ class NamedValues:
             self._note(found, Source(code.co_filename, code.co_firstlineno, code.co_qualname))
         elif left and self._is_entered(value) and self._is_new((id(value), spelling), value):
             spelling = self._with_methods(value, spelling)
+            if type(value) is MethodType and isinstance(value.__func__, FunctionType):
+                spelling = spelling.with_(CodeWords.of(value.__func__.__code__))
             for part in _parts(found, spelling):
                 if part.value is not NOTHING:
                     self.walk(part, code, spelling, left - 1)
@@ -196,7 +198,12 @@ def _parts(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     elif issubclass(kind, type):
         yield from _of_class(value, spelling)
     elif isinstance(value, _CALLING):
-        yield from (Outside(found.path, part, (), part) for part in behind(value))
+        for position, part in enumerate(behind(value)):
+            path, step = (
+                f"{found.path}{_access_behind(value, position)}",
+                partial(part_behind, position=position),
+            )
+            yield Outside(path, found.root, (*found.way, step), part)
     else:
         if _goes_as_pythons(kind):
             yield from _entries(found, spelling)
@@ -255,6 +262,26 @@ def held_attribute(thing: Any, name: str) -> Any:
     if held is NOTHING:
         held = class_attribute(type(thing), name)
     return held.__get__(thing) if type(held) is MemberDescriptorType else held
+
+
+def _access_behind(thing: Any, position: int) -> str:
+    """How a person reads it; what is called says itself what it is."""
+    if not position:
+        return ""
+    if not isinstance(thing, partial):
+        return ".__self__"
+    keywords = [f".keywords[{name!r}]" for name in thing.keywords]
+    return [*(f".args[{at}]" for at, _ in enumerate(thing.args)), *keywords][position - 1]
+
+
+def part_behind(thing: Any, position: int) -> Any:
+    """One of what is behind a callable; raises `LookupError` where something else has taken its place."""
+    return behind(thing)[position]
+
+
+def default_of(function: FunctionType, default: int) -> Any:
+    """One of the defaults of its arguments; raises `LookupError` where it has fewer now."""
+    return defaults_of(function)[default]
 
 
 def is_plain(value: object) -> bool:
