@@ -416,6 +416,16 @@ def save_all(path: str, thing: Any) -> list[Saved]:
     return [Saved(path, thing, ATTRIBUTES, dict(own)), *containers_saved(held, keyed=True)]
 
 
+def way_back(kept: Iterable[Any]) -> Callable[[], None]:
+    """A way back to what was kept; looked through only when it is gone, so it may grow until then."""
+
+    def restore() -> None:
+        for each in kept:
+            each.restore()
+
+    return restore
+
+
 def values_of(held: Any) -> list[Any]:
     """What a container holds."""
     return list(held.values() if isinstance(held, dict) else held)

@@ -41,6 +41,7 @@ from whence.dependence.snapshots import (
     kinds_of,
     save,
     save_all,
+    way_back,
 )
 from whence.errors import Place, UnsupportedStep
 from whence.provenance import ModulePath
@@ -99,13 +100,7 @@ class Enclosed:
 
     def way_back(self) -> Callable[[], None]:
         """A way back to what was there of all that is known by now."""
-        rows = (*self.rows, *self.theirs)
-
-        def restore() -> None:
-            for row in rows:
-                row.restore()
-
-        return restore
+        return way_back((*self.rows, *self.theirs))
 
     def has_changed(self, thing: object, name: str) -> bool:
         """Whether a thing that was looked at holds something else under a name now."""
