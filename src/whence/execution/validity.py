@@ -144,11 +144,8 @@ def check(
             f"{program.name} was loaded from a file, and its guards speak of classes and code by name",
             remedy="whence.load(path, model=...) with the model that is to be checked",
         )
-    checked = attempt(lambda: _check(program, model, (args, kwargs), memory))
-    if isinstance(checked, Failed):
-        return Checked([Violation(program.guards[0], str(checked))])
-    found: Checked = checked
-    return found
+    found = attempt(lambda: _check(program, model, (args, kwargs), memory))
+    return Checked([Violation(program.guards[0], str(found))]) if isinstance(found, Failed) else found
 
 
 def check_inputs(program: Program, args: object, kwargs: object) -> list[Violation]:
@@ -156,8 +153,7 @@ def check_inputs(program: Program, args: object, kwargs: object) -> list[Violati
     found = attempt(lambda: misfits(program.convention, () if args is None else args, kwargs))
     if isinstance(found, Failed):
         return [Violation(structure_guard(program.convention), str(found))]
-    violations: list[Violation] = found
-    return violations
+    return found
 
 
 def _check(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from whence._torch.sizes.symbols import admit
 from whence.dependence.asking import Failed, attempt
@@ -86,9 +86,9 @@ def _missing(program: Program, known: _Excluded) -> Iterator[_Excluded]:
 
 def _captured(at: _Excluded, again: Callable[[tuple[Numbers, ...]], P]) -> P | None:
     with warnings.catch_warnings(action="ignore"):  # they were given already
-        other: Any = attempt(lambda: again(at.numbers))
+        other = attempt(lambda: again(at.numbers))
     if not isinstance(other, Failed):
-        return other.under(numbers=at.sizes)  # type: ignore[no-any-return]
+        return other.under(numbers=at.sizes)
     if isinstance(other.error, WhenceError):  # not the model's own, which has no way for such a size
         first = str(other.error).partition("\n")[0]
         warnings.warn(f"there is no variant where {at}, which stays excluded: {first}", stacklevel=5)
