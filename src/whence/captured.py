@@ -19,7 +19,7 @@ from whence.execution.bound import Bound, Check
 from whence.execution.taken_step import of_later_steps, step_taken
 from whence.execution.validity import check, check_inputs, guarded, guards_for
 from whence.execution.values.first import First, first_difference, first_nonfinite
-from whence.execution.values.reading import Asked, Values, run
+from whence.execution.values.reading import ValueKey, Values, run
 from whence.execution.verify import Verification, verify
 from whence.execution.verify_step import runs_itself, verify_step
 from whence.guards import Guarded
@@ -253,7 +253,7 @@ class Program(Reported):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        read: Asked | Sequence[Asked] = (),
+        read: ValueKey | Sequence[ValueKey] = (),
         patch: Mapping[Any, Any] | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> Values:

@@ -190,7 +190,7 @@ def flattened_differentiably(tensor: Any, gradient: Callable[[list[Any]], Any] |
     """
     if not is_composed(tensor) or not (tensor.requires_grad and torch.is_grad_enabled()):
         return flattened_tensor(tensor)
-    parts = iter(_Apart.apply(tensor, gradient))
+    parts = iter(_Flatten.apply(tensor, gradient))
     return _filled(flattened_tensor(tensor), parts)
 
 
@@ -200,7 +200,7 @@ def _filled(value: Any, parts: Iterator[Tensor]) -> Any:
     return next(parts)
 
 
-class _Apart(torch.autograd.Function):
+class _Flatten(torch.autograd.Function):
     """From a composed tensor to its plain parts."""
 
     @staticmethod

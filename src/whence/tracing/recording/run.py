@@ -266,7 +266,7 @@ def surroundings_kept(session: Session, undoing: Undoing, lines: Lines) -> Itera
 def mode_of(example: Example, state: Sequence[StateTensor]) -> FakeTensorMode:
     """The fake mode of a run: that of inputs or state which are fake already, else a new one."""
     leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
-    return fake_mode_of([*leaves, *(row.tensor for row in state)], dynamic=example.asked is not None)
+    return fake_mode_of([*leaves, *(row.tensor for row in state)], dynamic=example.dynamic is not None)
 
 
 def _name_of(row: StateTensor) -> str:

@@ -67,7 +67,7 @@ def _owners(recorded: RecordedStep, step: StepNotes) -> Iterator[tuple[fx.Node, 
     """Every operation that keeps a gradient or follows the backward outside modules, and its parameter."""
     log = recorded.session.log
     parameters = {str(row.paths[0]): node for row, node in recorded.prepared.state}
-    known = _Known(log, {node: node for node in parameters.values()}, set(step.rates))
+    known = _Owners(log, {node: node for node in parameters.values()}, set(step.rates))
     known.owner |= {node: parameters[row.of] for row, node in recorded.rows if row.of is not None}
     known.owner |= {node: step.leaves.get(leaf) for node, leaf in log.kept.items()}
     for node in log.order:
@@ -78,7 +78,7 @@ def _owners(recorded: RecordedStep, step: StepNotes) -> Iterator[tuple[fx.Node, 
 
 
 @dataclass
-class _Known:
+class _Owners:
     """Whose the values are that were looked at; `neutral` are learning rates, and what is made of them."""
 
     log: Log

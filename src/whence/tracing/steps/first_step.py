@@ -27,7 +27,7 @@ from whence.schema import Phase
 from whence.tracing.replay.reuse import AnotherAttempt, Reuse
 from whence.tracing.steps.counters import Counter, GroupKey, better_guess, first_guess
 from whence.tracing.steps.enclosed_state import refuse_changed
-from whence.tracing.steps.host.around import HostAssumptions
+from whence.tracing.steps.host.host_run import HostAssumptions
 from whence.tracing.steps.host.operations import PASSED_ON, Operations, operations_of
 from whence.tracing.steps.optimizer import Key, OptimizerEntry, Optimizing, OwnState, strange_state
 from whence.tracing.steps.session import StepSession

@@ -43,7 +43,7 @@ from whence.tracing.steps.first_step import (
     refuse_changes_of_its_own,
     refuse_unbegun,
 )
-from whence.tracing.steps.host.around import Around, HostRun
+from whence.tracing.steps.host.host_run import HostOutcome, HostRun
 from whence.tracing.steps.inputs import Taken, beginnings, gradients_of_before, take_inputs
 from whence.tracing.steps.optimizer import Optimizing, optimizer_restored, own_states
 from whence.tracing.steps.outside_values import OutsideReads
@@ -104,9 +104,9 @@ def record_step(
             turned += [row.path for row in hooks if row.now() != row.value]
             refuse_changed(turned, place, always=True)
             refuse_turned(example, recorded.prepared, place)
-            around, settled = host.settle(place), replace(wish, host=wish.host.settled)
+            outcome, settled = host.settle(place), replace(wish, host=wish.host.settled)
             refuse_changes_of_its_own(own, found, settled, place)
-            recorded = _recorded(session, found, settled, inputs, recorded, around)
+            recorded = _recorded(session, found, settled, inputs, recorded, outcome)
             step = replace(recorded.step, outside=(*hooks, *reads.found(place)), hooked=_in_words(subject))
             refuse_another_first_step(session, found, wish.operations)
             return replace(recorded, step=step)
@@ -169,7 +169,7 @@ def _recorded(
     wish: StepAssumptions,
     taken: Taken,
     recorded: Recorded,
-    around: Around,
+    host: HostOutcome,
 ) -> RecordedStep:
     """What was recorded, with the optimizer's part; raises `AnotherAttempt` where more has to be assumed."""
     subject, leaves = session.run.subject, _leaves(recorded.prepared)
@@ -183,13 +183,13 @@ def _recorded(
             remedy="call loss.backward() in it, or optimizer.step(); or use whence.capture",
         )
     held = {row.name: getattr(recorded, row.name) for row in fields(recorded)}
-    held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken), *around.pairs)
-    held["kept"] = around.kept
+    held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken), *host.pairs)
+    held["kept"] = host.kept
     held |= {"backward": _backward(session, leaves), "rows": taken.rows, "is_step": True}
     results = frozenset(node for node in recorded.result_nodes if node is not None)
     step = _step(subject, session, found, taken, results)
     return RecordedStep(
-        **held, step=replace(step, counted=around.counted, effects=around.effects, calls=around.calls)
+        **held, step=replace(step, counted=host.counted, effects=host.effects, calls=host.calls)
     )
 
 

@@ -74,7 +74,7 @@ class HostAssumptions:
 
 
 @dataclass(frozen=True)
-class Around:
+class HostOutcome:
     """What a run has done: numbers that it advanced, with input and new node, and what it puts somewhere."""
 
     pairs: tuple[tuple[fx.Node, fx.Node], ...] = ()
@@ -148,7 +148,7 @@ class HostRun:
 
     # --- afterwards --------------------------------------------------------------------------------------
 
-    def settle(self, place: Place) -> Around:
+    def settle(self, place: Place) -> HostOutcome:
         """What the step did; raises `AnotherAttempt` where more has to be assumed, and `UnsupportedStep` for
         what no program can do again."""
         renewed = self.enclosed.renewed()
@@ -223,7 +223,7 @@ class HostRun:
                 remedy="take one step before the capture, or do the first one's work before it",
             ).in_first_step()
 
-    def _done(self, changes: Sequence[HostChange], place: Place) -> Around:
+    def _done(self, changes: Sequence[HostChange], place: Place) -> HostOutcome:
         pairs, effects, kept = list[tuple[fx.Node, fx.Node]](), list[HostEffect](), list[PutValue]()
         for row in changes:
             _, node = self._inputs.get(row.place.identity, (None, None))
@@ -243,7 +243,7 @@ class HostRun:
         scheduled.clear()  # which holds tensors of the run
         refuse_shared_memory(self._session, kept, place)
         counted = (*(self._counted(place, node) for place, node in self._inputs.values()), *self._parts)
-        return Around(tuple(pairs), counted, tuple(effects), calls, tuple(kept))
+        return HostOutcome(tuple(pairs), counted, tuple(effects), calls, tuple(kept))
 
     def _structure(self, value: Any, path: str, kept: list[PutValue]) -> Structure:
         pairs, spec = tree_flatten_with_path(value)
