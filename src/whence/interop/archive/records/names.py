@@ -179,6 +179,8 @@ def _namespace(module: str) -> dict[str, Any] | None:
 
 
 def _step(step: Any) -> list[str] | None:
+    if step is tuple:
+        return ["keys", ""]
     match step:
         case itemgetter() if type(index := step.__reduce__()[1][0]) is int:
             return ["index", str(index)]
@@ -324,6 +326,7 @@ _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
         "attrgetter": lambda _: attrgetter(_CONTENT),
         "methodcaller": lambda name: methodcaller("get", name),
         "behind": lambda position: partial(part_behind, position=int(position)),
+        "keys": lambda _: tuple,
         "default": lambda position: partial(default_of, default=int(position)),
         "held": lambda name: partial(held_attribute, name=name),
     }
