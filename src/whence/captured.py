@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
@@ -19,11 +19,10 @@ from whence.execution.bound import Bound, Check
 from whence.execution.taken_step import of_later_steps, step_taken
 from whence.execution.validity import check, check_inputs, guarded, guards_for
 from whence.execution.values.first import First, first_difference, first_nonfinite
-from whence.execution.values.reading import Asked, Values, run
+from whence.execution.values.reading import ValueKey, Values, run
 from whence.execution.verify import Verification, verify
 from whence.execution.verify_step import runs_itself, verify_step
-from whence.guards import Guarded, GuardPlan, plan_of
-from whence.guards.check import Checked
+from whence.guards import Guarded
 from whence.hierarchy import Tree
 from whence.program import Program as _Program
 from whence.program.arguments.variants import fitting
@@ -118,8 +117,8 @@ class Program(Reported):
         if args is not None or kwargs is not None:
             found = attempt(lambda: fitting(self, () if args is None else args, kwargs))
             program = self if isinstance(found, Failed) else found
-            return check(program, program._plan, model, args, kwargs).violations
-        every = (check(each, each._plan, model, None, None).violations for each in (self, *self.variants))
+            return check(program, model, args, kwargs).violations
+        every = (check(each, model, None, None).violations for each in (self, *self.variants))
         return [*{str(violation): violation for found in every for violation in found}.values()]
 
     def guarded(self, model: Callable[..., Any], on_violation: str = "raise") -> Guarded:
@@ -150,7 +149,7 @@ class Program(Reported):
             except (InvalidShapes, SpecialisedShapes):  # these inputs are not among those that were asked for
                 return recapture()
 
-        return guarded(self, _plan_of, model, on_violation, again)
+        return guarded(self, model, on_violation, again)
 
     def bind(self, model: object, optimizer: object = None, *, on_violation: str = "recapture") -> Bound:
         """A callable that runs the program on live state, and changes it in place.
@@ -230,10 +229,6 @@ class Program(Reported):
         """
         return self.apply(rewriting.Decompose(table))
 
-    @cached_property
-    def _plan(self) -> GuardPlan:
-        return plan_of(self.guards)
-
     def verify(
         self,
         model: Any,
@@ -258,7 +253,7 @@ class Program(Reported):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        read: Asked | Sequence[Asked] = (),
+        read: ValueKey | Sequence[ValueKey] = (),
         patch: Mapping[Any, Any] | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> Values:
@@ -306,11 +301,7 @@ class Program(Reported):
         interop.saved_to(path, interop.bytes_of(self, weights=weights))
 
     def _checks(self, model: object) -> Check:
-        return partial(_checked, self, model)
-
-
-def _checked(program: Program, model: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Checked:
-    return check(program, program._plan, model, args, kwargs)
+        return partial(check, self, model)
 
 
 def capture_step(
@@ -355,8 +346,7 @@ def capture_step(
     Raises `UnsupportedStep` for what one program cannot repeat (what the step takes out of containers, or
     collects and reads), and everything that `capture` raises.
     """
-    if faults := decide_faults(decide):
-        raise UsageError.of(faults)
+    UsageError.refuse(decide_faults(decide))
     given = tracing.Given(args, kwargs, dynamic_shapes, decide=decide)
     held = one_module(model)
     run = partial(tracing.capture_step, step, given, held, optimizer, reuse=reuse)
@@ -390,10 +380,6 @@ def _another_way(
     shapes, decide = wanted
     held = {"model": model, "optimizer": optimizer, "dynamic_shapes": shapes, "decide": decide}
     return capture_step(step.call, args, kwargs, **held).bind(model, optimizer, on_violation="raise")
-
-
-def _plan_of(program: _Program) -> GuardPlan:
-    return program._plan if isinstance(program, Program) else plan_of(program.guards)
 
 
 def capture(
@@ -448,8 +434,7 @@ def capture(
     """
     patterns = (preserve_calls,) if isinstance(preserve_calls, str) else tuple(preserve_calls)
     faults = [*option_faults(backward, strict, patterns, decide, device), *view_faults(state)]
-    if faults := [*faults, *tracing.variant_faults(variants, dynamic_shapes, strict)]:
-        raise UsageError.of(faults)
+    UsageError.refuse([*faults, *tracing.variant_faults(variants, dynamic_shapes, strict)])
     given = tracing.Given(args, kwargs, dynamic_shapes, patterns, decide=decide, device=device)
     at = partial(_captured_at, model, given, backward, reuse)
     program = full(interop.strict_program(model, given, backward)) if strict else at(())

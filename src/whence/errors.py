@@ -115,6 +115,12 @@ class WhenceError(Exception):
         error.faults = rows if len(rows) > 1 else ()
         return error
 
+    @classmethod
+    def refuse(cls, faults: Iterable[Fault]) -> None:
+        """Raise one error for all of them, where there are any."""
+        if rows := tuple(faults):
+            raise cls.of(rows)
+
     def __str__(self) -> str:
         rows = self.faults or (Fault(self.what, self.where, self.why, self.remedy),)
         blocks = [line for alike in _alike(rows) for line in _block(self.code, alike)]

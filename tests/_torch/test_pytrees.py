@@ -21,6 +21,7 @@ from whence._torch.pytrees import (
     tree_flatten_with_path,
     tree_map_only,
     tree_unflatten,
+    with_parts_replaced,
 )
 
 Point = namedtuple("Point", ["x", "y"])
@@ -133,6 +134,13 @@ def test_unknown_object_is_a_leaf() -> None:
     """An object of a class that nobody registered is a leaf."""
     unknown = object()
     assert tree_flatten([unknown])[0] == [unknown]
+
+
+@pytest.mark.canary("torch.utils._pytree.tree_map")
+def test_parts_are_replaced_by_identity() -> None:
+    """`tree_map` stops where it is told to: a container may be replaced as a whole."""
+    inner = [1, 2]
+    assert with_parts_replaced({"a": inner, "b": 3}, {id(inner): "other"}) == {"a": "other", "b": 3}
 
 
 @pytest.mark.canary("torch.utils._pytree.tree_map_only")

@@ -45,12 +45,12 @@ def test_change_after_a_check(row: Row, name: str) -> None:
     model, program = make(name), _program(name)
     args, kwargs = inputs_of(name)
     memory = Remembered()
-    assert check(program, program._plan, model, args, kwargs, memory).violations == []
+    assert check(program, model, args, kwargs, memory).violations == []
     assert memory.last is not None
-    assert memory.last.again(program._plan, (model,), Walk(same_model=False)) is not None
+    assert memory.last.again(program.guards.plan, (model,), Walk(same_model=False)) is not None
     row.change(name, model)
     with row.around(name, model):
-        found = check(program, program._plan, model, args, kwargs, memory).violations
+        found = check(program, model, args, kwargs, memory).violations
         assert list(map(str, found)) == list(map(str, program.check(model, args, kwargs)))
 
 

@@ -40,8 +40,7 @@ def built(name: str) -> NamedModel:
     with working(f"building {name}"):
         named = attempt(lambda: load(name))
     if not isinstance(named, Failed):
-        model: NamedModel = named
-        return model
+        return named
     if isinstance(named.error, WhenceError):
         raise named.error
     error = named.error

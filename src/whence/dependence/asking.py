@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from whence.dependence.lookup import NOTHING
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ def ask(thing: object, name: str) -> Any:
     return attempt(lambda: getattr(thing, name, NOTHING))
 
 
-def attempt(work: Callable[[], Any]) -> Any:
+def attempt(work: Callable[[], Result]) -> Result | Failed:
     """What `work` returns, or `Failed`.
 
     This is the one place where every exception is caught: an error is an answer here.

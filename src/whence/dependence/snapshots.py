@@ -340,7 +340,11 @@ def kinds_of(thing: Any) -> Iterator[StateKind]:
     elif issubclass(kind, threading.local):
         yield LOCAL
     elif kind.__module__.startswith("numpy"):
-        yield from _kinds_of_numpy(thing)
+        numpy = sys.modules["numpy"]
+        if isinstance(thing, numpy.random.Generator | numpy.random.RandomState):
+            yield NUMPY_RANDOM
+        elif isinstance(thing, numpy.ndarray):
+            yield ARRAY
     else:
         yield from _kinds_of_object(thing)
 
@@ -368,14 +372,6 @@ def is_container(kind: type) -> bool:
     if base is None or kind in _PLAIN:
         return base is not None
     return all(getattr(kind, name, None) is getattr(base, name, None) for name in _OWN_WAYS)
-
-
-def _kinds_of_numpy(thing: Any) -> Iterator[StateKind]:
-    numpy = sys.modules["numpy"]
-    if isinstance(thing, numpy.random.Generator | numpy.random.RandomState):
-        yield NUMPY_RANDOM
-    elif isinstance(thing, numpy.ndarray):
-        yield ARRAY
 
 
 def is_iterator(thing: Any) -> bool:
@@ -418,6 +414,16 @@ def save_all(path: str, thing: Any) -> list[Saved]:
     own = own_attributes(thing)
     held = [(f"{path}.{name}", value) for name, value in own.items() if isinstance(value, CONTAINERS)]
     return [Saved(path, thing, ATTRIBUTES, dict(own)), *containers_saved(held, keyed=True)]
+
+
+def way_back(kept: Iterable[Any]) -> Callable[[], None]:
+    """A way back to what was kept; looked through only when it is gone, so it may grow until then."""
+
+    def restore() -> None:
+        for each in kept:
+            each.restore()
+
+    return restore
 
 
 def values_of(held: Any) -> list[Any]:

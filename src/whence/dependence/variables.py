@@ -205,9 +205,7 @@ class OutsideVariables:
 
     def changed(self) -> Iterator[str]:
         """What holds something else now."""
-        for space in self.spaces:
-            if (name := space.changed()) is not None:
-                yield f"the variable {name}"
+        yield from (f"the variable {name}" for space in self.spaces if (name := space.changed()) is not None)
         for held in self.reached.changed():
             yield _spelled(held.thing)
 

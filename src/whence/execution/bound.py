@@ -24,6 +24,7 @@ from whence.hierarchy.run.differentiable import laid_out
 from whence.hierarchy.value_shapes import described
 from whence.program import Program
 from whence.program.arguments.fitting import other_autocast
+from whence.program.arguments.optimizer_arguments import Step
 from whence.program.arguments.variants import alone
 from whence.program.state import with_state
 from whence.schema import InputKind, OutputKind
@@ -70,7 +71,7 @@ class Bound:
             node.name: node.meta["val"] for node in self.program.graph.find_nodes(op="placeholder")
         }
         self._decides = any(node.target is stays for node in self.program.graph.nodes)
-        _refuse(self.program, self._subject, self.optimizer)
+        UsageError.refuse(_faults(self.program, self._subject, self.optimizer))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Bound":
         """The copy of the program, bound to the copies of the model and the optimizer."""
@@ -152,8 +153,7 @@ class Bound:
             return StaleCapture.of(other)
         undo = begun.begin()
         values = begun.values()
-        if converted := self._converted(values):
-            raise StaleCapture.of(converted)
+        StaleCapture.refuse(self._converted(values))
         state = autocast_state()
         if state != program.circumstances.autocast:
             raise other_autocast(program.circumstances.autocast, state)
@@ -206,15 +206,8 @@ def _without_history(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
 
-def _refuse(program: Program, subject: Subject, optimizer: object) -> None:
-    """Raise `UsageError` naming what cannot be bound."""
-    faults = list(_faults(program, subject, optimizer))
-    if faults:
-        raise UsageError.of(faults)
-
-
 def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[Fault]:
-    found = []
+    found, step = [], program.step or Step(call=program.graph_module)
     if program.signature.inputs_of(InputKind.TANGENT):
         what = "the program takes the gradients of its outputs, and nothing says which"
         found.append(Fault(what, remedy="capture with backward=loss, or call program.module()"))
@@ -226,24 +219,22 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
         found.append(Fault(what, remedy="call program.module()"))
     if program.circumstances.is_foreign:
         found.append(Fault("the graph was made by others", remedy="call program.module()"))
-    if program.step is not None and any(place.is_lost for place in program.step.places):
+    if any(place.is_lost for place in step.places):
         what = "the step changes objects of Python's that are not in a file"
         found.append(Fault(what, remedy="capture the step where they are"))
     own = {id(own_attributes(module)) for _, module in subject.named_modules()}
-    places = () if program.step is None else program.step.places
-    if theirs := [row.path for row in places if row.is_of_module and id(row.holder) not in own]:
+    if theirs := [row.path for row in step.places if row.is_of_module and id(row.holder) not in own]:
         what = f"the step changes {', '.join(theirs)} of the captured model, and this is another one"
         found.append(Fault(what, remedy="bind the captured model, or capture the step of this one"))
-    for call in () if program.step is None else program.step.calls:
+    for call in step.calls:
         if not any(call.optimizer is member for member in members_of(optimizer)):
             what = f"the step calls {call.path}, and that schedule is not this optimizer's"
             found.append(
                 Fault(what, remedy="bind the captured optimizer, or capture a step without schedules")
             )
-    groups = () if program.step is None else program.step.groups
-    if groups and not is_optimizer(optimizer):
+    if step.groups and not is_optimizer(optimizer):
         found.append(Fault("the program needs an optimizer", remedy="write program.bind(model, optimizer)"))
-    elif not groups and optimizer is not None:
+    elif not step.groups and optimizer is not None:
         found.append(Fault("the program knows no optimizer", remedy="write program.bind(model)"))
     elif isinstance(optimizer, Optimizer | Optimizers):
         found += _other_optimizer(program, subject, optimizer)

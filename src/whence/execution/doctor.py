@@ -61,21 +61,17 @@ def diagnosis(verified: Callable[[], Verification]) -> Diagnosis:
         equal = sum(row.equal for row in step.rows)
         told = f"{equal} of {len(step.rows)} values bitwise equal to eager"
     return Diagnosis(
-        versions=_versions(),
+        versions={
+            "PyTorch": release(),
+            **{name: version_of(name) for name in _PACKAGES},
+            "Python": platform.python_version(),
+            "platform": platform.platform(),
+        },
         tried=is_tried(release()),
         private=looked_for(),
         step=told,
         step_ok=not isinstance(step, Failed) and step.ok,
     )
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "PyTorch": release(),
-        **{name: version_of(name) for name in _PACKAGES},
-        "Python": platform.python_version(),
-        "platform": platform.platform(),
-    }
 
 
 def version_of(package: str) -> str:

@@ -63,12 +63,10 @@ class Live:
 
     def refuse(self) -> None:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""
-        if strangers := [*self._other_parameters()]:
-            raise StaleCapture.of(strangers)
+        StaleCapture.refuse(self._other_parameters())
         faults = [*self._other_settings(), *self._other_numbers(), *other_values(self.step.outside)]
         faults += [*self._hooked(), *self._other_state()]
-        if faults:
-            raise StaleCapture.of(faults)
+        StaleCapture.refuse(faults)
         names = [*self._leaves]
         rows = self.program.signature.outputs_of(OutputKind.MUTATION)
         written = [names.index(of(row)) for row in rows if row.of in self._leaves]
@@ -225,7 +223,7 @@ class Live:
         for home, key, initial in (*begun, *empty):
             state = self._begun(home, made)
             if key not in state and initial is not None:
-                state[key] = _made(initial)
+                state[key] = initial.made()
                 made.append((state, key))
         for number in self.step.numbers:
             group = home_of(self.optimizer, number.group)
@@ -352,15 +350,6 @@ def _memory(value: Tensor) -> int:
 def _unmake(made: Sequence[tuple[dict[Any, Any], Any]]) -> None:
     for held, key in reversed(made):
         del held[key]
-
-
-def _made(initial: Initial) -> Any:
-    """A piece of state as an optimizer begins with it."""
-    like = initial.like
-    if like is None:
-        return initial.value
-    empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-    return empty.fill_(initial.value)
 
 
 def other_values(rows: Iterable[Outside]) -> list[Fault]:

@@ -9,7 +9,7 @@ from typing import Any
 from whence import hierarchy
 from whence.dependence.asking import Failed, attempt
 from whence.errors import LostState, NotCallable, UsageError
-from whence.guards import GuardPlan, guards_of
+from whence.guards import guards_of
 from whence.guards.check import Checked, check_model
 from whence.guards.guarded import Guarded, Ways
 from whence.guards.inputs import input_violations, misfits, structure_guard
@@ -126,34 +126,26 @@ def _computes_otherwise(program: Program, left: Left) -> LostState:
 
 
 def check(
-    program: Program,
-    plan: GuardPlan,
-    model: object,
-    args: object,
-    kwargs: object,
-    memory: Remembered | None = None,
+    program: Program, model: object, args: object, kwargs: object, memory: Remembered | None = None
 ) -> Checked:
     """Every guard that does not hold for this model and, where they are given, these inputs.
 
     Where looking at what was given fails, that is what was found. Raises `UsageError` for a program that has
     no guards, or that was loaded without a model.
     """
-    if not plan.guards:
+    if not program.guards:
         raise UsageError(
             f"{program.name} has no guards: nobody watched what its graph assumes of the model",
             remedy="pass the arguments, which are compared with the graph's; whence.capture the model; "
             "or program.verify, which compares the numbers of any graph",
         )
-    if any(issubclass(row.type, NamedOnly) for row in plan.guards.holders):
+    if any(issubclass(row.type, NamedOnly) for row in program.guards.holders):
         raise UsageError(
             f"{program.name} was loaded from a file, and its guards speak of classes and code by name",
             remedy="whence.load(path, model=...) with the model that is to be checked",
         )
-    checked = attempt(lambda: _check(program, plan, model, (args, kwargs), memory))
-    if isinstance(checked, Failed):
-        return Checked([Violation(plan.guards[0], str(checked))])
-    found: Checked = checked
-    return found
+    found = attempt(lambda: _check(program, model, (args, kwargs), memory))
+    return Checked([Violation(program.guards[0], str(found))]) if isinstance(found, Failed) else found
 
 
 def check_inputs(program: Program, args: object, kwargs: object) -> list[Violation]:
@@ -161,16 +153,15 @@ def check_inputs(program: Program, args: object, kwargs: object) -> list[Violati
     found = attempt(lambda: misfits(program.convention, () if args is None else args, kwargs))
     if isinstance(found, Failed):
         return [Violation(structure_guard(program.convention), str(found))]
-    violations: list[Violation] = found
-    return violations
+    return found
 
 
 def _check(
-    program: Program, plan: GuardPlan, model: object, inputs: tuple[object, object], memory: Remembered | None
+    program: Program, model: object, inputs: tuple[object, object], memory: Remembered | None
 ) -> Checked:
-    args, kwargs = inputs
+    (args, kwargs), plan = inputs, program.guards.plan
     is_joint = program.has_backward and program.step is None  # a step runs hooks on gradients itself
-    checked = check_model(plan, model, _roots(plan, model), memory, has_backward=is_joint)
+    checked = check_model(plan, model, _roots(program, model), memory, has_backward=is_joint)
     if args is None and kwargs is None:
         return checked
     given = () if args is None else args
@@ -178,9 +169,9 @@ def _check(
     return replace(checked, violations=violations)
 
 
-def _roots(plan: GuardPlan, model: object) -> tuple[object, ...]:
+def _roots(program: Program, model: object) -> tuple[object, ...]:
     """The modules a callable reaches; a module is looked at as it is."""
-    if not plan.callables:
+    if not program.guards.plan.callables:
         return (model,)
     try:
         return tuple(module for _, module in subject_of(model).roots)
@@ -188,9 +179,7 @@ def _roots(plan: GuardPlan, model: object) -> tuple[object, ...]:
         return ()
 
 
-def guarded(
-    program: Program, plan: Callable[[Program], GuardPlan], model: Any, on_violation: str, capture: Capture
-) -> Guarded:
+def guarded(program: Program, model: Any, on_violation: str, capture: Capture) -> Guarded:
     """A callable that checks before it runs; raises `UsageError` for an unknown `on_violation`, or a step."""
     hierarchy.refuse_step(program)
     if on_violation not in tuple(OnViolation):
@@ -198,21 +187,13 @@ def guarded(
             f"on_violation cannot be {on_violation!r}",
             remedy=f"use {', '.join(map(repr, map(str, OnViolation)))}",
         )
-    ways = Ways(  # no closures: a deep copy is about the copy of the model
-        check=partial(_checked, plan, model), module=partial(_module, model), capture=partial(capture, model)
-    )
+    # no closures: a deep copy is about the copy of the model
+    ways = Ways(partial(_checked, model), partial(_module, model), partial(capture, model))
     return Guarded(program, model, OnViolation(on_violation), ways)
 
 
-def _checked(
-    plan: Callable[[Program], GuardPlan],
-    model: Any,
-    current: Program,
-    args: tuple[Any, ...],
-    kwargs: Any,
-    memory: Remembered,
-) -> Checked:
-    return check(current, plan(current), model, args, kwargs, memory)
+def _checked(model: Any, current: Program, args: Any, kwargs: Any, memory: Remembered) -> Checked:
+    return check(current, model, args, kwargs, memory)
 
 
 def _module(model: Any, current: Program) -> Callable[..., Any]:

@@ -92,31 +92,32 @@ def _refuse_others(program: Program, subject: Subject, optimizer: object) -> Non
 def _run(
     program: Program, subject: Subject, found: Optimizing, start: tuple[Any, int], call: Callable[..., Any]
 ) -> Run:
+    step: Any = program.step
     rows = program.signature.inputs_of(InputKind.CONSTANT)
     constants = [program.state[row.name] for row in rows if row.name in program.state]
     with (
         same_start(subject, start[0], constants, start[1]) as given,
         optimizer_kept(found),
-        _around_kept(program.step),
+        _around_kept(step),
     ):
-        if program.step is not None and program.step.second:
+        if step.second:
             again = copied(start[0])
-            program.step.call(*again[0], **again[1])
+            step.call(*again[0], **again[1])
         tensors = tensors_by_name(subject)
-        for name in program.step.with_gradient if program.step else ():
+        for name in step.with_gradient:
             tensors[name].grad = tensors[name].detach().clone()
         with compiled_functions_run_eagerly(spares_operators=True):
             result = call(*given[0], **given[1])
         held = {row.path: _as_tensor(row.value) for row in found.entries(None) if row.value is not None}
         held |= {row.path: _as_tensor(row.value) for row in found.settings() if is_number(row.value)}
-        held |= {path: _as_tensor(value) for path, value in _left_around(program.step)}
+        held |= {path: _as_tensor(value) for path, value in _left_around(step)}
         return noted(program, given, result, tensors, held)
 
 
-def _left_around(step: Step | None) -> Iterator[tuple[str, Any]]:
+def _left_around(step: Step) -> Iterator[tuple[str, Any]]:
     """Numbers and tensors that a step leaves in Python around it."""
-    rows = [] if step is None else [(row.place.path, row.value) for row in step.counted]
-    rows += [] if step is None else [(row.place.path, row.left) for row in step.effects]
+    rows = [(row.place.path, row.value) for row in step.counted]
+    rows += [(row.place.path, row.left) for row in step.effects]
     return ((path, value) for path, value in rows if is_number(value) or isinstance(value, Tensor))
 
 
@@ -128,11 +129,11 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 @contextmanager
-def _around_kept(step: Step | None) -> Iterator[None]:
+def _around_kept(step: Step) -> Iterator[None]:
     """Give back what a step changes in Python around it."""
-    ways = [] if step is None else [place.way_back() for place in step.places]
-    ways += [enclosed_by(step.call).restore] if step is not None and step.second else []
-    schedules = [held for call in step.calls for held in schedules_in(call.schedule)] if step else []
+    ways = [place.way_back() for place in step.places]
+    ways += [enclosed_by(step.call).restore] if step.second else []
+    schedules = [held for call in step.calls for held in schedules_in(call.schedule)]
     ways += [row.restore for held in schedules for row in save_all("schedule", held)]
     try:
         yield

@@ -18,9 +18,9 @@ from whence.dependence.describe import code_of, function_of, shown
 from whence.dependence.lookup import class_attribute, same_class
 from whence.dependence.matching import Walk, difference, found_in_place
 from whence.guards.memory import Remembered, found_in_module
-from whence.guards.plan import GuardPlan, HolderPlan
 from whence.guards.switches import mode_violations
 from whence.program.guards.expectations import Expectation, ExpectedFunction, ExpectedTensor, Hooks, Snapshot
+from whence.program.guards.guards import GuardPlan, HolderPlan
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind
 

@@ -20,12 +20,11 @@ from whence.program.arguments.convention import shown_call
 from whence.program.arguments.fitting import ArgumentFault, Misfit
 from whence.program.arguments.open_sizes import SizeRule, found_of, shape_of, strides_of
 from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedTensor, ExpectedWords
+from whence.program.guards.guards import APART, STRUCTURE
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind, InputKind, OutputKind
 
-STRUCTURE = "the arguments"
 TIED = "one tensor"
-APART = "tensors of their own"
 SIZE = "size"
 
 _EMBEDDING = torch.ops.aten.embedding.default

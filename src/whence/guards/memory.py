@@ -22,7 +22,6 @@ from whence.dependence.describe import Describer
 from whence.dependence.hooks import described_hooks, hook_rows
 from whence.dependence.lookup import NOTHING, class_attribute, module_attribute
 from whence.dependence.matching import Walk, difference, found_in_place
-from whence.guards.plan import GuardPlan, HolderPlan
 from whence.program.guards.expectations import (
     Expectation,
     ExpectedConstant,
@@ -33,6 +32,7 @@ from whence.program.guards.expectations import (
     Items,
     Missing,
 )
+from whence.program.guards.guards import GuardPlan, HolderPlan
 from whence.program.guards.rows import Guard
 from whence.schema import GuardKind
 
@@ -48,7 +48,7 @@ Seen = tuple[tuple[Any, ...], tuple[int, ...]]
 """What may change in a tensor, and its strides."""
 
 
-class Held(NamedTuple):
+class SeenModule(NamedTuple):
     """What was looked at of one module: `read` fetches `values` from its attributes `held`.
 
     It has no hooks, where it `is_unhooked`, and none of the `absent` attributes. `tensors` are places, each
@@ -77,7 +77,7 @@ class LastCheck:
     types: tuple[type, ...]
     places: tuple[Place, ...]
     wrapped: tuple[tuple[Any, nn.Module, tuple[nn.Module, ...]], ...]
-    rows: tuple[Held, ...]
+    rows: tuple[SeenModule, ...]
     others: tuple[tuple[Guard, nn.Module], ...]
     walk: Walk
 
@@ -115,7 +115,7 @@ def _copied(walk: Walk, waiting: Sequence[Met]) -> Walk:
     )
 
 
-def _is_as_held(row: Held) -> bool:
+def _is_as_held(row: SeenModule) -> bool:
     """The hot loop, in which a call would cost as much as a look."""
     held, read, values, is_unhooked, absent, tensors = row
     if not all(map(is_, read(held), values)) or (is_unhooked and any(_hooks_of(held))):
@@ -180,7 +180,7 @@ def _objects(row: HolderPlan, module: nn.Module) -> Iterator[Met]:
             yield guard.expected.number, module.__dict__[guard.name], guard.what
 
 
-def _sorted(row: HolderPlan, module: nn.Module, walk: Walk) -> tuple[Held, list[Guard]]:
+def _sorted(row: HolderPlan, module: nn.Module, walk: Walk) -> tuple[SeenModule, list[Guard]]:
     """What of a module is compared at once, and the guards that are compared by themselves."""
     held, names, absent = module.__dict__, list[str](TABLES), list[str]()
     tensors, others, is_unhooked = list[tuple[Place, Seen | None]](), list[Guard](), False
@@ -201,7 +201,7 @@ def _sorted(row: HolderPlan, module: nn.Module, walk: Walk) -> tuple[Held, list[
     for name in row.shadowed:
         (names if name in held else absent).append(name)
     read = itemgetter(*names)
-    return Held(held, read, read(held), is_unhooked, tuple(absent), tuple(tensors)), others
+    return SeenModule(held, read, read(held), is_unhooked, tuple(absent), tuple(tensors)), others
 
 
 def _is_fixed(expected: Expectation) -> bool:

@@ -8,10 +8,9 @@ from whence.dependence.describe import Describer
 from whence.dependence.hooks import described_hooks
 from whence.program import Program
 from whence.program.guards.expectations import ExpectedConstant, Hooks
+from whence.program.guards.guards import GLOBAL_HOOKS
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind
-
-GLOBAL_HOOKS = "hooks of all modules"
 
 
 def mode_guards(program: Program, named: Container[str]) -> Iterator[Guard]:

@@ -91,8 +91,8 @@ def _functions_in(exported: ExportedProgram) -> tuple[str, ...]:
 
 def _as_asked(model: nn.Module, given: tracing.Given, program: Program) -> dict[str, Limits]:
     """The limits of sizes, with those below which PyTorch checks nothing where somebody wrote them."""
-    limits, asked = dict(program.convention.limits), example_of(subject_of(model), given).asked
-    for at, wish in {} if asked is None else asked.wishes.items():
+    limits, dynamic = dict(program.convention.limits), example_of(subject_of(model), given).dynamic
+    for at, wish in {} if dynamic is None else dynamic.wishes.items():
         leaf = program.convention.leaves[program.convention.paths.index(at.path)]
         size = leaf if at.dim is None else leaf.shape[at.dim]
         found = multiple_of(size) if is_number(size) else None

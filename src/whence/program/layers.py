@@ -14,7 +14,7 @@ from whence.schema import Phase
 if TYPE_CHECKING:
     from whence.program.program import Program
 
-Around = tuple[int, int] | None
+_Enclosing = tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ def _groups(first: Sequence[int]) -> dict[int, list[int]]:
     return {leader: calls for leader, calls in groups.items() if len(calls) > 1}
 
 
-def _groups_around(program: "Program", groups: Mapping[int, list[int]]) -> list[Around]:
+def _groups_around(program: "Program", groups: Mapping[int, list[int]]) -> list[_Enclosing]:
     """For each call, the innermost call around it that equals others, and the first of these."""
     group_of = {number: leader for leader, calls in groups.items() for number in calls}
-    around: list[Around] = [None]
+    around: list[_Enclosing] = [None]
     for call in program.calls:
         caller = call.parent
         around.append((caller, group_of[caller]) if caller in group_of else around[caller])
     return around
 
 
-def _follows(around: Sequence[Around]) -> bool:
+def _follows(around: Sequence[_Enclosing]) -> bool:
     """Whether each call is the only one of them in a call around it, and these are equal."""
     groups = {None if outer is None else outer[1] for outer in around}
     return None not in groups and len(groups) == 1 and len(set(around)) == len(around)

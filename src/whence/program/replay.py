@@ -30,7 +30,7 @@ class Copies:
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class GraphCopies:
     """Copies in a graph, and the graph as it was then: its nodes and, for each, what makes it what it is.
 
     fx replaces the arguments of a node as a whole, never a part of them, so they are compared by identity.
@@ -50,11 +50,11 @@ class Known:
         return self.copies if untouched else None
 
 
-def known_of(graph: fx.Graph, copies: Copies) -> Known | None:
+def graph_copies(graph: fx.Graph, copies: Copies) -> GraphCopies | None:
     if not copies.records:
         return None
     nodes = tuple(graph.nodes)
-    return Known(copies, nodes, tuple(tuple(map(read, nodes)) for read in _READ))
+    return GraphCopies(copies, nodes, tuple(tuple(map(read, nodes)) for read in _READ))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Replays:
     """
 
     rows: tuple[ClassReplay, ...] = ()
-    known: Known | None = field(default=None, repr=False, compare=False)
+    known: GraphCopies | None = field(default=None, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[ClassReplay]:
         return iter(self.rows)

@@ -82,11 +82,11 @@ class Origin(NamedTuple):
         return " · ".join(parts)
 
 
-Around = Callable[[Sequence[CallSite | None]], CallSite | None]
+InnermostCall = Callable[[Sequence[CallSite | None]], CallSite | None]
 """The innermost call around several; None is the program."""
 
 
-def merged(origins: Sequence[Origin], around: Around, name: str) -> Origin:
+def merged(origins: Sequence[Origin], around: InnermostCall, name: str) -> Origin:
     """The origin of an operation that the pass `name` put in the place of those with `origins`.
 
     It names every call that contributed, and its place is the innermost call around all their places. Its

@@ -97,16 +97,12 @@ def _detach_inputs(
         if source not in carrying:
             continue
         if source not in detached:
-            detached[source] = _detach_before(graph, node, source)
+            with graph.inserting_before(node):
+                made = graph.call_function(_DETACH, (source,))
+            made.meta["val"] = source.meta["val"]
+            set_origin(made, origin_of(node))
+            detached[source] = made
         node.replace_input_with(source, detached[source])
-
-
-def _detach_before(graph: fx.Graph, node: fx.Node, source: fx.Node) -> fx.Node:
-    with graph.inserting_before(node):
-        made = graph.call_function(_DETACH, (source,))
-    made.meta["val"] = source.meta["val"]
-    set_origin(made, origin_of(node))
-    return made
 
 
 def _choose_over(graph: fx.Graph, node: fx.Node, sources: Sequence[fx.Node]) -> None:

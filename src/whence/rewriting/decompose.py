@@ -63,8 +63,7 @@ class Decompose:
             straight = facts.straight_through
             chosen = [node for node in graph.nodes if rules.concern(node) and node.name not in straight]
             faults += _lowered(graph, chosen, rules, GradientsSeen(carrying, facts.turned_on))
-        if faults:
-            raise UnsupportedOperator.of(faults)
+        UnsupportedOperator.refuse(faults)
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,12 @@ def _lowered(
         try:
             made += _decomposed(node, rules, differentiated)
         except UnknownValueError as unknown:
-            yield _fault(node, str(unknown))
+            yield Fault(
+                f"{op_name(node.target)} ({node.name}) cannot be taken apart",
+                where=place_of(node),
+                why=str(unknown),
+                remedy="leave it out of the table",
+            )
     functional = functionalize(graph)
     output = graph.output_node()
     output.args = fx.map_arg(output.args, functional.value_of)
@@ -228,12 +232,3 @@ def _looks(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_looks(item) for item in value]
     return (comparable(value.shape), value.dtype) if isinstance(value, Tensor) else type(value)
-
-
-def _fault(node: fx.Node, why: str) -> Fault:
-    return Fault(
-        f"{op_name(node.target)} ({node.name}) cannot be taken apart",
-        where=place_of(node),
-        why=why,
-        remedy="leave it out of the table",
-    )

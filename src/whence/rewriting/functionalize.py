@@ -473,8 +473,7 @@ class _NoForm(Exception):
 def _refuse(found: Sequence[_NoForm]) -> None:
     """Raise `UnsupportedMutation` for all of them; what stands in the backward follows from the forward."""
     written = [fault for fault in found if origin_of(fault.node).phase is Phase.FORWARD]
-    if found:
-        raise UnsupportedMutation.of(map(_fault, written or found))
+    UnsupportedMutation.refuse(map(_fault, written or found))
 
 
 def _fault(found: _NoForm) -> Fault:

@@ -59,15 +59,16 @@ def with_eager_answers(told: Sequence[Source], capture: Callable[[Answers], Resu
     does not know stays unknown, whatever is told.
     """
     answers = Answers(frozenset(told))
-    first = found = attempt(lambda: capture(answers))
+    found = attempt(lambda: capture(answers))
+    first = found.error if isinstance(found, Failed) else None
     while isinstance(found, Failed) and answers.untold and not isinstance(found.error, UnsupportedInput):
         answers, found = _told_more(answers, found, capture)
     if isinstance(found, Failed):
-        raise _beside(found.error, first.error)
-    return found  # type: ignore[no-any-return]
+        raise _beside(found.error, first)
+    return found
 
 
-def _beside(error: Exception, first: Exception) -> Exception:
+def _beside(error: Exception, first: Exception | None) -> Exception:
     """An error of code that was told that it is compiled, with what came of eager's answers."""
     if error is not first and not isinstance(error, WhenceError):
         error.add_note(
@@ -77,8 +78,8 @@ def _beside(error: Exception, first: Exception) -> Exception:
 
 
 def _told_more(
-    answers: Answers, failed: Failed, capture: Callable[[Answers], object]
-) -> tuple[Answers, object]:
+    answers: Answers, failed: Failed, capture: Callable[[Answers], Result]
+) -> tuple[Answers, Result | Failed]:
     """An attempt in which one line more is told yes; where none of them alone makes a difference, all are."""
     for source in answers.untold:
         other = Answers(answers.told | {source})

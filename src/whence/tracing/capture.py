@@ -13,17 +13,16 @@ from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.program import Program
 from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
-from whence.tracing.answers import Answers, with_eager_answers
+from whence.tracing.answers import Answers
 from whence.tracing.assembling.assemble import finished
 from whence.tracing.attribution.attribution import attribute
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED
-from whence.tracing.decisions import DECIDES, with_decisions
+from whence.tracing.decisions import DECIDES
 from whence.tracing.lazy_modules import materialised
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import mode_of, record
 from whence.tracing.recording.session import Session
-from whence.tracing.replay.objections import CompositeOpened, Doubt, ResultOpened
-from whence.tracing.replay.reuse import Reuse
+from whence.tracing.replay.reuse import Reuse, until_it_holds
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_inference_mode
@@ -56,30 +55,12 @@ def capture(
 def _captured_for_sizes(
     model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], reuse: bool
 ) -> tuple[Program, Observed]:
-    def once(given: Given) -> tuple[Program, Observed]:
-        return with_eager_answers(
-            given.told, lambda answers: with_decisions(given, partial(answering, answers))
-        )
-
-    def answering(answers: Answers, given: Given) -> tuple[Program, Observed]:
+    def once(answers: Answers, given: Given) -> tuple[Program, Observed]:
         wanted = Reuse(reuse, joint=bool(backward), composites=not backward, answers=answers)
-        return _captured_once(model, given, backward, wanted.but_where(given.decide, DECIDES))
+        wish = wanted.but_where(given.decide, DECIDES)
+        return until_it_holds(wish, partial(_attempted, model, given, backward))
 
     return captured_for_sizes(given, once)
-
-
-def _captured_once(
-    model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], wanted: Reuse
-) -> tuple[Program, Observed]:
-    while True:
-        try:
-            return _attempted(model, given, backward, wanted)
-        except ResultOpened:
-            continue
-        except CompositeOpened:
-            wanted = replace(wanted, composites=False)
-        except Doubt as doubt:
-            wanted = wanted.but_for(doubt.kind, doubt.why)
 
 
 def _attempted(

@@ -31,7 +31,7 @@ def with_decisions(given: Given, capture: Callable[[Given], Result]) -> Result:
     for way in (*ways, given):
         found = attempt(lambda way=way: capture(way))  # type: ignore[misc]
         if not isinstance(found, Failed):
-            return found  # type: ignore[no-any-return]
+            return found
         last = found.error
     if given.dynamic_shapes is None and not isinstance(last, DataDependent):
         raise last  # every value was known
@@ -51,7 +51,7 @@ def with_open_numbers(given: Given, capture: Callable[[Given], Result]) -> Resul
     except DataDependent as needed:
         found = attempt(lambda: capture(replace(given, dynamic_shapes={})))
         if not isinstance(found, Failed):
-            return found  # type: ignore[no-any-return]
+            return found
         raise further(needed, found.error) from needed.__cause__
 
 

@@ -23,11 +23,12 @@ from whence._torch.subclasses.lazy_modules import (
     without_numbers,
 )
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
+from whence.dependence.snapshots import way_back
 from whence.errors import DataDependent
 from whence.provenance import ModulePath
 from whence.tracing.recording.run import rehearse
 from whence.tracing.recording.session import Session
-from whence.tracing.sandbox.module_snapshot import kept_of, way_back
+from whence.tracing.sandbox.module_snapshot import kept_of
 from whence.tracing.sandbox.undo import Interrupts, Undoing, WayBack
 from whence.tracing.target.example import Example
 from whence.tracing.target.subject import StateTensor, Subject, subject_of

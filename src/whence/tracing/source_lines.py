@@ -28,7 +28,7 @@ _ANSWERING = frozenset(
     )
 )
 """Where questions of others are answered; what asks in our other files is no model."""
-_DOORS = frozenset({"api.py", "captured.py"})
+_DOORS = frozenset({"api.py", "captured.py", "errors.py"})
 
 
 class SourceFinder:

@@ -3,8 +3,9 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from whence._torch.sizes.symbols import admit
 from whence.dependence.asking import Failed, attempt
@@ -14,7 +15,8 @@ from whence.program.arguments.open_sizes import SizeRule, Sizes
 from whence.program.arguments.variants import in_words
 from whence.program.guards.observed import Observed
 from whence.program.queries.same_operations import same_operations
-from whence.tracing.decisions import with_open_numbers
+from whence.tracing.answers import Answers, with_eager_answers
+from whence.tracing.decisions import with_decisions, with_open_numbers
 from whence.tracing.target.example import Given, Numbers
 
 P = TypeVar("P", bound=Program)
@@ -84,9 +86,9 @@ def _missing(program: Program, known: _Excluded) -> Iterator[_Excluded]:
 
 def _captured(at: _Excluded, again: Callable[[tuple[Numbers, ...]], P]) -> P | None:
     with warnings.catch_warnings(action="ignore"):  # they were given already
-        other: Any = attempt(lambda: again(at.numbers))
+        other = attempt(lambda: again(at.numbers))
     if not isinstance(other, Failed):
-        return other.under(numbers=at.sizes)  # type: ignore[no-any-return]
+        return other.under(numbers=at.sizes)
     if isinstance(other.error, WhenceError):  # not the model's own, which has no way for such a size
         first = str(other.error).partition("\n")[0]
         warnings.warn(f"there is no variant where {at}, which stays excluded: {first}", stacklevel=5)
@@ -97,15 +99,21 @@ Again = Callable[[Numbers], Captured]
 """Captures once more, with these numbers."""
 
 
-def captured_for_sizes(given: Given, capture: Callable[[Given], Captured]) -> Captured:
+def captured_for_sizes(given: Given, capture: Callable[[Answers, Given], Captured]) -> Captured:
     """What `capture` gives, with symbols for what data decide and for all sizes for which it is right."""
-    found = with_open_numbers(given, capture)
+
+    def once(given: Given) -> Captured:
+        return with_eager_answers(
+            given.told, lambda answers: with_decisions(given, partial(capture, answers))
+        )
+
+    found = with_open_numbers(given, once)
     if given.dynamic_shapes is None:
         return found
     told = found[0].asked
     known = given.numbers
     return without_needless_rules(
-        found, lambda numbers: capture(replace(given, numbers=(*known, numbers), told=told))
+        found, lambda numbers: once(replace(given, numbers=(*known, numbers), told=told))
     )
 
 

@@ -122,7 +122,8 @@ def test_a_container_that_is_returned_is_changed(
     expected = make()
     model(expected)
     bound = [] if backward is True else [program.bind(model)]
-    for run in (program.module(), program.unflatten(), *bound):
+    runs: list[Callable[..., Any]] = [program.module(), program.unflatten(), *bound]
+    for run in runs:
         given = make()
         result = run(given=given)
         result = result[1] if callable(backward) else result

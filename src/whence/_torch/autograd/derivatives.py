@@ -181,9 +181,5 @@ def weigh_as_eager(graph: fx.Graph) -> None:
         weights: Any = total.args[0]
         if weights.target is not aten.masked_fill.Scalar or weights.args[0].target is not aten.gather.default:
             continue
-        if _of_cross_entropy(total) and weights.args[2] == 0:
+        if str(total.meta.get("torch_fn", ("",))[0]).startswith("cross_entropy") and weights.args[2] == 0:
             total.target, total.args = SUM_SELECTED, (*weights.args[:2], False)
-
-
-def _of_cross_entropy(node: fx.Node) -> bool:
-    return str(node.meta.get("torch_fn", ("",))[0]).startswith("cross_entropy")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
+from whence._torch.refusals import data_replaced
 from whence._torch.tensors import share_memory
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def replace_data(recorder: "Recorder", tensor: Tensor, value: Tensor) -> None:
         return  # `module.to` with what a module has already
     recorder.recognised([tensor, value])
     if (why := _misfit(recorder, tensor, value)) is not None:
-        raise recorder.listener.model.data_replaced(why)
+        raise data_replaced(why, recorder.listener.model.here())
     recorder.listener.model.distrusted("the model puts other data under a tensor")
     if (begins := _placeholder(recorder, tensor)) is not None:
         recorder.adopted.replaced.setdefault(id(tensor), (tensor, begins))

@@ -36,7 +36,10 @@ def modes_restored() -> Callable[[], None]:
             if setting.read() != value:
                 setting.write(value)
         _restore_keys(keys)
-        _restore_autocast_nesting(nesting)
+        while _autocast_nesting() > nesting:
+            torch.autocast_decrement_nesting()
+        while _autocast_nesting() < nesting:
+            torch.autocast_increment_nesting()
 
     nesting = _autocast_nesting()
     return restore
@@ -223,10 +226,3 @@ def _autocast_nesting() -> int:
     depth = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return depth
-
-
-def _restore_autocast_nesting(before: int) -> None:
-    while _autocast_nesting() > before:
-        torch.autocast_decrement_nesting()
-    while _autocast_nesting() < before:
-        torch.autocast_increment_nesting()

@@ -156,7 +156,7 @@ def _to(elsewhere: Elsewhere, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Where a tensor is to go to the device that it is on, the device is left out of it."""
     if not elsewhere.is_here(tensor.device):
         return UNSAID
-    kept = [each for each in args if not _is_device(elsewhere, each)]
+    kept = [each for each in args if not (isinstance(each, (str, torch.device)) and elsewhere.is_here(each))]
     named = {name: each for name, each in kwargs.items() if name != "device" or not elsewhere.is_here(each)}
     if len(kept) == len(args) and len(named) == len(kwargs):
         return UNSAID
@@ -164,10 +164,6 @@ def _to(elsewhere: Elsewhere, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     if not others and not named.get("copy", False) and True not in kept[1:]:
         return tensor
     return tensor.to(*kept, **named)
-
-
-def _is_device(elsewhere: Elsewhere, given: Any) -> bool:
-    return isinstance(given, (str, torch.device)) and elsewhere.is_here(given)
 
 
 def _cuda(elsewhere: Elsewhere, tensor: Tensor, device: Any = None, *_args: Any, **_kwargs: Any) -> Any:

@@ -163,7 +163,7 @@ class ReadObserver:
         if reader.co_filename.startswith(_RECORDING):
             return
         if name in _STRUCTURE:
-            if _is_lookup(reader):
+            if reader.co_filename == _MODULE_FILE and reader.co_name in _LOOKUPS:
                 return
         elif name in _PLUMBING and (name != "__dict__" or _is_on_its_way(reader)):
             return
@@ -214,8 +214,3 @@ def is_observable(kind: type) -> bool:
 def _is_on_its_way(code: CodeType) -> bool:
     """Whether code that asks for `__dict__` looks for one attribute, and not for what all is there."""
     return code.co_filename.startswith(_INFRASTRUCTURE) or is_standard_library(code.co_filename)
-
-
-def _is_lookup(code: CodeType) -> bool:
-    """Whether code is a single lookup in Module's own file, which says nothing about what else is there."""
-    return code.co_filename == _MODULE_FILE and code.co_name in _LOOKUPS

@@ -4,7 +4,7 @@ A fake tensor with other strides than the real kernel gives leads the model down
 view in the capture and a copy in eager, or the other way round. Each rule says what the CPU kernel does.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -44,13 +44,10 @@ def as_on_meta(func: Any) -> LayoutRule:
         given = [arg for arg in args if isinstance(arg, Tensor)]
         if any(map(has_open_sizes, (result, *given))) or 1 not in result.shape or all(map(_is_dense, given)):
             return result
-        with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            strides = func(*map(_on_meta, args)).stride()
-        if strides == result.stride():
-            return result
-        if storage_of(result) == storage_of(args[0]):
-            return args[0].as_strided(result.shape, strides, result.storage_offset())  # type: ignore[no-any-return]
-        return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
+        real = _of_kernel(func, _on_meta, args, {})
+        if real.stride() != result.stride() and storage_of(result) == storage_of(args[0]):
+            return args[0].as_strided(result.shape, real.stride(), result.storage_offset())  # type: ignore[no-any-return]
+        return _with_strides_of(real, result)  # type: ignore[no-any-return]
 
     return laid_out
 
@@ -68,11 +65,16 @@ def as_the_kernel_lays_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if is_addressing or any(map(has_open_sizes, given)) or not all(map(_is_small, (*given, *found))):
         return result  # a kernel may trust whole numbers to be addresses
     try:
-        with unset_fake_temporarily(), disable_proxy_modes_tracing():
-            real = func(*map(_ones, args), **{name: _ones(value) for name, value in kwargs.items()})
+        real = _of_kernel(func, _ones, args, kwargs)
     except _REFUSED:
         return result
     return _with_strides_of(real, result)
+
+
+def _of_kernel(func: Any, stand_in: Callable[[Any], Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """What a kernel itself gives, run on what stands in for its arguments."""
+    with unset_fake_temporarily(), disable_proxy_modes_tracing():
+        return func(*map(stand_in, args), **{name: stand_in(value) for name, value in kwargs.items()})
 
 
 _BY_DATA = frozenset(

@@ -11,6 +11,7 @@ from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
+from whence._torch.graphs import nodes_in
 from whence._torch.operators.table import said_of
 from whence._torch.sizes.numbers import stays
 
@@ -114,6 +115,11 @@ def written_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     positions = traits(target).mutates
     values = [args[i] if i < len(args) else kwargs.get(names[i]) for i in positions]
     return [value for value in values if value is not None]
+
+
+def written_nodes(node: fx.Node) -> list[fx.Node]:
+    """The values that an operation of a graph writes to, those in lists among them."""
+    return nodes_in(written_arguments(node.target, node.args, node.kwargs))
 
 
 def without_outputs(target: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any]:

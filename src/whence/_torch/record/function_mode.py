@@ -18,6 +18,7 @@ from whence._torch.operators.composites import COMPOSITES, calls_composites, in_
 from whence._torch.operators.schemas import HigherOrderOperator
 from whence._torch.pytrees import tree_flatten, tree_map_only
 from whence._torch.record.recurrent_dropout import forgets_dropout, layer_by_layer
+from whence._torch.refusals import casts_inside, nested_met, resized
 from whence._torch.tensors import autocast_state
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class FunctionMode(TorchFunctionMode):
         for tensor in tree_flatten(written)[0]:
             stand_in = held.stand_ins.get(id(tensor))
             if stand_in is not None and stand_in.shape != tensor.shape and id(tensor) in held.nodes:
-                raise self.recorder.listener.model.resized(held.nodes[id(tensor)].name)
+                raise resized(held.nodes[id(tensor)].name, self.recorder.listener.model.here())
 
     def _heard(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         func, args = self._with_numbers(func, args)
@@ -125,9 +126,9 @@ class FunctionMode(TorchFunctionMode):
             self.recorder.listener.model.mode_asked(INFERENCE)
             return self.recorder.inferred.has(args[0]) if isinstance(args[0], FakeTensor) else None
         if func is _FROM_MASK:
-            raise self.recorder.listener.model.nested_met()
+            raise nested_met(self.recorder.listener.model.here())
         if func in _CASTING_INSIDE and autocast_state():
-            raise self.recorder.listener.model.casts_inside(func)
+            raise casts_inside(func, self.recorder.listener.model.here())
         return self._keeps_beginnings(args[1]) if func is _LEFT_ALIGNED else None
 
     def _keeps_beginnings(self, mask: Any) -> bool:

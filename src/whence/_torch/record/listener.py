@@ -69,23 +69,8 @@ class ModelListener(Protocol):
     def history_asked(self, tensor: Tensor) -> None:
         """Python asks whether a tensor has a history."""
 
-    def resized(self, name: str) -> Exception:
-        """The error for a tensor of the model's that is given another shape."""
-
-    def nested_met(self) -> Exception:
-        """A nested tensor would be made, whose sizes values decide; make the error to raise."""
-
-    def casts_inside(self, function: object) -> Exception:
-        """Autocast casts inside of an operator's kernel; make the error to raise."""
-
     def distrusted(self, reason: str) -> None:
         """The model does something that is another thing where calls are replayed."""
-
-    def data_replaced(self, why: str) -> Exception:
-        """The model puts data under a tensor that a program could not; make the error to raise."""
-
-    def object_met(self, operation: object, met: object) -> Exception:
-        """An operation is given a generator of its own, or another object; make the error to raise."""
 
     def stops_gradients(self) -> bool:
         """Whether the model itself has turned gradients off here."""

@@ -54,6 +54,7 @@ from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.known_values import ASKING, known_answer
 from whence._torch.record.listener import RecordingListener
 from whence._torch.record.symbolic_dispatch import kernels_for_symbols
+from whence._torch.refusals import object_met
 from whence._torch.sizes.nodes import SizeNodes, Slots
 from whence._torch.sizes.symbols import SYMBOLIC, environment_of, sized_like, spelled
 from whence._torch.subclasses.wrapper_subclasses import is_composed
@@ -390,7 +391,7 @@ class Recorder(ProxyTorchDispatchMode):
         if takes_objects(func):
             args, kwargs = without_default_generator(args, kwargs)
             if (strange := object_among((*args, *kwargs.values()))) is not None:
-                raise self.listener.model.object_met(func, strange)
+                raise object_met(func, strange, self.listener.model.here())
         if self.environment is not None and func._schema.is_mutable:
             self._results.forget(args)
         if self.is_inside_composite:

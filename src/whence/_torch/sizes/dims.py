@@ -75,7 +75,10 @@ def wish_of(dim: Any) -> DimWish | None:
     if isinstance(dim, _StaticDim):
         return DimWish(Freedom.STATIC, str(dim.value), value=dim.value)
     if isinstance(dim, _DerivedDim):
-        return _derived(dim)
+        root = _named(dim.root)
+        offset = int(dim.fn(0))
+        scale = int(dim.fn(1)) - offset
+        return DimWish(Freedom.NAMED, str(dim.__name__), root.name, root.low, root.high, scale, offset)
     return _named(dim) if isinstance(dim, Dim) else None
 
 
@@ -85,13 +88,6 @@ def _named(dim: Any) -> DimWish:
     wish = DimWish(Freedom.NAMED, "", name, int(dim.min), high)
     text = f"Dim({', '.join([repr(name), *filter(None, [wish.bounds])])})"
     return DimWish(Freedom.NAMED, text, name, wish.low, high)
-
-
-def _derived(dim: Any) -> DimWish:
-    root = _named(dim.root)
-    offset = int(dim.fn(0))
-    scale = int(dim.fn(1)) - offset
-    return DimWish(Freedom.NAMED, str(dim.__name__), root.name, root.low, root.high, scale, offset)
 
 
 def is_spelled_out(spec: object) -> bool:

@@ -64,19 +64,16 @@ class SizeNodes:
         """Let a symbol that a node gives be known by that node."""
         found = expression(number)
         if found.is_Relational:
-            self._hold_truth(found, node, number)
+            # a truth is a symbol that is 1: the node gives the one, and what is made of it the other
+            symbol = next(iter(found.free_symbols))
+            self._bases[found] = node
+            self._environment.names.setdefault(symbol, node.name.replace(_ITEM, "item"))
+            one = self._environment.create_symintnode(symbol, hint=None)
+            self.is_held_by(self._made(torch.sym_ite, (node, 1, 0), number), one)
         elif found.is_Symbol and found not in self._bases:
             self._bases[found] = node
             name = f"size_of_{node.args[0]}" if node.target is _SIZE else node.name.replace(_ITEM, "item")
             self._environment.names.setdefault(found, name)
-
-    def _hold_truth(self, found: Any, node: fx.Node, truth: Any) -> None:
-        """A truth is a symbol that is 1: the node gives the one, and what is made of it the other."""
-        symbol = next(iter(found.free_symbols))
-        self._bases[found] = node
-        self._environment.names.setdefault(symbol, node.name.replace(_ITEM, "item"))
-        one = self._environment.create_symintnode(symbol, hint=None)
-        self.is_held_by(self._made(torch.sym_ite, (node, 1, 0), truth), one)
 
     def knows(self, number: Any) -> bool:
         """Whether a number can be spelled with what is known: sizes of inputs, and what nodes gave."""

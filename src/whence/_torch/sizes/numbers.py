@@ -3,7 +3,7 @@
 An optimizer reads its step count with `.item()` and computes with Python's floats. A number of this kind
 takes their place: each operation on it appends a node that does the same with Python's own operator, so that
 a run computes what Python would. To PyTorch it is a `torch.SymFloat`, which C++ hands through to the
-dispatcher; what C++ asks of the object behind one is listed in `_Held`, and documented nowhere.
+dispatcher; what C++ asks of the object behind one is listed in `_NumberNode`, and documented nowhere.
 """
 
 import builtins
@@ -69,7 +69,7 @@ class Arithmetic:
 
     def number(self, node: fx.Node) -> "RecordedNumber":
         node.meta["val"] = Unknown(1.0)
-        return RecordedNumber(_Held(self, node))
+        return RecordedNumber(_NumberNode(self, node))
 
     def computed(self, target: Any, *operands: Any) -> "RecordedNumber":
         """The number that a function gives for these."""
@@ -104,7 +104,7 @@ def _is_whole(value: Any, known: Callable[[Any], Any]) -> bool:
     return value.target in _KEEP_WHOLE and all(_is_whole(operand, known) for operand in value.args)
 
 
-class _Held:
+class _NumberNode:
     """What C++ asks of a number: nothing of it is known."""
 
     def __init__(self, arithmetic: Arithmetic, node: fx.Node) -> None:
@@ -190,7 +190,7 @@ class RecordedNumber(SymFloat):
 
 def is_recorded(value: object) -> bool:
     """Whether a value is such a number; C++ gives one back as a bare `SymFloat`."""
-    return isinstance(value, SymFloat) and isinstance(value.node, _Held)
+    return isinstance(value, SymFloat) and isinstance(value.node, _NumberNode)
 
 
 def as_recorded(value: Any) -> Any:

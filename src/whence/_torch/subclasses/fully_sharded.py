@@ -175,20 +175,15 @@ def sharding_put_aside(modules: Sequence[nn.Module], mode: FakeTensorMode) -> It
     with ExitStack() as back:
         for row in list(_rows(managed.values())):
             lasting = _shard(row)
-            fake = _whole_and_fake(lasting, mode)
+            with mode:
+                whole = torch.empty(lasting.shape, dtype=lasting.dtype, device=lasting.device)
+            fake = nn.Parameter(whole, requires_grad=lasting.requires_grad)
             sharded[id(fake)] = lasting
             back.callback(row._setattr_on_modules, _registered(row))
             row._setattr_on_modules(fake)
         for module in managed.values():
             back.enter_context(_as_written(module))
         yield sharded
-
-
-def _whole_and_fake(parameter: Tensor, mode: FakeTensorMode) -> nn.Parameter:
-    """What FSDP would register for the call: shape, dtype and device of the whole, without numbers."""
-    with mode:
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-    return nn.Parameter(whole, requires_grad=parameter.requires_grad)
 
 
 @contextmanager
@@ -231,7 +226,7 @@ def sharding_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
         for thing, values in _settings(managed):
             kept.callback(vars(thing).update, {name: getattr(thing, name) for name in values})
             vars(thing).update(values)
-        for parameter in _whole_parameters(managed):
+        for parameter in [row._unsharded_param for row in _rows(managed) if hasattr(row, "_unsharded_param")]:
             kept.callback(setattr, parameter, "grad", parameter.grad)
             parameter.grad = None
         finished = False
@@ -249,11 +244,6 @@ def _settings(modules: Sequence[nn.Module]) -> Iterator[tuple[Any, dict[str, Any
     yield from ((group, _SYNCHRONISED) for group in _groups(modules))
     yield from ((row, {"unsharded_accumulated_grad": None}) for row in _rows(modules))
     yield from ((state._state_ctx, {"is_last_backward": True}) for state in _states(modules))
-
-
-def _whole_parameters(modules: Sequence[nn.Module]) -> list[Tensor]:
-    """The whole parameters that FSDP has made so far; they stay the same objects."""
-    return [row._unsharded_param for row in _rows(modules) if hasattr(row, "_unsharded_param")]
 
 
 def _holds_whole(module: Any) -> bool:

@@ -190,7 +190,7 @@ def flattened_differentiably(tensor: Any, gradient: Callable[[list[Any]], Any] |
     """
     if not is_composed(tensor) or not (tensor.requires_grad and torch.is_grad_enabled()):
         return flattened_tensor(tensor)
-    parts = iter(_Apart.apply(tensor, gradient))
+    parts = iter(_Flatten.apply(tensor, gradient))
     return _filled(flattened_tensor(tensor), parts)
 
 
@@ -200,7 +200,7 @@ def _filled(value: Any, parts: Iterator[Tensor]) -> Any:
     return next(parts)
 
 
-class _Apart(torch.autograd.Function):
+class _Flatten(torch.autograd.Function):
     """From a composed tensor to its plain parts."""
 
     @staticmethod
@@ -273,7 +273,7 @@ def untraceable(tensor: Tensor) -> tuple[str, str] | None:
     kind = type(tensor)
     if kind in _PLAIN or is_lazy(tensor):
         return _odd_layout(tensor)
-    own = [name for name in _OWN_WAYS if not _is_ordinary(kind, name)]
+    own = [name for name in _OWN_WAYS if getattr(kind, name) is not getattr(nn.Parameter, name)]
     if not own:
         return _odd_layout(tensor)
     return (
@@ -329,11 +329,6 @@ def _odd_parts(tensor: Any) -> tuple[str, str] | None:
             why = f"its {name} is another tensor each time it is asked for, and is known by which it is"
             return why, f"let {type(tensor).__name__} keep it as an attribute"
     return next((found for _, part in parts if (found := untraceable(part))), None)
-
-
-def _is_ordinary(kind: type, name: str) -> bool:
-    """Whether a class leaves operations to torch: a parameter does, a mere subclass of Tensor does not."""
-    return getattr(kind, name) is getattr(nn.Parameter, name)
 
 
 register_pytree_node(

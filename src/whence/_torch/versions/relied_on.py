@@ -82,7 +82,7 @@ NAMES = {
     """,
     "torch.utils._pytree": """
         GetAttrKey KeyPath MappingKey SUPPORTED_NODES SequenceKey TreeSpec _get_node_type register_pytree_node
-        tree_flatten tree_map_only tree_unflatten
+        tree_flatten tree_map tree_map_only tree_unflatten
     """,
     "torch.utils._sympy.functions": "ToFloat",
     "torch.utils._sympy.interp": "sympy_interp",

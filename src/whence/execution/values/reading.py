@@ -14,7 +14,7 @@ from whence.program.queries.selecting import SEPARATOR
 from whence.program.signature import describe
 from whence.provenance import CallSite
 
-Asked = str | fx.Node | CallSite | Call
+ValueKey = str | fx.Node | CallSite | Call
 """A node or its name, a call of a module (`layers.3.mlp`, `lin@1`), or a pattern as `select` takes it."""
 
 
@@ -30,9 +30,9 @@ class Values:
     outputs: Mapping[str, Any]
     read: Mapping[str, Any] = field(default_factory=dict)
 
-    def __getitem__(self, asked: Asked) -> Any:
+    def __getitem__(self, key: ValueKey) -> Any:
         """What was read under that name; raises `KeyError` for what was not asked for."""
-        return self.read[name_of(asked)]
+        return self.read[name_of(key)]
 
     def __repr__(self) -> str:
         return f"<{len(self.outputs):,} outputs, {len(self.read):,} read>"
@@ -43,13 +43,13 @@ def run(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None,
     *,
-    read: Asked | Sequence[Asked],
+    read: ValueKey | Sequence[ValueKey],
     patch: Mapping[Any, Any],
     inputs: Mapping[str, Any],
 ) -> Values:
     """What the program computes on these arguments; nothing is changed."""
-    asked = [read] if isinstance(read, (str, fx.Node, CallSite, Call)) else read
-    wanted = {name_of(each): _target(program, each) for each in asked}
+    keys = [read] if isinstance(read, (str, fx.Node, CallSite, Call)) else read
+    wanted = {name_of(each): _target(program, each) for each in keys}
     patches = dict(_patches(program, patch))
     returned = [row for row in program.signature.outputs if row.node is not None]
     names = {name for target in wanted.values() for name in _names(target)}
@@ -63,20 +63,20 @@ def run(
     return Values(found, {name: _filled(target, values) for name, target in wanted.items()})
 
 
-def name_of(asked: Asked) -> str:
+def name_of(key: ValueKey) -> str:
     """The text under which something that was asked for is found."""
-    if isinstance(asked, Call):
-        return str(asked.site)
-    return asked.name if isinstance(asked, fx.Node) else str(asked)
+    if isinstance(key, Call):
+        return str(key.site)
+    return key.name if isinstance(key, fx.Node) else str(key)
 
 
-def _target(program: Program, asked: Asked) -> str | Structure | list[str]:
+def _target(program: Program, key: ValueKey) -> str | Structure | list[str]:
     """The node, the structure of nodes, or the nodes that are meant."""
-    if isinstance(asked, str) and SEPARATOR in asked:
-        return [node.name for node in program.select(asked) if node.graph is program.graph]
-    name = name_of(asked)
+    if isinstance(key, str) and SEPARATOR in key:
+        return [node.name for node in program.select(key) if node.graph is program.graph]
+    name = name_of(key)
     call = next((call for call in program.calls if str(call.site) == name), None)
-    if isinstance(asked, fx.Node) or call is None:
+    if isinstance(key, fx.Node) or call is None:
         return program.node(name).name
     if call.outputs is None:
         raise SelectionError(
@@ -100,14 +100,14 @@ def _filled(target: str | Structure | list[str], values: Mapping[str, Any]) -> A
 
 def _patches(program: Program, patch: Mapping[Any, Any]) -> Iterator[tuple[str, Patch]]:
     order = {node.name: at for at, node in enumerate(program.graph.nodes)}
-    for asked, new in patch.items():
-        target = _target(program, asked)
+    for key, new in patch.items():
+        target = _target(program, key)
         if not (names := _names(target)) or isinstance(target, list):
             raise UsageError(
-                f"{name_of(asked)} cannot be patched: it is no one value of the program",
+                f"{name_of(key)} cannot be patched: it is no one value of the program",
                 remedy="name a node, or a call that returns a tensor",
             )
-        yield max(names, key=order.__getitem__), _replacing(name_of(asked), target, new)
+        yield max(names, key=order.__getitem__), _replacing(name_of(key), target, new)
 
 
 def _replacing(what: str, target: str | Structure, new: Any) -> Patch:

@@ -28,7 +28,7 @@ def as_graph(plan: Plan, phase: Phase, number: int) -> fx.Graph:
     body = plan.body(phase, number)
     graph = fx.Graph()
     made: dict[str, fx.Node] = {}
-    for name in _taken(phase, body):
+    for name in (*body.kept, *body.inputs) if phase is Phase.BACKWARD else body.inputs:
         made[name] = graph.placeholder(label(plan, name))
     for name, path in body.reads:
         made[name] = graph.create_node("get_attr", str(path), name=name)
@@ -46,10 +46,6 @@ def as_graph(plan: Plan, phase: Phase, number: int) -> fx.Graph:
             set_origin(node, origin_of(plan.nodes[name]))
     graph.output(tuple(made[name] for name in _given(phase, body)))
     return graph
-
-
-def _taken(phase: Phase, body: Body) -> tuple[str, ...]:
-    return (*body.kept, *body.inputs) if phase is Phase.BACKWARD else body.inputs
 
 
 def _given(phase: Phase, body: Body) -> tuple[str, ...]:

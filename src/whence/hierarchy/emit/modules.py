@@ -152,16 +152,12 @@ def add_constants(root: nn.Module, program: Program) -> None:
             root.__dict__.setdefault(row.path, program.state[row.name])
     for row in state_of_loss(program):
         for path in row.attribute_paths:
-            _add_beside(root, path, program.state[row.name], row.kind)
-
-
-def _add_beside(root: nn.Module, path: ModulePath, tensor: Tensor, kind: InputKind) -> None:
-    holder = root
-    for segment in path.parent:
-        holder = holder.__dict__.setdefault(segment, nn.Module())
-    registers = {InputKind.PARAMETER: "_parameters", InputKind.BUFFER: "_buffers"}
-    register = holder.__dict__[registers[kind]] if kind in registers else holder.__dict__
-    register[path.name] = tensor
+            holder = root
+            for segment in path.parent:
+                holder = holder.__dict__.setdefault(segment, nn.Module())
+            registers = {InputKind.PARAMETER: "_parameters", InputKind.BUFFER: "_buffers"}
+            register = holder.__dict__[registers[row.kind]] if row.kind in registers else holder.__dict__
+            register[path.name] = program.state[row.name]
 
 
 def _point_to_root(root: nn.Module, plan: Plan, made: Made) -> None:

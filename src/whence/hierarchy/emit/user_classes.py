@@ -32,8 +32,7 @@ def instances(program: Program, model: object) -> dict[ModulePath, nn.Module]:
     """
     given = _modules_of(program, model)
     made, faults = _made(given)
-    if faults := [*_misfits(program, given), *faults]:
-        raise UsageError.of(faults)
+    UsageError.refuse((*_misfits(program, given), *faults))
     for module in given.values():
         _fill(made[id(module)], module, made)
     return {path: made[id(module)] for path, module in given.items()}

@@ -92,16 +92,13 @@ class CallPlans(Mapping[int, CallPlan]):
         copy = self.layout.copies[number]
         if copy is None:
             raise KeyError(number)
-        renaming = self._renaming(copy)
-        like = self[self.layout.numbering.moved(number, copy, renaming.example.number)]
-        backward = None if like.backward is None else renaming.body(like.backward)
-        return CallPlan(number, renaming.body(like.forward), backward)
-
-    def _renaming(self, copy: int) -> Renaming:
         if copy not in self._renamings:
             example, nodes = self._example(self.layout.first[copy]), self.layout.nodes_in(copy)
             self._renamings[copy] = Renaming(self.layout.numbering, example, copy, nodes)
-        return self._renamings[copy]
+        renaming = self._renamings[copy]
+        like = self[self.layout.numbering.moved(number, copy, renaming.example.number)]
+        backward = None if like.backward is None else renaming.body(like.backward)
+        return CallPlan(number, renaming.body(like.forward), backward)
 
     def _example(self, number: int) -> SharedNodes:
         if number not in self._examples:

@@ -331,7 +331,8 @@ class CallPlace:
                         f"{name}, computed inside the original, is read outside it and is not in its result"
                     )
                     raise self._refusal(what)
-                given[name] = _copy_of_attribute(module, holder)
+                held = registered_at(module, holder)
+                given[name] = held.detach().clone() if isinstance(held, Tensor) else None
         return given
 
     def _is_its_own(self, name: str) -> bool:
@@ -360,8 +361,3 @@ def _autocast(state: tuple[tuple[str, str], ...]) -> Iterator[None]:
         for kind, dtype in state:
             active.enter_context(torch.autocast(kind, getattr(torch, dtype.removeprefix("torch."))))
         yield
-
-
-def _copy_of_attribute(module: nn.Module, path: ModulePath) -> Tensor | None:
-    held = registered_at(module, path)
-    return held.detach().clone() if isinstance(held, Tensor) else None

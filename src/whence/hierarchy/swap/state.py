@@ -71,8 +71,7 @@ def refuse_half(plan: Plan, number: int, module: nn.Module) -> None:
         new = {name: found for name, found in held.items() if found is not None and _is_new(found, plan)}
         if new and (len(new) < len(held) or len(set(map(id, new.values()))) > 1):
             faults.append(_half(row.site, list(held), list(new)))
-    if faults:
-        raise CallError.of(dict.fromkeys(faults))
+    CallError.refuse(dict.fromkeys(faults))
 
 
 def _is_new(module: nn.Module, plan: Plan) -> bool:
@@ -196,8 +195,7 @@ class Replacing:
         if trains:
             rows = self.modules.items()
             faults += [_lazy(path, module) for path, module in rows if any(map(is_lazy, module.parameters()))]
-        if faults:
-            raise CallError.of(faults)
+        CallError.refuse(faults)
 
     def _cast_together(self) -> Iterator[Fault]:
         """Autocast casts a weight once for all who use it, and adds up their gradients in the other dtype."""

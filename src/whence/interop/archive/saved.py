@@ -75,8 +75,7 @@ def _data_of(program: Program, *, weights: bool) -> tuple[dict[str, Any], bytes]
     plain = _plain(program, faults)
     if program.variants:
         plain["variants"] = [_plain(each, faults) for each in program.variants]
-    if faults:
-        raise NotStorable.of(faults)
+    NotStorable.refuse(faults)
     head = {
         "format": FORMAT,
         "version": VERSION,
@@ -153,22 +152,18 @@ def _read(
     members: Mapping[str, bytes], name: str, subject: Subject | None
 ) -> tuple[Program, tuple[str, ...]]:
     data = mapping(json.loads(members[PROGRAM].decode()))
-    _refuse_other(data, name)
-    return _program(data, members.get(TENSORS), name, subject)
-
-
-def _why(error: BaseException) -> str:
-    words = " ".join(str(error).split())[:200]
-    return words if isinstance(error, Unreadable) else f"{type(error).__name__}: {words}"
-
-
-def _refuse_other(data: dict[str, Any], name: str) -> None:
     raise_unless(data["format"] == FORMAT, "it holds something else")
     if number(data["version"]) > VERSION:
         raise UnreadableFile(
             f"{name} is of version {data['version']}, and this release of whence reads up to {VERSION}",
             remedy="load it with the release of whence that saved it, or a newer one",
         )
+    return _program(data, members.get(TENSORS), name, subject)
+
+
+def _why(error: BaseException) -> str:
+    words = " ".join(str(error).split())[:200]
+    return words if isinstance(error, Unreadable) else f"{type(error).__name__}: {words}"
 
 
 def _program(

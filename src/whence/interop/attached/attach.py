@@ -194,8 +194,7 @@ class _Inputs:
 def _flat(ready: fx.GraphModule, inputs: _Inputs) -> Flat:
     flat = flattened(ready, inputs.held, inputs.graph)
     without_hidden_writes(flat)
-    if flat.faults:
-        raise UnsupportedGraph.of(flat.faults)
+    UnsupportedGraph.refuse(flat.faults)
     return flat
 
 

@@ -128,8 +128,7 @@ def _flat(exported: ExportedProgram, rows: Sequence[State]) -> tuple[Flat, list[
     with_casts(flat)
     read_through_one(flat, rows, held)
     without_hidden_writes(flat)
-    if flat.faults:
-        raise UnsupportedGraph.of(flat.faults)
+    UnsupportedGraph.refuse(flat.faults)
     return flat, users
 
 
@@ -209,8 +208,7 @@ def _written(
 
 def functional_form(flat: Flat) -> Functional:
     """The graph with its writes as values; what has no such form, PyTorch's own decomposition may know."""
-    if faults := list(_of_transforms(flat)):
-        raise UnsupportedGraph.of(faults)
+    UnsupportedGraph.refuse(_of_transforms(flat))
     try:
         return functionalize(flat.graph)
     except UnsupportedMutation as error:

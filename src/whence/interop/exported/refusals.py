@@ -7,9 +7,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from whence._torch.graphs import nested_graph
-from whence._torch.operators.schemas import op_name
+from whence._torch.operators.schemas import op_name, written_nodes
 from whence.errors import Fault, UnsupportedGraph
-from whence.interop.graphs.aliases import looked_into, written_by
+from whence.interop.graphs.aliases import looked_into
 from whence.interop.graphs.faults import place_of, refusal
 from whence.interop.graphs.inline import WRAPPERS
 
@@ -109,7 +109,7 @@ def _writes_outside(module: fx.GraphModule) -> Iterator[Fault]:
     for node in module.graph.nodes:
         if node.op != "call_function":
             continue
-        if not outside.isdisjoint(written_by(node)):
+        if not outside.isdisjoint(written_nodes(node)):
             yield Fault(
                 f"{op_name(node.target)} writes to a value from outside its branch or loop",
                 where=place_of(node),

@@ -11,9 +11,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind as ExportedKind
 
 from whence._torch.export.programs import shares_storage
+from whence._torch.operators.schemas import written_nodes
 from whence._torch.tensors import storage_of
 from whence.errors import Fault, Place
-from whence.interop.graphs.aliases import written_by
 from whence.interop.graphs.call_sites import Sites
 from whence.interop.graphs.frames import segments
 from whence.interop.graphs.inline import Flat
@@ -233,7 +233,7 @@ def read_through_one(flat: Flat, rows: Sequence[State], placeholders: Mapping[st
     In a functional graph two inputs are two values, and neither would see the other change.
     """
     groups = in_one_memory(rows)
-    if not groups or not any(written_by(node) for node in flat.graph.nodes if node.op == "call_function"):
+    if not groups or not any(written_nodes(node) for node in flat.graph.nodes if node.op == "call_function"):
         return
     for group in groups:
         whole = whole_of(group)

@@ -8,7 +8,7 @@ from torch import fx
 
 from whence._torch.export.programs import looks_into
 from whence._torch.graphs import nodes_in
-from whence._torch.operators.schemas import written_arguments
+from whence._torch.operators.schemas import written_nodes
 
 
 @dataclass
@@ -37,7 +37,7 @@ def aliases_in(graph: fx.Graph) -> Aliases:
         if node.op == "call_function":
             for source in looked_into(node):
                 found.join(node, source)
-            found.written.update(written_by(node))
+            found.written.update(written_nodes(node))
     return found
 
 
@@ -46,8 +46,3 @@ def looked_into(node: fx.Node) -> Iterator[fx.Node]:
     positions = (0,) if node.target is operator.getitem else looks_into(node.target)
     for position in positions:
         yield from nodes_in(node.args[position] if position < len(node.args) else None)
-
-
-def written_by(node: fx.Node) -> list[fx.Node]:
-    """The values that an operation writes to."""
-    return nodes_in(written_arguments(node.target, node.args, node.kwargs))

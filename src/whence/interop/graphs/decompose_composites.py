@@ -17,9 +17,9 @@ from torch import Tensor, fx
 from whence._torch.export.programs import looks_into
 from whence._torch.graphs import fake_result
 from whence._torch.operators.decompositions import Operation, decomposition_of
-from whence._torch.operators.schemas import OpOverload, is_composite, op_name
+from whence._torch.operators.schemas import OpOverload, is_composite, op_name, written_nodes
 from whence.errors import Fault
-from whence.interop.graphs.aliases import aliases_in, written_by
+from whence.interop.graphs.aliases import aliases_in
 from whence.interop.graphs.faults import place_of
 from whence.interop.graphs.frames import STACK
 from whence.interop.graphs.inline import Flat, Region
@@ -67,7 +67,7 @@ def without_hidden_writes(flat: Flat) -> None:
     for node in list(flat.graph.nodes):
         if node.op != "call_function" or not is_composite(node.target):
             continue
-        if written_by(node) or (looks_into(node.target) and aliases.group(node) in groups):
+        if written_nodes(node) or (looks_into(node.target) and aliases.group(node) in groups):
             _decompose(flat, node, flat.regions.get(node, Region()))
 
 

@@ -97,9 +97,7 @@ def _parts(raw: str) -> Iterator[str]:
     rest = raw if root is None else raw.removeprefix(root).removeprefix(".")
     rest = _PATCHED.sub("", rest)
     hidden = _SLICE.sub(hide, rest)
-    for part in _INDEX.sub(r".\1", hidden).split("."):
-        if part:
-            yield held.get(part, part)
+    yield from (held.get(part, part) for part in _INDEX.sub(r".\1", hidden).split(".") if part)
 
 
 @dataclass(frozen=True)

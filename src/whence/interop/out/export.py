@@ -27,7 +27,7 @@ from whence._torch.sizes.exported_sizes import is_number, like, ranges_of, say_w
 from whence.errors import Fault, NotExportable
 from whence.interop.graphs.frames import STACK
 from whence.interop.out.decisions import asserted, decision_faults
-from whence.program import Call, Input, Output, Program
+from whence.program import Input, Output, Program
 from whence.program.arguments.variants import alone
 from whence.program.guards.expectations import ExpectedHolder
 from whence.program.node_records import RECORD
@@ -55,8 +55,7 @@ def to_exported_program(program: Program) -> ExportedProgram:
 
     Raises `NotExportable` naming everything that an exported program cannot hold.
     """
-    if faults := list(_faults(program)):
-        raise NotExportable.of(faults)
+    NotExportable.refuse(_faults(program))
     if straight := program.facts.straight_through:
         warnings.warn(
             "an exported program has no way to say that a gradient passes an operation unchanged, as it does "
@@ -303,19 +302,15 @@ def with_metadata(program: Program, node: fx.Node, classes: Mapping[str, str]) -
     if node.op != "call_function":
         return meta
     origin = program.where(node)
-    meta[STACK] = _stack(program, program.call_of(node), classes)
-    meta.setdefault("torch_fn", (f"{short_name(node.target)}_1", f"OpOverload.{op_name(node.target)}"))
-    trace = node.meta.get("stack_trace") or (origin.source and _trace(origin.source))
-    return meta | ({"stack_trace": trace} if trace else {})
-
-
-def _stack(program: Program, call: Call, classes: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    rows = [row for row in reversed(program.calls.chain(call)) if row.site.path]
+    rows = [row for row in reversed(program.calls.chain(program.call_of(node))) if row.site.path]
     stack = {ROOT_KEY: ("", classes.get("", program.calls.program.site.type))}
     for row in rows:
         path = str(row.site.path)
         stack[f"{ROOT_KEY}{row.site}"] = (path, classes.get(path, row.site.type))
-    return stack
+    meta[STACK] = stack
+    meta.setdefault("torch_fn", (f"{short_name(node.target)}_1", f"OpOverload.{op_name(node.target)}"))
+    trace = node.meta.get("stack_trace") or (origin.source and _trace(origin.source))
+    return meta | ({"stack_trace": trace} if trace else {})
 
 
 def _trace(source: Source) -> str:

@@ -271,7 +271,9 @@ def names_of(
     positional = _positional_names(parameters, len(args))
     names: dict[str, None] = {}
     for path, _ in pairs:
-        name = _leaf_name(positional, key_segments(path))
+        side, first, *rest = key_segments(path)
+        head = positional[int(first)] if side == "0" else first
+        name = "_".join([head, *rest])
         while name in names:
             name = "_".join([name, "again"])
         names[name] = None
@@ -287,12 +289,6 @@ def _positional_names(parameters: inspect.Signature | None, count: int) -> list[
     return [f"{rest}_{name[1:]}" if name.startswith("*") else name for name in names]
 
 
-def _leaf_name(positional: Sequence[str], segments: Sequence[str]) -> str:
-    side, first, *rest = segments
-    head = positional[int(first)] if side == "0" else first
-    return "_".join([head, *rest])
-
-
 def shown_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Arguments as they are written, each leaf described."""
     flat, spec = tree_flatten((args, kwargs))
@@ -304,7 +300,7 @@ def refuse_overlap(convention: Convention, written: Sequence[int], flat: Sequenc
     if not written:
         return
     paths, same = convention.paths, {frozenset(pair) for pair in convention.same}
-    faults = [
+    CallError.refuse(
         Fault(
             f"{paths[at]} and {paths[other]} share memory, and did not at capture",
             why=f"the program writes {paths[at]}, and {paths[other]} would not see it",
@@ -315,6 +311,4 @@ def refuse_overlap(convention: Convention, written: Sequence[int], flat: Sequenc
         if other != at and frozenset((at, other)) not in same
         if not (other in written and other < at)
         if share_memory(leaf, flat[at])
-    ]
-    if faults:
-        raise CallError.of(faults)
+    )

@@ -7,6 +7,7 @@ from enum import Enum
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -26,6 +27,14 @@ class Initial:
 
     value: Any
     like: Tensor | None = None
+
+    def made(self) -> Any:
+        """It, in memory of its own."""
+        like = self.like
+        if like is None:
+            return self.value
+        empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        return empty.fill_(self.value)
 
 
 Way = tuple[Any, ...]

@@ -1,7 +1,8 @@
-"""What a capture assumed, as data."""
+"""What a capture assumed, as data; also sorted for checking: by holder, by class, and the rest."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from whence.program.arguments.optimizer_arguments import Outside
@@ -10,6 +11,11 @@ from whence.program.guards.rows import Guard, Holder, Unguarded
 from whence.program.queries.notebook import OpensInNotebook
 from whence.program.queries.plain import plain_fields
 from whence.schema import GuardKind
+
+STRUCTURE = "the arguments"
+APART = "tensors of their own"
+GLOBAL_HOOKS = "hooks of all modules"
+"""Names of guards that are about no holder."""
 
 _COMMON = (GuardKind.CLASS, GuardKind.SUBMODULE, GuardKind.CODE, GuardKind.TRAINING)
 _SECTIONS = {
@@ -41,6 +47,11 @@ class Guards(Sequence[Guard], OpensInNotebook):
     changes: tuple[str, ...] = ()
     variables: tuple[Outside, ...] = ()
 
+    @cached_property
+    def plan(self) -> "GuardPlan":
+        """The same, sorted by what they speak of."""
+        return _plan_of(self)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -68,6 +79,79 @@ class Guards(Sequence[Guard], OpensInNotebook):
             "guards": [guard.to_dict() for guard in self.rows],
             "unguarded": [plain_fields(row, "what", "why") for row in self.unguarded],
         }
+
+
+@dataclass(frozen=True)
+class HolderPlan:
+    """The guards of one holder.
+
+    A module that was called `has_mode`: its mode is guarded. `of_class` are guards that its class answers, so
+    that the instance must have nothing of their names.
+    """
+
+    holder: Holder
+    has_mode: bool
+    guards: tuple[Guard, ...]
+    of_class: tuple[Guard, ...]
+
+    @property
+    def shadowed(self) -> tuple[str, ...]:
+        """Names that the class answers; `__call__` is looked up on classes only."""
+        return tuple(guard.name for guard in self.of_class if guard.name != "__call__")
+
+
+@dataclass(frozen=True)
+class GuardPlan:
+    """Guards ready to be checked.
+
+    `modules` are the holders that are found by name, parents first; other holders are met where a guard
+    expects them.
+    """
+
+    guards: Guards
+    holders: tuple[HolderPlan, ...]
+    modules: tuple[HolderPlan, ...]
+    classes: dict[type, tuple[Guard, ...]]
+    callables: tuple[Guard, ...]
+    modes: tuple[Guard, ...]
+    variables: tuple[tuple[Guard, Outside], ...]
+    inputs: tuple[Guard, ...]
+    settled: "GuardPlan | None" = None
+
+
+def _plan_of(guards: Guards) -> GuardPlan:
+    classes: dict[type, list[Guard]] = {}
+    held: dict[int, list[Guard]] = {row.number: [] for row in guards.holders}
+    for guard in guards:
+        if guard.holder is not None:
+            held[guard.holder].append(guard)
+        elif guard.owner is not None:
+            classes.setdefault(guard.owner, []).append(guard)
+    rows = tuple(_holder_plan(row, held[row.number], classes.get(row.type, [])) for row in guards.holders)
+    modules = tuple(row for row in rows if row.holder.is_found_by_name)
+    variables = [guard for guard in guards if guard.kind is GuardKind.VARIABLE]
+    inputs = tuple(guard for guard in guards if guard.positions or guard.name in (STRUCTURE, APART))
+    return GuardPlan(
+        guards=guards,
+        holders=rows,
+        modules=modules,
+        classes={kind: tuple(found) for kind, found in classes.items()},
+        callables=tuple(guard for guard in guards if guard.kind is GuardKind.CALLABLE),
+        modes=tuple(guard for guard in guards if guard.kind is GuardKind.MODE or guard.name == GLOBAL_HOOKS),
+        variables=tuple(zip(variables, guards.variables, strict=True)),
+        inputs=inputs,
+        settled=None if guards.settled is None else guards.settled.plan,
+    )
+
+
+def _holder_plan(holder: Holder, guards: Sequence[Guard], of_class: Sequence[Guard]) -> HolderPlan:
+    own = {guard.name for guard in guards}
+    return HolderPlan(
+        holder=holder,
+        has_mode=any(guard.kind is GuardKind.TRAINING for guard in guards),
+        guards=tuple(guards),
+        of_class=tuple(guard for guard in of_class if guard.name not in own),
+    )
 
 
 @dataclass(frozen=True)

@@ -238,8 +238,7 @@ def preserved_calls(calls: Calls, patterns: Sequence[str], entry: int) -> frozen
         found |= fitting
         if not fitting:
             faults.append(Fault(f"no module that is called fits {text!r}", remedy=near_paths(text, calls)))
-    if faults:
-        raise SelectionError.of(faults)
+    SelectionError.refuse(faults)
     return frozenset(found)
 
 

@@ -3,14 +3,13 @@
 Fake tensors do not tell where sizes are symbols: those of one layout share what stands for memory.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain
 from operator import getitem
-from typing import Any
 
 from torch import fx
 
-from whence._torch.operators.schemas import traits, written_arguments
+from whence._torch.operators.schemas import traits, written_nodes
 
 
 def memory_of(nodes: Iterable[fx.Node]) -> Callable[[fx.Node], fx.Node]:
@@ -23,15 +22,8 @@ def memory_of(nodes: Iterable[fx.Node]) -> Callable[[fx.Node], fx.Node]:
     return lambda node: bases.get(node, node)
 
 
-def nodes_in(written: Sequence[Any]) -> Iterator[fx.Node]:
-    """The nodes among arguments, some of which are lists of them."""
-    for value in written:
-        yield from value if isinstance(value, list | tuple) else (value,)
-
-
 def _looked_into(node: fx.Node) -> fx.Node | None:
     """The argument into whose memory the result of a node looks, or may look."""
-    written = nodes_in(written_arguments(node.target, node.args, node.kwargs))
     viewed = 0 if node.target is getitem else traits(node.target).viewed
     seen = () if viewed is None else node.args[viewed : viewed + 1]
-    return next((source for source in chain(written, seen) if isinstance(source, fx.Node)), None)
+    return next((source for source in chain(written_nodes(node), seen) if isinstance(source, fx.Node)), None)

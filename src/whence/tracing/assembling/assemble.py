@@ -35,7 +35,7 @@ from whence.program.arguments.convention import repeated_positions
 from whence.program.calls import Leaf
 from whence.program.node_records import origin_of, set_origin, write_facts
 from whence.program.queries.selecting import preserved_calls
-from whence.program.replay import known_of
+from whence.program.replay import graph_copies
 from whence.provenance import ModulePath
 from whence.rewriting.cut_gradients import cut_gradients
 from whence.rewriting.functionalize import Functional, functionalize
@@ -444,5 +444,5 @@ def finished(example: Example, recorded: Recorded, gradients: GradientSums) -> P
     exchanged = expand(session.replay.records, session.log, functional, gradients)
     program = assemble(session.run.subject, example, recorded, functional, exchanged)
     program = with_sizes(program, example, recorded)
-    known = known_of(program.graph, exchanged.copies)
+    known = graph_copies(program.graph, exchanged.copies)
     return program.with_changes(replay=replace(program.replay, known=known))

@@ -19,8 +19,7 @@ def refuse_shared_writes(recorded: Recorded, values: GraphValues) -> None:
     written = values.written.items()
     faults = [fault for row, value in written if row not in of_step for fault in _written_again(row, value)]
     faults += [fault for row, _ in written for fault in _shared(row, tensors, values.written)]
-    if faults:
-        raise UnsupportedMutation.of(faults)
+    UnsupportedMutation.refuse(faults)
 
 
 def refuse_tied(recorded: Recorded, in_place: Collection[fx.Node]) -> None:
@@ -44,8 +43,7 @@ def refuse_tied(recorded: Recorded, in_place: Collection[fx.Node]) -> None:
         if other is not placeholder and share_memory(lies, memory.get(placeholder))
         if placeholder in in_place or other in in_place
     ]
-    if faults:
-        raise UnsupportedMutation.of(faults[:1])
+    UnsupportedMutation.refuse(faults[:1])
 
 
 def _written_again(placeholder: fx.Node, value: fx.Node) -> Iterator[Fault]:

@@ -23,7 +23,7 @@ from whence.program.arguments.open_sizes import (
 )
 from whence.tracing.assembling.specialised import asker, refuse_less
 from whence.tracing.recording.run import Recorded
-from whence.tracing.target.dynamic_shapes import Asked
+from whence.tracing.target.dynamic_shapes import DynamicSizes
 from whence.tracing.target.example import Example
 from whence.tracing.target.symbols import size_names
 
@@ -39,7 +39,7 @@ class Settled:
     what code required, with the place of each.
     """
 
-    asked: Asked
+    dynamic: DynamicSizes
     environment: "SizeEnvironment"
     names: Mapping[Dimension, str]
     readings: tuple[Reading, ...]
@@ -49,24 +49,24 @@ class Settled:
 def with_sizes(program: Program, example: Example, recorded: Recorded) -> Program:
     """The program with the rules that its sizes must keep; raises `SpecialisedShapes`."""
     environment = recorded.session.recorder.environment
-    if environment is None or example.asked is None:
+    if environment is None or example.dynamic is None:
         return program
     environment.freeze()
-    names = size_names(example.asked, example.names)
-    refuse_less(environment, example.asked, names)
-    settled = _settled(environment, example.asked, names)
+    names = size_names(example.dynamic, example.names)
+    refuse_less(environment, example.dynamic, names)
+    settled = _settled(environment, example.dynamic, names)
     leaves = recorded.prepared.leaves
     shapes = tuple(_shape(settled, position, leaf) for position, leaf in enumerate(leaves))
     hidden, rules = _rules(settled, leaves)
     sizes = Sizes((*settled.readings, *hidden), shapes, rules)
     convention = replace(program.convention, sizes=sizes)
-    _check_further(convention, example.asked)
+    _check_further(convention, example.dynamic)
     return program.with_changes(convention=convention)
 
 
-def _check_further(convention: Convention, asked: Asked) -> None:
+def _check_further(convention: Convention, dynamic: DynamicSizes) -> None:
     """Raise `InvalidShapes` where the program does not hold for inputs that were added as examples."""
-    for number, (args, kwargs) in enumerate(asked.further):
+    for number, (args, kwargs) in enumerate(dynamic.further):
         try:
             convention.flatten(args, kwargs)
         except CallError as error:
@@ -85,14 +85,16 @@ def _shape(settled: Settled, position: int, leaf: Any) -> tuple[Sized, ...] | No
     return tuple(str(size) if dim in asked else size for dim, size in enumerate(shape_of(leaf)))
 
 
-def _settled(environment: "SizeEnvironment", asked: Asked, names: Mapping[Dimension, str]) -> Settled:
+def _settled(
+    environment: "SizeEnvironment", dynamic: DynamicSizes, names: Mapping[Dimension, str]
+) -> Settled:
     free = {name for name, symbol in environment.bases.items() if environment.is_free(symbol)}
     readings: dict[str, Reading] = {}
     for at, name in names.items():
-        wish = asked.wishes[at]
+        wish = dynamic.wishes[at]
         if name in free:
             readings.setdefault(name, Reading(name, at, wish.scale, wish.offset))
-    return Settled(asked, environment, names, tuple(readings.values()), tuple(environment.found()))
+    return Settled(dynamic, environment, names, tuple(readings.values()), tuple(environment.found()))
 
 
 def _rules(settled: Settled, leaves: Sequence[Any]) -> tuple[tuple[Reading, ...], tuple[SizeRule, ...]]:
@@ -100,7 +102,7 @@ def _rules(settled: Settled, leaves: Sequence[Any]) -> tuple[tuple[Reading, ...]
     hidden: list[Reading] = []
     rules: list[SizeRule] = []
     own = {reading.dimension: reading for reading in settled.readings}
-    for at, wish in settled.asked.wishes.items():
+    for at, wish in settled.dynamic.wishes.items():
         size = sized(leaves[at.position] if at.dim is None else leaves[at.position].shape[at.dim])
         if at not in own or wish.scale != 1:
             reading = Reading(f"_{at.position}" if at.dim is None else f"_{at.position}_{at.dim}", at)
@@ -128,7 +130,7 @@ def _equal(
     base = next(
         (there for there, reading in own.items() if reading.name == size and reading.scale == 1), None
     )
-    if base is not None and not settled.asked.wishes[base].is_derived:
+    if base is not None and not settled.dynamic.wishes[base].is_derived:
         return SizeRule((at, base), condition, f"what {base} is", by)
     return SizeRule((at,), condition, size, by)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from whence._torch.sizes.dims import DimWish, Freedom, dim_of, written
 from whence.errors import Fault, Place, SpecialisedShapes
 from whence.program.arguments.open_sizes import ZERO_ONE, Asker, Dimension, Restriction
-from whence.tracing.target.dynamic_shapes import Asked, AskedLeaf, Layout
+from whence.tracing.target.dynamic_shapes import DynamicSizes, ExampleLeaf, Layout
 
 if TYPE_CHECKING:
     from whence._torch.sizes.environment import Decision, SizeEnvironment
@@ -26,21 +26,23 @@ class Less:
     wish: DimWish
 
 
-def refuse_less(environment: "SizeEnvironment", asked: Asked, names: Mapping[Dimension, str]) -> None:
+def refuse_less(
+    environment: "SizeEnvironment", dynamic: DynamicSizes, names: Mapping[Dimension, str]
+) -> None:
     """Raise `SpecialisedShapes` where less is allowed than was asked for."""
-    firm = {at: wish for at, wish in asked.wishes.items() if wish.freedom is not Freedom.AUTO}
-    less = {at: found for at in firm if (found := _less(environment, asked, names, at)) is not None}
+    firm = {at: wish for at, wish in dynamic.wishes.items() if wish.freedom is not Freedom.AUTO}
+    less = {at: found for at in firm if (found := _less(environment, dynamic, names, at)) is not None}
     if not less:
         return
     rows = tuple(
-        _restriction(environment, at, asked.wishes[at], found, environment.bases.get(names[at]))
+        _restriction(environment, at, dynamic.wishes[at], found, environment.bases.get(names[at]))
         for at, found in less.items()
     )
-    wishes = dict(asked.wishes) | {at: found.wish for at, found in less.items()}
-    error = SpecialisedShapes(_WHAT, remedy=_remedy(rows, _written(asked.layout, wishes)))
+    wishes = dict(dynamic.wishes) | {at: found.wish for at, found in less.items()}
+    error = SpecialisedShapes(_WHAT, remedy=_remedy(rows, _written(dynamic.layout, wishes)))
     error.faults = tuple(Fault(str(row), _place(row.by)) for row in rows)
     error.dimensions = rows
-    error.suggested = _suggested(asked.layout, wishes, {})
+    error.suggested = _suggested(dynamic.layout, wishes, {})
     raise error
 
 
@@ -51,11 +53,11 @@ def asker(decision: "Decision | None") -> Asker:
 
 
 def _less(
-    environment: "SizeEnvironment", asked: Asked, names: Mapping[Dimension, str], at: Dimension
+    environment: "SizeEnvironment", dynamic: DynamicSizes, names: Mapping[Dimension, str], at: Dimension
 ) -> Less | None:
-    wish, symbol = asked.wishes[at], environment.bases.get(names[at])
+    wish, symbol = dynamic.wishes[at], environment.bases.get(names[at])
     if symbol is None:
-        return Less("fixed", str(asked.sizes[at]), None, DimWish(Freedom.STATIC, "Dim.STATIC"))
+        return Less("fixed", str(dynamic.sizes[at]), None, DimWish(Freedom.STATIC, "Dim.STATIC"))
     stands_for = environment.replace(symbol)
     if stands_for.is_number:
         size = int(stands_for) * wish.scale + wish.offset
@@ -64,24 +66,24 @@ def _less(
     if wish.freedom is not Freedom.NAMED:
         return None
     if stands_for != symbol:
-        return _tied(environment, asked, names, at)
+        return _tied(environment, dynamic, names, at)
     return _smaller(environment, wish, symbol)
 
 
 def _tied(
-    environment: "SizeEnvironment", asked: Asked, names: Mapping[Dimension, str], at: Dimension
+    environment: "SizeEnvironment", dynamic: DynamicSizes, names: Mapping[Dimension, str], at: Dimension
 ) -> Less:
     """A size that is always made of another one."""
-    wish, symbol = asked.wishes[at], environment.bases[names[at]]
+    wish, symbol = dynamic.wishes[at], environment.bases[names[at]]
     found = environment.linear(symbol)
     other = None if found is None else environment.names[found[0]]
     there = next((place for place, name in names.items() if name == other), None)
     cause = environment.cause_of(symbol)
     allowed = environment.spelled(environment.replace(symbol) * wish.scale + wish.offset)
-    if found is None or there is None or asked.wishes[there].freedom is not Freedom.NAMED:
+    if found is None or there is None or dynamic.wishes[there].freedom is not Freedom.NAMED:
         return Less("tied", allowed, cause, DimWish(Freedom.AUTO, "Dim.AUTO"))
     _, scale, offset = found
-    asked_there = asked.wishes[there]
+    asked_there = dynamic.wishes[there]
     less = _smaller(environment, asked_there, environment.bases[names[there]])
     root = asked_there if less is None else less.wish
     times = root.scale // asked_there.scale  # more than 1 where the other is a multiple, and has a new name
@@ -206,5 +208,5 @@ def _written(layout: Layout, wishes: Mapping[Dimension, DimWish]) -> str:
     return found.get(None, f"{{{', '.join(rows)}}}" if found else "None")
 
 
-def _of_leaf(leaf: AskedLeaf, wishes: Mapping[Dimension, DimWish]) -> Iterator[tuple[int | None, DimWish]]:
+def _of_leaf(leaf: ExampleLeaf, wishes: Mapping[Dimension, DimWish]) -> Iterator[tuple[int | None, DimWish]]:
     return ((at.dim, wish) for at, wish in wishes.items() if at.position == leaf.position)

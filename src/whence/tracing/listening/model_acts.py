@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whence._torch.autograd.mode_questions import GRAD, mode_now
 from whence._torch.record.recorder import Recorder
-from whence.errors import CaptureError, Place, UnsupportedMutation
+from whence.errors import CaptureError, Place
 from whence.program import AskedMode
 from whence.schema import Phase
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED, refuse_lost_gradient
@@ -18,8 +18,7 @@ from whence.tracing.listening.run_state import RunState
 from whence.tracing.log.events import LayoutRead, Lost, MetComposed, ModeAsked
 from whence.tracing.recording.branches import Branches
 from whence.tracing.recording.data_dependence import data_dependent, required, tensors_read, value_of
-from whence.tracing.refusals import casts_inside, data_replaced, nested_met, object_met, resized
-from whence.tracing.replay.objections import CompositeOpened
+from whence.tracing.replay.objections import composite_opened
 from whence.tracing.source_lines import frame_outside
 
 
@@ -55,7 +54,7 @@ class ModelActs:
 
     def composite_opened(self) -> Exception:
         """Its parts are not in the graph."""
-        return self.run.objections.remembered(CompositeOpened(None, "a composite is opened"))
+        return self.run.objections.remembered(composite_opened())
 
     def requires_set(self, tensor: Tensor, wanted: bool) -> None:
         """Of a tensor from outside a program cannot say it again: autograd looks when it runs."""
@@ -91,18 +90,6 @@ class ModelActs:
         if any(getattr(row.meta.get("val"), "requires_grad", False) for row in given):
             self.mode_asked(GRAD)
 
-    def casts_inside(self, function: object) -> CaptureError:
-        """The error for an operator inside of which autocast casts."""
-        return casts_inside(function, self.here())
-
-    def resized(self, name: str) -> CaptureError:
-        """The error for a tensor of the model's that is given another shape."""
-        return resized(name, self.here())
-
-    def nested_met(self) -> CaptureError:
-        """The error for an encoder that packs its input."""
-        return nested_met(self.here())
-
     def distrusted(self, reason: str) -> None:
         """The model does something that is another thing where calls are replayed."""
         self.run.objections.distrust(reason)
@@ -123,11 +110,3 @@ class ModelActs:
         nodes = filter(None, map(self.recorder.node_of, tensors_read(arguments)))
         values = [value_of(node, self.run.places.made(node), self.run.log.inputs) for node in nodes]
         return data_dependent(operation, function, values, self.here(), inside=self.branches.are_recorded)
-
-    def data_replaced(self, why: str) -> UnsupportedMutation:
-        """The error for `tensor.data = …` that a program could not repeat."""
-        return data_replaced(why, self.here())
-
-    def object_met(self, operation: object, met: object) -> CaptureError:
-        """The error for an operation that is given a generator of its own, or another object."""
-        return object_met(operation, met, self.here())

@@ -16,9 +16,9 @@ from whence.tracing.listening.run_state import RunState
 from whence.tracing.listening.tensors import RunTensors
 from whence.tracing.log.events import Gave, Opened, Took
 from whence.tracing.recording.branches import Branches
-from whence.tracing.replay.decision import Alike, Decision, Watched
 from whence.tracing.replay.records.watched_call import CallArguments
 from whence.tracing.replay.replay import Replay
+from whence.tracing.replay.replayer import Alike, Watched
 from whence.tracing.target.subject import Signatures
 
 
@@ -67,7 +67,9 @@ class ModuleCalls:
                     decision = self.replay.replayer.decision(module, given)
                     yield from self._decided(decision, module, scope)
 
-    def _decided(self, decision: Decision, module: nn.Module, scope: int) -> Iterator[ObservedCall]:
+    def _decided(
+        self, decision: Watched | Alike | None, module: nn.Module, scope: int
+    ) -> Iterator[ObservedCall]:
         """A call that runs, is watched meanwhile, or need not run."""
         gave = partial(self._gave, scope)
         if isinstance(decision, Alike):

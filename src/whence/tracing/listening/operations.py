@@ -10,11 +10,11 @@ from whence._torch.autograd.nodes import inside_backward
 from whence._torch.observe.hooks import described
 from whence._torch.operators.schemas import draws
 from whence._torch.record.recorder import Recorder
+from whence._torch.refusals import hook_kept
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence.tracing.listening.model_acts import ModelActs
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.log.events import Drew, Lost, MadeOfNumbers, Marked, Met, Unpacked
-from whence.tracing.refusals import hook_kept
 
 
 @dataclass(frozen=True)

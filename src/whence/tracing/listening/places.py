@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from torch import fx
 
 from whence._torch.record.fake_failures import is_of_fake_tensors, let_go_of_guards
+from whence._torch.refusals import fake_failed
 from whence.errors import CaptureError, Place
 from whence.provenance import ModulePath, Source
 from whence.provenance.places import PROGRAM
 from whence.tracing.answers import Answers
 from whence.tracing.listening.running import Running
 from whence.tracing.recording.data_dependence import refused_size
-from whence.tracing.refusals import fake_failed
 from whence.tracing.source_lines import SourceFinder
 
 _SHOWN = 3

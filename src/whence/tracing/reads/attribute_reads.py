@@ -24,6 +24,7 @@ from whence._torch.observe.attribute_reads import (
 from whence._torch.observe.hooks import HOOK_KINDS
 from whence._torch.observe.scripted import is_script_object
 from whence._torch.plain_values import PLAIN
+from whence._torch.refusals import object_used
 from whence.dependence.snapshots import ATTRIBUTES, CONTAINER, Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
@@ -32,7 +33,6 @@ from whence.provenance import ModulePath, Source
 from whence.tracing.reads.kept_changes import ContainerSnapshot
 from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.reads.reachable import Reachable
-from whence.tracing.refusals import object_used
 from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind
 from whence.tracing.sandbox.module_snapshot import Lines, ModuleCopy, changes_reported, object_kept
 from whence.tracing.target.subject import Subject

@@ -127,7 +127,7 @@ class NamedValues:
             return
         is_whole = is_plain(value)
         if is_whole or (found.way and _says_what_it_is(value)) or self._stands_alone(found):
-            self._note(found, _beginning(code))
+            self._note(found, Source(code.co_filename, code.co_firstlineno, code.co_qualname))
         if not is_whole and left and self._is_entered(value) and self._is_new((id(value), spelling), value):
             spelling = self._with_methods(value, spelling)
             if (function := _function_behind(value)) is not None:
@@ -402,7 +402,3 @@ def _holds_plain(value: Any) -> bool:
     if isinstance(value, dict) and not all(isinstance(key, str) for key in dict.keys(value)):
         return False  # a registry, which grows with every model that is made
     return 0 < len(held) <= _MANY and all(each is not None and type(each) in PLAIN for each in held)
-
-
-def _beginning(code: CodeType) -> Source:
-    return Source(code.co_filename, code.co_firstlineno, code.co_qualname)

@@ -209,7 +209,7 @@ class Reachable:
         if (asked := _NOW.intersection(names)) and any(value is each for each in _DATES):
             raise SideEffect.of([other_each_time(f"datetime.{min(asked)}", line_of((reader[0], min(asked))))])
         plain = not is_watched and not isinstance(value, ModuleType | BuiltinFunctionType)
-        if plain and not _is_torch(value):
+        if plain and not (isinstance(value, type | FunctionType) and is_library(value.__module__)):
             self._save(name, NamespaceEntry(namespace, name), reader)
         is_called = isinstance(value, FunctionType)  # functions that call each other are followed to the end
         self._follow(value, name, reader, names, depth + is_called)
@@ -412,11 +412,6 @@ def _is_followed(kind: type) -> bool:
         return True
     package = kind.__module__.partition(".")[0]
     return package in _OF_PYTHON or not is_library(kind.__module__)
-
-
-def _is_torch(value: object) -> bool:
-    """Whether a variable names a function or class of torch's or Python's, which stays what it is."""
-    return isinstance(value, type | FunctionType) and is_library(value.__module__)
 
 
 def _iterated(path: str, value: object, line: str | None) -> SideEffect:

@@ -17,6 +17,7 @@ from whence._torch.autograd.nodes import (
 )
 from whence._torch.observe.checkpoints import is_reentrant_checkpoint
 from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten
+from whence._torch.refusals import overwritten_before_backward
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients, is_composed, plain_parts
 from whence.errors import InvalidLoss, Place, SideEffect, UnsupportedInput
 from whence.provenance.places import PROGRAM
@@ -24,7 +25,6 @@ from whence.schema import Phase
 from whence.tracing.attribution.wrapper_subclasses import Composed, gradient_parts, made_otherwise
 from whence.tracing.log.log import first_of_each_moment, maker_of
 from whence.tracing.recording.session import Session
-from whence.tracing.refusals import overwritten_before_backward
 from whence.tracing.target.placeholders import Prepared
 
 

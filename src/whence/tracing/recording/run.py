@@ -1,7 +1,7 @@
 """Run the model once, forward and backward, and write the log."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import CodeType
@@ -29,6 +29,7 @@ from whence._torch.sizes.numbers import is_recorded
 from whence._torch.sizes.symbols import SYMBOLIC, fake_mode_of, is_symbolic, number_of
 from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of, sizes_are_known
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
+from whence.dependence.snapshots import way_back
 from whence.errors import InvalidLoss, Place, UnsupportedInput
 from whence.program.arguments.containers import containers_in
 from whence.program.arguments.convention import parts_in
@@ -41,17 +42,11 @@ from whence.tracing.recording.backward import Backward, differentiate
 from whence.tracing.recording.data_dependence import INPUT, formula_decides
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.session import Session, new_session
-from whence.tracing.replay.objections import ResultOpened
+from whence.tracing.replay.objections import result_opened
 from whence.tracing.replay.records.rehearsal import rehearsed
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.leftovers import RunValues
-from whence.tracing.sandbox.module_snapshot import (
-    Lines,
-    changes_reported,
-    kept_of,
-    reassigned_buffers,
-    way_back,
-)
+from whence.tracing.sandbox.module_snapshot import Lines, changes_reported, kept_of, reassigned_buffers
 from whence.tracing.sandbox.side_effects import SideEffects
 from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.source_lines import SourceFinder, beginning_of
@@ -167,22 +162,18 @@ def listening(
     run, branches = session.run, session.branches
     finder, here, running = run.places.finder, run.places.here, run.running
     values = RunValues(session.recorder, frozenset(prepared.nodes), session.log.marks)
-    with ExitStack() as active:
-        told = partial(run.answers.to_whoever_asks, finder)
-        active.enter_context(compiling_on_this_thread(told, session.is_plainly_eager))
-        active.enter_context(compiled_functions_run_eagerly())
-        active.enter_context(operators_called_directly())
-        active.enter_context(functions_traced(branches.traced, session.recorder.fake_mode))
-        active.enter_context(observed_modules(observer))
-        active.enter_context(observed_writes(run.watch))
-        active.enter_context(observed_checkpoints(session.calls))
-        active.enter_context(run.reads.active(values, session.tensors.line_of, outside))
-        active.enter_context(observed_packing(run.watch.packing))
-        active.enter_context(
-            formulas_refused(
-                lambda: running.phase is Phase.FORWARD, lambda name: formula_decides(name, here())
-            )
-        )
+    with (
+        compiling_on_this_thread(partial(run.answers.to_whoever_asks, finder), session.is_plainly_eager),
+        compiled_functions_run_eagerly(),
+        operators_called_directly(),
+        functions_traced(branches.traced, session.recorder.fake_mode),
+        observed_modules(observer),
+        observed_writes(run.watch),
+        observed_checkpoints(session.calls),
+        run.reads.active(values, session.tensors.line_of, outside),
+        observed_packing(run.watch.packing),
+        formulas_refused(lambda: running.phase is Phase.FORWARD, lambda name: formula_decides(name, here())),
+    ):
         yield
 
 
@@ -190,15 +181,14 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
     run, subject = session.run, session.run.subject
     if backward:
         refuse_own_parameters(subject, example)
-    with ExitStack() as active:
-        prepared = prepare(session, example, subject.state)
-        active.enter_context(listening(session, session.calls, prepared))
-        active.enter_context(
-            torch.enable_grad() if backward else torch.set_grad_enabled(torch.is_grad_enabled())
-        )
-        active.enter_context(observed_grad_modes(run.grad_modes))
-        active.enter_context(session.branches.recording(session.recorder))
-        active.enter_context(values_deciding(session, example, prepared))
+    prepared = prepare(session, example, subject.state)
+    with (
+        listening(session, session.calls, prepared),
+        torch.set_grad_enabled(bool(backward) or torch.is_grad_enabled()),
+        observed_grad_modes(run.grad_modes),
+        session.branches.recording(session.recorder),
+        values_deciding(session, example, prepared),
+    ):
         given = containers_in(prepared.arguments)
         run.reads.reachable.code_of(subject.call)
         if callable(backward):
@@ -276,7 +266,7 @@ def surroundings_kept(session: Session, undoing: Undoing, lines: Lines) -> Itera
 def mode_of(example: Example, state: Sequence[StateTensor]) -> FakeTensorMode:
     """The fake mode of a run: that of inputs or state which are fake already, else a new one."""
     leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
-    return fake_mode_of([*leaves, *(row.tensor for row in state)], dynamic=example.asked is not None)
+    return fake_mode_of([*leaves, *(row.tensor for row in state)], dynamic=example.dynamic is not None)
 
 
 def _name_of(row: StateTensor) -> str:
@@ -402,7 +392,7 @@ def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
     if not lost:
         return
     if open_caches(lost):
-        raise ResultOpened
+        raise result_opened()
     kinds = " and a ".join(dict.fromkeys(type(leaf).__name__ for leaf in lost))
     raise UnsupportedInput(
         f"{subject.name} returned a {kinds}",

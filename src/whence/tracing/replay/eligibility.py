@@ -14,7 +14,7 @@ from whence._torch.autograd.switches import modes_now
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import has_hooks
 from whence._torch.operators.composites import count_of
-from whence._torch.operators.schemas import written_arguments
+from whence._torch.operators.schemas import written_nodes
 from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.nodes import bases_of
 from whence._torch.sizes.symbols import SYMBOLIC, known_about
@@ -24,7 +24,7 @@ from whence.dependence.snapshots import CONTAINERS, Saved, same_items
 from whence.dependence.tensor_facts import all_facts_of, first_difference
 from whence.program.guards.observed import Read
 from whence.schema import Phase
-from whence.tracing.assembling.aliases import memory_of, nodes_in
+from whence.tracing.assembling.aliases import memory_of
 from whence.tracing.listening.recording import Recording
 from whence.tracing.log.log import Log
 from whence.tracing.replay.differentiating import is_stand_in
@@ -198,8 +198,7 @@ def _about_memory(nodes: Sequence[fx.Node], border: Border, recording: Recording
     memory = _memory if recording.recorder.environment is None else memory_of(nodes)
     given = {memory(node) for node, _ in border.inputs}
     for node in nodes:
-        written = written_arguments(node.target, node.args, node.kwargs) if node.op == "call_function" else []
-        if any(memory(source) in given for source in nodes_in(written)):
+        if any(memory(source) in given for source in written_nodes(node)):
             yield "it writes to an argument or to state"
     returned = [memory(node) for node, _ in border.outputs]
     if len(set(returned)) < len(returned) or not given.isdisjoint(returned):

@@ -2,34 +2,32 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from torch import Tensor
 
 from whence._torch.tensors import without_functions, writes_to
-from whence.tracing.replay.reuse import Reuse
+from whence.tracing.replay.reuse import AnotherAttempt, Reuse
 
 
-class Doubt(Exception):
+class Doubt(AnotherAttempt):
     """A record turned out not to stand for a call it was used for: the capture begins again without it.
 
     `kind` is the class whose calls are not replayed then; None stands for all of them.
     """
 
     def __init__(self, kind: type | None, why: str) -> None:
-        super().__init__(why)
-        self.kind = kind
-        self.why = why
+        super().__init__(lambda assumed: assumed.but_for(kind, why), why)
 
 
-class CompositeOpened(Doubt):
+def composite_opened() -> AnotherAttempt:
     """The model uses what a composite operator is made of: the capture begins again and takes all apart."""
+    return AnotherAttempt(lambda reuse: replace(reuse, composites=False), "a composite is opened")
 
 
-class ResultOpened(Doubt):
+def result_opened() -> AnotherAttempt:
     """A result has become a container of tensors: the capture begins again, and looks into it everywhere."""
-
-    def __init__(self) -> None:
-        super().__init__(None, "a result is a container now")
+    return AnotherAttempt(lambda assumed: assumed, "a result is a container now")
 
 
 class Objections:
@@ -41,7 +39,7 @@ class Objections:
 
     def __init__(self, reuse: Reuse) -> None:
         self._reuse = reuse
-        self._doubts: list[Doubt] = []
+        self._doubts: list[AnotherAttempt] = []
         self._watched: list[list[str]] = []
         self._lent: list[tuple[type, list[tuple[Tensor, int]]]] = []
 
@@ -73,7 +71,7 @@ class Objections:
     def _replays(self) -> bool:
         return self._reuse.wanted and None not in self._reuse.without
 
-    def remembered(self, doubt: Doubt) -> Doubt:
+    def remembered(self, doubt: AnotherAttempt) -> AnotherAttempt:
         """A doubt, which is remembered: the model may catch what is raised while it runs."""
         self._doubts.insert(0, doubt)
         return doubt

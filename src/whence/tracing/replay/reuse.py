@@ -1,7 +1,8 @@
-"""What one attempt at a capture takes for given."""
+"""What one attempt at a capture takes for given, and the next one where that does not hold."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from whence.tracing.answers import Answers
 
@@ -28,3 +29,24 @@ class Reuse:
     def but_where(self, condition: object, why: str) -> "Reuse":
         """The same; without any class, for this reason, where the condition holds."""
         return self.but_for(None, why) if condition else self
+
+
+Assumed = TypeVar("Assumed")
+Result = TypeVar("Result")
+
+
+class AnotherAttempt(Exception):
+    """What was taken for given does not hold: the capture begins again with what `change` makes of it."""
+
+    def __init__(self, change: Callable[[Any], Any], why: str = "") -> None:
+        super().__init__(why)
+        self.change = change
+
+
+def until_it_holds(assumed: Assumed, attempt: Callable[[Assumed], Result]) -> Result:
+    """What an attempt gives whose assumptions hold, each made with what the one before has found."""
+    while True:
+        try:
+            return attempt(assumed)
+        except AnotherAttempt as found:
+            assumed = found.change(assumed)

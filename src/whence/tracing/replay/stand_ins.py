@@ -15,13 +15,13 @@ from whence.program.guards.observed import Read
 from whence.schema import Phase
 from whence.tracing.listening.recording import Recording
 from whence.tracing.log.events import Opened
-from whence.tracing.replay.decision import Alike
 from whence.tracing.replay.differentiating import Calls, linked
 from whence.tracing.replay.likeness import COMPUTED, Likeness
 from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.records.records import Records
 from whence.tracing.replay.records.rehearsal import rehearsal_for
 from whence.tracing.replay.records.template import Application, Differentiated, Rehearsal, Template
+from whence.tracing.replay.replayer import Alike
 
 Gradients = Callable[[Application, Sequence[Tensor | None]], tuple[Sequence[Tensor | None], Calls]]
 """Makes the gradients of a replayed call from those of its results."""

@@ -12,7 +12,6 @@ from whence._torch.pytrees import tree_flatten
 from whence._torch.tensors import without_functions
 from whence.dependence.variables import OutsideVariables, Variables
 from whence.tracing.listening.recording import Recording
-from whence.tracing.replay.decision import Watched
 from whence.tracing.replay.eligibility import attempted
 from whence.tracing.replay.records.records import Records
 from whence.tracing.replay.records.template import Template
@@ -24,6 +23,7 @@ from whence.tracing.replay.records.watched_call import (
     WatchedCall,
     attributes_below,
 )
+from whence.tracing.replay.replayer import Watched
 
 Learn = Callable[[nn.Module, Template | Unfit], None]
 

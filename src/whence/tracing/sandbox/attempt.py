@@ -32,17 +32,13 @@ def attempted(
         take_turn(undoing)
         interrupts.hold(undoing)
         undoing.later(patches_undone(), modes_restored(), annotations_restored())
-        _allow_deeper_calls(undoing)
+        # a capture has frames of its own around every module call: what eager can nest it can nest, too
+        limit = sys.getrecursionlimit()
+        undoing.later(partial(sys.setrecursionlimit, limit))
+        sys.setrecursionlimit(2 * limit + 1000)
         with undecided_bookkeeping(given.dynamic_shapes is not None), failures_unlogged():
             return work(interrupts)
 
     program, observed, session = copy_context().run(undoing.around, run)  # context variables are as before
     take_out_kept(session)
     return program, observed
-
-
-def _allow_deeper_calls(undoing: Undoing) -> None:
-    """A capture has frames of its own around every module call: what eager can nest it can nest, too."""
-    limit = sys.getrecursionlimit()
-    undoing.later(partial(sys.setrecursionlimit, limit))
-    sys.setrecursionlimit(2 * limit + 1000)

@@ -102,8 +102,7 @@ def left_behind(
     stand_ins: StandIns,
 ) -> Left:
     """What there is at the end of a run; raises `SideEffect` for generators that have drawn."""
-    if drew := [row for row in outer if row.kind.draws]:
-        raise SideEffect.of([_drew(*named(row)) for row in drew])
+    SideEffect.refuse(_drew(*named(row)) for row in outer if row.kind.draws)
     rows: list[Change | Saved] = [*changes, *outer]
     names = list(dict.fromkeys(map(named, rows)))
     now = [row.now() for row in outer]

@@ -21,6 +21,7 @@ from whence.dependence.snapshots import (
     containers_saved,
     same_items,
     values_of,
+    way_back,
 )
 from whence.errors import LostState, Place
 from whence.provenance import ModulePath
@@ -100,16 +101,6 @@ def modules_restored(modules: Iterable[tuple[ModulePath, nn.Module]]) -> Iterato
         yield
     finally:
         restore()
-
-
-def way_back(before: Iterable[ModuleCopy]) -> Callable[[], None]:
-    """A way back to what was kept; looked through only when it is gone, so it may grow until then."""
-
-    def restore() -> None:
-        for kept in before:
-            kept.restore()
-
-    return restore
 
 
 @contextmanager

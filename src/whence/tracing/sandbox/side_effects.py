@@ -69,8 +69,7 @@ class SideEffects:
         set_by_model = self._random_states.faults()
         moved = [kind for kind in self._moved_unrecorded() if not set_by_model or kind != "torch"]
         faults += [*(self._fault(kind) for kind in moved), *set_by_model, *self._sources.faults()]
-        if faults:
-            raise SideEffect.of(faults)
+        SideEffect.refuse(faults)
 
     def _questions_answered(self) -> AbstractContextManager[Sequence[Pair]]:
         session = self._session

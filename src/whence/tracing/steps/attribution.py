@@ -5,13 +5,12 @@ gradient into `.grad`, and what the optimizer computes, belongs to the module wh
 where that is certain: what it writes is that parameter, its gradient or its state, or it reads nothing else.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
-from whence._torch.operators.schemas import written_arguments
+from whence._torch.operators.schemas import written_nodes
 from whence.program.node_records import set_origin
 from whence.provenance import CallSite, ModulePath, Origin
 from whence.schema import Phase
@@ -68,7 +67,7 @@ def _owners(recorded: RecordedStep, step: StepNotes) -> Iterator[tuple[fx.Node, 
     """Every operation that keeps a gradient or follows the backward outside modules, and its parameter."""
     log = recorded.session.log
     parameters = {str(row.paths[0]): node for row, node in recorded.prepared.state}
-    known = _Known(log, {node: node for node in parameters.values()}, set(step.rates))
+    known = _Owners(log, {node: node for node in parameters.values()}, set(step.rates))
     known.owner |= {node: parameters[row.of] for row, node in recorded.rows if row.of is not None}
     known.owner |= {node: step.leaves.get(leaf) for node, leaf in log.kept.items()}
     for node in log.order:
@@ -79,7 +78,7 @@ def _owners(recorded: RecordedStep, step: StepNotes) -> Iterator[tuple[fx.Node, 
 
 
 @dataclass
-class _Known:
+class _Owners:
     """Whose the values are that were looked at; `neutral` are learning rates, and what is made of them."""
 
     log: Log
@@ -88,7 +87,7 @@ class _Known:
 
     def of(self, node: fx.Node) -> Owner:
         """Whose an operation is: what it writes decides, or else all that it reads."""
-        written = list(_nodes(written_arguments(node.target, node.args, node.kwargs)))
+        written = written_nodes(node)
         sources = [source for source in written or node.all_input_nodes if source not in self.neutral]
         if not sources and node.all_input_nodes:
             self.neutral.add(node)
@@ -96,11 +95,3 @@ class _Known:
         found = owners.pop() if len(owners) == 1 else None
         self.owner[node] = found
         return found
-
-
-def _nodes(values: Iterable[Any]) -> Iterator[fx.Node]:
-    for value in values:
-        if isinstance(value, fx.Node):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _nodes(value)

@@ -15,22 +15,20 @@ from whence.program import Program
 from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
-from whence.tracing.answers import Answers, with_eager_answers
+from whence.tracing.answers import Answers
 from whence.tracing.assembling.assemble import finished
-from whence.tracing.decisions import DECIDES, with_decisions
+from whence.tracing.decisions import DECIDES
 from whence.tracing.recording.partial import keeping_what_was_recorded
-from whence.tracing.replay.objections import Doubt, ResultOpened
-from whence.tracing.replay.reuse import Reuse
+from whence.tracing.replay.reuse import Reuse, until_it_holds
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.enclosed_state import begin_scales, scales_of
-from whence.tracing.steps.first_step import StepAssumptions, Unbegun
-from whence.tracing.steps.host.around import HostAssumptions, HostFound
+from whence.tracing.steps.first_step import StepAssumptions
 from whence.tracing.steps.host.of_model import beside_host, without_host
 from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import record_step
-from whence.tracing.steps.session import GradientRead, RateRead, StepSession
+from whence.tracing.steps.session import StepSession
 from whence.tracing.target.eligibility import refuse_inference_mode, refuse_uninitialised
 from whence.tracing.target.example import Example, Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding
@@ -50,36 +48,12 @@ def capture_step(
     with the learning rate as a constant, or without replaying calls.
     """
 
-    def once(given: Given) -> tuple[Program, Observed]:
-        return with_eager_answers(given.told, lambda answers: with_decisions(given, partial(told, answers)))
-
-    def told(answers: Answers, given: Given) -> tuple[Program, Observed]:
+    def once(answers: Answers, given: Given) -> tuple[Program, Observed]:
         wanted = Reuse(reuse, joint=True, answers=answers).but_where(given.decide, DECIDES)
-        return _captured_once(step, given, model, optimizer, StepAssumptions(reuse=wanted))
+        wish = StepAssumptions(reuse=wanted)
+        return until_it_holds(wish, partial(_attempted, step, given, model, optimizer))
 
     return captured_for_sizes(given, once)
-
-
-def _captured_once(
-    step: Callable[..., Any], given: Given, model: object, optimizer: object, wish: StepAssumptions
-) -> tuple[Program, Observed]:
-    while True:
-        try:
-            return _attempted(step, given, model, optimizer, wish)
-        except Unbegun as found:
-            wish = found.assumed
-        except HostFound as found:
-            wish = replace(wish, host=found.assumed)
-        except ResultOpened:
-            continue
-        except Doubt as doubt:
-            wish = replace(wish, reuse=wish.reuse.but_for(doubt.kind, doubt.why), host=HostAssumptions())
-        except RateRead:
-            wish = StepAssumptions(fixed_rates=True, takes_gradients=wish.takes_gradients, reuse=wish.reuse)
-        except GradientRead as read:
-            if wish.takes_gradients:
-                raise read.refused from None
-            wish = replace(wish, takes_gradients=True)
 
 
 def _attempted(

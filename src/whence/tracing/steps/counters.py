@@ -40,15 +40,10 @@ class Counter:
 
 @dataclass
 class Counting:
-    """The numbers that are inputs in one run: what each is now, and where it is."""
+    """The numbers that are inputs in one run, with what each is now; `inputs` are those of the optimizer."""
 
     known: dict[fx.Node, Any] = field(default_factory=dict)
     inputs: dict[str, fx.Node] = field(default_factory=dict)
-
-    def add(self, path: str, node: fx.Node, value: Any) -> None:
-        """An input that holds a number."""
-        self.known[node] = value
-        self.inputs[path] = node
 
     def value(self, found: Any) -> Any:
         """A number as Python has it; None where it depends on what only a run knows."""

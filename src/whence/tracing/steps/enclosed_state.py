@@ -41,6 +41,7 @@ from whence.dependence.snapshots import (
     kinds_of,
     save,
     save_all,
+    way_back,
 )
 from whence.errors import Place, UnsupportedStep
 from whence.provenance import ModulePath
@@ -99,13 +100,7 @@ class Enclosed:
 
     def way_back(self) -> Callable[[], None]:
         """A way back to what was there of all that is known by now."""
-        rows = (*self.rows, *self.theirs)
-
-        def restore() -> None:
-            for row in rows:
-                row.restore()
-
-        return restore
+        return way_back((*self.rows, *self.theirs))
 
     def has_changed(self, thing: object, name: str) -> bool:
         """Whether a thing that was looked at holds something else under a name now."""
@@ -181,9 +176,7 @@ def _inside(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """PyTorch's schedules and scalers that objects hold: nobody watches the code of theirs that runs."""
     for name, owner in held.items():
         inner = own_attributes(owner) if has_state(owner) and has_attributes(owner) else {}
-        for key, value in inner.items():
-            if isinstance(value, _THEIRS):
-                yield f"{name}.{key}", value
+        yield from ((f"{name}.{key}", value) for key, value in inner.items() if isinstance(value, _THEIRS))
 
 
 def scales_of(step: Callable[..., Any]) -> Iterator[Tensor]:
@@ -256,16 +249,11 @@ def owners_of(step: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"args[{at}]", value) for at, value in enumerate(step.args))
         yield from step.keywords.items()
         step = step.func
-    yield from _defaults(step)
-    owner = getattr(step, "__self__", None if isinstance(step, FunctionType) else step)
-    if owner is not None:
-        yield type(owner).__name__, owner
-
-
-def _defaults(step: Any) -> Iterator[tuple[str, Any]]:
-    """What arguments are where nobody gives them."""
     for function in functions_of(step):
         names = function.__code__.co_varnames[: function.__code__.co_argcount]
         defaults = function.__defaults__ or ()
         yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
         yield from (function.__kwdefaults__ or {}).items()
+    owner = getattr(step, "__self__", None if isinstance(step, FunctionType) else step)
+    if owner is not None:
+        yield type(owner).__name__, owner

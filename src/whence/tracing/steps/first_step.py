@@ -24,10 +24,10 @@ from whence.program.arguments.optimizer_arguments import (
     is_number,
 )
 from whence.schema import Phase
-from whence.tracing.replay.reuse import Reuse
+from whence.tracing.replay.reuse import AnotherAttempt, Reuse
 from whence.tracing.steps.counters import Counter, GroupKey, better_guess, first_guess
 from whence.tracing.steps.enclosed_state import refuse_changed
-from whence.tracing.steps.host.around import HostAssumptions
+from whence.tracing.steps.host.host_run import HostAssumptions
 from whence.tracing.steps.host.operations import PASSED_ON, Operations, operations_of
 from whence.tracing.steps.optimizer import Key, OptimizerEntry, Optimizing, OwnState, strange_state
 from whence.tracing.steps.session import StepSession
@@ -62,6 +62,14 @@ class StepAssumptions:
     host: HostAssumptions = field(default_factory=HostAssumptions)
     reuse: Reuse = field(default_factory=lambda: Reuse(joint=True))
 
+    def but_for(self, kind: type | None, why: str) -> "StepAssumptions":
+        """The same without calls of one class, or of any; what the step changes around it is found again."""
+        return replace(self, reuse=self.reuse.but_for(kind, why), host=HostAssumptions())
+
+    def with_fixed_rates(self) -> "StepAssumptions":
+        """From the beginning, with learning rates as constants."""
+        return StepAssumptions(fixed_rates=True, takes_gradients=self.takes_gradients, reuse=self.reuse)
+
 
 @dataclass(frozen=True)
 class StateBefore:
@@ -73,12 +81,9 @@ class StateBefore:
     frames: Mapping[Key, StateFrame]
 
 
-class Unbegun(Exception):
+def _unbegun(assumed: StepAssumptions) -> AnotherAttempt:
     """The optimizer made state in this run, or advanced numbers: run again with what is assumed now."""
-
-    def __init__(self, assumed: StepAssumptions) -> None:
-        super().__init__("the optimizer has not taken a step yet")
-        self.assumed = assumed
+    return AnotherAttempt(lambda _: assumed, "the optimizer has not taken a step yet")
 
 
 def refuse_unbegun(
@@ -88,17 +93,16 @@ def refuse_unbegun(
     counted: Mapping[GroupKey, Counter],
     assumed: StepAssumptions,
 ) -> None:
-    """Raise `Unbegun` where the optimizer made state or advanced numbers that were no inputs in this run.
+    """Raise `AnotherAttempt` where the optimizer made state or advanced numbers that were no inputs in it.
 
     `before` is the state that it had, and `counted` such numbers in its groups. Raises `UnsupportedStep`
     where what it made is no constant.
     """
-    if faults := strange_state(found):
-        raise UnsupportedStep.of(faults[:1])
+    UnsupportedStep.refuse(strange_state(found)[:1])
     expected = assumed.operations
     advanced = _advanced_inside(found, before, Place(None, session.run.subject.place.line))
     if not advanced <= assumed.advanced:
-        raise Unbegun(replace(assumed, advanced=assumed.advanced | advanced))
+        raise _unbegun(replace(assumed, advanced=assumed.advanced | advanced))
     new = [held for held in found.entries(assumed.advanced) if held.place not in before.kinds]
     begins = bool(new) or any(counter.after is not None for counter in counted.values())
     if begins and expected is not None:
@@ -107,11 +111,11 @@ def refuse_unbegun(
     if begins:
         created, counts, makers = _created(session, new)
         operations = operations_of(session, makers, Phase.OPTIMIZER)
-        raise Unbegun(
+        raise _unbegun(
             replace(assumed, created=created, counts=counts, numbers=numbers, operations=operations)
         )
     if counted:
-        raise Unbegun(replace(assumed, numbers=numbers))
+        raise _unbegun(replace(assumed, numbers=numbers))
     _guess_again(session, found, assumed)
 
 
@@ -140,7 +144,7 @@ def _advanced_inside(found: Optimizing, before: StateBefore, where: Place) -> fr
 def refuse_changes_of_its_own(
     kept: Iterable[OwnState], found: Optimizing, assumed: StepAssumptions, where: Place
 ) -> None:
-    """Raise `Unbegun` where the step changed attributes of the optimizer that may be state, and
+    """Raise `AnotherAttempt` where the step changed attributes of the optimizer that may be state, and
     `UnsupportedStep` for other things that it changed there."""
     changes = [row for held in kept for row in held.changes()]
     now = found.beside if isinstance(found.optimizer, Optimizer) else {}
@@ -151,7 +155,7 @@ def refuse_changes_of_its_own(
     new = {key for key, _ in changes if key in now and key not in known and possible.is_owned(key, now[key])}
     refuse_changed((path for key, path in changes if key not in new | known), where)
     if new:
-        raise Unbegun(replace(assumed, owned=assumed.owned | new))
+        raise _unbegun(replace(assumed, owned=assumed.owned | new))
 
 
 def _created(
@@ -176,8 +180,8 @@ def _created(
 
 
 def _guess_again(session: StepSession, found: Optimizing, assumed: StepAssumptions) -> None:
-    """Raise `Unbegun` where numbers begin with others than was assumed, and `UnsupportedStep` where with none
-    that is known."""
+    """Raise `AnotherAttempt` where numbers begin with others than was assumed, and `UnsupportedStep` where
+    with none that is known."""
     now = found_numbers(found)
 
     def better(counters: Mapping[Any, Counter], paths: Mapping[Any, str]) -> dict[Any, Counter]:
@@ -186,7 +190,7 @@ def _guess_again(session: StepSession, found: Optimizing, assumed: StepAssumptio
     counts = better(assumed.counts, {held.place: held.path for held in found.entries(assumed.advanced)})
     numbers = better(assumed.numbers, {place: Setting(*place, None).path for place in assumed.numbers})
     if (counts, numbers) != (assumed.counts, assumed.numbers):
-        raise Unbegun(replace(assumed, counts=counts, numbers=numbers))
+        raise _unbegun(replace(assumed, counts=counts, numbers=numbers))
 
 
 def _better(counter: Counter, path: str, now: Mapping[str, Any], session: StepSession) -> Counter:
@@ -257,7 +261,5 @@ def _before(node: fx.Node) -> fx.Node | None:
     if node.target in PASSED_ON:
         first = node.args[0]
         return first if isinstance(first, fx.Node) else None
-    if node.op != "call_function":
-        return None
     written = written_arguments(node.target, node.args, node.kwargs)
     return written[0] if written and isinstance(written[0], fx.Node) else None

@@ -29,7 +29,7 @@ from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.numbers import is_recorded
 from whence._torch.subclasses.fully_sharded import name_of_class
-from whence.dependence.snapshots import Saved, save_all
+from whence.dependence.snapshots import Saved, save_all, way_back
 from whence.errors import Fault, UnsupportedHook, UnsupportedStep, UsageError
 from whence.program.arguments.optimizer_arguments import (
     ATTRIBUTES,
@@ -278,8 +278,7 @@ def _refuse_values(found: Optimizing) -> None:
         for setting in found.settings()
         if not (is_plain(setting.value) or isinstance(setting.value, Tensor))
     ]
-    if faults:
-        raise UnsupportedStep.of(faults)
+    UnsupportedStep.refuse(faults)
 
 
 def strange_state(found: Optimizing) -> list[Fault]:
@@ -360,17 +359,8 @@ def is_same_value(then: Any, now: Any) -> bool:
 
 def optimizer_restored(optimizer: Optimizer | Optimizers | None) -> Callable[[], None]:
     """A way back to what an optimizer is now: its attributes, groups, and state."""
-    rows = [
-        row
-        for member in all_members_of(optimizer)
-        for row in (*save_all("optimizer", member), *_reached(member))
-    ]
-
-    def restore() -> None:
-        for row in rows:
-            row.restore()
-
-    return restore
+    members = all_members_of(optimizer)
+    return way_back([row for each in members for row in (*save_all("optimizer", each), *_reached(each))])
 
 
 def _reached(optimizer: Optimizer) -> Iterator[Saved]:

@@ -1,10 +1,9 @@
 """Run a training step once on fake tensors, and write the log."""
 
 from collections import Counter as Counted
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -13,26 +12,12 @@ from whence._torch.autograd.replaced_data import lies_under_another
 from whence._torch.observe.hooks import gradient_hooks, hooks_on_gradient
 from whence._torch.observe.training_steps import engine_code, observed_step
 from whence._torch.pytrees import tree_flatten, tree_unflatten
+from whence._torch.refusals import data_replaced
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, SideEffect, UnsupportedStep
 from whence.program.arguments.containers import containers_in
-from whence.program.arguments.optimizer_arguments import (
-    EVERYWHERE,
-    OWN,
-    CycledSlot,
-    GroupSlot,
-    Outside,
-    Setting,
-    StateSlot,
-    Step,
-    home_of,
-    is_number,
-    put_inside,
-)
-from whence.program.names import as_name
-from whence.program.signature import Input
-from whence.schema import InputKind, Phase
-from whence.tracing.log.events import InputNamed
+from whence.program.arguments.optimizer_arguments import Outside, Step, is_number
+from whence.schema import Phase
 from whence.tracing.recording.backward import Backward
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import (
@@ -47,23 +32,20 @@ from whence.tracing.recording.run import (
     surroundings_kept,
     values_deciding,
 )
-from whence.tracing.refusals import data_replaced
 from whence.tracing.sandbox.module_snapshot import Lines
 from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.steps.counters import Counter, GroupKey, changed_settings, first_guess, replaced_numbers
-from whence.tracing.steps.cycled import cycled
 from whence.tracing.steps.enclosed_state import enclosed_by, refuse_changed
 from whence.tracing.steps.first_step import (
-    StateBefore,
     StepAssumptions,
     found_numbers,
     refuse_another_first_step,
     refuse_changes_of_its_own,
     refuse_unbegun,
 )
-from whence.tracing.steps.host.around import Around, HostRun
-from whence.tracing.steps.host.memory import refuse_alias
-from whence.tracing.steps.optimizer import RATE, OptimizerEntry, Optimizing, optimizer_restored, own_states
+from whence.tracing.steps.host.host_run import HostOutcome, HostRun
+from whence.tracing.steps.inputs import Taken, beginnings, gradients_of_before, take_inputs
+from whence.tracing.steps.optimizer import Optimizing, optimizer_restored, own_states
 from whence.tracing.steps.outside_values import OutsideReads
 from whence.tracing.steps.session import GradientRead, StepSession, new_step_session
 from whence.tracing.target.changed_containers import changed_and_returned
@@ -79,20 +61,6 @@ class RecordedStep(Recorded):
 
     session: StepSession
     step: Step = field(kw_only=True)
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """The optimizer's inputs: their rows, and where in the optimizer each is; and what there was before."""
-
-    rows: tuple[tuple[Input, fx.Node], ...]
-    states: tuple[tuple[StateSlot, OptimizerEntry], ...]
-    groups: tuple[GroupSlot, ...]
-    before: StateBefore
-    settings: tuple[Setting, ...]
-    empty: tuple[tuple[str, str], ...]
-    cycled: tuple[CycledSlot, ...]
-    twins: tuple[Tensor, ...] = ()
 
 
 def record_step(
@@ -121,24 +89,24 @@ def record_step(
             called = [hook for row in hooks for hook in row.value]
             reads = OutsideReads(subject, session.run.reads.observer, outside, called)
 
-            def take() -> _Taken:
-                taken = _taken(session, found, wish)
-                gradients = [*_gradients(session)] if wish.takes_gradients else []
-                rows = (*taken.rows, *gradients, *host.begin())
-                return replace(taken, rows=rows, twins=tuple(host.twins))
+            def take() -> Taken:
+                held = take_inputs(session, found, wish)
+                gradients = gradients_of_before(session) if wish.takes_gradients else ()
+                rows = (*held.rows, *gradients, *host.begin())
+                return replace(held, rows=rows, twins=tuple(host.twins))
 
-            taken, recorded = _run(session, undoing, example, take, reads)
-            if clocks := session.run.reads.reachable.sources.faults():
-                raise SideEffect.of(clocks)  # or the next run would seem to be another step
+            inputs, recorded = _run(session, undoing, example, take, reads)
+            # or the next run would seem to be another step
+            SideEffect.refuse(session.run.reads.reachable.sources.faults())
             session.step.scheduling.finish(fixed_rates=wish.fixed_rates)
             now = _flags(subject)
             turned = [path for path, flag in flags.items() if now.get(path, flag) is not flag]
             turned += [row.path for row in hooks if row.now() != row.value]
             refuse_changed(turned, place, always=True)
             refuse_turned(example, recorded.prepared, place)
-            around, settled = host.settle(place), replace(wish, host=wish.host.settled)
+            outcome, settled = host.settle(place), replace(wish, host=wish.host.settled)
             refuse_changes_of_its_own(own, found, settled, place)
-            recorded = _recorded(session, found, settled, taken, recorded, around)
+            recorded = _recorded(session, found, settled, inputs, recorded, outcome)
             step = replace(recorded.step, outside=(*hooks, *reads.found(place)), hooked=_in_words(subject))
             refuse_another_first_step(session, found, wish.operations)
             return replace(recorded, step=step)
@@ -168,14 +136,14 @@ def _in_words(subject: Subject) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _run(
-    session: StepSession, undoing: Undoing, example: Example, take: Callable[[], _Taken], reads: OutsideReads
-) -> tuple[_Taken, Recorded]:
+    session: StepSession, undoing: Undoing, example: Example, take: Callable[[], Taken], reads: OutsideReads
+) -> tuple[Taken, Recorded]:
     subject = session.run.subject
     refuse_own_parameters(subject, example)
     with ExitStack() as active:
         prepared = prepare(session, example, subject.state)
         taken = take()
-        begun = [*session.step.counting.known.items(), *_beginnings(taken)]
+        begun = [*session.step.counting.known.items(), *beginnings(taken)]
         session.step.begin(_leaves(prepared))
         undoing.later(_without_gradients(prepared))
         active.enter_context(listening(session, session.calls, prepared, reads))
@@ -199,11 +167,11 @@ def _recorded(
     session: StepSession,
     found: Optimizing,
     wish: StepAssumptions,
-    taken: _Taken,
+    taken: Taken,
     recorded: Recorded,
-    around: Around,
+    host: HostOutcome,
 ) -> RecordedStep:
-    """What was recorded, with the optimizer's part; raises `Unbegun` where another run has to assume more."""
+    """What was recorded, with the optimizer's part; raises `AnotherAttempt` where more has to be assumed."""
     subject, leaves = session.run.subject, _leaves(recorded.prepared)
     counted = _advanced(session, found, taken)
     refuse_unbegun(session, found, taken.before, counted, wish)
@@ -215,28 +183,14 @@ def _recorded(
             remedy="call loss.backward() in it, or optimizer.step(); or use whence.capture",
         )
     held = {row.name: getattr(recorded, row.name) for row in fields(recorded)}
-    held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken), *around.pairs)
-    held["kept"] = around.kept
+    held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken), *host.pairs)
+    held["kept"] = host.kept
     held |= {"backward": _backward(session, leaves), "rows": taken.rows, "is_step": True}
     results = frozenset(node for node in recorded.result_nodes if node is not None)
     step = _step(subject, session, found, taken, results)
     return RecordedStep(
-        **held, step=replace(step, counted=around.counted, effects=around.effects, calls=around.calls)
+        **held, step=replace(step, counted=host.counted, effects=host.effects, calls=host.calls)
     )
-
-
-def _gradients(session: StepSession) -> Iterator[tuple[Input, fx.Node]]:
-    """Inputs for the gradients that parameters have."""
-    memory = [row.tensor for row in session.run.subject.state]
-    for row in session.run.subject.state:
-        if row.is_parameter and row.tensor.grad is not None:
-            refuse_alias(row.tensor.grad, memory, f"the gradient of {row.paths[0]}")
-            path = f"{row.paths[0]}.grad"
-            node = session.recorder.adopt(row.tensor.grad, "_".join(["s", *row.paths[0], "grad"]))
-            session.step.taken[id(row.tensor)] = node
-            session.log.add(InputNamed(node, f"the gradient {path}"))
-            made = Input(node.name, InputKind.STEP_STATE, path, value=node.meta["val"], of=str(row.paths[0]))
-            yield replace(made, module=row.paths[0].parent, module_type=row.owner), node
 
 
 def _leaves(prepared: Prepared) -> list[tuple[Tensor, fx.Node]]:
@@ -256,124 +210,7 @@ def _without_gradients(prepared: Prepared) -> Callable[[], None]:
     return forget
 
 
-def _taken(session: StepSession, found: Optimizing, wish: StepAssumptions) -> _Taken:
-    """Placeholders for the state of the optimizer and for learning rates."""
-    rows: list[tuple[Input, fx.Node]] = []
-    states: list[tuple[StateSlot, OptimizerEntry]] = []
-    _begin(session, found, wish)
-    before = found.entries(wish.advanced)
-    for held in before:
-        if held.value is not None:
-            row, node = _state_input(session, held, found)
-            counter = wish.counts.get(held.place)
-            initial = wish.created.get(held.place) if counter is None else counter.initial
-            rows.append((row, node))
-            key, *within = held.way
-            home = held.home
-            slot = StateSlot(node.name, home.owner, key, initial, tuple(within), home.member)
-            states.append((slot, held))
-    groups = [*_rates(session, found, wish, rows), *_numbers(session, found, wish, rows)]
-    moved = [] if wish.fixed_rates else list(cycled(session, found))
-    rows += [(row, node) for _, row, node in moved]
-    none = [held for held in before if held.value is None]
-    begun = StateBefore(
-        {held.place: held.kind for held in before},
-        {row.place: row.path for row in found.pieces()},
-        found.frames(),
-    )
-    empty = tuple((held.home.owner, held.way[0]) for held in none)
-    settings, slots = tuple(found.settings()), tuple(slot for slot, *_ in moved)
-    return _Taken(tuple(rows), tuple(states), tuple(groups), begun, settings, empty, slots)
-
-
-def _beginnings(taken: _Taken) -> Iterator[tuple[fx.Node, Tensor]]:
-    """The tensors that a first step makes, each with its input."""
-    nodes = {row.name: node for row, node in taken.rows}
-    for slot, _ in taken.states:
-        if slot.initial is not None and slot.initial.like is not None:
-            like = slot.initial.like
-            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-            yield nodes[slot.input], made.fill_(slot.initial.value)
-
-
-def _begin(session: StepSession, found: Optimizing, wish: StepAssumptions) -> None:
-    """Give the optimizer the state that its first step makes, as fake tensors."""
-    tensors = found.tensors
-    for (home, way), initial in wish.created.items():
-        like = initial.like
-        made = initial.value if like is None else session.recorder.fresh([like])[0]
-        counter = wish.counts.get((home, way))
-        put_inside(home.begun(found.optimizer, tensors), way, made if counter is None else counter.begins)
-
-
-def _state_input(session: StepSession, held: OptimizerEntry, found: Optimizing) -> tuple[Input, fx.Node]:
-    row = held.parameter
-    owner = ("state",) if held.home.owner == EVERYWHERE else () if row is None else row.paths[0]
-    name = "_".join(["o", *owner, held.way[0]])
-    if held.is_inside:
-        name = session.log.free_name("_".join([name, *map(as_name, map(str, held.way[1:]))]))
-    if isinstance(held.value, Tensor):
-        node = session.recorder.adopt(held.value, name)
-        value: Any = node.meta["val"]
-    else:
-        number, node = session.recorder.number_input(name)
-        tensors = {} if row is None else {held.home.owner: row.tensor}
-        put_inside(held.home.pieces(found.optimizer, tensors), held.way, number)
-        session.step.counting.add(held.path, node, held.value)
-        value = held.value
-    session.log.add(InputNamed(node, f"the optimizer's {held.path}"))
-    made = Input(node.name, InputKind.OPTIMIZER_STATE, held.path, value=value)
-    if row is None:
-        return made, node
-    module = row.paths[0].parent
-    return replace(made, module=module, module_type=row.owner, of=str(row.paths[0])), node
-
-
-def _rates(
-    session: StepSession, found: Optimizing, wish: StepAssumptions, rows: list[tuple[Input, fx.Node]]
-) -> Sequence[GroupSlot]:
-    """Inputs for learning rates, and for tensors in groups."""
-    slots = []
-    for setting in found.settings():
-        if found.optimizer is None or setting.is_beginning or setting.group == OWN:
-            continue
-        name = f"o_param_groups_{setting.group}_{setting.key}"
-        if isinstance(setting.value, Tensor):
-            node = session.recorder.adopt(setting.value, name)
-            value: Any = node.meta["val"]
-        elif setting.key == RATE and isinstance(setting.value, float) and not wish.fixed_rates:
-            number, node = session.recorder.number_input(name)
-            found.optimizer.param_groups[setting.group][RATE] = number
-            session.step.counting.add(setting.path, node, setting.value)
-            session.step.rates.add(node)
-            value = setting.value
-        else:
-            continue
-        session.log.add(InputNamed(node, setting.path))
-        rows.append((Input(node.name, InputKind.OPTIMIZER_STATE, setting.path, value=value), node))
-        slots.append(GroupSlot(node.name, setting.group, setting.key))
-    return slots
-
-
-def _numbers(
-    session: StepSession, found: Optimizing, wish: StepAssumptions, rows: list[tuple[Input, fx.Node]]
-) -> Sequence[GroupSlot]:
-    """Inputs for the other numbers of groups that steps advance."""
-    slots = []
-    for (group, key), counter in wish.numbers.items():
-        held = home_of(found.optimizer, group)
-        path = Setting(group, key, None).path
-        value = held[key] if counter.after is None else counter.begins
-        name = f"o_{key}" if group == OWN else f"o_param_groups_{group}_{key}"
-        held[key], node = session.recorder.number_input(name)
-        session.step.counting.add(path, node, value)
-        session.log.add(InputNamed(node, path))
-        rows.append((Input(node.name, InputKind.OPTIMIZER_STATE, path, value=value), node))
-        slots.append(GroupSlot(node.name, group, key, counter.initial))
-    return slots
-
-
-def _advanced(session: StepSession, found: Optimizing, taken: _Taken) -> dict[GroupKey, Counter]:
+def _advanced(session: StepSession, found: Optimizing, taken: Taken) -> dict[GroupKey, Counter]:
     """The numbers in groups that the step advances; raises `UnsupportedStep` for other values it changes."""
     inputs, counting = {(slot.group, slot.key) for slot in taken.groups}, session.step.counting
     rows = [
@@ -405,7 +242,7 @@ def _advanced(session: StepSession, found: Optimizing, taken: _Taken) -> dict[Gr
     }
 
 
-def _replaced(session: StepSession, found: Optimizing, taken: _Taken) -> list[tuple[fx.Node, fx.Node]]:
+def _replaced(session: StepSession, found: Optimizing, taken: Taken) -> list[tuple[fx.Node, fx.Node]]:
     """State that the optimizer put another tensor in the place of, and numbers that it advanced."""
     nodes = {row.name: node for row, node in taken.rows}
     now = {held.place: held.value for held in found.entries(None)}
@@ -458,7 +295,7 @@ def _refuse_one_for_several(session: StepSession, leaves: Sequence[tuple[Tensor,
 
 
 def _step(
-    subject: Subject, session: StepSession, found: Optimizing, taken: _Taken, results: frozenset[fx.Node]
+    subject: Subject, session: StepSession, found: Optimizing, taken: Taken, results: frozenset[fx.Node]
 ) -> Step:
     rows, noted = subject.state, session.step
     names = {id(row.tensor): str(row.paths[0]) for row in rows}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -26,7 +26,8 @@ from whence._torch.record.recorder import FakeTensor, FakeTensorMode
 from whence._torch.record.step_recorder import StepRecorder
 from whence._torch.sizes.numbers import as_node
 from whence.errors import CaptureError, DataDependent, Place, UnsupportedStep
-from whence.schema import Phase
+from whence.program.signature import Input
+from whence.schema import InputKind, Phase
 from whence.tracing.listening.model_acts import ModelActs
 from whence.tracing.listening.module_calls import ModuleCalls
 from whence.tracing.listening.operations import Operations
@@ -34,37 +35,41 @@ from whence.tracing.listening.recording import Recording
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.listening.running import Passes
 from whence.tracing.listening.tensors import RunTensors
-from whence.tracing.log.events import GradientKept, Reconsidered
+from whence.tracing.log.events import GradientKept, InputNamed, Reconsidered
 from whence.tracing.recording.branches import Branches
 from whence.tracing.recording.data_dependence import NO_NUMBERS, value_of
 from whence.tracing.recording.session import Session
 from whence.tracing.replay.replay import replay_of
-from whence.tracing.replay.reuse import Reuse
+from whence.tracing.replay.reuse import AnotherAttempt, Reuse
 from whence.tracing.steps.counters import roots_of
 from whence.tracing.steps.host.schedules import Scheduled
 from whence.tracing.steps.notes import BackwardRun, StepNotes
+from whence.tracing.target.subject import StateTensor
 
 SEVERAL = "the step runs several forwards or backwards"
 """Why calls are not replayed."""
+StepInput = tuple[Input, fx.Node]
+"""An input of the program, and its placeholder."""
 _ONES = torch.ops.aten.ones_like.default
 _OTHERWISE = "capture the model with backward=loss and let the optimizer run by itself"
 
 
-class RateRead(Exception):
-    """Somebody decides by the learning rate, or hands it on: the program holds for this one only."""
-
-
-class GradientRead(Exception):
+class GradientRead(AnotherAttempt):
     """The step reads a gradient of before: it is an input, where it is that of a parameter."""
 
     def __init__(self, of: str, where: Place) -> None:
-        super().__init__(of)
+        super().__init__(self._taken, of)
         self.refused = UnsupportedStep(
             f"{of} has a gradient when the step begins, and the step reads it or adds to it",
             where=where,
             why="gradients of parameters are inputs of the program, and no others",
             remedy="pass the tensor without a gradient, or a copy: tensor.detach().clone()",
         )
+
+    def _taken(self, assumed: Any) -> Any:
+        if assumed.takes_gradients:
+            raise self.refused from None
+        return replace(assumed, takes_gradients=True)
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ class StepActs(ModelActs):
     def number_needed(self, node: fx.Node) -> Exception:
         """Python decides by a number of the optimizer, or of the step."""
         if roots_of(node) <= self.step.rates | self.step.cycled:
-            return RateRead()
+            return AnotherAttempt(lambda assumed: assumed.with_fixed_rates(), "a learning rate is read")
         if is_scaling():
             return self._scaling()
         value = value_of(node, self.run.places.made(node), self.run.log.inputs)
@@ -397,6 +402,28 @@ class StepSession(Session):
     step: StepNotes = field(kw_only=True)
 
     fills_gradients = True
+
+    def input_row(
+        self,
+        node: fx.Node,
+        path: str,
+        *,
+        said: str = "",
+        of: StateTensor | None = None,
+        kind: InputKind = InputKind.OPTIMIZER_STATE,
+    ) -> StepInput:
+        """The row of an input beside the model's, perhaps `of` a parameter; `said` is what errors call it."""
+        self.log.add(InputNamed(node, said or path))
+        made = Input(node.name, kind, path, value=self.step.counting.known.get(node, node.meta["val"]))
+        if of is None:
+            return made, node
+        return replace(made, module=of.paths[0].parent, module_type=of.owner, of=str(of.paths[0])), node
+
+    def number_input(self, name: str, path: str, value: Any, **words: Any) -> tuple[Any, StepInput]:
+        """What stands for a number of Python's that becomes an input, and its row."""
+        number, node = self.recorder.number_input(name)
+        self.step.counting.known[node] = value
+        return number, self.input_row(node, path, **words)
 
     def is_plainly_eager(self) -> bool:
         """An optimizer that is told that it is being compiled computes otherwise, and gives other bits."""

@@ -23,7 +23,7 @@ def changed_and_returned(
     if not changed:
         return ()
     returned = {id(each.value): each.path for each in reversed([*containers_of(result)])}
-    faults = [
+    SideEffect.refuse(
         Fault(
             f"{subject.name} changes what `{container.path}` holds: {', '.join(other)}",
             where=subject.place,
@@ -33,9 +33,7 @@ def changed_and_returned(
         )
         for container, other in changed
         if not container.around & returned.keys()
-    ]
-    if faults:
-        raise SideEffect.of(faults)
+    )
     rows = [(row.path, returned[id(row.value)]) for row, _ in changed if id(row.value) in returned]
     return tuple(rows) if all(is_changeable(row.value) for row, _ in changed) else ()
 

@@ -27,7 +27,7 @@ _DIMS = "a Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None"
 
 
 @dataclass(frozen=True)
-class AskedLeaf:
+class ExampleLeaf:
     """One leaf of the arguments: its position among all, its path and its value in the example."""
 
     position: int
@@ -48,7 +48,7 @@ Layout = Any
 
 
 @dataclass(frozen=True)
-class Asked:
+class DynamicSizes:
     """What was asked of every dimension that may vary, and its size in the example.
 
     `layout` is how the arguments are arranged, and `further` are inputs for which the capture is to hold.
@@ -60,9 +60,9 @@ class Asked:
     further: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = ()
 
 
-def asked_sizes(
+def dynamic_sizes(
     subject: Subject, paths: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: Any
-) -> Asked | None:
+) -> DynamicSizes | None:
     """The wishes; None where nothing was asked. Raises `InvalidShapes`, naming all that does not fit."""
     if spec is None:
         return None
@@ -87,10 +87,9 @@ def asked_sizes(
     leaves = {leaf.position: leaf for leaf in _leaves(layout)}
     faults += _value_faults(wishes, leaves)
     faults += _composed(wishes, argument_parts(args, dict(kwargs)))
-    if faults:
-        raise InvalidShapes.of(faults)
+    InvalidShapes.refuse(faults)
     free = {at: wish for at, wish in wishes.items() if wish.freedom is not Freedom.STATIC}
-    return Asked(free, {at: leaves[at.position].size(at.dim) for at in free}, layout, further)
+    return DynamicSizes(free, {at: leaves[at.position].size(at.dim) for at in free}, layout, further)
 
 
 def _composed(wishes: Mapping[Dimension, DimWish], parts: Sequence[Part | None]) -> Iterator[Fault]:
@@ -146,13 +145,13 @@ def _layout(value: Any, path: Any, positions: Mapping[str, int]) -> Layout:
         return [_layout(item, at, positions) for item, at in zip(value, path, strict=True)]
     inside = children_of(value)
     if inside is None:
-        return AskedLeaf(positions[path], path, value)
+        return ExampleLeaf(positions[path], path, value)
     rows = [(key, _layout(child, path + access, positions)) for key, access, child in inside]
     return dict(rows) if isinstance(value, dict) else [layout for _, layout in rows]
 
 
-def _leaves(layout: Layout) -> Iterator[AskedLeaf]:
-    if isinstance(layout, AskedLeaf):
+def _leaves(layout: Layout) -> Iterator[ExampleLeaf]:
+    if isinstance(layout, ExampleLeaf):
         yield layout
     else:
         for inside in layout.values() if isinstance(layout, dict) else layout:
@@ -175,7 +174,7 @@ Found = Iterator[Fault | tuple[Dimension, DimWish]]
 
 
 def _matched(layout: Layout, spec: Any, at: str = "dynamic_shapes") -> Found:
-    if isinstance(layout, AskedLeaf):
+    if isinstance(layout, ExampleLeaf):
         yield from _of_leaf(layout, spec, at)
     elif isinstance(layout, dict) and isinstance(spec, dict) and {*layout} == {*spec}:
         for key, inside in layout.items():
@@ -203,7 +202,7 @@ def _other_structure(layout: Layout, spec: Any, at: str) -> Fault:
     )
 
 
-def _of_leaf(leaf: AskedLeaf, spec: Any, at: str) -> Found:
+def _of_leaf(leaf: ExampleLeaf, spec: Any, at: str) -> Found:
     if spec is None:
         return
     if isinstance(leaf.value, Tensor):
@@ -222,7 +221,7 @@ def _of_leaf(leaf: AskedLeaf, spec: Any, at: str) -> Found:
         yield Fault(what, remedy=f"only tensors and whole numbers can vary: write None there{more}")
 
 
-def _of_tensor(leaf: AskedLeaf, spec: Any, at: str) -> Found:
+def _of_tensor(leaf: ExampleLeaf, spec: Any, at: str) -> Found:
     rank = leaf.value.dim()
     if isinstance(spec, tuple | list):
         if len(spec) != rank:
@@ -253,7 +252,7 @@ def _written(spec: Any) -> str:
     return repr(spec) if wish is None else wish.text
 
 
-def _value_faults(wishes: Mapping[Dimension, DimWish], leaves: Mapping[int, AskedLeaf]) -> Iterator[Fault]:
+def _value_faults(wishes: Mapping[Dimension, DimWish], leaves: Mapping[int, ExampleLeaf]) -> Iterator[Fault]:
     """Examples that do not keep to what was asked of all inputs."""
     first: dict[str, tuple[Dimension, DimWish, int]] = {}
     for at, wish in wishes.items():
@@ -263,17 +262,13 @@ def _value_faults(wishes: Mapping[Dimension, DimWish], leaves: Mapping[int, Aske
             yield Fault(f"{at} is {size}, and dynamic_shapes says that it is always {wish.value}")
         elif left:
             yield Fault(f"{at} is {size}, which is not of the form {wish.text}")
-        elif not _is_within(base, wish):
+        elif not ((wish.low is None or wish.low <= base) and (wish.high is None or base <= wish.high)):
             yield Fault(f"{at} is {size}, outside of {wish.text}", remedy=_EXAMPLE)
         elif wish.freedom is Freedom.NAMED:
             yield from _conflicts(first.setdefault(wish.name, (at, wish, base)), (at, wish, base))
 
 
 _EXAMPLE = "use an example inside the range, or widen the range"
-
-
-def _is_within(base: int, wish: DimWish) -> bool:
-    return (wish.low is None or wish.low <= base) and (wish.high is None or base <= wish.high)
 
 
 def _conflicts(

@@ -25,7 +25,13 @@ def refuse_kinds(subject: Subject, *, differentiates: bool) -> None:
     """Raise a `CaptureError` that names every module or tensor of a kind that cannot be recorded."""
     refuse_uninitialised(subject)
     _refuse_subclasses(subject)
-    _refuse_hooks_of_wrappers(subject)
+    hooked = [module for module in subject.wrappers if has_own_hooks(module)]
+    if hooked:
+        raise UnsupportedHook(
+            f"there are hooks on {', '.join(type(module).__name__ for module in hooked)}",
+            why="the capture sees through the wrapper to the module inside, and would not run them",
+            remedy="register them on the module inside: model.module, or model._orig_mod when it is compiled",
+        )
     if differentiates:
         _refuse_averaging(subject)
 
@@ -93,8 +99,7 @@ def _refuse_subclasses(subject: Subject) -> None:
         for path, tensor in held.items()
         if (found := untraceable(tensor))
     ]
-    if faults:
-        raise UnsupportedInput.of(faults)
+    UnsupportedInput.refuse(faults)
 
 
 def _refuse_averaging(subject: Subject) -> None:
@@ -111,14 +116,4 @@ def _refuse_averaging(subject: Subject) -> None:
             why="the program is the local computation, and the gradients of its backward are not averaged",
             remedy="capture the forward, or capture the module inside (model.module) and average the "
             "gradients that its program returns",
-        )
-
-
-def _refuse_hooks_of_wrappers(subject: Subject) -> None:
-    hooked = [module for module in subject.wrappers if has_own_hooks(module)]
-    if hooked:
-        raise UnsupportedHook(
-            f"there are hooks on {', '.join(type(module).__name__ for module in hooked)}",
-            why="the capture sees through the wrapper to the module inside, and would not run them",
-            remedy="register them on the module inside: model.module, or model._orig_mod when it is compiled",
         )

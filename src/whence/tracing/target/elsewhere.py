@@ -62,9 +62,7 @@ def moved(model: Callable[..., Any], given: Given, backward: Any) -> Relocated:
 
 def _checked(model: Callable[..., Any], given: Given) -> Subject:
     subject = subject_of(model)
-    faults = [*_model_faults(subject, model), *_input_faults(given)]
-    if faults:
-        raise UsageError.of(faults)
+    UsageError.refuse([*_model_faults(subject, model), *_input_faults(given)])
     return subject
 
 

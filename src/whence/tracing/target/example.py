@@ -23,7 +23,7 @@ from whence.program.calls import Deferred
 from whence.program.signature import Part
 from whence.provenance import Source
 from whence.tracing.target.caches import open_caches
-from whence.tracing.target.dynamic_shapes import Asked, asked_sizes
+from whence.tracing.target.dynamic_shapes import DynamicSizes, dynamic_sizes
 from whence.tracing.target.subject import Subject
 
 _CONSTANTS = (*PLAIN_IN_WHOLE, enum.Enum, torch.Generator, nn.Module, Deferred)
@@ -59,17 +59,18 @@ class Given:
 class Example:
     """The inputs a capture runs on: their structure, and for every leaf its value, path and name.
 
-    `asked` says which sizes may vary; None where nobody asked, and all are numbers. `wholes` are the tensors
-    that are made of others, and `parts` says for every leaf whether it is one of theirs. `preserve` are
-    patterns of the modules whose calling convention the program keeps. An example that `decides` is asked for
-    values where the model decides by some. `elsewhere` is the device that the program is for.
+    `dynamic` says which sizes may vary; None where nobody asked, and all are numbers. `wholes` are the
+    tensors that are made of others, and `parts` says for every leaf whether it is one of theirs.
+    `preserve` are patterns of the modules whose calling convention the program keeps. An example that
+    `decides` is asked for values where the model decides by some. `elsewhere` is the device that the program
+    is for.
     """
 
     spec: TreeSpec
     leaves: tuple[Any, ...]
     paths: tuple[str, ...]
     names: tuple[str, ...]
-    asked: Asked | None = None
+    dynamic: DynamicSizes | None = None
     wholes: tuple[Tensor, ...] = ()
     parts: tuple[Part | None, ...] = ()
     preserve: Sequence[str] = ()
@@ -88,19 +89,19 @@ def example_of(subject: Subject, given: Given) -> Example:
     _bind(subject, args, kwargs)
     if open_caches(held := whole_leaves((args, kwargs))):
         held = whole_leaves((args, kwargs))
-    faults = [f for pair in zip(whole_paths_of(args, kwargs), held, strict=True) for f in _faults(*pair)]
-    if faults:
-        raise UnsupportedInput.of(faults)
+    UnsupportedInput.refuse(
+        f for pair in zip(whole_paths_of(args, kwargs), held, strict=True) for f in _faults(*pair)
+    )
     leaves, spec = tree_flatten((args, kwargs))
     paths = paths_of(args, kwargs)
-    asked = asked_sizes(subject, paths, args, kwargs, given.dynamic_shapes)
+    dynamic = dynamic_sizes(subject, paths, args, kwargs, given.dynamic_shapes)
     wholes = tuple(leaf for leaf in held if is_composed(leaf))
     named = Example(
         spec,
         tuple(leaves),
         paths,
         names_of(args, kwargs, subject.parameters),
-        None if asked is None else _asked_once(asked, leaves),
+        None if dynamic is None else _named_once(dynamic, leaves),
         wholes,
         argument_parts(args, kwargs),
         given.preserve,
@@ -113,7 +114,7 @@ def example_of(subject: Subject, given: Given) -> Example:
 def _with_numbers(example: Example, numbers: Numbers) -> Example:
     """The example with these sizes, and nothing asked of the dimensions that have them."""
     sizes, given = numbers
-    if example.asked is None:
+    if example.dynamic is None:
         return example
     shapes = sizes.shapes_at(given, example.leaves)
     resized: dict[int, Tensor] = {}
@@ -125,31 +126,29 @@ def _with_numbers(example: Example, numbers: Numbers) -> Example:
     def is_as_before(at: Dimension) -> bool:
         return at.of(example.leaves) == at.of(leaves)
 
-    wishes = {at: wish for at, wish in example.asked.wishes.items() if is_as_before(at)}
-    return replace(example, leaves=leaves, asked=replace(example.asked, wishes=wishes, further=()))
+    wishes = {at: wish for at, wish in example.dynamic.wishes.items() if is_as_before(at)}
+    return replace(example, leaves=leaves, dynamic=replace(example.dynamic, wishes=wishes, further=()))
 
 
-def _asked_once(asked: Asked, leaves: Sequence[Any]) -> Asked:
+def _named_once(dynamic: DynamicSizes, leaves: Sequence[Any]) -> DynamicSizes:
     """Of one tensor in several places a size is asked for in the first; another wish contradicts that."""
     first: dict[int, int] = {}
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
             first.setdefault(id(leaf), position)
-    again = {at: first.get(id(leaves[at.position]), at.position) for at in asked.wishes}
+    again = {at: first.get(id(leaves[at.position]), at.position) for at in dynamic.wishes}
     again = {at: there for at, there in again.items() if there != at.position}
-    said = {(at.position, at.dim, wish.name) for at, wish in asked.wishes.items()}
-    faults = [
+    said = {(at.position, at.dim, wish.name) for at, wish in dynamic.wishes.items()}
+    InvalidShapes.refuse(
         Fault(
-            f"{asked.wishes[at].text} is asked of {at}, and something else of the same tensor elsewhere",
+            f"{dynamic.wishes[at].text} is asked of {at}, and something else of the same tensor elsewhere",
             why="one tensor is in several places of the example, and has one size",
             remedy="ask the same of all of them, or capture with tensors of their own",
         )
         for at, there in again.items()
-        if (there, at.dim, (wish := asked.wishes[at]).name) not in said and wish.freedom is not Freedom.AUTO
-    ]
-    if faults:
-        raise InvalidShapes.of(faults)
-    return replace(asked, wishes={at: wish for at, wish in asked.wishes.items() if at not in again})
+        if (there, at.dim, (wish := dynamic.wishes[at]).name) not in said and wish.freedom is not Freedom.AUTO
+    )
+    return replace(dynamic, wishes={at: wish for at, wish in dynamic.wishes.items() if at not in again})
 
 
 def _checked(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:

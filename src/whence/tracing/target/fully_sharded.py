@@ -28,14 +28,14 @@ def refuse_sharding(subject: Subject, *, differentiates: bool) -> None:
     """Raise `UnsupportedModule` that names everything FSDP does to the model that a program does not."""
     if not any(is_sharded(module) or is_part_of_a_group(module) for _, module in subject.named_modules()):
         return
-    faults = [
-        *_method(subject),
-        *_faults(subject),
-        *_separately_sharded(subject),
-        *(_averaging(subject) if differentiates else ()),
-    ]
-    if faults:
-        raise UnsupportedModule.of(faults)
+    UnsupportedModule.refuse(
+        [
+            *_method(subject),
+            *_faults(subject),
+            *_separately_sharded(subject),
+            *(_averaging(subject) if differentiates else ()),
+        ]
+    )
 
 
 def _method(subject: Subject) -> Iterator[Fault]:

@@ -45,7 +45,7 @@ class Prepared:
 def refuse_own_parameters(subject: Subject, example: Example) -> None:
     """Raise `UnsupportedInput` for arguments that are parameters of the model, which are differentiated."""
     held = {id(row.tensor): row for row in plain_tensors(subject.state) if row.tensor.requires_grad}
-    faults = [
+    UnsupportedInput.refuse(
         Fault(
             f"{path} is the model's own {held[id(leaf)].paths[0]}",
             subject.place,
@@ -54,9 +54,7 @@ def refuse_own_parameters(subject: Subject, example: Example) -> None:
         )
         for path, leaf in zip(example.paths, example.leaves, strict=True)
         if id(leaf) in held
-    ]
-    if faults:
-        raise UnsupportedInput.of(faults)
+    )
 
 
 def refuse_turned(example: Example, prepared: Prepared, place: Place) -> None:
@@ -83,7 +81,7 @@ def refuse_returned_parameters(
 
     Eager adds what arrives for the result before all else; the captured backward hands on a sum.
     """
-    faults = [
+    UnsupportedInput.refuse(
         Fault(
             f"the model returns its own {row.paths[0]}, which it uses in several places",
             subject.place,
@@ -92,9 +90,7 @@ def refuse_returned_parameters(
         )
         for row, node in prepared.state
         if node in results and row.tensor.requires_grad and len(node.users) > 1
-    ]
-    if faults:
-        raise UnsupportedInput.of(faults)
+    )
 
 
 def fake_arguments(

@@ -87,9 +87,7 @@ def subject_of(model: object) -> Subject:
     if is_scripted(model):
         raise NotCallable.of([_scripted(model, ROOT)])
     subject = subject_unchecked(model)
-    faults = [fault for path, root in subject.roots for fault in _scripted_within(path, root)]
-    if faults:
-        raise NotCallable.of(faults)
+    NotCallable.refuse(fault for path, root in subject.roots for fault in _scripted_within(path, root))
     return subject
 
 

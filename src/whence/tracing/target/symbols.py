@@ -10,18 +10,18 @@ from whence._torch.sizes.dims import DimWish, Freedom
 from whence._torch.sizes.symbols import is_symbolic
 from whence.errors import InvalidShapes
 from whence.program.arguments.open_sizes import Dimension
-from whence.tracing.target.dynamic_shapes import Asked
+from whence.tracing.target.dynamic_shapes import DynamicSizes
 from whence.tracing.target.example import Example
 
 _SMALLEST = 2
 """A size of 0 or 1 in the example stays: what is recorded of it (broadcasting) holds for no other size."""
 
 
-def size_names(asked: Asked, names: Sequence[str]) -> dict[Dimension, str]:
+def size_names(dynamic: DynamicSizes, names: Sequence[str]) -> dict[Dimension, str]:
     """What the size behind each dimension is called: by its `Dim`, or by the argument and the dimension."""
-    found = {at: wish.name for at, wish in asked.wishes.items() if wish.freedom is Freedom.NAMED}
+    found = {at: wish.name for at, wish in dynamic.wishes.items() if wish.freedom is Freedom.NAMED}
     taken = {*found.values()}
-    for at in asked.wishes:
+    for at in dynamic.wishes:
         if at not in found:
             name = names[at.position] if at.dim is None else f"{names[at.position]}_{at.dim}"
             while name in taken or not name.isidentifier():
@@ -33,7 +33,7 @@ def size_names(asked: Asked, names: Sequence[str]) -> dict[Dimension, str]:
 
 def symbols_for(recorder: Recorder, example: Example) -> "Symbols | None":
     """The symbols of an example; None where all sizes are numbers."""
-    if example.asked is None:
+    if example.dynamic is None:
         return None
     if recorder.environment is None:
         raise InvalidShapes(
@@ -41,17 +41,17 @@ def symbols_for(recorder: Recorder, example: Example) -> "Symbols | None":
             why="the sizes of fake tensors are those of the mode that made them",
             remedy="pass real tensors, or tensors on the meta device",
         )
-    return Symbols(recorder, example.asked, size_names(example.asked, example.names))
+    return Symbols(recorder, example.dynamic, size_names(example.dynamic, example.names))
 
 
 class Symbols:
     """Gives inputs their sizes."""
 
-    def __init__(self, recorder: Recorder, asked: Asked, names: Mapping[Dimension, str]) -> None:
+    def __init__(self, recorder: Recorder, dynamic: DynamicSizes, names: Mapping[Dimension, str]) -> None:
         self._recorder = recorder
         self._names = names
         self._wishes: dict[tuple[int, int | None], tuple[Dimension, DimWish]] = {
-            (at.position, at.dim): (at, wish) for at, wish in asked.wishes.items()
+            (at.position, at.dim): (at, wish) for at, wish in dynamic.wishes.items()
         }
 
     def shape(self, position: int, tensor: Tensor) -> list[Any] | None:

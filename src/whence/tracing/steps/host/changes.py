@@ -61,7 +61,15 @@ def places_in(row: Saved) -> Iterator[HostPlace]:
 
 def _changes(row: Saved) -> Iterator[HostChange]:
     if row.kind is CONTAINER and isinstance(row.thing, list | deque):
-        yield from _items(row)
+        before, now = list(row.before), list(row.thing)
+        kept = _kept(before, now, row.thing)
+        if kept is None:
+            yield HostChange(HostPlace(row.path, row.thing, _CHANGED_AT_ONCE))
+        elif appended := tuple(now[kept:]):
+            yield HostChange(HostPlace(row.path, row.thing), appended=appended)
+        else:
+            for at, then in enumerate(before):
+                yield from _changed(HostPlace(f"{row.path}[{at}]", row.thing, at), then)
         return
     is_named = row.kind is ATTRIBUTES or (row.kind is CONTAINER and isinstance(row.thing, dict))
     places = {place.key: place for place in places_in(row)}
@@ -79,18 +87,6 @@ def _changed(place: HostPlace, before: Any) -> Iterator[HostChange]:
     after = place.now()
     if not is_stand_in(after) and not is_same_value(before, after):
         yield HostChange(place, before, after)
-
-
-def _items(row: Saved) -> Iterator[HostChange]:
-    before, now = list(row.before), list(row.thing)
-    kept = _kept(before, now, row.thing)
-    if kept is None:
-        yield HostChange(HostPlace(row.path, row.thing, _CHANGED_AT_ONCE))
-    elif appended := tuple(now[kept:]):
-        yield HostChange(HostPlace(row.path, row.thing), appended=appended)
-    else:
-        for at, then in enumerate(before):
-            yield from _changed(HostPlace(f"{row.path}[{at}]", row.thing, at), then)
 
 
 def _kept(before: Sequence[Any], now: Sequence[Any], thing: Any) -> int | None:

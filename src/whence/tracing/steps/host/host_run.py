@@ -22,17 +22,16 @@ from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber
 from whence.program.arguments.optimizer_arguments import is_number
 from whence.program.calls import Constant, Named, Structure
 from whence.program.names import PREFIXES, as_name
-from whence.program.signature import Input
 from whence.schema import InputKind
-from whence.tracing.log.events import InputNamed
 from whence.tracing.recording.run import PutValue
+from whence.tracing.replay.reuse import AnotherAttempt
 from whence.tracing.steps.enclosed_state import Enclosed, refuse_changed
 from whence.tracing.steps.host.changes import HostChange, changes_of, is_of_modules, places_in
 from whence.tracing.steps.host.memory import lies_in, refuse_alias, refuse_shared_memory
 from whence.tracing.steps.host.operations import Operations, operations_of
 from whence.tracing.steps.host.schedules import refuse_read_by_schedules
 from whence.tracing.steps.host.stand_ins import Growing, Later, Unread, growing, left_at
-from whence.tracing.steps.session import StepSession
+from whence.tracing.steps.session import StepInput, StepSession
 
 Key = tuple[int, Any]
 _Shape = tuple[Any, ...]
@@ -74,16 +73,8 @@ class HostAssumptions:
         return any(key in known for known in (self.numbers, self.tensors, self.replaced, self.grown))
 
 
-class HostFound(Exception):
-    """The step changes what was not known to change: run again with what is assumed now."""
-
-    def __init__(self, assumed: HostAssumptions) -> None:
-        super().__init__("the step changes things around it")
-        self.assumed = assumed
-
-
 @dataclass(frozen=True)
-class Around:
+class HostOutcome:
     """What a run has done: numbers that it advanced, with input and new node, and what it puts somewhere."""
 
     pairs: tuple[tuple[fx.Node, fx.Node], ...] = ()
@@ -107,7 +98,7 @@ class HostRun:
         for path, thing in assumed.things:
             enclosed.reach(path, thing)
 
-    def begin(self) -> Iterator[tuple[Input, fx.Node]]:
+    def begin(self) -> Iterator[StepInput]:
         """Put inputs and stand-ins where the step will look."""
         for key, place in self._assumed.numbers.items():
             yield self._number(key, place)
@@ -121,17 +112,17 @@ class HostRun:
             for holder in grown.holders:
                 holder.put(made)
 
-    def _number(self, key: Key, place: HostPlace) -> tuple[Input, fx.Node]:
-        value = place.now()
-        wanted = f"{PREFIXES[InputKind.STEP_STATE]}_{as_name(place.path)}"
-        number, node = self._session.recorder.number_input(self._session.log.free_name(wanted))
+    def _number(self, key: Key, place: HostPlace) -> StepInput:
+        name, kind = self._free_name(place.path), InputKind.STEP_STATE
+        number, row = self._session.number_input(name, place.path, place.now(), kind=kind)
         place.put(number)
-        self._session.step.counting.known[node] = value
-        self._session.log.add(InputNamed(node, place.path))
-        self._inputs[key] = place, node
-        return Input(node.name, InputKind.STEP_STATE, place.path, value=value), node
+        self._inputs[key] = place, row[1]
+        return row
 
-    def _tensors(self, place: HostPlace, memory: list[Tensor]) -> Iterator[tuple[Input, fx.Node]]:
+    def _free_name(self, path: str) -> str:
+        return self._session.log.free_name(f"{PREFIXES[InputKind.STEP_STATE]}_{as_name(path)}")
+
+    def _tensors(self, place: HostPlace, memory: list[Tensor]) -> Iterator[StepInput]:
         """Inputs for a tensor, or those of a container: twins of theirs lie there while the step runs."""
         leaves, spec = tree_flatten(place.now())
         for at, leaf in enumerate(leaves):
@@ -139,13 +130,11 @@ class HostRun:
                 continue
             refuse_alias(leaf, memory, place.path)
             path = place.path if len(leaves) == 1 else f"{place.path}, {at}"
-            wanted = f"{PREFIXES[InputKind.STEP_STATE]}_{as_name(path)}"
-            twin, node = self._session.recorder.fake_input(leaf, self._session.log.free_name(wanted))
+            twin, node = self._session.recorder.fake_input(leaf, self._free_name(path))
             self.twins.append(twin)
             leaves[at] = twin
-            self._session.log.add(InputNamed(node, path))
             self._parts.append(HostNumber(node.name, place, (type(leaf).__name__,), at, spec))
-            yield Input(node.name, InputKind.STEP_STATE, path, value=node.meta["val"]), node
+            yield self._session.input_row(node, path, kind=InputKind.STEP_STATE)
         place.put(tree_unflatten(leaves, spec))
 
     def _refused(self, path: str) -> UnsupportedStep:
@@ -159,16 +148,19 @@ class HostRun:
 
     # --- afterwards --------------------------------------------------------------------------------------
 
-    def settle(self, place: Place) -> Around:
-        """What the step did; raises `HostFound` where more has to be assumed, and `UnsupportedStep` for what
-        no program can do again."""
+    def settle(self, place: Place) -> HostOutcome:
+        """What the step did; raises `AnotherAttempt` where more has to be assumed, and `UnsupportedStep` for
+        what no program can do again."""
         renewed = self.enclosed.renewed()
         changes = [row for row in changes_of(self.enclosed.rows) if row.place.path not in renewed]
         changes = [row for row in changes if not is_of_modules(row)]
         refuse_changed((path for path in self._unrepeatable(changes) if path not in renewed), place)
         unknown = [row for row in changes if not self._assumed.knows(row.place.identity)]
         if unknown:
-            raise HostFound(self._more(unknown, place))
+            more = self._more(unknown, place)
+            raise AnotherAttempt(
+                lambda assumed: replace(assumed, host=more), "the step changes things around it"
+            )
         changes += [
             HostChange(self._assumed.grown[key].place, appended=tuple(made.added))
             for key, made in self._stand_ins.items()
@@ -231,7 +223,7 @@ class HostRun:
                 remedy="take one step before the capture, or do the first one's work before it",
             ).in_first_step()
 
-    def _done(self, changes: Sequence[HostChange], place: Place) -> Around:
+    def _done(self, changes: Sequence[HostChange], place: Place) -> HostOutcome:
         pairs, effects, kept = list[tuple[fx.Node, fx.Node]](), list[HostEffect](), list[PutValue]()
         for row in changes:
             _, node = self._inputs.get(row.place.identity, (None, None))
@@ -251,7 +243,7 @@ class HostRun:
         scheduled.clear()  # which holds tensors of the run
         refuse_shared_memory(self._session, kept, place)
         counted = (*(self._counted(place, node) for place, node in self._inputs.values()), *self._parts)
-        return Around(tuple(pairs), counted, tuple(effects), calls, tuple(kept))
+        return HostOutcome(tuple(pairs), counted, tuple(effects), calls, tuple(kept))
 
     def _structure(self, value: Any, path: str, kept: list[PutValue]) -> Structure:
         pairs, spec = tree_flatten_with_path(value)
@@ -324,13 +316,8 @@ def _is_leaf_like(now: Any, then: Any) -> bool:
     return bool(now == then) or (now is _NUMBER and type(then) in (int, float))
 
 
-def _is_given(leaf: object) -> bool:
-    """Whether it is another one in every run."""
-    return isinstance(leaf, Tensor) or _is_computed(leaf)
-
-
 def _is_kept(leaf: object) -> bool:
-    return _is_given(leaf) or type(leaf) in (*PLAIN, Later)
+    return (isinstance(leaf, Tensor) or _is_computed(leaf)) or type(leaf) in (*PLAIN, Later)
 
 
 def _reaches_operators(node: fx.Node) -> bool:
