@@ -33,6 +33,7 @@ from whence.program.state import deep_copy, refuse_elsewhere, view_faults, with_
 from whence.reported import Reported
 from whence.rewriting import Edit, GraphPass, Pass
 from whence.schema import OnViolation
+from whence.tracing.answers import warn_if_told
 from whence.tracing.options import decide_faults, option_faults
 from whence.tracing.sandbox.capture_lock import without_collection
 from whence.tracing.target.subject import one_module
@@ -361,6 +362,7 @@ def capture_step(
     held = one_module(model)
     run = partial(tracing.capture_step, step, given, held, optimizer, reuse=reuse)
     program = _of_any_step(run, (step, (args, kwargs or {}), held, optimizer))
+    warn_if_told(program.asked)
     noted = replace(program.step, graph=program.graph_module)  # type: ignore[type-var]
     return program.with_changes(step=noted).under(dynamic_shapes=dynamic_shapes, decide=decide)
 
@@ -454,6 +456,7 @@ def capture(
     at = partial(_captured_at, model, given, backward, reuse)
     program = full(interop.strict_program(model, given, backward)) if strict else at(())
     program = tracing.with_variants_at(program, at) if variants else program
+    warn_if_told(program.asked)
     asked = {"dynamic_shapes": dynamic_shapes, "preserve_calls": patterns, "strict": strict, "decide": decide}
     return program.under(**asked, variants=variants).with_state(state)
 
