@@ -418,10 +418,9 @@ def capture(
     `model` is a module, a bound method, or any callable. Nothing is computed and no weight is copied: the run
     uses fake tensors, and the model is as it was afterwards, also after an error. Lazy modules alone are
     initialised from the example first, as the model's first call would do it, and stay so.
-    Modules compiled by `torch.compile` are captured as they were written, data-parallel ones as the module
-    inside, and those that `fully_shard` manages as they were before it, with the shards as state: the program
-    is the local computation, without the averaging of gradients between processes. Hooks run once, and what
-    they compute is part of the program.
+    Modules compiled by `torch.compile` are captured as written, data-parallel ones as the module inside, and
+    those that `fully_shard` manages as before it, with shards as state: the local computation, without the
+    averaging of gradients. Hooks run once, and what they compute is part of the program.
 
     `backward=False` records the forward; `True` also the backward, with one tangent input for every
     differentiable output; a function of the outputs records the backward of the scalar it returns. What that
