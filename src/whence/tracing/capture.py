@@ -31,7 +31,7 @@ from whence.tracing.target.elsewhere import moved
 from whence.tracing.target.example import Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding, with_shards
 from whence.tracing.target.subject import subject_of
-from whence.tracing.variants import captured_for_sizes
+from whence.tracing.variants import captured_for_sizes, without_needless_modes
 
 
 def capture(
@@ -65,7 +65,8 @@ def _captured_for_sizes(
         wanted = Reuse(reuse, joint=bool(backward), composites=not backward, answers=answers)
         return _captured_once(model, given, backward, wanted.but_where(given.decide, DECIDES))
 
-    return captured_for_sizes(given, once)
+    found = captured_for_sizes(given, once)
+    return without_needless_modes(found, lambda: once(replace(given, told=found[0].asked)))
 
 
 def _captured_once(
