@@ -4,6 +4,7 @@ Of what variables lead to, only what code spells is looked at: attributes by its
 constants, and of an object what those of its methods spell that the code may call.
 """
 
+import sys
 import threading
 from argparse import Namespace
 from collections import Counter, defaultdict, deque
@@ -122,8 +123,10 @@ class NamedValues:
                     self.walk(part, code, spelling, left - 1)
 
     def module(self, module: ModuleType, code: CodeType, spelling: CodeWords) -> None:
-        """A file of the user's that code imports."""
-        self.walk(Outside(module.__name__, module, (), module), code, spelling)
+        """A file of the user's that code imports, by its name each time."""
+        name = module.__name__
+        root, way = (sys.modules, (itemgetter(name),)) if sys.modules.get(name) is module else (module, ())
+        self.walk(Outside(name, root, way, module), code, spelling)
 
     def unchanged(self) -> list[tuple[Outside, Source]]:
         """What is still as it was, with readers."""
@@ -190,9 +193,7 @@ def _parts(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     value, kind = found.value, type(found.value)
     if issubclass(kind, ModuleType):
         names = () if is_library(value.__name__) else sorted(spelling.names & vars(value).keys())
-        yield from (
-            Outside(f"global {name}", vars(value), (itemgetter(name),), vars(value)[name]) for name in names
-        )
+        yield from (_of_module(found, name) for name in names)
     elif issubclass(kind, type):
         yield from _of_class(value, spelling)
     elif isinstance(value, _CALLING):
@@ -207,6 +208,15 @@ def _parts(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
                 held = held_attribute(value, name)
                 if type(held) not in _OF_CLASSES:
                     yield Outside(f"{owner}.{name}", found.root, way, held)
+
+
+def _of_module(found: Outside, name: str) -> Outside:
+    """A variable of a file; of the one that is there then, where code comes to it by a name."""
+    variables = vars(found.value)
+    if not found.way:
+        return Outside(f"global {name}", variables, (itemgetter(name),), variables[name])
+    way: tuple[Step, ...] = (*found.way, partial(held_attribute, name=name))
+    return Outside(f"global {found.value.__name__}.{name}", found.root, way, variables[name])
 
 
 def _has_attributes(kind: type) -> bool:
