@@ -245,7 +245,7 @@ class Reads:
                 self.reachable.held(found, path, self._place, but=ATTRIBUTES)
             elif kind is FunctionType:
                 self.reachable.code_of(found)
-            elif kind is BuiltinFunctionType:
+            elif kind is BuiltinFunctionType and not self.reachable.sources.held(found):
                 waiting.append(found.__self__)
             elif is_held:
                 self.reachable.held(found, path, self._place)

@@ -158,7 +158,7 @@ class Reachable:
         for name in sorted(frozenset[str]().union(*map(globals_in, inner))):
             self._variable(function.__globals__, name, (code, name), names, depth - 1)
         for name, cell in zip(code.co_freevars, cells, strict=True):
-            if name != "__class__" and self._is_new(id(cell), cell):
+            if name != "__class__" and self._is_new(id(cell), cell) and not self.sources.closed_over(cell):
                 for row in self._save(name, cell, (code, name)):
                     self._follow(row.before, name, (code, name), names, depth - 1)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):

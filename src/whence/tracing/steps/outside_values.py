@@ -32,6 +32,7 @@ from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence.dependence.snapshots import CONTAINERS, VARIABLE, Saved, is_iterator
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Outside
+from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.steps.enclosed_state import (
     Enclosed,
     functions_of,
@@ -108,9 +109,15 @@ class OutsideReads:
     functions that its backward calls."""
 
     def __init__(
-        self, subject: Subject, observer: ReadObserver, enclosed: Enclosed, hooks: Iterable[Any] = ()
+        self,
+        subject: Subject,
+        observer: ReadObserver,
+        enclosed: Enclosed,
+        sources: ImpureCalls,
+        hooks: Iterable[Any] = (),
     ) -> None:
         self._enclosed = enclosed
+        self._sources = sources
         self._observer = observer
         self._calls = (subject.call, *hooks)
         self._place = Place(None, subject.place.line)
@@ -146,6 +153,8 @@ class OutsideReads:
             return False
         if self._is_written(holder, name, value):
             return True
+        if _package(type(holder)) in self._packages:
+            self._sources.held(value)
         attribute = class_attribute(type(holder), name)
         is_held = name in own_attributes(holder) or not hasattr(type(attribute), "__get__")
         if isinstance(attribute, property) and isinstance(attribute.fget, FunctionType):
@@ -233,10 +242,17 @@ class OutsideReads:
         self._functions[function.__code__] = function
         self._enclosed.reach(function.__name__, function)
         for row in variables_of(function):
+            if self._is_watched(row):
+                continue
             way = _way_to(row)
             self._look(row.before, way)
             if isinstance(row.before, ModuleType):
                 self._look_at_module(row.before, way, function.__code__)
+
+    def _is_watched(self, row: Saved) -> bool:
+        if row.kind is VARIABLE:
+            return self._sources.named(row.thing.namespace, row.thing.name)
+        return self._sources.closed_over(row.thing)
 
     def _look_at_module(self, module: ModuleType, way: Outside, code: CodeType) -> None:
         for name in _attributes_of(way.path, code):
@@ -245,9 +261,10 @@ class OutsideReads:
                 self._look(value, _attribute(way, name))
 
 
-def _package(function: FunctionType) -> str:
+def _package(held: FunctionType | type) -> str:
     """Where its code is; a decorator calls itself as what it is around."""
-    return str(function.__globals__.get("__name__")).partition(".")[0]
+    name = held.__module__ if isinstance(held, type) else held.__globals__.get("__name__")
+    return str(name).partition(".")[0]
 
 
 def _way_to(variable: Saved) -> Outside:

@@ -118,7 +118,8 @@ def record_step(
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
             undoing.later(session.step.scheduling.undo)
             called = [hook for row in hooks for hook in row.value]
-            reads = OutsideReads(subject, session.run.reads.observer, outside, called)
+            observer, sources = session.run.reads.observer, session.run.reads.reachable.sources
+            reads = OutsideReads(subject, observer, outside, sources, called)
 
             def take() -> _Taken:
                 taken = _taken(session, found, wish)
@@ -127,7 +128,8 @@ def record_step(
                 return replace(taken, rows=rows, twins=tuple(host.twins))
 
             taken, recorded = _run(session, undoing, example, take, reads)
-            if clocks := session.run.reads.reachable.sources.faults():
+            sources.undo()
+            if clocks := sources.faults():
                 raise SideEffect.of(clocks)  # or the next run would seem to be another step
             session.step.scheduling.finish(fixed_rates=wish.fixed_rates)
             now = _flags(subject)
