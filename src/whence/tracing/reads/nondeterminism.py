@@ -21,6 +21,7 @@ from whence._torch.observe.threads import watched_threads
 from whence._torch.patching import patched
 from whence.dependence.snapshots import content_of_cell
 from whence.errors import Fault, Place, SideEffect
+from whence.tracing.reads.asked_types import TYPE
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _CALENDARS = ("localtime", "gmtime", "ctime", "asctime", "strftime")
@@ -106,6 +107,13 @@ class ImpureCalls:
         self._names.append((now, put, *known))
         put(known[1])
         return True
+
+    def answers_for(self, namespace: dict[str, Any], name: str) -> bool:
+        """Whether a name in the code of a file is Python's `type`, which is answered as in eager mode."""
+        if name == TYPE.__name__ and name not in namespace:
+            namespace[name] = TYPE
+            self._names.append((partial(namespace.get, name), lambda _: namespace.pop(name), None, TYPE))
+        return namespace.get(name) is TYPE
 
     def held(self, value: object) -> bool:
         """Whether a value is one of these that an object holds, where nothing can be put in its place: it is

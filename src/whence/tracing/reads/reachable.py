@@ -190,9 +190,10 @@ class Reachable:
     def _variable(
         self, namespace: dict[str, Any], name: str, reader: Reader, names: frozenset[str], depth: int
     ) -> None:
-        if (name not in namespace and hasattr(builtins, name)) or not self._is_new(
-            (id(namespace), name), namespace
-        ):
+        is_python_s = name not in namespace and hasattr(builtins, name)
+        if self.sources.answers_for(namespace, name) or is_python_s:
+            return
+        if not self._is_new((id(namespace), name), namespace):
             return
         value = namespace.get(name)
         is_watched = self.sources.named(namespace, name)

@@ -36,6 +36,7 @@ from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.steps.enclosed_state import (
     Enclosed,
     functions_of,
+    globals_of,
     is_looked_at_whole,
     owners_of,
     refuse_changed,
@@ -241,6 +242,8 @@ class OutsideReads:
             return
         self._functions[function.__code__] = function
         self._enclosed.reach(function.__name__, function)
+        for name in globals_of(function.__code__):
+            self._sources.answers_for(function.__globals__, name)
         for row in variables_of(function):
             if self._is_watched(row):
                 continue
